@@ -1,0 +1,40 @@
+# On a machine with no GPU exactly this torch is installed: an open range would pull gigabytes of CUDA libraries.
+TORCH := torch==2.13.0
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test test-slow check bench clean
+
+help:  ## what each verb does
+	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "groupwise needs Python 3.11 or newer; set PYTHON=..."; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: .venv/installed  ## create .venv with groupwise, its tested versions and the tools for development
+
+quickstart: install  ## install, train the tiny policy on arithmetic, show the result and where the run is
+	$(BIN)/groupwise train quickstart
+
+test: install  ## the tests, under 8 minutes on 2 cores
+	$(BIN)/python -m pytest
+
+test-slow: install  ## the long tests: ten kills, five seeds
+	$(BIN)/python -m pytest -m slow
+
+check: install  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: install  ## engine against model.generate, and memory of the log-probability pass
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/logprob_memory.py
+
+clean:  ## remove .venv and caches; runs/ stays
+	rm -rf .venv .pytest_cache .ruff_cache

@@ -1,0 +1,167 @@
+"""An algorithm: one of each part, and the two things it does with a batch, credit and loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from groupwise.masked import keep
+from groupwise.parts.advantage import Advantage
+from groupwise.parts.aggregate import Aggregate, Totals, count
+from groupwise.parts.filters import Filter
+from groupwise.parts.kl import KL
+from groupwise.parts.ratio import Ratio, bounded
+from groupwise.parts.shaping import Shaping, subtract_kl
+from groupwise.parts.trust import Trust
+from groupwise.records import Batch
+
+
+class LossOut(NamedTuple):
+    """What a loss returns.
+
+    value      scalar: what an optimizer minimises; differentiable in logp_live
+    share      [N,T] fraction of gradient the trust region passes, 0 where masked
+    log_ratio  [N,T] nats, 0 where masked
+    kl         [N,T] nats, 0 where masked, or None without a KL term in the loss
+    """
+
+    value: Tensor
+    share: Tensor
+    log_ratio: Tensor
+    kl: Tensor | None
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row of parts. loss = -(weight * (correction * surrogate - beta * kl + c * entropy)).sum()
+
+    paper   where the row comes from
+    passes  passes over a batch unless the recipe says otherwise
+    """
+
+    name: str
+    paper: str
+    advantage: Advantage
+    ratio: Ratio
+    trust: Trust
+    aggregate: Aggregate
+    kl: KL
+    shaping: Shaping
+    filter: Filter
+    entropy_coefficient: float = 0.0
+    passes: int = 1
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether logp_ref is read."""
+        return self.kl.beta > 0
+
+    @property
+    def parts(self) -> dict[str, object]:
+        """The row, slot by slot, in the order data passes them."""
+        slots = ("shaping", "filter", "advantage", "ratio", "trust", "kl", "aggregate")
+        return {slot: getattr(self, slot) for slot in slots}
+
+    def credit(self, batch: Batch) -> Batch:
+        """Scores to rewards, rewards to advantages: adds `reward`, `advantage` and `returns`, each [N,T]."""
+        reward = self.shaping(batch)
+        if self.kl.in_reward:
+            reward = subtract_kl(reward, batch, self.kl)
+        advantage, returns = self.advantage(reward, batch.value, batch.mask, batch.group, batch.step_end)
+        return batch.add(reward=reward, advantage=advantage, returns=returns)
+
+    def weigh(self, minibatch: Batch, totals: Totals | None = None) -> Batch:
+        """Adds `weight` [N,T], made once for the optimizer batch; `totals` where this is only a part of it."""
+        return minibatch.add(weight=self.aggregate(minibatch.mask, totals or count(minibatch.mask)))
+
+    def advantages(
+        self, rewards: Tensor, groups: Tensor, mask: Tensor | None = None, step_end: Tensor | None = None
+    ) -> Tensor:
+        """Rewards [N] (or per token [N,T]) and integer group ids [N] -> advantages of the rewards' shape.
+
+        A NaN reward does not vote and gets 0; so does a row whose mask [N,T] is all False.
+
+        >>> import groupwise
+        >>> groupwise.algorithm("grpo").advantages(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 3, 3]))
+        tensor([ 0.7071, -0.7071,  0.0000,  0.0000])
+        """
+        per_token = rewards if rewards.dim() == 2 else rewards[:, None]
+        inside = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask
+        if rewards.dim() == 1 and mask is not None:
+            inside = mask.any(-1, keepdim=True)
+        advantage, _ = self.advantage(per_token, None, inside, groups, step_end)
+        return advantage if rewards.dim() == 2 else advantage[:, 0]
+
+    def loss(
+        self,
+        logp_live: Tensor,
+        logp_old: Tensor,
+        advantage: Tensor,
+        mask: Tensor,
+        logp_ref: Tensor | None = None,
+        logp_engine: Tensor | None = None,
+        entropy: Tensor | None = None,
+    ) -> LossOut:
+        """The loss of a whole optimizer batch. Log-probabilities [N,T] nats, advantage [N] or [N,T], mask [N,T] bool.
+
+        Masked positions may hold anything; an all-masked batch gives value 0 and gradient 0.
+        Raises ValueError where a KL term or an entropy bonus lacks its column, or shapes differ.
+        """
+        weight = self.aggregate(mask, count(mask))
+        return self.objective(weight, logp_live, logp_old, advantage, mask, logp_ref=logp_ref, entropy=entropy)
+
+    def objective(
+        self,
+        weight: Tensor,
+        logp_live: Tensor,
+        logp_old: Tensor,
+        advantage: Tensor,
+        mask: Tensor,
+        logp_ref: Tensor | None = None,
+        correction: Tensor | None = None,
+        entropy: Tensor | None = None,
+    ) -> LossOut:
+        """The loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
+        _same_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
+        live, old = keep(logp_live, mask), keep(logp_old, mask)
+        advantage = keep(_per_token(advantage, mask).to(live.dtype), mask)
+        log_ratio = self.ratio(live, old, mask)
+        surrogate, share = self.trust(log_ratio, advantage, live, mask)
+        total = surrogate if correction is None else surrogate * keep(correction.to(live.dtype), mask)
+        kl = self._kl(live, old, logp_ref, mask)
+        if kl is not None:
+            total = total - self.kl.beta * kl
+        if self.entropy_coefficient:
+            total = total + self.entropy_coefficient * _entropy(entropy, mask)
+        value = -(weight.to(live.dtype) * total).sum()
+        return LossOut(value, share.detach(), log_ratio.detach(), None if kl is None else kl.detach())
+
+    def _kl(self, live: Tensor, old: Tensor, logp_ref: Tensor | None, mask: Tensor) -> Tensor | None:
+        if not self.kl.in_loss:
+            return None
+        if logp_ref is None:
+            raise ValueError(f"{self.name} has a KL term in its loss (beta {self.kl.beta}) and needs logp_ref")
+        return keep(self.kl(live, keep(logp_ref, mask), bounded(live - old)), mask)
+
+
+def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:
+    if advantage.shape == mask.shape:
+        return advantage
+    if advantage.shape != mask.shape[:1]:
+        raise ValueError(f"advantage has shape {tuple(advantage.shape)}; expected [N] or [N,T] of {tuple(mask.shape)}")
+    return advantage[:, None].expand(mask.shape)
+
+
+def _entropy(entropy: Tensor | None, mask: Tensor) -> Tensor:
+    if entropy is None:
+        raise ValueError("an entropy coefficient is set and needs the entropy column [N,T]")
+    return keep(entropy, mask)
+
+
+def _same_shape(mask: Tensor, **columns: Tensor | None) -> None:
+    for name, column in columns.items():
+        if column is not None and column.shape != mask.shape:
+            raise ValueError(f"{name} has shape {tuple(column.shape)}, the mask {tuple(mask.shape)}")

@@ -1,0 +1,195 @@
+"""Checkpoints: safetensors and JSON in a folder that appears whole or not at all, with a hash of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from groupwise.errors import RunError
+from groupwise.records import Completion, Group, Kept, Prompt, Sample
+from groupwise.rollout import StreamState
+
+MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """root/step-000120."""
+    return root / f"step-{step:06d}"
+
+
+def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Path:
+    """A checkpoint of `step`, filled by `write`; then all but the newest `keep` are removed.
+
+    Everything is written and synced beside its place and renamed at the end: a kill at any moment leaves either the
+    checkpoint or none. Raises RunError, the older checkpoints untouched, where the disk refuses.
+    """
+    final = folder_of(root, step)
+    partial = root / f".partial-{final.name}"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write(partial)
+        _seal(partial)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        _sync(root)
+    except Exception as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not _disk(error):
+            raise
+        good, _ = newest_good(root)
+        kept = f"{good} is untouched" if good else "there is no earlier checkpoint"
+        raise RunError(
+            f"step {step}: the checkpoint cannot be saved: {_disk(error)}; {kept}. "
+            f"Free space, then: groupwise train --resume {root.parent}"
+        ) from None
+    for old in steps(root)[:-keep]:
+        shutil.rmtree(folder_of(root, old))
+    return final
+
+
+def steps(root: Path) -> list[int]:
+    """The steps that have a checkpoint, oldest first."""
+    return sorted(int(p.name.removeprefix("step-")) for p in root.glob("step-*")) if root.is_dir() else []
+
+
+def newest_good(root: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint whose files all match their hashes, and a line about each newer one that does not."""
+    told = []
+    for step in reversed(steps(root)):
+        damage = damaged(folder_of(root, step))
+        if not damage:
+            return folder_of(root, step), told
+        told.append(f"{folder_of(root, step)} is damaged ({damage}); falling back to an older one")
+    return None, told
+
+
+def damaged(folder: Path) -> str:
+    """What is wrong with a checkpoint; empty where every file matches the manifest."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{MANIFEST} is missing or unreadable"
+    for name, expected in manifest.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _hash(path) != expected:
+            return f"{name} does not match its hash"
+    return ""
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The policy's tensors by name, from all its safetensors files."""
+    weights: dict[str, Tensor] = {}
+    for path in sorted((folder / POLICY).glob("*.safetensors")):
+        weights.update(load_file(path))
+    return weights
+
+
+def write_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Every optimizer tensor, as `<parameter>/<entry>`."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        for entry, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{name}/{entry}"] = value.detach().cpu().contiguous()
+    save_file(tensors, folder / OPTIMIZER)
+
+
+def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer as it was saved, bit for bit."""
+    parameters = dict(model.named_parameters())
+    for key, value in load_file(folder / OPTIMIZER).items():
+        name, entry = key.rsplit("/", 1)
+        parameter = parameters[name]
+        optimizer.state[parameter][entry] = value if entry == "step" else value.to(parameter.device)
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    (folder / STATE).write_text(json.dumps(state))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / STATE).read_text())
+
+
+def stream_to_json(state: StreamState) -> dict[str, Any]:
+    """The prompt stream as JSON; floats keep every bit."""
+    return {
+        "cursor": state.cursor,
+        "keep_rate": state.keep_rate,
+        "surplus": [
+            {
+                "sample": {**vars(g.prompt.sample), "extra": dict(g.prompt.sample.extra)},
+                "tokens": g.prompt.tokens,
+                "completions": [_completion_to_json(c) for c in g.completions],
+            }
+            for g in state.surplus
+        ],
+    }
+
+
+def stream_from_json(data: dict[str, Any]) -> StreamState:
+    groups = [
+        Group(
+            Prompt(Sample(**g["sample"]), tuple(g["tokens"])),
+            tuple(_completion_from_json(c) for c in g["completions"]),
+        )
+        for g in data["surplus"]
+    ]
+    return StreamState(cursor=data["cursor"], surplus=tuple(groups), keep_rate=data["keep_rate"])
+
+
+def _completion_to_json(completion: Completion) -> dict[str, Any]:
+    kept = completion.kept
+    data = dict(vars(completion))
+    data["kept"] = None if kept is None else {"ids": kept.ids.tolist(), "start": kept.start.tolist()}
+    return data
+
+
+def _completion_from_json(data: dict[str, Any]) -> Completion:
+    kept = data["kept"]
+    if kept is not None:
+        kept = Kept(torch.tensor(kept["ids"], dtype=torch.int32), torch.tensor(kept["start"], dtype=torch.int64))
+    fields = {**data, "tokens": tuple(data["tokens"]), "logp_engine": tuple(data["logp_engine"]), "kept": kept}
+    return Completion(**fields)
+
+
+def _seal(folder: Path) -> None:
+    """Sync every file to disk and write the manifest of their hashes last."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    for path in files:
+        _sync(path)
+    hashes = {str(p.relative_to(folder)): _hash(p) for p in files}
+    (folder / MANIFEST).write_text(json.dumps({"sha256": hashes}, indent=1))
+    _sync(folder / MANIFEST)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _disk(error: Exception) -> str:
+    """The system's words where the disk refused, also when a library wrapped them; empty for any other error."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    text = " ".join(str(error).split())
+    return text if "os error" in text.lower() or "I/O error" in text else ""

@@ -1,0 +1,100 @@
+"""The commands. Exit code 0 when it went well, 1 when it failed, 2 for usage, and one line that says why."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from groupwise.errors import GroupwiseError, UsageError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Reinforcement learning for language models.",
+    pretty_exceptions_enable=False,
+)
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Lay a value over the recipe; can be repeated.")
+]
+
+
+@app.command()
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe's name or its path.")] = None,
+    set: Settings = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+) -> None:
+    """Train a policy: a recipe, or the rest of a run that was stopped."""
+    from groupwise import run  # torch takes seconds to import: not for --help
+    from groupwise.recipe import assignment
+
+    if (recipe is None) == (resume is None):
+        raise UsageError("train takes a recipe or --resume RUN, one of them")
+    if resume is not None and set:
+        raise UsageError("--resume goes on with what the run was started with; --set cannot change it")
+    done = run.resume(resume) if resume is not None else run.train(str(recipe), dict(map(assignment, set or [])))
+    if not done.finished:
+        raise typer.Exit(128 + done.stopped_by)
+    s = done.summary
+    say = Console(highlight=False, soft_wrap=True).print
+    say(
+        f"held-out pass rate {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on {s['heldout_problems']} problems"
+        f" x {s['heldout_samples']} samples, mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
+    )
+    say(f"{s['steps']} steps of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all")
+    say(f"the run is in {done.folder} (summary.json, metrics.jsonl, rollouts.jsonl, checkpoints)")
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[str, typer.Argument(help="A run folder, or a recipe together with --model.")],
+    model: Annotated[
+        str | None, typer.Option(help="A Hugging Face folder to evaluate instead of the run's policy.")
+    ] = None,
+    set: Settings = None,
+) -> None:
+    """Sample a policy on the held-out problems: pass@k and avg@k. --set evaluation.samples=8 asks for more."""
+    from groupwise.recipe import assignment
+    from groupwise.run import evaluate_folder
+
+    found = evaluate_folder(run, dict(map(assignment, set or [])), model)
+    say = Console(highlight=False, soft_wrap=True).print
+    say(f"{found.problems} held-out problems x {found.samples} samples")
+    say(f"avg@{found.samples}  {found.avg_at_k:.4f}")
+    for k, value in found.pass_at_k.items():
+        say(f"pass@{k}  {value:.4f}")
+    say(f"mean length {found.length_mean:.1f} tokens, {found.truncated_share:.1%} cut off at the limit")
+
+
+def main() -> None:
+    """The `groupwise` command."""
+    for name in ("transformers", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        code = app(standalone_mode=False)
+    except GroupwiseError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("stopped at once; what was saved before is kept", 130)
+    except typer.Exit as leaving:
+        sys.exit(leaving.exit_code)
+    except Exception as error:  # typer's own usage errors carry their exit code
+        if hasattr(error, "format_message"):
+            _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+        raise
+    sys.exit(code)
+
+
+def _fail(message: str, code: int) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"groupwise: {message}", markup=False)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Groups to one batch, a batch to minibatches of whole groups, a minibatch to microbatches by token budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from groupwise.records import Batch, Completion, Group, Prompt
+
+
+def collate(groups: Sequence[Group], pad: int) -> Batch:
+    """P groups -> a batch of their N completions, in order; `group` counts 0..P-1.
+
+    A completion without a score is kept as a row, for the record, but none of its tokens is trained.
+    """
+    rows = [(g, group.prompt, c) for g, group in enumerate(groups) for c in group.completions]
+    width = max(len(prompt.tokens) + len(c.tokens) for _, prompt, c in rows)
+    tokens = torch.full((len(rows), width), pad, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    logp = torch.zeros(len(rows), width)
+    length = torch.zeros(len(rows), dtype=torch.long)
+    for i, (_, prompt, completion) in enumerate(rows):
+        length[i] = _fill_row(tokens[i], mask[i], logp[i], prompt, completion)
+    return Batch(
+        tokens=tokens,
+        mask=mask,
+        length=length,
+        group=torch.tensor([g for g, _, _ in rows]),
+        score=torch.tensor([c.score for _, _, c in rows], dtype=torch.float64),
+        version=torch.tensor([c.version for _, _, c in rows]),
+        logp_engine=logp,
+        kept=tuple(c.kept for _, _, c in rows) if any(c.kept is not None for _, _, c in rows) else None,
+    )
+
+
+def _fill_row(tokens: Tensor, mask: Tensor, logp: Tensor, prompt: Prompt, completion: Completion) -> int:
+    start, stop = len(prompt.tokens), len(prompt.tokens) + len(completion.tokens)
+    tokens[:start] = torch.tensor(prompt.tokens)
+    tokens[start:stop] = torch.tensor(completion.tokens)
+    mask[start:stop] = not math.isnan(completion.score)
+    logp[start:stop] = torch.tensor(completion.logp_engine)
+    return stop
+
+
+def minibatches(batch: Batch, count: int, generator: torch.Generator) -> Iterator[Batch]:
+    """`count` disjoint parts of whole groups, as even as they come, groups in an order drawn from `generator`."""
+    names = torch.unique(batch.group)
+    order = names[torch.randperm(len(names), generator=generator)]
+    for part in torch.tensor_split(order, min(count, len(names))):
+        yield batch.rows(torch.isin(batch.group, part).nonzero()[:, 0])
+
+
+def microbatches(length: Tensor, tokens: int) -> list[Tensor]:
+    """Row lengths [N] -> row indices of each microbatch: sorted by length, at most `tokens` padded tokens in each.
+
+    A row longer than the budget is a microbatch of its own.
+
+    >>> [part.tolist() for part in microbatches(torch.tensor([3, 9, 4]), 9)]
+    [[1], [2, 0]]
+    """
+    order = length.argsort(descending=True, stable=True)
+    parts: list[Tensor] = []
+    start = 0
+    while start < len(order):
+        rows = max(1, tokens // max(1, int(length[order[start]])))
+        parts.append(order[start : start + rows])
+        start += rows
+    return parts

@@ -1,0 +1,338 @@
+"""From a recipe to a run: everything is checked first, then told as a plan, then built."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from groupwise import checkpoint
+from groupwise.algo import Algorithm
+from groupwise.catalog import algorithm, describe, settings
+from groupwise.checks import Probe
+from groupwise.engines.base import Engine, Request, Sampling
+from groupwise.engines.local import LocalEngine
+from groupwise.errors import UsageError
+from groupwise.journal import Journal
+from groupwise.learner import Learner, LearnerSettings, Schedule
+from groupwise.loop import Run
+from groupwise.models.load import Policy, digest, save_policy
+from groupwise.recipe import Recipe
+from groupwise.rollout import Evaluation, Prompts, Rollout, evaluate
+from groupwise.seeds import derive
+from groupwise.start import check_model, starting_policy
+from groupwise.supervised import WarmStart
+from groupwise.tasks import task
+from groupwise.tasks.base import Task
+from groupwise.view import View
+
+#: How many completions the probe after a weight load asks for, and how long they may be.
+PROBE_SAMPLES, PROBE_TOKENS = 4, 8
+
+
+class Reading:
+    """A recipe's section that remembers which keys were read, so that one which does nothing is refused."""
+
+    def __init__(self, section: BaseModel, path: str = "", read: set[str] | None = None) -> None:
+        self._section, self._path = section, path
+        self._read: set[str] = set() if read is None else read
+
+    def __getattr__(self, key: str) -> Any:
+        value = getattr(self._section, key)
+        if isinstance(value, BaseModel):
+            return Reading(value, f"{self._path}{key}.", self._read)
+        self._read.add(self._path + key)
+        return value
+
+    def demand_all_read(self) -> None:
+        """Raises UsageError naming keys that were set and that nothing read."""
+        unread = sorted(set(_keys_set(self._section)) - self._read)
+        if unread:
+            raise UsageError(f"{', '.join(unread)}: set, but nothing in this run reads it; take it out")
+
+
+def _keys_set(section: BaseModel, path: str = "") -> Iterator[str]:
+    for key in section.model_fields_set:
+        value = getattr(section, key)
+        if isinstance(value, BaseModel):
+            yield from _keys_set(value, f"{path}{key}.")
+        else:
+            yield path + key
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A recipe resolved into settings and parts; nothing heavy is loaded yet."""
+
+    recipe: Recipe
+    name: str
+    seed: int
+    steps: int
+    model: str
+    device: str
+    runs: Path
+    prompts_per_step: int
+    samples_per_prompt: int
+    updates_per_batch: int
+    passes_per_batch: int
+    task: Task
+    algorithm: Algorithm
+    warm: WarmStart | None
+    sampling: Sampling
+    evaluation: Sampling
+    evaluation_problems: int
+    evaluation_samples: int
+    evaluation_every: int
+    max_rows: int
+    learner: LearnerSettings
+    checkpoint_every: int
+    checkpoint_keep: int
+
+    @property
+    def folder(self) -> Path:
+        return self.runs / self.name
+
+    @property
+    def total_updates(self) -> int:
+        return self.steps * self.updates_per_batch * self.passes_per_batch
+
+    def plan(self) -> str:
+        """What the run will do, before it does it."""
+        rows = self.prompts_per_step * self.samples_per_prompt
+        a = self.algorithm
+        lines = [
+            f"run          {self.folder}, seed {self.seed}, {self.device}",
+            f"policy       {self.model}, {f'warm start of {self.warm.steps} steps' if self.warm else 'as it is'}",
+            f"task         {self.task}",
+            f"algorithm    {a.name} ({a.paper})",
+            *(f"  {slot:<10} {describe(part)}" for slot, part in a.parts.items()),
+            f"step         {self.prompts_per_step} prompts x {self.samples_per_prompt} samples = {rows} completions of "
+            f"at most {self.sampling.max_new_tokens} tokens",
+            f"             {self.passes_per_batch} pass(es) of {self.updates_per_batch} update(s)",
+            f"run length   {self.steps} steps, {self.total_updates} optimizer updates",
+            f"evaluation   {self.evaluation_problems} held-out problems x {self.evaluation_samples} samples",
+        ]
+        return "\n".join(lines)
+
+
+def resolve(recipe: Recipe) -> Blueprint:
+    """Every key read and every part made. Raises UsageError, one line, where something is impossible."""
+    r = Reading(recipe)
+    sampling = Sampling(**_fields(r.sampling, Sampling))
+    chosen = dict(r.algorithm)
+    row = _algorithm(chosen, sampling.max_new_tokens)
+    plan = Blueprint(
+        recipe=recipe,
+        **{k: getattr(r, k) for k in ("name", "seed", "steps", "model", "prompts_per_step", "samples_per_prompt")},
+        device=_device(r.device),
+        runs=Path(r.runs),
+        updates_per_batch=r.updates_per_batch,
+        passes_per_batch=r.passes_per_batch or row.passes,
+        task=_task(dict(r.task)),
+        algorithm=row,
+        warm=_warm(r.warm_start),
+        sampling=sampling,
+        evaluation=Sampling(r.evaluation.temperature, r.evaluation.top_p, r.evaluation.top_k, sampling.max_new_tokens),
+        evaluation_problems=r.evaluation.problems,
+        evaluation_samples=r.evaluation.samples,
+        evaluation_every=r.evaluation.every,
+        max_rows=_engine(r.engine),
+        learner=_learner(r.learner),
+        checkpoint_every=r.checkpoint.every,
+        checkpoint_keep=r.checkpoint.keep,
+    )
+    r.demand_all_read()
+    _demand_possible(plan)
+    return plan
+
+
+def resolved_recipe(plan: Blueprint) -> Recipe:
+    """The recipe with nothing left to a default: task, parts and passes as they are used."""
+    told = {"name": plan.recipe.task["name"], **dataclasses.asdict(plan.task)}  # type: ignore[call-overload]
+    return plan.recipe.model_copy(
+        update={
+            "device": plan.device,
+            "passes_per_batch": plan.passes_per_batch,
+            "task": {k: list(v) if isinstance(v, tuple) else v for k, v in told.items()},
+            "algorithm": {"name": plan.algorithm.name, **settings(plan.algorithm)},
+        }
+    )
+
+
+def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[], bool]) -> Run:
+    """Load or make the policy and put the run together, at step 0."""
+    policy = starting_policy(
+        plan.model,
+        plan.task,
+        plan.warm,
+        plan.seed,
+        plan.runs / ".cache",
+        plan.device,
+        view.warm_start,
+    )
+    _demand_room(plan, policy)
+    reference = copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
+    journal.log(f"starting policy {digest(policy.model)}")
+    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
+    learner = Learner(policy.model, reference, plan.learner, plan.sampling.temperature, plan.total_updates)
+    prompts = Prompts(plan.task.samples("train"), policy.encode, plan.seed)
+    rollout = Rollout(
+        engine, plan.task, prompts, policy.decode, plan.sampling, plan.samples_per_prompt, plan.algorithm.filter
+    )
+    return Run(
+        folder=plan.folder,
+        **{k: getattr(plan, k) for k in ("seed", "steps", "prompts_per_step", "updates_per_batch", "passes_per_batch")},
+        evaluate_every=plan.evaluation_every,
+        checkpoint_every=plan.checkpoint_every,
+        pad=policy.pad,
+        bf16=plan.learner.bf16,
+        algorithm=plan.algorithm,
+        rollout=rollout,
+        engine=engine,
+        learner=learner,
+        probe=make_probe(plan, engine, learner, prompts, policy.pad),
+        evaluate=partial(_evaluate, plan, engine, policy),
+        save=partial(_save, plan, policy),
+        journal=journal,
+        view=view,
+        stop_asked=stop_asked,
+    )
+
+
+def restore(run: Run, plan: Blueprint, folder: Path) -> None:
+    """Put a built run where a checkpoint left it, bit for bit."""
+    state = checkpoint.read_state(folder)
+    learner = run.learner
+    weights = checkpoint.read_weights(folder)
+    with torch.no_grad():
+        for name, parameter in learner.model.named_parameters():
+            parameter.copy_(weights[name])
+    checkpoint.read_optimizer(folder, learner.model, learner.optimizer)
+    learner.updates = state["updates"]
+    run.rollout.state = checkpoint.stream_from_json(state["stream"])
+    run.step, run.skipped_in_a_row = state["step"], state["skipped_in_a_row"]
+    run.seconds_before, run.seconds_training = state["seconds_total"], state["seconds_training"]
+    run.engine.load_weights(learner.model.named_parameters(), version=run.step)
+    run.probe.restart()
+
+
+def _save(plan: Blueprint, policy: Policy, run: Run) -> Path:
+    learner = run.learner
+    state = {
+        "step": run.step,
+        "updates": learner.updates,
+        "skipped_in_a_row": run.skipped_in_a_row,
+        "seconds_total": run.seconds_before + run.clock.total,
+        "seconds_training": run.seconds_training,
+        "stream": checkpoint.stream_to_json(run.rollout.state),
+    }
+
+    def write(folder: Path) -> None:
+        save_policy(learner.model, policy.tokenizer, folder / checkpoint.POLICY)
+        checkpoint.write_optimizer(folder, learner.model, learner.optimizer)
+        checkpoint.write_state(folder, state)
+
+    return checkpoint.save(plan.folder / "checkpoints", run.step, write, plan.checkpoint_keep)
+
+
+def make_probe(plan: Blueprint, engine: Engine, learner: Learner, prompts: Prompts, pad: int) -> Probe:
+    """The fixed question that engine and learner are both asked after each weight load."""
+    prompt = prompts.draw(0)
+    request = Request(prompt.tokens, PROBE_SAMPLES, derive(plan.seed, "probe"), PROBE_TOKENS)
+    return Probe(engine, partial(learner.completion_logprobs, prompt, pad), request, plan.sampling, plan.learner.bf16)
+
+
+def _evaluate(plan: Blueprint, engine: Engine, policy: Policy) -> Evaluation:
+    problems = plan.task.samples("heldout")[: plan.evaluation_problems]
+    return evaluate(
+        engine, plan.task, problems, policy.encode, policy.decode, plan.evaluation_samples, plan.evaluation, plan.seed
+    )
+
+
+def _demand_possible(plan: Blueprint) -> None:
+    """Combinations that no single key can be blamed for."""
+    needed = plan.algorithm.advantage.smallest_group
+    if plan.samples_per_prompt < needed:
+        raise UsageError(
+            f"samples_per_prompt = {plan.samples_per_prompt}: {describe(plan.algorithm.advantage)} compares the "
+            f"completions of one prompt and needs at least {needed}"
+        )
+    if plan.sampling.temperature == 0:
+        raise UsageError("sampling.temperature = 0: greedy completions are all equal, so nothing can be compared")
+    if plan.updates_per_batch > plan.prompts_per_step:
+        raise UsageError(
+            f"updates_per_batch = {plan.updates_per_batch}: a batch of {plan.prompts_per_step} groups cannot be split "
+            "into more minibatches than that"
+        )
+    check_model(plan.model)
+    held = len(plan.task.samples("heldout"))
+    if held < plan.evaluation_problems:
+        raise UsageError(f"evaluation.problems = {plan.evaluation_problems}: the task holds out only {held}")
+
+
+def _demand_room(plan: Blueprint, policy: Policy) -> None:
+    """The longest prompts (by text, then by tokens) and a whole completion must fit the model's positions."""
+    samples = [s for split in ("train", "heldout") for s in plan.task.samples(split)]
+    longest = max(len(policy.encode(s.prompt)) for s in sorted(samples, key=lambda s: len(s.prompt))[-32:])
+    if longest + plan.sampling.max_new_tokens > policy.positions:
+        raise UsageError(
+            f"sampling.max_new_tokens = {plan.sampling.max_new_tokens}: with a prompt of {longest} tokens that is "
+            f"beyond the model's {policy.positions} positions; at most {policy.positions - longest}"
+        )
+
+
+def _algorithm(chosen: dict[str, Any], limit: int) -> Algorithm:
+    """The catalog's row; parts that know a completion limit get the sampling's unless the recipe says another."""
+    name = chosen.pop("name", None)
+    if not isinstance(name, str):
+        raise UsageError('algorithm.name is missing; such as name = "grpo" under [algorithm]')
+    shaping = chosen.get("shaping", {})
+    chosen["shaping"] = {"limit": limit, **shaping} if isinstance(shaping, dict) else shaping
+    aggregate = chosen.get("aggregate")
+    if isinstance(aggregate, dict) and aggregate.get("kind") == "constant":
+        chosen["aggregate"] = {"limit": limit, **aggregate}
+    return algorithm(name, chosen)
+
+
+def _task(chosen: dict[str, Any]) -> Task:
+    name = chosen.pop("name", None)
+    if not isinstance(name, str):
+        raise UsageError('task.name is missing; such as name = "arithmetic" under [task]')
+    return task(name, chosen)
+
+
+def _device(name: str) -> str:
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise UsageError('device = \'cuda\': torch sees no CUDA device; use "cpu" or "auto"')
+    return ("cuda" if available else "cpu") if name == "auto" else name
+
+
+def _warm(section: Any) -> WarmStart | None:
+    fields = _fields(section, WarmStart)
+    return WarmStart(**fields) if fields["steps"] else None
+
+
+def _engine(section: Any) -> int:
+    assert section.name == "local"
+    return section.max_rows
+
+
+def _learner(section: Any) -> LearnerSettings:
+    same = [f.name for f in dataclasses.fields(LearnerSettings) if f.name not in ("schedule", "bf16")]
+    return LearnerSettings(
+        **{name: getattr(section, name) for name in same},
+        schedule=Schedule(section.schedule),
+        bf16=section.precision == "bf16",
+    )
+
+
+def _fields(section: Any, kind: type) -> dict[str, Any]:
+    return {f.name: getattr(section, f.name) for f in dataclasses.fields(kind)}

@@ -1,0 +1,129 @@
+"""What a step says about itself: pure functions from the record to metrics. docs/metrics.md has a line for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from groupwise.metrics import Max, Mean, Sum, Value, mean_over
+from groupwise.parts.filters import RIGHT, Signal, signal
+from groupwise.records import Batch, Group
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """What one optimizer update saw, detached, [n,T] each: the columns that diagnostics and checks read."""
+
+    logp_live: Tensor
+    log_ratio: Tensor
+    share: Tensor
+    entropy: Tensor
+    kl: Tensor | None
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, Value]:
+    """Of the groups that a step generated, before any was dropped: scores, lengths, endings, signal."""
+    completions = [c for g in groups for c in g.completions]
+    scored = [c for c in completions if not math.isnan(c.score)]
+    right = [c for c in scored if c.score >= RIGHT]
+    wrong = [c for c in scored if c.score < RIGHT]
+    found = [signal(g) for g in groups]
+    n = len(groups)
+    return {
+        "score_mean": _mean([c.score for c in scored]),
+        "pass_rate": Mean(len(right), len(scored)),
+        "length_mean": _mean([len(c.tokens) for c in completions]),
+        "length_max": Max(max((len(c.tokens) for c in completions), default=0)),
+        "length_right_mean": _mean([len(c.tokens) for c in right]),
+        "length_wrong_mean": _mean([len(c.tokens) for c in wrong]),
+        "truncated_share": Mean(sum(c.finish == "length" for c in completions), len(completions)),
+        "unscored_completions": Sum(len(completions) - len(scored)),
+        "score_spread_within_groups": _mean([_deviation(g.scores) for g in groups]),
+        "groups_mixed_share": Mean(found.count(Signal.MIXED), n),
+        "groups_all_right_share": Mean(found.count(Signal.ALL_RIGHT), n),
+        "groups_all_wrong_share": Mean(found.count(Signal.ALL_WRONG), n),
+        "generated_completions": Sum(len(completions)),
+        "generated_tokens": Sum(sum(len(c.tokens) for c in completions)),
+    }
+
+
+def batch_metrics(batch: Batch) -> dict[str, Value]:
+    """Of the batch that trains: rewards after shaping, advantages, age of the rows, trained tokens."""
+    rows = batch.mask.any(-1)
+    reward = torch.where(batch.mask, batch.need("reward"), 0.0).sum(-1)[rows]
+    return {
+        "reward_mean": _mean(reward.tolist()),
+        "advantage_abs_mean": mean_over(batch.need("advantage").abs(), batch.mask),
+        "trained_completions": Sum(float(rows.sum())),
+        "trained_tokens": Sum(float(batch.mask.sum())),
+        "stale_rows_share": Mean(float((batch.version < batch.version.max()).sum()), len(batch)),
+    }
+
+
+def update_metrics(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
+    """Of one optimizer update: the trust region, ratio tails, entropy, KL; weighted ones by the loss's own weights."""
+    mask, weight, advantage = minibatch.mask, minibatch.need("weight").double(), minibatch.need("advantage")
+    ratio = seen.log_ratio.double().exp()
+    positive, negative = mask & (advantage > 0), mask & (advantage < 0)
+    metrics: dict[str, Value] = {
+        "share_passed": _weighted(seen.share, weight, mask),
+        "share_passed_positive": _weighted(seen.share, weight, positive),
+        "share_passed_negative": _weighted(seen.share, weight, negative),
+        "ratio_mean": mean_over(ratio, mask),
+        "ratio_max": Max(float(ratio[mask].max()) if mask.any() else 1.0),
+        "log_ratio_abs_max": Max(float(seen.log_ratio[mask].abs().max()) if mask.any() else 0.0),
+        "log_ratio_clamped_tokens": Sum(float((seen.log_ratio[mask].abs() >= 60).sum())),
+        "effective_sample_share": _effective_share(ratio, mask),
+        "entropy_mean": mean_over(seen.entropy, mask),
+    }
+    if seen.kl is not None:
+        metrics["kl_mean"] = _weighted(seen.kl, weight, mask)
+    return metrics
+
+
+def engine_gap(logp: Tensor, batch: Batch, newest: int) -> dict[str, Value]:
+    """|learner - engine| in nats over the rows that the current weights sampled; older rows are left out."""
+    mask = batch.mask & (batch.version == newest)[:, None]
+    gap = (logp - batch.logp_engine).abs()
+    largest = float(gap[mask].max()) if mask.any() else 0.0
+    return {"engine_gap_mean": mean_over(gap, mask), "engine_gap_max": Max(largest)}
+
+
+def in_words(groups: Sequence[Group]) -> str:
+    """What the groups' correctness means for this step, as a sentence; empty where there is signal."""
+    found = [signal(g) for g in groups]
+    if not found or Signal.MIXED in found:
+        return ""
+    if all(s is Signal.ALL_RIGHT for s in found):
+        return "every group is all right: nothing left to learn here, advantages are 0"
+    if all(s is Signal.ALL_WRONG for s in found):
+        return "every group is all wrong: no group has a right completion to prefer, advantages are 0"
+    if all(s is Signal.UNSCORED for s in found):
+        return "no completion has a score: nothing trains"
+    return "no group mixes right and wrong completions: advantages are 0"
+
+
+def _mean(values: Sequence[float]) -> Mean:
+    return Mean(math.fsum(values), len(values))
+
+
+def _deviation(scores: Sequence[float]) -> float:
+    votes = [s for s in scores if not math.isnan(s)]
+    if len(votes) < 2:
+        return 0.0
+    mean = math.fsum(votes) / len(votes)
+    return math.sqrt(math.fsum((s - mean) ** 2 for s in votes) / (len(votes) - 1))
+
+
+def _weighted(x: Tensor, weight: Tensor, mask: Tensor) -> Mean:
+    return Mean(float((x.double() * weight)[mask].sum()), float(weight[mask].sum()))
+
+
+def _effective_share(ratio: Tensor, mask: Tensor) -> Mean:
+    """Effective sample size (sum r)^2 / sum r^2 over the tokens, as a share of them: 1 on policy."""
+    r = ratio[mask]
+    return Mean(float(r.sum() ** 2 / (r**2).sum() / len(r)), 1.0) if len(r) else Mean(0.0, 0.0)

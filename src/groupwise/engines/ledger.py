@@ -1,0 +1,89 @@
+"""What has been sampled so far, one line per completion, and the completions it becomes.
+
+Shapes: N completions, R live rows, S steps since the last flush, L the longest limit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from groupwise.engines.sampling import Draw
+from groupwise.records import Completion, Kept
+
+
+class Ledger:
+    """Steps are appended as they are drawn and written to their completions in one go, by `flush`."""
+
+    def __init__(self, count: int, longest: int, device: torch.device) -> None:
+        # The last column takes what a finished row draws before it leaves; nobody reads it.
+        self._tokens = torch.zeros(count, longest + 1, dtype=torch.long, device=device)
+        self._logp = torch.zeros(count, longest + 1, dtype=torch.float64, device=device)
+        self._length = torch.zeros(count, dtype=torch.long, device=device)
+        self._steps: list[tuple[Tensor, Tensor]] = []
+        self._support: list[tuple[Tensor, Tensor]] = []
+        self._kept_ids: list[np.ndarray] = []
+        self._kept_owner: list[np.ndarray] = []
+
+    def log(self, draw: Draw) -> None:
+        """One step of the live rows, in their present order."""
+        self._steps.append((draw.tokens, draw.logp))
+        if draw.kept is not None:
+            # Ids now and not at the flush: a step's mask over a large vocabulary is not to be kept around.
+            row, ids = draw.kept.nonzero(as_tuple=True)
+            self._support.append((row, ids.int()))
+
+    def flush(self, slot: Tensor, age: Tensor, length: Tensor) -> None:
+        """Write the logged steps. Row r is completion slot[r], has drawn age[r] tokens, will have or has length[r]."""
+        if not self._steps:
+            return
+        steps = len(self._steps)
+        column = (age - steps)[:, None] + torch.arange(steps, device=age.device)
+        column.clamp_(max=self._tokens.shape[1] - 1)
+        self._tokens[slot[:, None], column] = torch.stack([tokens for tokens, _ in self._steps], 1)
+        self._logp[slot[:, None], column] = torch.stack([logp for _, logp in self._steps], 1)
+        self._length[slot] = length
+        self._flush_support(slot, age - steps, length)
+        self._steps, self._support = [], []
+
+    def completions(self, stops: Tensor, version: int) -> list[Completion]:
+        """The completions in slot order; `stops` [V] bool are the end ids. Call outside of inference mode."""
+        lengths = self._length.cpu()
+        last = self._tokens.gather(1, (self._length - 1)[:, None])[:, 0]
+        stopped = stops[last].tolist()
+        kept = _split_kept(self._kept_ids, self._kept_owner, lengths.numpy()) if self._kept_ids else None
+        tokens, logp = self._tokens.cpu().numpy(), self._logp.cpu().numpy()  # slices cost less than a tensor's
+        return [
+            Completion(
+                tokens=tuple(tokens[i, :length].tolist()),
+                logp_engine=tuple(logp[i, :length].tolist()),
+                finish="stop" if stopped[i] else "length",
+                version=version,
+                kept=kept[i] if kept else None,
+            )
+            for i, length in enumerate(lengths.tolist())
+        ]
+
+    def _flush_support(self, slot: Tensor, age: Tensor, length: Tensor) -> None:
+        for step, (row, ids) in enumerate(self._support):
+            token = age[row] + step
+            live = token < length[row]
+            self._kept_ids.append(ids[live].cpu().numpy())
+            self._kept_owner.append(torch.stack([slot[row], token], 1)[live].cpu().numpy())
+
+
+def _split_kept(ids: list[np.ndarray], owner: list[np.ndarray], length: np.ndarray) -> list[Kept]:
+    """Kept ids as they were drawn, step by step -> one Kept per completion; owner holds (slot, token) pairs."""
+    slot, token = np.concatenate(owner).T
+    order = np.lexsort((token, slot))
+    ends = np.cumsum(length)
+    # The global number of each token; every token keeps at least one id, so counts are never 0.
+    counts = np.bincount((ends - length)[slot] + token, minlength=int(ends[-1]))
+    start = np.concatenate([[0], np.cumsum(counts)])
+    flat = np.concatenate(ids)[order]
+    kept = []
+    for end, tokens in zip(ends.tolist(), length.tolist(), strict=True):
+        at = start[end - tokens : end + 1]
+        kept.append(Kept(torch.from_numpy(flat[at[0] : at[-1]].copy()), torch.from_numpy(at - at[0])))
+    return kept

@@ -1,0 +1,138 @@
+"""Which completions are being sampled, which wait, and in which row and columns each one lives.
+
+Shapes: R live rows, N completions, L the longest limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from groupwise.engines.base import Request
+from groupwise.engines.cache import Prompts, RowCache
+from groupwise.engines.ledger import Ledger
+from groupwise.engines.sampling import Draw, uniforms
+
+
+@dataclass(frozen=True)
+class Take:
+    """`count` completions of a request, from number `first` on."""
+
+    request: int
+    first: int
+    count: int
+
+
+class Queue:
+    """Completions that wait, in order. Completion i of request r has the slot offset[r] + i.
+
+    carried  the prompt of a request that is admitted in part
+    """
+
+    def __init__(self, requests: Sequence[Request], limits: Sequence[int]) -> None:
+        self.requests = requests
+        self.limits = limits
+        self.offset = [0]
+        for request in requests:
+            self.offset.append(self.offset[-1] + request.samples)
+        self.count = self.offset.pop()
+        self.carried: Prompts | None = None
+        self._request = 0
+        self._sample = 0
+
+    @property
+    def waiting(self) -> bool:
+        return self._request < len(self.requests)
+
+    def take(self, room: int) -> list[Take]:
+        """The next completions, at most `room`."""
+        takes = []
+        while room and self.waiting:
+            samples = self.requests[self._request].samples
+            take = Take(self._request, self._sample, min(room, samples - self._sample))
+            takes.append(take)
+            room -= take.count
+            self._sample += take.count
+            if self._sample == samples:
+                self._request, self._sample = self._request + 1, 0
+        return takes
+
+    def unfinished(self, take: Take) -> bool:
+        return take.first + take.count < self.requests[take.request].samples
+
+
+class Rows:
+    """The rows being sampled: which completion each is, and where it began and ends, in columns of the cache.
+
+    slot   [R] completion
+    born   [R] column of the first sampled token
+    ended  [R] column of the last one; of the limit's while the row lives
+    """
+
+    def __init__(self, queue: Queue, ledger: Ledger, cache: RowCache, device: torch.device) -> None:
+        self.cache = cache
+        self._queue, self._ledger, self._device = queue, ledger, device
+        self._table = torch.zeros(0, 3, dtype=torch.long, device=device)
+        self._uniforms = _all_uniforms(queue).to(device)
+        self._horizon = 0
+
+    @property
+    def count(self) -> int:
+        return self._table.shape[0]
+
+    @property
+    def ahead(self) -> int:
+        """Columns that the longest row may still need."""
+        return self._horizon - self.cache.column
+
+    def uniform(self) -> Tensor:
+        """[R] the number each row's next token is drawn with."""
+        slot, born, _ = self._table.unbind(1)
+        return self._uniforms[slot, (self.cache.column - born).clamp_(max=self._uniforms.shape[1] - 1)]
+
+    def record(self, step: Draw, stops: Tensor) -> tuple[int, bool]:
+        """Log a draw: how many rows are still live, and whether all logits were sound."""
+        self._ledger.log(step)
+        column, ended = self.cache.column, self._table[:, 2]
+        stopped = stops[step.tokens] & (ended > column)
+        ended.masked_fill_(stopped, column)
+        live, bad = torch.stack([(ended > column).sum(), (~step.finite).sum()]).tolist()
+        return live, bad == 0
+
+    def drop(self, tokens: Tensor, live: int) -> Tensor:
+        """Put live rows in the places of finished ones; the tokens of the rows that are left."""
+        self._flush(self.cache.column + 1)
+        alive = self._table[:, 2] > self.cache.column
+        to = (~alive[:live]).nonzero()[:, 0]
+        origin = alive[live:].nonzero()[:, 0] + live
+        self.cache.move(to, origin, live)
+        self._table[to], tokens[to] = self._table[origin], tokens[origin]
+        self._table = self._table[:live]
+        return tokens[:live]
+
+    def admit(self, prompts: Prompts, source: Tensor, takes: Sequence[Take]) -> None:
+        """New rows behind the live ones: `takes` in order, each with a prompt of its own."""
+        if self.count:
+            self._flush(self.cache.column)
+        limits = [self._queue.limits[t.request] for t in takes]
+        column = self.cache.column
+        self._horizon = max(self._horizon, column + max(limits))
+        self.cache.insert(prompts, source, self._horizon - column)
+        slots = [self._queue.offset[t.request] + t.first + i for t in takes for i in range(t.count)]
+        ends = [column + limit - 1 for limit, t in zip(limits, takes, strict=True) for _ in range(t.count)]
+        new = torch.tensor([slots, [column] * len(slots), ends], device=self._device).T
+        self._table = torch.cat([self._table, new])
+
+    def _flush(self, column: int) -> None:
+        slot, born, ended = self._table.unbind(1)
+        self._ledger.flush(slot, column - born, ended - born + 1)
+
+
+def _all_uniforms(queue: Queue) -> Tensor:
+    """[N,L] one number for each token that may be drawn; shorter limits read the front of their row."""
+    longest = max(queue.limits)
+    return torch.from_numpy(np.concatenate([uniforms(r.seed, 0, r.samples, longest) for r in queue.requests]))

@@ -1,0 +1,37 @@
+"""The two ways a command ends badly. Each carries one line: what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class GroupwiseError(Exception):
+    """A message for a person, printed without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(GroupwiseError):
+    """The request cannot be carried out as written: a recipe, a key, a path. Nothing was started."""
+
+    exit_code = 2
+
+
+class RunError(GroupwiseError):
+    """A run that had started had to stop. The message names the step and what is kept on disk."""
+
+
+class CheckFailed(RunError):
+    """A run's own invariant does not hold (DESIGN: a run proves itself)."""
+
+
+def nearest(wrong: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist.
+
+    >>> nearest("gropo", ["grpo", "dapo"])
+    "did you mean 'grpo'? known: grpo, dapo"
+    """
+    names = list(known)
+    near = get_close_matches(wrong, names, n=1, cutoff=0.6)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"known: {', '.join(names)}"

@@ -1,0 +1,216 @@
+"""The whole method on one page. It takes built objects, never configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from groupwise.algo import Algorithm
+from groupwise.checks import (
+    Check,
+    Probe,
+    demand,
+    learner_equals_engine,
+    live_equals_old,
+    reference_is_start,
+    weights_reach_total,
+)
+from groupwise.clock import Clock
+from groupwise.collate import collate, minibatches
+from groupwise.diagnostics import batch_metrics, engine_gap, group_metrics, in_words
+from groupwise.engines.base import Engine
+from groupwise.errors import RunError
+from groupwise.journal import Journal
+from groupwise.learner import Learner, Update
+from groupwise.metrics import Last, Metrics, Sum, merge, read
+from groupwise.records import Batch
+from groupwise.rollout import Evaluation, Harvest, Rollout, StreamState
+from groupwise.seeds import stream
+from groupwise.view import View
+
+#: This many optimizer updates in a row with a loss or gradient that is not finite stop the run.
+MOST_SKIPPED = 3
+
+
+@dataclass
+class Run:
+    """Everything a run is made of, built. `step` is the last one that is done."""
+
+    folder: Path
+    seed: int
+    steps: int
+    prompts_per_step: int
+    updates_per_batch: int
+    passes_per_batch: int
+    evaluate_every: int
+    checkpoint_every: int
+    pad: int
+    bf16: bool
+    algorithm: Algorithm
+    rollout: Rollout
+    engine: Engine
+    learner: Learner
+    probe: Probe
+    evaluate: Callable[[], Evaluation]
+    save: Callable[[Run], Path]
+    journal: Journal
+    view: View
+    stop_asked: Callable[[], bool]
+    clock: Clock = field(default_factory=Clock)
+    step: int = 0
+    step_began: tuple[StreamState, int] = (StreamState(), 0)
+    skipped_in_a_row: int = 0
+    seconds_before: float = 0.0
+    seconds_training: float = 0.0
+
+
+def train(run: Run) -> bool:
+    """Go on from `run.step` to the end. False where a person asked to stop first: the state is saved then."""
+    if run.step == 0:
+        evaluation(run)
+    while run.step < run.steps:
+        run.step += 1
+        row = train_step(run)
+        run.journal.metrics(row)
+        run.view.step(row)
+        last = run.step == run.steps
+        if last or (run.evaluate_every and run.step % run.evaluate_every == 0):
+            evaluation(run)
+        stop = run.stop_asked()
+        if last or stop or run.step % run.checkpoint_every == 0:
+            run.save(run)
+        if stop and not last:
+            return False
+    return True
+
+
+def train_step(run: Run) -> dict[str, Any]:
+    """Prompts -> groups -> batch -> updates -> weights back to the engine; the step's row of metrics.jsonl."""
+    run.clock.switch("generate")
+    run.step_began = run.rollout.state, run.learner.updates
+    harvest = run.rollout.collect(run.prompts_per_step, run.clock.switch)
+    demand_signal(run, harvest)
+    run.clock.switch("annotate")
+    batch = prepare(run, collate(harvest.groups, run.pad))
+    run.clock.switch("update")
+    updates, checks = update(run, batch)
+    run.clock.switch("load weights")
+    run.engine.load_weights(run.learner.model.named_parameters(), version=run.step)
+    run.clock.switch("check")
+    checks.append(run.probe())
+    run.clock.switch("journal")
+    run.journal.rollouts(run.step, harvest, batch)
+    report(run, checks, harvest)
+    metrics = merge([group_metrics(harvest.generated), harvest_metrics(harvest), batch_metrics(batch), *updates])
+    return finish_row(run, metrics, checks)
+
+
+def prepare(run: Run, batch: Batch) -> Batch:
+    """Frozen log-probabilities, only where something reads them, then rewards and advantages."""
+    several = run.updates_per_batch * run.passes_per_batch > 1
+    old = several or run.algorithm.kl.in_reward
+    return run.algorithm.credit(run.learner.annotate(batch, old=old, ref=run.algorithm.needs_reference))
+
+
+def update(run: Run, batch: Batch) -> tuple[list[Metrics], list[Check]]:
+    """Every optimizer update on the batch, and the checks that the first one allows."""
+    metrics: list[Metrics] = []
+    checks: list[Check] = []
+    for minibatch in passes(run, batch):
+        minibatch = run.algorithm.weigh(minibatch)
+        done = run.learner.update(minibatch, run.algorithm)
+        count_skipped(run, done)
+        if not checks:
+            first = done.seen.logp_live
+            logp, rows = (first, minibatch) if batch.logp_old is None else (batch.logp_old, batch)
+            checks = [
+                live_equals_old(first, minibatch.logp_old, minibatch.mask, run.bf16),
+                learner_equals_engine(logp, rows, run.step - 1, run.bf16),
+                reference_is_start(minibatch.logp_ref, first if run.step == 1 else None, minibatch.mask, run.bf16),
+            ]
+            metrics.append(engine_gap(logp, rows, run.step - 1))
+        checks.append(weights_reach_total(minibatch.need("weight"), minibatch.mask, run.algorithm.aggregate))  # type: ignore[arg-type]
+        metrics.append(done.metrics)
+    return metrics, worst(checks)
+
+
+def passes(run: Run, batch: Batch) -> Iterator[Batch]:
+    """The minibatches of every pass over the batch, each pass in an order of its own."""
+    for number in range(run.passes_per_batch):
+        yield from minibatches(batch, run.updates_per_batch, stream(run.seed, "minibatches", run.step, number))
+
+
+def worst(checks: list[Check]) -> list[Check]:
+    """One check per name: the one with the largest value."""
+    by_name: dict[str, Check] = {}
+    for check in checks:
+        known = by_name.get(check.name)
+        if known is None or not check.value <= known.value:
+            by_name[check.name] = check
+    return list(by_name.values())
+
+
+def count_skipped(run: Run, done: Update) -> None:
+    """Skipped updates in a row stop the run, ready to try the step again: no weight has seen what was not finite."""
+    run.skipped_in_a_row = 0 if done.applied else run.skipped_in_a_row + 1
+    if run.skipped_in_a_row >= MOST_SKIPPED:
+        run.rollout.state, run.learner.updates = run.step_began
+        saved = run.save(dataclasses.replace(run, step=run.step - 1, skipped_in_a_row=0))
+        raise RunError(
+            f"step {run.step}: {MOST_SKIPPED} updates in a row had a loss or gradient that is not finite; each was "
+            f"skipped, so the weights are sound. Saved for another try of this step: {saved}. If it happens again, "
+            "start a run with a lower learner.learning_rate"
+        )
+
+
+def demand_signal(run: Run, harvest: Harvest) -> None:
+    """A filter that found nothing to keep within its budget ends the run."""
+    if harvest.fallback == len(harvest.groups):
+        raise RunError(
+            f"step {run.step}: {harvest.rounds} rounds gave {len(harvest.generated)} groups and not one that mixes "
+            f"right and wrong completions ({in_words(harvest.generated)}). The task is too hard or too easy for this "
+            "policy, or its scorer is wrong; the last checkpoint is kept"
+        )
+
+
+def report(run: Run, checks: list[Check], harvest: Harvest) -> None:
+    """Tell what groups without signal mean; stop where a check failed."""
+    words = in_words(harvest.generated)
+    if words:
+        run.journal.log(f"step {run.step}: {words}")
+        run.view.note(f"step {run.step}: {words}")
+    for check in checks:
+        if run.step == 1:
+            run.journal.log(f"step 1: {check}")
+    demand(checks, run.step)
+
+
+def harvest_metrics(harvest: Harvest) -> Metrics:
+    return {
+        "rounds": Sum(harvest.rounds),
+        "groups_generated": Sum(len(harvest.generated)),
+        "groups_dropped": Sum(harvest.dropped),
+        "groups_fallback": Sum(harvest.fallback),
+        "groups_surplus": Last(len(harvest.surplus)),
+    }
+
+
+def finish_row(run: Run, metrics: Metrics, checks: list[Check]) -> dict[str, Any]:
+    seconds = run.clock.lap()
+    run.seconds_training += math.fsum(seconds.values())
+    told = {c.name: {"verdict": c.verdict.value, "value": c.value, "limit": c.limit} for c in checks}
+    return {"step": run.step, **read(metrics), "checks": told, "seconds": seconds}
+
+
+def evaluation(run: Run) -> None:
+    """Sample the held-out problems under the engine's current weights."""
+    run.clock.lap()
+    run.clock.switch("evaluate")
+    found = run.evaluate()
+    row = {"step": run.step, "evaluation": dataclasses.asdict(found), "seconds": run.clock.lap()}
+    run.journal.metrics(row)
+    run.view.evaluation(run.step, found)

@@ -1,0 +1,45 @@
+"""Sums, means and ranges over what is trained and over groups. Masked positions may hold anything, even NaN."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def keep(x: Tensor, mask: Tensor) -> Tensor:
+    """x where the mask is True, exactly 0 elsewhere, with zero gradient there (NaN does not leak). Same shape."""
+    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def row_sum(x: Tensor, mask: Tensor) -> Tensor:
+    """[N,T], [N,T] bool -> [N]: sum over the trained tokens of each row."""
+    return keep(x, mask).sum(-1)
+
+
+def row_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """[N,T], [N,T] bool -> [N]: mean over the trained tokens of each row; 0 for a row without any.
+
+    >>> row_mean(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
+    tensor([2.])
+    """
+    return row_sum(x, mask) / mask.sum(-1).clamp(min=1).to(x.dtype)
+
+
+def group_ids(group: Tensor) -> tuple[Tensor, int]:
+    """Any integer ids in any order [N] -> ids 0..P-1 [N] and P."""
+    names, dense = torch.unique(group, return_inverse=True)
+    return dense, len(names)
+
+
+def group_sum(x: Tensor, group: Tensor, groups: int) -> Tensor:
+    """[N], dense ids [N] -> [P]: sum over each group."""
+    return torch.zeros(groups, dtype=x.dtype, device=x.device).index_add_(0, group, x)
+
+
+def group_range(x: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
+    """[N], [N] bool, dense ids [N] -> [P]: largest minus smallest over the votes; 0 without votes."""
+    low = torch.full((groups,), torch.inf, dtype=x.dtype, device=x.device)
+    high = -low
+    low = low.scatter_reduce(0, group, torch.where(vote, x, torch.inf), "amin")
+    high = high.scatter_reduce(0, group, torch.where(vote, x, -torch.inf), "amax")
+    return torch.where(high >= low, high - low, torch.zeros_like(low))

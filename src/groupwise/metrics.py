@@ -1,0 +1,95 @@
+"""Values that know how to reduce: add the parts of a step, then read one number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Value(Protocol):
+    """A partial result of a step."""
+
+    def merge(self, other: Value) -> Value: ...
+
+    def read(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """sum / weight; NaN when nothing was counted."""
+
+    sum: float
+    weight: float
+
+    def merge(self, other: Value) -> Value:
+        assert isinstance(other, Mean)
+        return Mean(self.sum + other.sum, self.weight + other.weight)
+
+    def read(self) -> float:
+        return self.sum / self.weight if self.weight else float("nan")
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A count, or an amount that adds up."""
+
+    value: float
+
+    def merge(self, other: Value) -> Value:
+        assert isinstance(other, Sum)
+        return Sum(self.value + other.value)
+
+    def read(self) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Max:
+    """The largest."""
+
+    value: float
+
+    def merge(self, other: Value) -> Value:
+        assert isinstance(other, Max)
+        return Max(max(self.value, other.value))
+
+    def read(self) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Last:
+    """The newest."""
+
+    value: float
+
+    def merge(self, other: Value) -> Value:
+        return other
+
+    def read(self) -> float:
+        return self.value
+
+
+Metrics = Mapping[str, Value]
+
+
+def merge(parts: Iterable[Metrics]) -> dict[str, Value]:
+    """Metrics of several parts as those of the whole."""
+    whole: dict[str, Value] = {}
+    for part in parts:
+        for name, value in part.items():
+            whole[name] = whole[name].merge(value) if name in whole else value
+    return whole
+
+
+def read(metrics: Metrics) -> dict[str, float]:
+    """The numbers, by name."""
+    return {name: value.read() for name, value in metrics.items()}
+
+
+def mean_over(x: Tensor, mask: Tensor) -> Mean:
+    """[N,T], [N,T] bool -> the mean over what the mask holds, each counting the same."""
+    return Mean(float(x[mask].double().sum()), float(mask.sum()))

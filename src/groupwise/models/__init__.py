@@ -1,0 +1,1 @@
+"""Policies: Hugging Face folders in, log-probabilities out."""

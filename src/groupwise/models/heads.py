@@ -1,0 +1,39 @@
+"""The two halves of a causal language model: the backbone that makes hidden states and the head that makes logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.errors import UsageError
+
+
+def halves(model: Any) -> tuple[nn.Module, nn.Module]:
+    """-> (ids [N,T] -> object with last_hidden_state [N,T,H], hidden [..., H] -> logits [..., V])."""
+    return model.base_model, model.get_output_embeddings()
+
+
+def check_halves(model: Any) -> None:
+    """Refuse a model whose logits are not its head's output.
+
+    Whole logits are never made outside this check: it runs both ways on a few tokens, and refuses a model that does
+    something between its head and its logits (softcapping, scaling), which would make every ratio silently wrong.
+    """
+    backbone, head = halves(model)
+    if head is None or backbone is model:
+        raise UsageError(f"{type(model).__name__} has no separate output head; groupwise cannot train it")
+    ids = torch.arange(4, device=next(model.parameters()).device)[None] % model.config.get_text_config().vocab_size
+    with torch.no_grad():
+        apart, whole = head(hidden(backbone, ids)), model(input_ids=ids, use_cache=False).logits
+    if not torch.allclose(apart.float(), whole.float(), rtol=1e-3, atol=1e-3):
+        raise UsageError(
+            f"{type(model).__name__} changes its logits after the output head (softcapping or scaling); "
+            "groupwise computes log-probabilities from the head and would be wrong"
+        )
+
+
+def hidden(backbone: nn.Module, ids: Tensor) -> Tensor:
+    """[N,T] ids -> [N,T,H]. Rows are padded on the right, which causal attention never looks at: no mask is needed."""
+    return backbone(input_ids=ids, use_cache=False).last_hidden_state

@@ -1,0 +1,135 @@
+"""A policy from a Hugging Face folder: model, tokenizer, and every id that ends an answer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from groupwise.errors import UsageError
+from groupwise.models.heads import check_halves
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A causal language model with its tokenizer.
+
+    eos   every id that ends a completion: the model's, its generation configuration's and the tokenizer's
+    pad   the id that fills rows up; it is never trained
+    """
+
+    model: Any
+    tokenizer: Any
+    eos: frozenset[int]
+    pad: int
+
+    @property
+    def positions(self) -> int:
+        """The longest prompt and completion together that the model takes, tokens."""
+        return int(getattr(self.model.config, "max_position_embeddings", 0)) or 1 << 30
+
+    def encode(self, prompt: str) -> tuple[int, ...]:
+        """A prompt's ids, with what the tokenizer puts in front of a text (BOS) and nothing behind it."""
+        ids: list[int] = self.tokenizer(prompt)["input_ids"]
+        if ids and ids[-1] in self.eos:
+            ids = ids[:-1]
+        return tuple(ids)
+
+    def decode(self, tokens: tuple[int, ...]) -> str:
+        """A completion's text, without special tokens."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def load_policy(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Policy:
+    """The policy saved in `folder`, dropout off.
+
+    Raises UsageError, naming the folder, where it is missing, is no model, has no tokenizer, or where the tokenizer
+    can produce ids that the model has no embedding for.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"model = {str(folder)!r}: there is no such folder")
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"model = {str(folder)!r}: no config.json; expected a Hugging Face model folder")
+    tokenizer = _load_tokenizer(folder)
+    try:
+        with quiet():
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"model = {str(folder)!r}: does not load as a causal language model: {_line(error)}") from None
+    embeddings = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > embeddings:
+        raise UsageError(
+            f"model = {str(folder)!r}: the tokenizer has {len(tokenizer)} ids but the model only {embeddings} "
+            "embeddings; they do not belong together"
+        )
+    model.eval().to(device)
+    check_halves(model)
+    eos = end_ids(model, tokenizer)
+    if not eos:
+        raise UsageError(f"model = {str(folder)!r}: no end-of-sequence id in model, generation config or tokenizer")
+    pad = tokenizer.pad_token_id
+    return Policy(model, tokenizer, eos, min(eos) if pad is None else int(pad))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers in here: a run has its own."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:
+    """A Hugging Face folder that `from_pretrained` loads, tokenizer included."""
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def end_ids(model: nn.Module, tokenizer: object) -> frozenset[int]:
+    """Every id that ends an answer: of the model's configuration, its generation configuration, and the tokenizer."""
+    generation = getattr(model, "generation_config", None)
+    found: set[int] = set()
+    for owner in (model.config, generation, tokenizer):
+        ids = getattr(owner, "eos_token_id", None)
+        found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
+    return frozenset(int(i) for i in found)
+
+
+def digest(model: nn.Module) -> str:
+    """A short hash of every weight: two policies with one digest are the same policy, bit for bit."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        total.update(name.encode())
+        total.update(_bytes(tensor))
+    return total.hexdigest()[:12]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _load_tokenizer(folder: Path):
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        raise UsageError(f"model = {str(folder)!r}: no tokenizer (tokenizer.json) in it; save the tokenizer there too")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"model = {str(folder)!r}: its tokenizer does not load: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

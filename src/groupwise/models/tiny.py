@@ -1,0 +1,110 @@
+"""Tiny models from a spec: a Hugging Face folder with random weights and a character tokenizer, built in a second.
+
+After that nothing knows that the model is tiny: it loads with AutoModelForCausalLM and AutoTokenizer like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
+
+from groupwise.errors import UsageError
+
+PAD, EOS = "<pad>", "<eos>"
+PAD_ID, EOS_ID = 0, 1
+
+
+@dataclass(frozen=True)
+class TinySpec:
+    """A dense Qwen3 of a few layers.
+
+    layers, width, mlp_width   blocks; residual and feed-forward channels
+    heads, kv_heads, head_dim  query heads, key-value heads, channels of each
+    rope_theta                 base of the rotary angles; small, because the sequences are short
+    initializer_range          standard deviation of the random weights; at 0.02 a narrow model starts slowly
+    tie_embeddings             whether the output head is the embedding
+    max_length                 positions, prompt and completion together
+    """
+
+    layers: int = 2
+    width: int = 64
+    mlp_width: int = 256
+    heads: int = 4
+    kv_heads: int = 4
+    head_dim: int = 16
+    rope_theta: float = 100.0
+    initializer_range: float = 0.1
+    tie_embeddings: bool = False
+    max_length: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "mlp_width", "heads", "kv_heads", "head_dim", "max_length"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"model.{name} must be at least 1, not {getattr(self, name)}")
+        if self.heads % self.kv_heads:
+            raise UsageError(f"model.heads must be a multiple of model.kv_heads, not {self.heads} and {self.kv_heads}")
+        if self.head_dim % 2:
+            raise UsageError(f"model.head_dim must be even (rotary angles turn pairs), not {self.head_dim}")
+
+    def build(self, alphabet: str, folder: Path, seed: int) -> None:
+        """Write model, generation settings and tokenizer into `folder`; the same seed gives the same bits."""
+        tokenizer = character_tokenizer(alphabet, self.max_length)
+        with torch.random.fork_rng(devices=[]):  # the caller's random stream is not ours to move
+            torch.manual_seed(seed)
+            model = Qwen3ForCausalLM(self._config(tokenizer))
+        model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
+        with _without_progress_bar():
+            model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    def _config(self, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+        return Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=self.width,
+            intermediate_size=self.mlp_width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            max_position_embeddings=self.max_length,
+            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
+            initializer_range=self.initializer_range,
+            tie_word_embeddings=self.tie_embeddings,
+            bos_token_id=None,
+            eos_token_id=EOS_ID,
+            pad_token_id=PAD_ID,
+        )
+
+
+def character_tokenizer(alphabet: str, max_length: int) -> PreTrainedTokenizerFast:
+    """One token a character, first `<pad>` and `<eos>`; a character outside the alphabet is an error, never a guess."""
+    vocabulary = {text: i for i, text in enumerate([PAD, EOS, *dict.fromkeys(alphabet)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()  # join the characters; the default would put spaces between them
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=EOS,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_length,
+    )
+
+
+@contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """A bar for a file of half a megabyte is noise; whoever had bars before has them after."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,79 @@
+"""The task's score to a reward per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from groupwise.masked import keep
+from groupwise.parts.kl import KL
+from groupwise.records import Batch
+
+
+class Shaping(Protocol):
+    """(batch) -> reward [N,T]."""
+
+    def __call__(self, batch: Batch) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """reward = scale score + offset + overlong penalty, at the last trained token; a per-token KL term can be added.
+
+    scale, offset   the paper's reward from a score in [0, 1]: DAPO's +1 / -1 is 2 and -1
+    overlong_cache  the last part of the limit, as a share of it, over which the penalty falls from 0 to -1; 0 is none
+    limit           the longest completion, tokens
+    Source: DAPO (2503.14476) eq 7 and eq 13 (20,480 tokens with a cache of 4,096: a share of 0.2).
+    """
+
+    scale: float = 1.0
+    offset: float = 0.0
+    overlong_cache: float = 0.0
+    limit: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlong_cache <= 1:
+            raise ValueError(f"overlong_cache = {self.overlong_cache}: must be a share of the limit, from 0 to 1")
+
+    def __call__(self, batch: Batch) -> Tensor:
+        lengths = batch.mask.sum(-1)
+        total = self.scale * batch.score + self.offset
+        if self.overlong_cache and self.limit:
+            total = total + overlong_penalty(lengths, self.limit, self.overlong_cache * self.limit)
+        return at_last_token(total, batch.mask)
+
+
+def overlong_penalty(lengths: Tensor, limit: float, cache: float) -> Tensor:
+    """DAPO's soft penalty: 0 up to limit - cache, then linear down to -1 at the limit. [N] tokens -> [N] in [-1, 0].
+
+    Source: DAPO (2503.14476) eq 13.
+
+    >>> overlong_penalty(torch.tensor([16384, 18432, 20480]), 20480, 4096)
+    tensor([ 0.0000, -0.5000, -1.0000])
+    """
+    if not 0 < cache <= limit:
+        raise ValueError(f"cache = {cache}: must be above 0 and at most the limit {limit}")
+    lengths = torch.as_tensor(lengths)
+    lengths = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
+    return ((limit - cache - lengths) / cache).clamp(-1.0, 0.0)
+
+
+def at_last_token(per_row: Tensor, mask: Tensor) -> Tensor:
+    """[N], [N,T] -> [N,T]: the row's value at its last trained token, 0 elsewhere."""
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, columns, -1).amax(-1, keepdim=True)
+    return keep(per_row[:, None].expand(mask.shape), mask & (columns == last))
+
+
+def subtract_kl(reward: Tensor, batch: Batch, kl: KL) -> Tensor:
+    """reward_t - beta KL_t with the old policy's log-probabilities, which are what sampled. [N,T] reward units.
+
+    Source: DeepSeekMath (2402.03300) eq 2. Raises ValueError where a log-probability is missing.
+    """
+    if batch.logp_old is None or batch.logp_ref is None:
+        raise ValueError("a KL term in the reward needs logp_old and logp_ref")
+    old, ref = keep(batch.logp_old, batch.mask), keep(batch.logp_ref, batch.mask)
+    return reward - kl.beta * keep(kl(old, ref, torch.zeros_like(old)), batch.mask)

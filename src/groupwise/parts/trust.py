@@ -1,0 +1,71 @@
+"""Trust regions: how far a ratio may carry the policy. Each gives its surrogate and the share of gradient it passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from groupwise.masked import keep
+
+
+class Surrogate(NamedTuple):
+    """value [N,T] is maximised; share [N,T] is 0 where the region stops the gradient, 1 where it leaves it alone."""
+
+    value: Tensor
+    share: Tensor
+
+
+class Trust(Protocol):
+    """(log_ratio [N,T], advantage [N,T], logp_live [N,T], mask [N,T]) -> Surrogate."""
+
+    def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate: ...
+
+
+@dataclass(frozen=True)
+class NoTrust:
+    """value = r A: no trust region; every token passes whole."""
+
+    def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
+        value = keep(log_ratio, mask).exp() * keep(advantage, mask)
+        return Surrogate(value, mask.to(value.dtype))
+
+
+@dataclass(frozen=True)
+class Clip:
+    """value = min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), and at least dual_clip A where A < 0.
+
+    The gradient is A r where the token is not clipped and 0 where it is: A > 0 and r > 1 + epsilon_high, A < 0 and
+    r < 1 - epsilon_low, or, with a dual clip, A < 0 and r > dual_clip (0 turns the dual clip off).
+    Source: PPO (1707.06347); two epsilons from DAPO (2503.14476) eq 8; dual clip from 1912.09729.
+
+    >>> log_ratio = torch.tensor([[1.24, 1.30]]).log()
+    >>> one = torch.ones(1, 2)
+    >>> Clip(0.2, 0.28)(log_ratio, one, one, one.bool())
+    Surrogate(value=tensor([[1.2400, 1.2800]]), share=tensor([[1., 0.]]))
+    """
+
+    epsilon_low: float = 0.2
+    epsilon_high: float = 0.2
+    dual_clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon_low < 1:
+            raise ValueError(f"epsilon_low = {self.epsilon_low}: must be at least 0 and below 1")
+        if self.epsilon_high < 0:
+            raise ValueError(f"epsilon_high = {self.epsilon_high}: must not be negative")
+        if self.dual_clip != 0 and self.dual_clip <= 1:
+            raise ValueError(f"dual_clip = {self.dual_clip}: must be above 1, or 0 to turn it off")
+
+    def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
+        ratio, advantage = keep(log_ratio, mask).exp(), keep(advantage, mask)
+        value = torch.minimum(ratio * advantage, ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high) * advantage)
+        stopped = ((advantage > 0) & (ratio > 1 + self.epsilon_high)) | (
+            (advantage < 0) & (ratio < 1 - self.epsilon_low)
+        )
+        if self.dual_clip:
+            too_far = (advantage < 0) & (ratio > self.dual_clip)
+            value, stopped = torch.where(too_far, self.dual_clip * advantage, value), stopped | too_far
+        return Surrogate(value, (mask & ~stopped).to(value.dtype))

@@ -1,0 +1,180 @@
+"""A recipe: what a TOML file may say, checked key by key. Reading and writing only; nothing is built here."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from groupwise.errors import UsageError, nearest
+
+
+class Section(BaseModel):
+    """Strict: an unknown key is an error, and a value of another type is never bent into shape."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class SamplingSection(Section):
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    max_new_tokens: int = Field(64, ge=1)
+
+
+class EvaluationSection(Section):
+    """Held-out problems, samples of each and how they are drawn; `every` N steps (0: before and after only)."""
+
+    problems: int = Field(512, ge=1)
+    samples: int = Field(1, ge=1)
+    every: int = Field(0, ge=0)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+
+
+class WarmStartSection(Section):
+    """Imitation of the task's demonstrations before training; 0 steps is none."""
+
+    steps: int = Field(0, ge=0)
+    batch_size: int = Field(64, ge=1)
+    demonstrations: int = Field(50_000, ge=1)
+    matrix_learning_rate: float = Field(1.5e-2, gt=0)
+    learning_rate: float = Field(5e-3, gt=0)
+    warmup: float = Field(0.05, ge=0, le=1)
+    clip: float = Field(1.0, gt=0)
+
+
+class EngineSection(Section):
+    name: Literal["local"] = "local"
+    max_rows: int = Field(512, ge=1)
+
+
+class LearnerSection(Section):
+    learning_rate: float = Field(1e-6, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_updates: int = Field(0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    clip_norm: float = Field(1.0, ge=0)
+    tokens_per_microbatch: int = Field(16384, ge=1)
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+
+class CheckpointSection(Section):
+    """A checkpoint every N steps (and at the end); the newest `keep` stay."""
+
+    every: int = Field(50, ge=1)
+    keep: int = Field(2, ge=1)
+
+
+class Recipe(Section):
+    """One run. `[task]` and `[algorithm]` hold the keys of the task and of the catalog's row named there."""
+
+    name: str = Field(min_length=1, pattern=r"^[\w.+-]+$")
+    seed: int = Field(0, ge=0)
+    steps: int = Field(ge=1)
+    model: str = Field("tiny-dense", min_length=1)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    runs: str = Field("runs", min_length=1)
+    prompts_per_step: int = Field(64, ge=1)
+    samples_per_prompt: int = Field(8, ge=1)
+    updates_per_batch: int = Field(1, ge=1)
+    passes_per_batch: int | None = Field(None, ge=1)
+    task: dict[str, Any]
+    algorithm: dict[str, Any]
+    warm_start: WarmStartSection = WarmStartSection()  # type: ignore[call-arg]
+    sampling: SamplingSection = SamplingSection()  # type: ignore[call-arg]
+    evaluation: EvaluationSection = EvaluationSection()  # type: ignore[call-arg]
+    engine: EngineSection = EngineSection()  # type: ignore[call-arg]
+    learner: LearnerSection = LearnerSection()  # type: ignore[call-arg]
+    checkpoint: CheckpointSection = CheckpointSection()  # type: ignore[call-arg]
+
+
+def recipe_folder() -> Path:
+    """Where the recipes that come with groupwise lie: inside an installed package, or beside the source tree."""
+    packaged = Path(__file__).parent / "recipes"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "recipes"
+
+
+def find(recipe: str) -> Path:
+    """A recipe's file, from its name or its path. Raises UsageError listing those that exist."""
+    path = Path(recipe)
+    if path.suffix == ".toml" or path.is_file():
+        if not path.is_file():
+            raise UsageError(f"recipe {recipe!r}: there is no such file")
+        return path
+    known = sorted(p.stem for p in recipe_folder().glob("*.toml"))
+    if recipe not in known:
+        raise UsageError(f"recipe {recipe!r}: there is no such recipe; {nearest(recipe, known)}")
+    return recipe_folder() / f"{recipe}.toml"
+
+
+def load(recipe: str, overrides: Mapping[str, object] | None = None) -> Recipe:
+    """The recipe with the overrides (dotted keys) laid over it. Raises UsageError, one line, where anything is off."""
+    path = find(recipe)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not a TOML file: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    table.setdefault("name", path.stem)
+    for key, value in (overrides or {}).items():
+        lay(table, key, value)
+    return parse(table, path.name)
+
+
+def parse(table: Mapping[str, Any], where: str) -> Recipe:
+    """A checked recipe from its table."""
+    try:
+        return Recipe.model_validate(dict(table))
+    except ValidationError as error:
+        raise UsageError(f"{where}: {'; '.join(_in_words(e) for e in error.errors())}") from None
+
+
+def dump(recipe: Recipe, comment: str = "") -> str:
+    """The recipe as TOML, with a comment in front; `parse` reads it back equal."""
+    head = "".join(f"# {line}\n" for line in comment.splitlines())
+    return head + tomli_w.dumps(recipe.model_dump(exclude_none=True))
+
+
+def assignment(text: str) -> tuple[str, object]:
+    """`key=value` of the command line; the value is TOML, or a bare word taken as text."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(f"--set {text!r}: expected key=value, such as --set algorithm.name=dapo")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def lay(table: dict[str, Any], key: str, value: object) -> None:
+    """Put a dotted key's value into nested tables."""
+    *sections, last = key.split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"{key}: {section} is a value, not a section")
+    table[last] = value
+
+
+def _in_words(error: Any) -> str:
+    *path, last = [str(part) for part in error["loc"]]
+    key = ".".join([*path, last])
+    if error["type"] == "extra_forbidden":
+        section: Any = Recipe
+        for part in path:
+            section = section.model_fields[part].annotation
+        return f"{key}: there is no such key; {nearest(last, list(section.model_fields))}"
+    if error["type"] == "missing":
+        return f"{key} is missing"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return f"{key} = {error['input']!r}: {message}"

@@ -1,0 +1,199 @@
+"""Start, resume, evaluate: what the commands and the Python surface call."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import signal
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+
+from groupwise import checkpoint, journal, loop, recipe
+from groupwise.config import Blueprint, build, resolve, resolved_recipe, restore
+from groupwise.engines.base import Sampling
+from groupwise.engines.local import LocalEngine
+from groupwise.errors import GroupwiseError, UsageError
+from groupwise.journal import Journal
+from groupwise.models.load import load_policy
+from groupwise.rollout import Evaluation, evaluate
+from groupwise.view import LiveView, PlainView, View
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that ended. `summary` is also summary.json in the folder; empty where a signal stopped the run early."""
+
+    folder: Path
+    summary: dict[str, Any]
+    stopped_by: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return not self.stopped_by
+
+
+def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
+    """Run a recipe, by name or path, with dotted keys laid over it. A name that exists is counted up unless it was set.
+
+    >>> groupwise.train("quickstart", {"algorithm.name": "dapo"}).summary["heldout_after"]  # doctest: +SKIP
+    """
+    chosen = dict(overrides or {})
+    loaded = recipe.load(name, chosen)
+    if "name" not in chosen:
+        loaded = loaded.model_copy(update={"name": _free_name(Path(loaded.runs), loaded.name)})
+    plan = resolve(loaded)
+    text = recipe.dump(resolved_recipe(plan), f"Everything this run was started with, from {name}.")
+    return _go(plan, Journal.create(plan.folder, text), None, fresh=True)
+
+
+def resume(folder: Path) -> Run:
+    """Go on with a run from its newest good checkpoint; without one, from the start."""
+    path = folder / journal.RECIPE
+    if not path.is_file():
+        raise UsageError(f"{folder}: not a run folder (no {journal.RECIPE})")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not a TOML file: {error}") from None
+    # The folder is the run, wherever it was moved or started from.
+    table |= {"runs": str(folder.resolve().parent), "name": folder.resolve().name}
+    plan = resolve(recipe.parse(table, str(path)))
+    newest, told = checkpoint.newest_good(folder / "checkpoints")
+    step = checkpoint.read_state(newest)["step"] if newest else 0
+    book = Journal.reopen(folder, step)
+    for line in told:
+        book.log(line)
+        Console(stderr=True, soft_wrap=True).print(line, markup=False)
+    return _go(plan, book, newest, fresh=False)
+
+
+def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | None) -> Evaluation:
+    """Sampled results of a policy on the recipe's held-out problems: a run's last checkpoint, or any model folder."""
+    plan = resolve(_of_run_or_recipe(name, overrides))
+    folder = Path(model) if model else _last_policy(Path(name))
+    policy = load_policy(folder, device=plan.device)
+    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
+    problems = plan.task.samples("heldout")[: plan.evaluation_problems]
+    sampling: Sampling = plan.evaluation
+    return evaluate(
+        engine, plan.task, problems, policy.encode, policy.decode, plan.evaluation_samples, sampling, plan.seed
+    )
+
+
+def summarise(plan: Blueprint, run: loop.Run) -> dict[str, Any]:
+    """summary.json, from the rows of metrics.jsonl, so that a resumed run says the same."""
+    found = [r for r in journal.read_metrics(plan.folder) if "evaluation" in r]
+    before, after = found[0]["evaluation"], found[-1]["evaluation"]
+    return {
+        "name": plan.name,
+        "algorithm": plan.algorithm.name,
+        "seed": plan.seed,
+        "steps": run.step,
+        "heldout_before": before["avg_at_k"],
+        "heldout_after": after["avg_at_k"],
+        "length_before": before["length_mean"],
+        "length_after": after["length_mean"],
+        "heldout_problems": after["problems"],
+        "heldout_samples": after["samples"],
+        "seconds_total": round(run.seconds_before + run.clock.total, 3),
+        "seconds_training": round(run.seconds_training, 3),
+        "policy": str(checkpoint.folder_of(plan.folder / "checkpoints", run.step) / checkpoint.POLICY),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, {plan.device}",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+
+
+def _go(plan: Blueprint, book: Journal, newest: Path | None, fresh: bool) -> Run:
+    console = Console(highlight=False, soft_wrap=True)
+    view = LiveView(plan.steps, plan.name, console) if console.is_terminal else PlainView(plan.steps, console)
+    view.plan(plan.plan())
+    asked: list[int] = []
+    try:
+        with _signals(asked):
+            clock = loop.Clock()
+            run = _build_or_discard(plan, book, view, lambda: bool(asked), fresh)
+            run.clock = clock
+            if newest is not None:
+                restore(run, plan, newest)
+                view.note(f"going on after step {run.step}")
+            finished = loop.train(run)
+        if finished:
+            summary = summarise(plan, run)
+            book.summary(summary)
+            return Run(plan.folder, summary)
+    except GroupwiseError as error:
+        if plan.folder.is_dir():
+            book.log(f"error: {error}")
+        raise
+    finally:
+        view.close()
+        book.close()
+    view.say(f"stopped after step {run.step}, saved; go on with: groupwise train --resume {plan.folder}")
+    return Run(plan.folder, {}, stopped_by=asked[0])
+
+
+def _build_or_discard(plan: Blueprint, book: Journal, view: View, stop: Callable[[], bool], fresh: bool) -> loop.Run:
+    """The run, built; what turns out to be impossible only with the model at hand leaves no empty run folder."""
+    try:
+        return build(plan, book, view, stop)
+    except UsageError:
+        if fresh:
+            book.discard()
+        raise
+
+
+@contextmanager
+def _signals(asked: list[int]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM ask to stop at the next step boundary; a second Ctrl-C stops at once."""
+
+    def ask(number: int, frame: object) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: whoever owns it decides about signals
+        before = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _free_name(runs: Path, name: str) -> str:
+    """name, name-2, name-3, ...: the first that does not exist."""
+    taken = {p.name for p in runs.iterdir()} if runs.is_dir() else set()
+    used = [int(m[1] or 1) for t in taken if (m := re.fullmatch(re.escape(name) + r"(?:-(\d+))?", t))]
+    return name if name not in taken else f"{name}-{max(used) + 1}"
+
+
+def _of_run_or_recipe(name: str, overrides: Mapping[str, object]) -> recipe.Recipe:
+    path = Path(name) / journal.RECIPE
+    return recipe.load(str(path) if path.is_file() else name, overrides)
+
+
+def _last_policy(folder: Path) -> Path:
+    newest, _ = checkpoint.newest_good(folder / "checkpoints")
+    if newest is None:
+        raise UsageError(f"{folder}: no checkpoint to evaluate; name a run folder, or a model with --model PATH")
+    return newest / checkpoint.POLICY
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """A finished run's summary.json."""
+    return json.loads((folder / journal.SUMMARY).read_text())

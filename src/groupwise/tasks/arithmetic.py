@@ -1,0 +1,135 @@
+"""The task `arithmetic`: chains such as `3+1-4+2=`, scored by the last integer of the completion.
+
+Its demonstrations are a mixture. Some work the problem step by step and are right (`3+1-4+2=` -> `4-4+2=0+2=2`), the
+others answer at once with the answer of some other problem, which is mostly wrong and cannot be learned. A policy that
+imitates them can do both; what reinforcement learning has to find is that working pays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from groupwise.errors import UsageError
+from groupwise.records import Sample
+from groupwise.tasks.base import Demonstration
+
+SPLITS = ("train", "heldout")
+
+# A minus directly after a digit is an operator: `4-4` ends in 4, `=-4` in -4.
+_INTEGER = re.compile(r"(?<![0-9])-?[0-9]+")
+_TERM = re.compile(r"[+-]?[0-9]+")
+# Python refuses to read integers of thousands of digits; no answer of this task is longer than this.
+_LONGEST_ANSWER = 20
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Sums and differences of a few small integers, with train and held-out problems that never meet.
+
+    operands       (fewest, most) integers in a problem
+    largest        operands are drawn from 0..largest
+    worked_share   the share of demonstrations that work step by step
+    heldout_share  the share of problems kept for evaluation
+    problems       how many problems there are at most, both splits together
+    seed           draws the problems (where there are more than `problems`) and their order
+    """
+
+    operands: tuple[int, int] = (3, 4)
+    largest: int = 4
+    worked_share: float = 0.45
+    heldout_share: float = 0.12
+    problems: int = 20_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operands", tuple(self.operands))  # a recipe writes a list
+        if len(self.operands) != 2 or not 2 <= self.operands[0] <= self.operands[1] <= 12:
+            raise UsageError(
+                f"task.operands must be [fewest, most] with 2 <= fewest <= most <= 12, not {self.operands}"
+            )
+        if not 1 <= self.largest <= 999:
+            raise UsageError(f"task.largest must be from 1 to 999, not {self.largest}")
+        if not 0 <= self.worked_share <= 1:
+            raise UsageError(f"task.worked_share must be from 0 to 1, not {self.worked_share}")
+        if not 0 < self.heldout_share < 1:
+            raise UsageError(f"task.heldout_share must lie between 0 and 1, not {self.heldout_share}")
+        if not all(self.samples(split) for split in SPLITS):
+            raise UsageError(f"{self} leaves a split empty; raise task.largest, task.operands or task.problems")
+
+    @property
+    def alphabet(self) -> str:
+        """Every character of this task's prompts and completions."""
+        return "0123456789+-="
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        """The problems of "train" or "heldout", in a shuffled order that is the same in every process."""
+        if split not in SPLITS:
+            raise UsageError(f"arithmetic has the splits {' and '.join(SPLITS)}, not {split!r}")
+        return _splits(self.operands, self.largest, self.heldout_share, self.problems, self.seed)[split]
+
+    def score(self, sample: Sample, completion: str) -> float:
+        """1.0 where the last integer of the completion is the answer, else 0.0."""
+        found = _INTEGER.findall(completion)
+        right = bool(found) and len(found[-1]) <= _LONGEST_ANSWER and int(found[-1]) == int(sample.answer)
+        return 1.0 if right else 0.0
+
+    def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
+        """`count` demonstrations on training problems: a `worked_share` of them worked and right, the rest guesses."""
+        train, rng = self.samples("train"), random.Random(seed)
+        return [self._demonstrate(rng.choice(train), train, rng) for _ in range(count)]
+
+    def _demonstrate(self, sample: Sample, train: Sequence[Sample], rng: random.Random) -> Demonstration:
+        if rng.random() < self.worked_share:
+            return Demonstration(sample.prompt, worked(sample.prompt))
+        return Demonstration(sample.prompt, rng.choice(train).answer)
+
+
+def worked(expression: str) -> str:
+    """The step-by-step answer: `3+1-4+2=` -> `4-4+2=0+2=2`, the first two terms summed in each step."""
+    terms = _TERM.findall(expression)
+    steps = []
+    while len(terms) > 1:
+        terms[:2] = [str(int(terms[0]) + int(terms[1]))]
+        steps.append("".join(terms))
+    return "=".join(steps)
+
+
+def _expression(index: int, count: int, largest: int) -> str:
+    """Problem number `index` of those with `count` operands, in mixed radix: `3+1-4+2=`."""
+    index, first = divmod(index, largest + 1)
+    text = str(first)
+    for _ in range(count - 1):
+        index, operand = divmod(index, largest + 1)
+        index, sign = divmod(index, 2)
+        text += "+-"[sign] + str(operand)
+    return text + "="
+
+
+def _hash(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone: the same in every process and Python version."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
+
+
+@lru_cache(maxsize=8)
+def _splits(
+    operands: tuple[int, int], largest: int, heldout_share: float, problems: int, seed: int
+) -> dict[str, tuple[Sample, ...]]:
+    """Both splits. The hash of the expression decides the split, so no draw or seed can move a problem across."""
+    counts = range(operands[0], operands[1] + 1)
+    rng = random.Random(seed)
+    drawn: list[str] = []
+    for count in counts:
+        space = (largest + 1) ** count * 2 ** (count - 1)
+        indices = rng.sample(range(space), min(space, problems // len(counts)))
+        drawn += [_expression(index, count, largest) for index in indices]
+    drawn.sort(key=lambda text: _hash(f"order {seed} {text}"))
+    splits: dict[str, list[Sample]] = {split: [] for split in SPLITS}
+    for text in drawn:
+        split = "heldout" if _hash(f"split {text}") < heldout_share else "train"
+        splits[split].append(Sample(key=text, prompt=text, answer=worked(text).rsplit("=", 1)[-1]))
+    return {split: tuple(samples) for split, samples in splits.items()}

@@ -1,0 +1,40 @@
+"""What a task is: it gives samples of a split and scores completions. One typed sample object everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from groupwise.records import Sample
+
+
+class Task(Protocol):
+    """A source of problems with a verifiable score.
+
+    samples(split)         the problems of "train" or "heldout"; the same order in every process
+    score(sample, text)    reward units, higher is better; 1.0 counts as solved
+    alphabet               every character that prompts and completions of this task use ("" where unbounded)
+    """
+
+    @property
+    def alphabet(self) -> str: ...
+
+    def samples(self, split: str) -> Sequence[Sample]: ...
+
+    def score(self, sample: Sample, completion: str) -> float: ...
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A prompt with a completion to imitate, for the warm start."""
+
+    prompt: str
+    completion: str
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """A task that can also show how answers look, so that a tiny policy has something to start from."""
+
+    def demonstrations(self, count: int, seed: int) -> Iterable[Demonstration]: ...

@@ -1,0 +1,204 @@
+"""Faults injected for real: each is caught by the run itself, within a step, with its cause in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import groupwise
+from groupwise import checkpoint, config
+from groupwise.engines.local import LocalEngine
+from groupwise.errors import CheckFailed, RunError
+from groupwise.journal import read_metrics
+from groupwise.learner import Learner
+from groupwise.parts.aggregate import SequenceMean
+from groupwise.run import resume
+from groupwise.tasks.arithmetic import Arithmetic
+
+
+def steps_done(folder: Path) -> int:
+    return max((r["step"] for r in read_metrics(folder)), default=0)
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1e-6], ids=["a large step", "a step too small for the gap limit"])
+def test_an_engine_that_keeps_its_old_weights(rate, small, monkeypatch):
+    """Loading only stamps the version. Even where the gap is within the limit, the answers' very bits give it away."""
+    monkeypatch.setattr(LocalEngine, "load_weights", lambda self, weights, version: setattr(self, "_version", version))
+    changes = small(name="stale", learner__learning_rate=rate)
+    with pytest.raises(CheckFailed, match=r"step 1: .*the engine still serves the weights of before"):
+        groupwise.train("quickstart", changes)
+    folder = Path(changes["runs"]) / "stale"
+    assert steps_done(folder) == 0
+    assert "still serves the weights of before" in (folder / "log.txt").read_text()
+
+
+def test_an_engine_that_gets_some_of_the_weights(small, monkeypatch):
+    real = LocalEngine.load_weights
+
+    def partial(self, weights, version):
+        kept = dict(self._model.named_parameters())
+        real(self, [(n, w if "layers.0" in n else kept[n]) for n, w in weights], version)
+
+    monkeypatch.setattr(LocalEngine, "load_weights", partial)
+    with pytest.raises(CheckFailed, match=r"step 1: .*the weights did not arrive"):
+        groupwise.train("quickstart", small(learner__learning_rate=1e-2))
+
+
+def test_an_engine_that_samples_another_distribution(small, monkeypatch):
+    real = LocalEngine.generate
+
+    def cooler(self, requests, sampling):
+        return real(self, requests, dataclasses.replace(sampling, temperature=0.9))
+
+    monkeypatch.setattr(LocalEngine, "generate", cooler)
+    with pytest.raises(CheckFailed, match=r"step 1: .*'learner = engine'.*look at temperature"):
+        groupwise.train("quickstart", small())
+
+
+def test_dropout_in_the_learner(small, monkeypatch):
+    real = Learner.__init__
+
+    def with_dropout(self, model, *args):
+        real(self, model, *args)
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.2
+        model.train()
+
+    monkeypatch.setattr(Learner, "__init__", with_dropout)
+    with pytest.raises(CheckFailed, match=r"step 1: .*'live = old on the first update'.*look at dropout"):
+        groupwise.train("quickstart", small())
+
+
+def test_a_loss_that_is_normalised_wrongly(small, monkeypatch):
+    """Completions counted per microbatch instead of per optimizer batch: the classic."""
+    real = SequenceMean.__call__
+    monkeypatch.setattr(SequenceMean, "__call__", lambda self, mask, totals: real(self, mask, totals) * 2)
+    with pytest.raises(CheckFailed, match=r"'weights reach their declared total' is 1, .*normalised wrongly"):
+        groupwise.train("quickstart", small())
+
+
+def test_a_reference_that_is_not_the_start(small, monkeypatch):
+    real = Learner.__init__
+
+    def other_reference(self, model, reference, *args):
+        with torch.no_grad():
+            for parameter in reference.parameters():
+                parameter.mul_(1.01)
+        real(self, model, reference, *args)
+
+    monkeypatch.setattr(Learner, "__init__", other_reference)
+    with pytest.raises(CheckFailed, match="the reference is not the starting policy"):
+        groupwise.train("quickstart", small())
+
+
+def poison(first: int):
+    """Gradients are NaN from this optimizer update on."""
+    real = Learner.gradients
+
+    def gradients(self, minibatch, algorithm):
+        found = real(self, minibatch, algorithm)
+        if self.updates >= first:
+            next(self.model.parameters()).grad[0] = math.nan
+        return found
+
+    return gradients
+
+
+def test_gradients_that_are_not_finite_stop_the_run_with_a_sound_state(small, monkeypatch):
+    changes = small(name="nan", checkpoint__every=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "gradients", poison(first=4))
+        with pytest.raises(RunError, match=r"step 4: 3 updates in a row .*another try of this step: .*step-000003"):
+            groupwise.train("quickstart", changes)
+    folder = Path(changes["runs"]) / "nan"
+    saved, sound = newest_weights(folder), newest_weights(groupwise.train("quickstart", small(steps=2)).folder)
+    assert all(torch.equal(saved[name], sound[name]) for name in sound)
+    assert resume(folder).finished
+    assert [r["step"] for r in read_metrics(folder) if "loss" in r] == [1, 2, 3, 4]
+
+
+def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest, _ = checkpoint.newest_good(folder / "checkpoints")
+    assert newest is not None
+    return checkpoint.read_weights(newest)
+
+
+def test_one_skipped_update_is_counted_and_the_run_goes_on(small, monkeypatch):
+    real, spoiled = Learner.gradients, poison(first=0)
+    monkeypatch.setattr(Learner, "gradients", lambda self, *a: (spoiled if self.updates == 3 else real)(self, *a))
+    run = groupwise.train("quickstart", small())
+    assert [r["updates_skipped"] for r in read_metrics(run.folder) if "loss" in r] == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("score", "words"), [(0.0, "every group is all wrong"), (1.0, "every group is all right")])
+def test_groups_without_signal_are_told_in_words(score, words, small, monkeypatch):
+    monkeypatch.setattr(Arithmetic, "score", lambda self, sample, completion: score)
+    run = groupwise.train("quickstart", small(steps=1))
+    assert words in (run.folder / "log.txt").read_text()
+    row = next(r for r in read_metrics(run.folder) if "loss" in r)
+    assert row["advantage_abs_mean"] == 0
+    with pytest.raises(RunError, match=rf"10 rounds gave \d+ groups and not one that mixes .*{words}"):
+        groupwise.train("quickstart", small(algorithm__name="dapo"))
+
+
+def test_a_completion_without_a_score_neither_votes_nor_trains(small, monkeypatch):
+    real = Arithmetic.score
+    monkeypatch.setattr(Arithmetic, "score", lambda self, s, text: math.nan if len(text) % 2 else real(self, s, text))
+    run = groupwise.train("quickstart", small(steps=2))
+    for row in (r for r in read_metrics(run.folder) if "loss" in r):
+        assert row["unscored_completions"] > 0
+        assert row["trained_completions"] == row["generated_completions"] - row["unscored_completions"]
+        assert math.isfinite(row["loss"])
+
+
+def test_a_disk_that_is_full_while_saving(small):
+    """The system refuses large files while a resumed run saves: one line, exit code 1, older checkpoints untouched."""
+    changes = small(name="full", steps=3)
+    folder = groupwise.train("quickstart", changes).folder
+    last = checkpoint.folder_of(folder / "checkpoints", 3)
+    for path in last.rglob("*"):
+        if path.is_file():
+            path.unlink()
+    before = {p: p.read_bytes() for p in checkpoint.folder_of(folder / "checkpoints", 2).rglob("*") if p.is_file()}
+    command = [sys.executable, "-m", "groupwise.cli", "train", "--resume", str(folder)]
+    limited = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )
+    assert limited.returncode == 1, limited.stderr
+    told = limited.stderr.strip().splitlines()[-1]
+    assert "step 3: the checkpoint cannot be saved: " in told
+    assert f"checkpoints/step-000002 is untouched. Free space, then: groupwise train --resume {folder}" in told
+    assert "Traceback" not in limited.stderr
+    assert {p: p.read_bytes() for p in before} == before
+    assert not list((folder / "checkpoints").glob(".partial-*"))
+    assert resume(folder).finished
+
+
+def test_two_processes_do_not_write_one_run(small):
+    run = groupwise.train("quickstart", small(steps=1))
+    book = groupwise.journal.Journal(run.folder)
+    with pytest.raises(groupwise.UsageError, match="another process is writing this run"):
+        resume(run.folder)
+    book.close()
+    assert resume(run.folder).finished
+
+
+def test_a_probe_is_asked_after_each_load(small, monkeypatch):
+    """Without the probe the fault above would go unseen for a step: the check is really made, every step."""
+    asked = []
+    real = config.Probe.__call__
+    monkeypatch.setattr(config.Probe, "__call__", lambda self: asked.append(1) or real(self))
+    groupwise.train("quickstart", small())
+    assert len(asked) == 4

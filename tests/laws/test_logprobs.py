@@ -1,0 +1,76 @@
+"""Chunked log-probabilities against the plain ones, value and gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from groupwise.models.heads import halves
+from groupwise.models.logprobs import sequence_logprobs, token_logprobs
+from groupwise.records import Kept
+
+
+def plain(logits, targets, support=None):
+    """Written out: log-softmax over the whole row or over the kept ids only, and its entropy."""
+    logp, entropy = [], []
+    for i, row in enumerate(logits):
+        ids = torch.arange(len(row)) if support is None else torch.tensor(support[i])
+        over = row[ids].log_softmax(0)
+        logp.append(over[(ids == targets[i]).nonzero()[0, 0]])
+        entropy.append(-(over.exp() * over).sum())
+    return torch.stack(logp), torch.stack(entropy)
+
+
+@pytest.mark.parametrize("chunk", [1, 7 * 11, 10**9])
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+@pytest.mark.parametrize("kept", [False, True])
+def test_chunks_equal_the_plain_path(chunk, temperature, kept):
+    g = torch.Generator().manual_seed(0)
+    head = nn.Linear(5, 11, bias=True).double()
+    states = torch.randn(23, 5, dtype=torch.float64, generator=g).requires_grad_(True)
+    targets = torch.randint(0, 11, (23,), generator=g)
+    ids = [sorted({int(t), *torch.randperm(11, generator=g)[: int(t) % 4 + 1].tolist()}) for t in targets]
+    start = torch.tensor([0, *map(len, ids)]).cumsum(0)
+    support = Kept(torch.tensor([i for row in ids for i in row], dtype=torch.int32), start) if kept else None
+    weight = torch.randn(2, 23, dtype=torch.float64, generator=g)
+
+    def gradients(logp, entropy):
+        total = (weight[0] * logp + weight[1] * entropy).sum()
+        return torch.autograd.grad(total, [states, *head.parameters()])
+
+    found = token_logprobs(head, states, targets, temperature, support, True, chunk_elements=chunk)
+    expected = plain(head(states) / temperature, targets, ids if kept else None)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+    for a, b in zip(gradients(*found), gradients(*expected), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_sequence_is_what_the_whole_model_says(policy):
+    """Rows of unequal length padded on the right, tokens that are not trained in between."""
+    backbone, head = halves(policy.model)
+    g = torch.Generator().manual_seed(0)
+    tokens = torch.randint(2, 15, (4, 9), generator=g)
+    mask = torch.rand(4, 9, generator=g) < 0.6
+    mask[:, 0] = False
+    mask[3] = False
+    tokens[1, 6:], mask[1, 6:] = policy.pad, False
+    with torch.no_grad():
+        logp, entropy = sequence_logprobs(backbone, head, tokens, mask, 0.7)
+        for i in range(4):
+            length = 6 if i == 1 else 9
+            over = (policy.model(tokens[i : i + 1, :length]).logits[0, :-1] / 0.7).log_softmax(-1)
+            expected = over.gather(-1, tokens[i, 1:length, None])[:, 0] * mask[i, 1:length]
+            torch.testing.assert_close(logp[i, 1:length], expected, rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                entropy[i, 1:length], -(over.exp() * over).sum(-1) * mask[i, 1:length], rtol=0, atol=1e-5
+            )
+    assert (logp[~mask] == 0).all()
+
+
+def test_a_token_without_its_support_is_refused(policy):
+    backbone, head = halves(policy.model)
+    tokens, mask = torch.tensor([[3, 4, 5]]), torch.tensor([[False, True, True]])
+    with pytest.raises(ValueError, match="without the ids its sampling kept"):
+        sequence_logprobs(backbone, head, tokens, mask, 1.0, [None])

@@ -1,0 +1,87 @@
+"""Groups to batch to minibatches: nothing lost, nothing moved."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from groupwise.collate import collate, minibatches
+from groupwise.records import Batch, Completion, Group, Kept, Prompt, Sample
+from groupwise.seeds import derive, stream
+
+
+def groups() -> list[Group]:
+    made = []
+    for g in range(5):
+        prompt = Prompt(Sample(str(g), "p", "a"), tuple(range(2, 4 + g)))
+        completions = tuple(
+            Completion(tuple([9] * (1 + (g + i) % 4)), tuple([-0.5 * i] * (1 + (g + i) % 4)), "stop", i, score=float(i))
+            for i in range(3)
+        )
+        made.append(Group(prompt, completions))
+    return made
+
+
+def test_rows_are_prompt_then_completion():
+    batch = collate(groups(), pad=0)
+    for row, (g, c) in enumerate([(group, c) for group in groups() for c in group.completions]):
+        whole = g.prompt.tokens + c.tokens
+        assert batch.tokens[row, : len(whole)].tolist() == list(whole)
+        assert (batch.tokens[row, len(whole) :] == 0).all()
+        assert batch.mask[row].nonzero()[:, 0].tolist() == list(range(len(g.prompt.tokens), len(whole)))
+        assert batch.logp_engine[row][batch.mask[row]].tolist() == list(c.logp_engine)
+        assert int(batch.length[row]) == len(whole)
+        assert (int(batch.group[row]), float(batch.score[row]), int(batch.version[row])) == (
+            row // 3,
+            c.score,
+            c.version,
+        )
+
+
+def test_a_completion_without_a_score_stays_as_a_row_that_does_not_train():
+    one = groups()[0]
+    lost = Completion((9, 9), (-1.0, -1.0), "length", 0, score=math.nan)
+    batch = collate([Group(one.prompt, (*one.completions, lost))], pad=0)
+    assert not batch.mask[3].any()
+    assert len(batch) == 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 9])
+def test_minibatches_are_disjoint_whole_groups(count):
+    batch = collate(groups(), pad=0)
+    parts = list(minibatches(batch, count, stream(0, "x")))
+    assert len(parts) == min(count, 5)
+    found = [set(p.group.tolist()) for p in parts]
+    assert sorted(g for part in found for g in part) == list(range(5))
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+    assert sum(len(p) for p in parts) == len(batch)
+    assert all(p.tokens.shape[1] == int(p.length.max()) for p in parts)
+    again = list(minibatches(batch, count, stream(0, "x")))
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(parts, again, strict=True))
+
+
+def test_a_column_has_one_writer():
+    batch = collate(groups(), pad=0)
+    first = batch.add(reward=torch.zeros(batch.tokens.shape))
+    with pytest.raises(ValueError, match="column reward has been written already"):
+        first.add(reward=torch.ones(batch.tokens.shape))
+    assert batch.reward is None
+
+
+def test_rows_take_every_column_along():
+    batch = collate(groups(), pad=0)
+    kept = tuple(Kept(torch.tensor([i]), torch.tensor([0, 1])) for i in range(len(batch)))
+    batch = Batch(**{**vars(batch), "kept": kept}).add(reward=torch.rand(batch.tokens.shape))
+    some = batch.rows([4, 1])
+    assert some.kept is not None
+    assert [int(k.ids) for k in some.kept if k is not None] == [4, 1]
+    assert torch.equal(some.reward, batch.reward[[4, 1], : some.tokens.shape[1]])
+    assert some.group.tolist() == [1, 0]
+
+
+def test_streams_depend_on_their_names_alone():
+    assert derive(1, "a", 2) == derive(1, "a", 2)
+    assert len({derive(1, "a"), derive(1, "b"), derive(2, "a"), derive(1, "a", 0), derive("1a")}) == 5
+    assert torch.rand(3, generator=stream(7, "x")).tolist() == torch.rand(3, generator=stream(7, "x")).tolist()

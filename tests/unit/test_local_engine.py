@@ -1,0 +1,309 @@
+"""The engine against the model's plain forward, and its promises: who draws what, when it ends, under which weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from groupwise.engines.base import Request, Sampling
+from groupwise.engines.local import LocalEngine
+from groupwise.errors import RunError, UsageError
+from groupwise.records import Completion
+
+VOCABULARY = 30
+EOS = frozenset({3, 7})
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96, "initializer_range": 0.2}
+MODELS: dict[str, Callable[[], Any]] = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, **GPT2, bos_token_id=None, eos_token_id=None)  # type: ignore[arg-type]
+    ),
+}
+REQUESTS = [
+    Request((5, 9, 11, 2, 8, 20, 14), samples=3, seed=1),
+    Request((4,), samples=4, seed=2),
+    Request((12, 13, 2, 29), samples=2, seed=2, max_new_tokens=9),
+]
+
+
+def build(name: str = "qwen3") -> Any:
+    torch.manual_seed(4)
+    return MODELS[name]().eval()
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Any:
+    return build()
+
+
+def plain_logp(model: nn.Module, prompt: tuple[int, ...], done: Completion, temperature: float) -> torch.Tensor:
+    """Log-probabilities of the completion by one forward over the whole sequence, over the kept ids where given."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + done.tokens])).logits[0, len(prompt) - 1 : -1]
+    logits = logits.double() / temperature
+    if done.kept is not None:
+        hidden = torch.full_like(logits, -math.inf)
+        for t in range(len(done.tokens)):
+            ids = done.kept.ids[done.kept.start[t] : done.kept.start[t + 1]].long()
+            hidden[t, ids] = logits[t, ids]
+        logits = hidden
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(done.tokens)[:, None])[:, 0]
+
+
+def tokens_of(groups: list[tuple[Completion, ...]]) -> list[list[tuple[int, ...]]]:
+    return [[c.tokens for c in group] for group in groups]
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.9, 0), (1.0, 20), (0.9, 20)])
+def test_logp_is_the_plain_forwards(qwen: Any, temperature: float, top_p: float, top_k: int) -> None:
+    how = Sampling(temperature, top_p, top_k, max_new_tokens=16)
+    groups = LocalEngine(qwen, EOS, pad=0).generate(REQUESTS, how)
+    assert [len(g) for g in groups] == [3, 4, 2]
+    for request, group in zip(REQUESTS, groups, strict=True):
+        for done in group:
+            assert (done.kept is not None) == how.truncates
+            expected = plain_logp(qwen, request.tokens, done, temperature)
+            torch.testing.assert_close(torch.tensor(done.logp_engine, dtype=torch.float64), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_other_models_run_through_the_same_interface(name: str, attention: str) -> None:
+    model = build(name)
+    model.set_attn_implementation(attention)
+    engine = LocalEngine(model, EOS, pad=0, max_rows=5)
+    for requests in (REQUESTS, REQUESTS[:1]):
+        for request, group in zip(requests, engine.generate(requests, Sampling(max_new_tokens=12)), strict=True):
+            for done in group:
+                expected = plain_logp(model, request.tokens, done, 1.0)
+                said = torch.tensor(done.logp_engine, dtype=torch.float64)
+                torch.testing.assert_close(said, expected, atol=1e-5, rtol=0)
+    assert engine._step.recorded
+
+
+def test_a_model_whose_values_steer_its_forward_is_not_replayed_from_a_recording() -> None:
+    torch.manual_seed(4)
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope)).eval()  # type: ignore[arg-type]
+    engine = LocalEngine(model, EOS, pad=0)
+    [[done]] = engine.generate([Request((5, 6), 1, seed=3)], Sampling(max_new_tokens=8))
+    assert not engine._step.recorded
+    said = torch.tensor(done.logp_engine, dtype=torch.float64)
+    torch.testing.assert_close(said, plain_logp(model, (5, 6), done, 1.0), atol=1e-5, rtol=0)
+
+
+def test_kept_holds_the_sampled_token_and_one_set_per_token(qwen: Any) -> None:
+    groups = LocalEngine(qwen, EOS, pad=0, max_rows=4).generate(REQUESTS, Sampling(1.0, 0.8, 6, max_new_tokens=16))
+    for done in (c for group in groups for c in group):
+        assert done.kept is not None
+        assert done.kept.ids.dtype == torch.int32
+        assert done.kept.start.dtype == torch.int64
+        assert not done.kept.ids.is_inference()
+        start = done.kept.start.tolist()
+        assert start[0] == 0
+        assert len(start) == len(done.tokens) + 1
+        for t, token in enumerate(done.tokens):
+            ids = done.kept.ids[start[t] : start[t + 1]].tolist()
+            assert token in ids
+            assert 1 <= len(ids) <= 6
+
+
+def test_greedy_takes_the_most_likely_token_with_logp_0(qwen: Any) -> None:
+    [group] = LocalEngine(qwen, frozenset(), pad=0).generate(REQUESTS[:1], Sampling(temperature=0, max_new_tokens=6))
+    assert len({c.tokens for c in group}) == 1
+    prompt, done = REQUESTS[0].tokens, group[0]
+    with torch.no_grad():
+        logits = qwen(input_ids=torch.tensor([prompt + done.tokens])).logits[0, len(prompt) - 1 : -1]
+    assert done.tokens == tuple(logits.argmax(-1).tolist())
+    assert done.logp_engine == (0.0,) * 6
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 64])
+def test_rows_at_a_time_change_nothing(qwen: Any, max_rows: int) -> None:
+    how = Sampling(1.0, 0.95, max_new_tokens=20)
+    whole = LocalEngine(qwen, EOS, pad=0).generate(REQUESTS, how)
+    fewer = LocalEngine(qwen, EOS, pad=0, max_rows=max_rows).generate(REQUESTS, how)
+    assert tokens_of(fewer) == tokens_of(whole)
+    for a, b in zip((c for g in fewer for c in g), (c for g in whole for c in g), strict=True):
+        assert a.logp_engine == pytest.approx(b.logp_engine, abs=1e-5)
+        assert a.kept is not None
+        assert b.kept is not None
+        assert torch.equal(a.kept.ids, b.kept.ids)
+
+
+def test_neighbours_and_order_change_nothing(qwen: Any) -> None:
+    engine = LocalEngine(qwen, EOS, pad=0, max_rows=20)
+    others = [Request(tuple(range(1, 2 + i % 9)), 2, seed=50 + i) for i in range(20)]
+    crowd = engine.generate([*others[:9], *REQUESTS, *others[9:]], Sampling(max_new_tokens=20))
+    for i, request in enumerate(REQUESTS):
+        [alone] = engine.generate([request], Sampling(max_new_tokens=20))
+        assert tokens_of([alone]) == tokens_of([crowd[9 + i]])
+
+
+def test_completions_of_a_group_differ_and_the_seed_decides(qwen: Any) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+
+    def sampled(seed: int, samples: int = 4) -> list[tuple[int, ...]]:
+        [group] = engine.generate([Request((5, 6), samples, seed)], Sampling(max_new_tokens=12))
+        return [c.tokens for c in group]
+
+    assert sampled(1) == sampled(1)
+    assert sampled(1, samples=7)[:4] == sampled(1)
+    assert len({*sampled(1), *sampled(2)}) == 8
+
+
+@pytest.mark.parametrize("max_rows", [3, 512])
+def test_limits_are_exact(qwen: Any, max_rows: int) -> None:
+    limits = [1, 40, 2, 17, 90, 3, 1]
+    requests = [Request((5,) * (1 + i % 3), 2, i, limit) for i, limit in enumerate(limits)]
+    groups = LocalEngine(qwen, frozenset(), pad=0, max_rows=max_rows).generate(requests, Sampling(max_new_tokens=1))
+    assert [[len(c.tokens) for c in g] for g in groups] == [[limit, limit] for limit in limits]
+    assert {c.finish for g in groups for c in g} == {"length"}
+
+
+def test_each_end_id_ends_a_completion_and_is_part_of_it(qwen: Any) -> None:
+    engine = LocalEngine(qwen, EOS, pad=0, max_rows=32)
+    groups = engine.generate([Request((5, 6), 40, seed) for seed in range(5)], Sampling(1.3, max_new_tokens=15))
+    lasts = set()
+    for done in (c for g in groups for c in g):
+        assert not EOS & set(done.tokens[:-1])
+        assert (done.finish == "stop") == (done.tokens[-1] in EOS)
+        assert done.finish == "stop" or len(done.tokens) == 15
+        lasts.add(done.tokens[-1] if done.finish == "stop" else None)
+    assert lasts == {3, 7, None}
+
+
+def test_loading_weights_changes_what_is_sampled_and_its_version(qwen: Any) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+    how = Sampling(max_new_tokens=10)
+    before = engine.generate(REQUESTS, how)
+    assert {c.version for g in before for c in g} == {0}
+    other = copy.deepcopy(qwen)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    engine.load_weights(other.named_parameters(), version=3)
+    after = engine.generate(REQUESTS, how)
+    assert engine.version == 3
+    assert {c.version for g in after for c in g} == {3}
+    assert tokens_of(after) != tokens_of(before)
+    expected = plain_logp(other, REQUESTS[0].tokens, after[0][0], 1.0)
+    assert after[0][0].logp_engine == pytest.approx(expected.tolist(), abs=1e-5)
+    engine.load_weights(qwen.named_parameters(), version=4)
+    assert tokens_of(engine.generate(REQUESTS, how)) == tokens_of(before)
+
+
+def test_weights_that_do_not_match_are_refused_whole(qwen: Any) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+    before = engine.generate(REQUESTS, Sampling(max_new_tokens=10))
+    weights = {name: torch.zeros_like(p) for name, p in qwen.named_parameters()}
+    gone = weights.pop("model.norm.weight")
+    weights["model.rorm.weight"] = gone
+    weights["model.layers.0.mlp.up_proj.weight"] = torch.zeros(2, 3)
+    expected = r"missing: model\.norm\.weight; unexpected: model\.rorm\.weight; .*up_proj\.weight \(2, 3\) for \(48"
+    with pytest.raises(RunError, match=expected):
+        engine.load_weights(weights.items(), version=9)
+    assert engine.version == 0
+    assert tokens_of(engine.generate(REQUESTS, Sampling(max_new_tokens=10))) == tokens_of(before)
+
+
+def test_the_learners_model_shares_no_memory_and_is_left_as_it_was() -> None:
+    model = build().train()
+    engine = LocalEngine(model, frozenset(), pad=0)
+    before = engine.generate(REQUESTS, Sampling(max_new_tokens=8))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert tokens_of(engine.generate(REQUESTS, Sampling(max_new_tokens=8))) == tokens_of(before)
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_bad_logits_stop_the_run_in_one_line(qwen: Any) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+    weights = {name: p.detach().clone() for name, p in qwen.named_parameters()}
+    weights["model.norm.weight"][0] = math.nan
+    engine.load_weights(weights.items(), version=5)
+    with pytest.raises(RunError, match=r"NaN or infinite.*version 5") as caught:
+        engine.generate(REQUESTS, Sampling(max_new_tokens=8))
+    assert "\n" not in str(caught.value)
+    engine.load_weights(qwen.named_parameters(), version=6)
+    engine.generate(REQUESTS, Sampling(max_new_tokens=8))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request((), 1, 0), "prompt is empty"),
+        (
+            Request((5,) * 90, 1, 0),
+            "prompt of 90 tokens and up to 8 new ones do not fit the model's 96 positions.*at most 6",
+        ),
+        (Request((5, 30), 1, 0), "ids outside of 0 to 29"),
+        (Request((5,), 0, 0), "samples is 0"),
+        (Request((5,), 1, 0, max_new_tokens=0), "max_new_tokens 0"),
+    ],
+    ids=["empty", "long", "id", "samples", "limit"],
+)
+def test_requests_that_cannot_be_served_are_refused(qwen: Any, request_: Request, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        LocalEngine(qwen, EOS, pad=0).generate([REQUESTS[0], request_], Sampling(max_new_tokens=8))
+
+
+def test_a_window_is_a_limit_and_the_last_position_can_be_used() -> None:
+    sizes = {**SIZES, "sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1}
+    engine = LocalEngine(Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8)), EOS, pad=0)
+    with pytest.raises(UsageError, match="20 positions"):
+        engine.generate([Request((5,) * 10, 1, 0)], Sampling(max_new_tokens=11))
+    engine = LocalEngine(build("gpt2"), frozenset(), pad=0)
+    requests = [Request((5,) * 50, 1, 0, 46), Request((5,) * 95, 3, 1, 1), Request((5,) * 90, 3, 1, 6)]
+    groups = engine.generate(requests, Sampling())
+    assert [len(g[0].tokens) for g in groups] == [46, 1, 6]
+
+
+def test_no_requests_no_completions(qwen: Any) -> None:
+    assert LocalEngine(qwen, EOS, pad=0).generate([], Sampling()) == []
+
+
+def test_memory_kept_between_calls_holds_nothing_of_the_last_one(qwen: Any) -> None:
+    engine, how = LocalEngine(qwen, EOS, pad=0), Sampling(max_new_tokens=20)
+    first = engine.generate(REQUESTS, how)
+    engine.generate([Request(tuple(range(8, 28)), 9, seed=5, max_new_tokens=60)], how)
+    assert engine.generate(REQUESTS, how) == first
+
+
+def test_a_prompt_goes_through_the_model_once(qwen: Any) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0, max_rows=3)
+    seen: list[tuple[int, ...]] = []
+    prefill = engine._prefill
+
+    def counted(prompts: Any) -> Any:
+        seen.extend(prompts)
+        return prefill(prompts)
+
+    engine._prefill = counted  # type: ignore[method-assign]
+    engine.generate([Request((5, 6), 8, 0), Request((7,), 2, 1), Request((8, 9), 3, 1)], Sampling(max_new_tokens=4))
+    assert seen == [(5, 6), (7,), (8, 9)]

@@ -1,0 +1,113 @@
+"""Laws of the warm start: it learns, only completions teach, the same seed gives the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from groupwise.errors import UsageError
+from groupwise.models.tiny import TinySpec
+from groupwise.supervised import WarmStart, fingerprint, warm_start
+from groupwise.tasks.arithmetic import Arithmetic
+from groupwise.tasks.base import Demonstration
+
+TASK = Arithmetic(operands=(2, 3), largest=3)
+SETTINGS = WarmStart(steps=12, batch_size=16)
+DEMONSTRATIONS = TASK.demonstrations(100, seed=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    TinySpec(layers=1, width=32, heads=2, kv_heads=2, head_dim=16, mlp_width=32).build(TASK.alphabet, path, seed=0)
+    return path
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+def train(folder: Path, seed: int, shown: list[Demonstration], settings: WarmStart = SETTINGS) -> dict[str, Tensor]:
+    model, tokenizer = load(folder)
+    warm_start(model, tokenizer, shown, settings, seed)
+    return model.state_dict()
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_loss_falls_and_every_step_is_told(folder: Path) -> None:
+    model, tokenizer = load(folder)
+    told: list[tuple[int, float]] = []
+    last = warm_start(model, tokenizer, DEMONSTRATIONS, SETTINGS, 0, lambda step, loss: told.append((step, loss)))
+    assert [step for step, _ in told] == list(range(1, SETTINGS.steps + 1))
+    assert last == told[-1][1] < 0.75 * told[0][1]
+
+
+def test_a_seed_gives_the_same_bits_whatever_the_global_stream_and_another_seed_others(folder: Path) -> None:
+    torch.manual_seed(1)
+    first = train(folder, 0, DEMONSTRATIONS)
+    torch.manual_seed(2)
+    assert same(first, train(folder, 0, DEMONSTRATIONS))
+    assert not same(first, train(folder, 1, DEMONSTRATIONS))
+
+
+def test_every_weight_moves(folder: Path) -> None:
+    before, after = load(folder)[0].state_dict(), train(folder, 0, DEMONSTRATIONS)
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
+
+
+def test_the_first_loss_is_the_mean_over_completion_tokens_and_the_end(folder: Path) -> None:
+    model, tokenizer = load(folder)
+    shown = [Demonstration("1+2=", "3"), Demonstration("1-2-1=", "-1-1=-2"), Demonstration("3-3+1=", "0+1=1")]
+    nats: list[float] = []
+    for d in shown:
+        ids = tokenizer(d.prompt + d.completion)["input_ids"] + [tokenizer.eos_token_id]
+        with torch.no_grad():
+            logp = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        nats += [-float(logp[t - 1, ids[t]]) for t in range(len(d.prompt), len(ids))]
+    first = warm_start(model, tokenizer, shown, WarmStart(steps=1, batch_size=3), seed=0)
+    assert first == pytest.approx(sum(nats) / len(nats), rel=1e-5)
+
+
+def test_a_batch_larger_than_the_demonstrations_goes_through_them_again(folder: Path) -> None:
+    assert train(folder, 0, DEMONSTRATIONS[:1], WarmStart(steps=2, batch_size=3))
+
+
+def test_rates_rise_then_fall_and_never_reach_zero_before_the_end() -> None:
+    settings = WarmStart(steps=100, warmup=0.1)
+    rates = [settings.rate(step) for step in range(1, 101)]
+    assert rates[0] == 0.1
+    assert max(rates) == rates[9] == 1.0
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert min(rates) > 0
+
+
+@pytest.mark.parametrize("name", ["steps", "batch_size", "demonstrations"])
+def test_settings_that_train_nothing_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        WarmStart(**{name: 0})
+
+
+def test_no_demonstrations_are_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match="demonstration"):
+        train(folder, 0, [])
+
+
+def test_a_fingerprint_follows_everything_that_decides_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = (SETTINGS, TASK, TinySpec(), 0)
+    first = fingerprint(*parts)
+    assert first == fingerprint(*parts)
+    assert len(first) == 16
+    others = [(replace(SETTINGS, steps=13), *parts[1:]), (*parts[:3], 1), (parts[0], Arithmetic(), *parts[2:])]
+    assert first not in {fingerprint(*other) for other in others}
+    monkeypatch.setattr("transformers.__version__", "0")
+    assert fingerprint(*parts) != first

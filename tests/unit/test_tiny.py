@@ -1,0 +1,87 @@
+"""Laws of the tiny models: an ordinary Hugging Face folder, a tokenizer that inverts, bits that follow the seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from groupwise.errors import UsageError
+from groupwise.models.tiny import TinySpec
+from groupwise.tasks.arithmetic import Arithmetic
+
+ALPHABET = Arithmetic().alphabet
+SPEC = TinySpec(layers=1, width=32, heads=2, kv_heads=1, head_dim=16, mlp_width=32)
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    SPEC.build(ALPHABET, path, seed=0)
+    return path
+
+
+def test_the_folder_loads_by_the_auto_classes_with_the_shape_of_the_spec(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    config = model.config
+    assert (config.num_hidden_layers, config.hidden_size, config.head_dim) == (SPEC.layers, SPEC.width, SPEC.head_dim)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (SPEC.heads, SPEC.kv_heads)
+    assert config.intermediate_size == SPEC.mlp_width
+    assert config.rope_parameters["rope_theta"] == SPEC.rope_theta
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_model_and_tokenizer_agree_on_the_end(folder: Path) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.generation_config.eos_token_id == model.config.eos_token_id == tokenizer.eos_token_id
+    assert model.generation_config.pad_token_id == model.config.pad_token_id == tokenizer.pad_token_id
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+    assert tokenizer.bos_token is None
+    assert model.config.vocab_size == len(tokenizer) == len(ALPHABET) + 2
+
+
+@pytest.mark.parametrize("text", [ALPHABET, ALPHABET[::-1], "3+1-4+2=", "--==", *ALPHABET])
+def test_one_token_a_character_and_back(folder: Path, text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id, tokenizer.pad_token_id], skip_special_tokens=True) == text
+
+
+def test_spaces_and_line_breaks_of_an_alphabet_survive(tmp_path: Path) -> None:
+    text = "a b\n\n.a , 'b"
+    SPEC.build("".join(sorted(set(text))), tmp_path, seed=0)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_a_character_outside_the_alphabet_is_an_error(folder: Path) -> None:
+    with pytest.raises(Exception, match=r"(?i)unk"):
+        AutoTokenizer.from_pretrained(folder)("3*4=")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_seed_decides_every_bit(folder: Path, tmp_path: Path, seed: int) -> None:
+    SPEC.build(ALPHABET, tmp_path, seed=seed)
+    same = (tmp_path / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+    assert same == (seed == 0)
+
+
+def test_building_leaves_the_callers_random_stream_alone(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    SPEC.build(ALPHABET, tmp_path, seed=3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({"heads": 3, "kv_heads": 2}, "kv_heads"), ({"layers": 0}, "layers"), ({"head_dim": 7}, "head_dim")],
+)
+def test_an_impossible_spec_is_refused(fields: dict, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        TinySpec(**fields)
