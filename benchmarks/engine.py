@@ -61,7 +61,7 @@ def main() -> None:
         Case(tiny, 256, "equal", (48,) * ROWS),
         Case(tiny, 32, "mean = longest/4", skewed(192)),
         Case(tiny, 256, "mean = longest/4", skewed(192)),
-        Case(larger, 32, "equal", (16,) * ROWS, runs=3),
+        Case(larger, 32, "equal", (48,) * ROWS, runs=3),
         Case(larger, 32, "mean = longest/4", skewed(48), runs=3),
     ]
     print(f"{platform.machine()}, {torch.get_num_threads()} threads; Python {platform.python_version()}, ", end="")

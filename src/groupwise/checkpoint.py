@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from groupwise.errors import RunError
+from groupwise.errors import RunError, disk_words
 from groupwise.records import Completion, Group, Kept, Prompt, Sample
 from groupwise.rollout import StreamState
 
@@ -44,12 +44,12 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Pat
         _sync(root)
     except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
-        if not _disk(error):
+        if not disk_words(error):
             raise
         good, _ = newest_good(root)
         kept = f"{good} is untouched" if good else "there is no earlier checkpoint"
         raise RunError(
-            f"step {step}: the checkpoint cannot be saved: {_disk(error)}; {kept}. "
+            f"step {step}: the checkpoint cannot be saved: {disk_words(error)}; {kept}. "
             f"Free space, then: groupwise train --resume {root.parent}"
         ) from None
     for old in steps(root)[:-keep]:
@@ -185,11 +185,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _disk(error: Exception) -> str:
-    """The system's words where the disk refused, also when a library wrapped them; empty for any other error."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    text = " ".join(str(error).split())
-    return text if "os error" in text.lower() or "I/O error" in text else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -74,8 +73,6 @@ def evaluate(
 
 def main() -> None:
     """The `groupwise` command."""
-    for name in ("transformers", "huggingface_hub"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         code = app(standalone_mode=False)
     except GroupwiseError as error:

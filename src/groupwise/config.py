@@ -179,7 +179,8 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
     )
     _demand_room(plan, policy)
     reference = copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
-    journal.log(f"starting policy {digest(policy.model)}")
+    start = digest(policy.model)
+    journal.log(f"starting policy {start}")
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
     learner = Learner(policy.model, reference, plan.learner, plan.sampling.temperature, plan.total_updates)
     prompts = Prompts(plan.task.samples("train"), policy.encode, plan.seed)
@@ -192,6 +193,7 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         evaluate_every=plan.evaluation_every,
         checkpoint_every=plan.checkpoint_every,
         pad=policy.pad,
+        start=start,
         bf16=plan.learner.bf16,
         algorithm=plan.algorithm,
         rollout=rollout,
@@ -209,6 +211,12 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
 def restore(run: Run, plan: Blueprint, folder: Path) -> None:
     """Put a built run where a checkpoint left it, bit for bit."""
     state = checkpoint.read_state(folder)
+    if plan.algorithm.needs_reference and state["start"] != run.start:
+        raise UsageError(
+            f"{folder}: the run's reference was policy {state['start']}, and what is made or loaded now is "
+            f"{run.start}; "
+            "resume with the model folder, library versions and number of threads that it was started with"
+        )
     learner = run.learner
     weights = checkpoint.read_weights(folder)
     with torch.no_grad():
@@ -227,6 +235,7 @@ def _save(plan: Blueprint, policy: Policy, run: Run) -> Path:
     learner = run.learner
     state = {
         "step": run.step,
+        "start": run.start,
         "updates": learner.updates,
         "skipped_in_a_row": run.skipped_in_a_row,
         "seconds_total": run.seconds_before + run.clock.total,

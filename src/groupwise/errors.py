@@ -35,3 +35,11 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     names = list(known)
     near = get_close_matches(wrong, names, n=1, cutoff=0.6)
     return (f"did you mean {near[0]!r}? " if near else "") + f"known: {', '.join(names)}"
+
+
+def disk_words(error: Exception) -> str:
+    """The system's words where the disk refused, also when a library wrapped them; empty for any other error."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    text = " ".join(str(error).split())
+    return text if "os error" in text.lower() or "I/O error" in text else ""

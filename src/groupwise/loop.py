@@ -27,6 +27,7 @@ from groupwise.errors import RunError
 from groupwise.journal import Journal
 from groupwise.learner import Learner, Update
 from groupwise.metrics import Last, Metrics, Sum, merge, read
+from groupwise.parts.filters import Signal, signal
 from groupwise.records import Batch
 from groupwise.rollout import Evaluation, Harvest, Rollout, StreamState
 from groupwise.seeds import stream
@@ -38,7 +39,7 @@ MOST_SKIPPED = 3
 
 @dataclass
 class Run:
-    """Everything a run is made of, built. `step` is the last one that is done."""
+    """Everything a run is made of, built. `step` is the last one that is done; `start` is the first policy's digest."""
 
     folder: Path
     seed: int
@@ -49,6 +50,7 @@ class Run:
     evaluate_every: int
     checkpoint_every: int
     pad: int
+    start: str
     bf16: bool
     algorithm: Algorithm
     rollout: Rollout
@@ -168,12 +170,13 @@ def count_skipped(run: Run, done: Update) -> None:
 
 
 def demand_signal(run: Run, harvest: Harvest) -> None:
-    """A filter that found nothing to keep within its budget ends the run."""
-    if harvest.fallback == len(harvest.groups):
+    """A filter that found nothing to keep within its budget ends the run, unless that is because all is solved."""
+    solved = all(signal(g) is Signal.ALL_RIGHT for g in harvest.generated)
+    if harvest.fallback == len(harvest.groups) and not solved:
         raise RunError(
             f"step {run.step}: {harvest.rounds} rounds gave {len(harvest.generated)} groups and not one that mixes "
-            f"right and wrong completions ({in_words(harvest.generated)}). The task is too hard or too easy for this "
-            "policy, or its scorer is wrong; the last checkpoint is kept"
+            f"right and wrong completions ({in_words(harvest.generated)}). The task is too hard for this policy, or "
+            "its scorer is wrong; the last checkpoint is kept"
         )
 
 

@@ -44,7 +44,7 @@ class Run:
 def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     """Run a recipe, by name or path, with dotted keys laid over it. A name that exists is counted up unless it was set.
 
-    >>> groupwise.train("quickstart", {"algorithm.name": "dapo"}).summary["heldout_after"]  # doctest: +SKIP
+    groupwise.train("quickstart", {"algorithm.name": "dapo"}).summary["heldout_after"]
     """
     chosen = dict(overrides or {})
     loaded = recipe.load(name, chosen)

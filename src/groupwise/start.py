@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from groupwise.errors import UsageError
+from groupwise.errors import RunError, UsageError, disk_words
 from groupwise.models.load import Policy, digest, load_policy, save_policy
 from groupwise.models.tiny import TinySpec
 from groupwise.supervised import WarmStart, fingerprint, warm_start
@@ -40,13 +40,23 @@ def starting_policy(
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model)).model)
     folder = cache / fingerprint(origin, task, warm, seed)
     if not folder.is_dir():
+        _fill(cache, folder, partial(_make, model, task, warm, seed, on_step))
+    return load_policy(folder, device=device)
+
+
+def _fill(cache: Path, folder: Path, make: Callable[[Path], None]) -> None:
+    """Make the policy beside its place and move it there whole. Raises RunError where the disk refuses."""
+    try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".partial-") as partial:
-            _make(model, task, warm, seed, Path(partial) / "policy", on_step)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".partial-") as beside:
+            make(Path(beside) / "policy")
             # Another process may have made the same policy meanwhile: the bits are the same, keep the first.
             if not folder.is_dir():
-                shutil.move(Path(partial) / "policy", folder)
-    return load_policy(folder, device=device)
+                shutil.move(Path(beside) / "policy", folder)
+    except Exception as error:
+        if not disk_words(error):
+            raise
+        raise RunError(f"{cache}: the warm-started policy cannot be saved: {disk_words(error)}; free space") from None
 
 
 def _tell(on_step: Callable[[int, int, float], None], steps: int, step: int, loss: float) -> None:
@@ -54,7 +64,12 @@ def _tell(on_step: Callable[[int, int, float], None], steps: int, step: int, los
 
 
 def _make(
-    model: str, task: Task, warm: WarmStart | None, seed: int, folder: Path, on_step: Callable[[int, int, float], None]
+    model: str,
+    task: Task,
+    warm: WarmStart | None,
+    seed: int,
+    on_step: Callable[[int, int, float], None],
+    folder: Path,
 ) -> None:
     if model in TINY:
         TINY[model].build(task.alphabet, folder, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -144,8 +145,22 @@ def test_groups_without_signal_are_told_in_words(score, words, small, monkeypatc
     assert words in (run.folder / "log.txt").read_text()
     row = next(r for r in read_metrics(run.folder) if "loss" in r)
     assert row["advantage_abs_mean"] == 0
-    with pytest.raises(RunError, match=rf"10 rounds gave \d+ groups and not one that mixes .*{words}"):
+    assert row["groups_mixed_share"] == 0
+
+
+def test_a_hopeless_task_ends_a_run_that_wants_mixed_groups_after_its_budget(small, monkeypatch):
+    monkeypatch.setattr(Arithmetic, "score", lambda self, sample, completion: 0.0)
+    with pytest.raises(RunError, match=r"10 rounds gave \d+ groups and not one that mixes .*every group is all wrong"):
         groupwise.train("quickstart", small(algorithm__name="dapo"))
+
+
+def test_a_solved_task_does_not_end_it(small, monkeypatch):
+    """Nothing is left to learn, which is no failure: the fallback fills the batch and its advantages are 0."""
+    monkeypatch.setattr(Arithmetic, "score", lambda self, sample, completion: 1.0)
+    run = groupwise.train("quickstart", small(algorithm__name="dapo", steps=2, algorithm__filter__max_rounds=2))
+    for row in (r for r in read_metrics(run.folder) if "loss" in r):
+        assert row["groups_fallback"] == 8
+        assert row["advantage_abs_mean"] == 0
 
 
 def test_a_completion_without_a_score_neither_votes_nor_trains(small, monkeypatch):
@@ -167,15 +182,7 @@ def test_a_disk_that_is_full_while_saving(small):
         if path.is_file():
             path.unlink()
     before = {p: p.read_bytes() for p in checkpoint.folder_of(folder / "checkpoints", 2).rglob("*") if p.is_file()}
-    command = [sys.executable, "-m", "groupwise.cli", "train", "--resume", str(folder)]
-    limited = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
-    )
+    limited = limited_call("--resume", str(folder))
     assert limited.returncode == 1, limited.stderr
     told = limited.stderr.strip().splitlines()[-1]
     assert "step 3: the checkpoint cannot be saved: " in told
@@ -184,6 +191,44 @@ def test_a_disk_that_is_full_while_saving(small):
     assert {p: p.read_bytes() for p in before} == before
     assert not list((folder / "checkpoints").glob(".partial-*"))
     assert resume(folder).finished
+
+
+def limited_call(*words: str) -> subprocess.CompletedProcess[str]:
+    """`groupwise train` in a process that the system lets write no file above 100 kB."""
+    return subprocess.run(
+        [sys.executable, "-m", "groupwise.cli", "train", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        # The cached policy was made with one thread, and the number of threads belongs to its name.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )
+
+
+def test_a_disk_that_is_full_before_the_first_step(tmp_path):
+    settings = [
+        "--set",
+        f"runs={tmp_path}/runs",
+        "--set",
+        "warm_start.steps=1",
+        "--set",
+        "warm_start.demonstrations=64",
+    ]
+    limited = limited_call("quickstart", *settings)
+    assert limited.returncode == 1
+    assert "the warm-started policy cannot be saved: " in limited.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in limited.stderr
+
+
+def test_a_reference_that_is_not_the_one_the_run_began_with(small):
+    """The starting policy is made again on a resume: another one must not take its place in silence."""
+    folder = groupwise.train("quickstart", small(steps=2)).folder
+    recipe = folder / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("[warm_start]\nsteps = 30", "[warm_start]\nsteps = 31"))
+    with pytest.raises(groupwise.UsageError, match="the run's reference was policy"):
+        resume(folder)
 
 
 def test_two_processes_do_not_write_one_run(small):

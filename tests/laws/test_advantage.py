@@ -73,6 +73,11 @@ def test_a_masked_completion_does_not_vote():
     torch.testing.assert_close(advantage, torch.tensor([2 / 3, 0, -1 / 3, -1 / 3], dtype=torch.float64))
 
 
+def test_a_reward_that_is_nan_does_not_silence_its_group():
+    advantage, _ = per_row(GroupMean(), [1.0, 0.0, math.nan], [0, 0, 0])
+    assert advantage.tolist() == [0.5, -0.5, 0.0]
+
+
 def test_group_mean_is_a_fraction_of_leave_one_out():
     rewards, group = torch.rand(10, dtype=torch.float64), [0] * 10
     mean, _ = per_row(GroupMean(), rewards, group)

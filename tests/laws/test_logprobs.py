@@ -69,6 +69,15 @@ def test_a_sequence_is_what_the_whole_model_says(policy):
     assert (logp[~mask] == 0).all()
 
 
+def test_the_first_token_of_a_row_has_no_log_probability(policy):
+    """Nothing comes before it: a mask that holds it all the same changes nothing else."""
+    tokens, mask = torch.tensor([[3, 4, 5]]), torch.tensor([[False, True, True]])
+    with torch.no_grad():
+        plain, _ = sequence_logprobs(*halves(policy.model), tokens, mask)
+        first, _ = sequence_logprobs(*halves(policy.model), tokens, torch.ones_like(mask))
+    assert torch.equal(first, plain)
+
+
 def test_a_token_without_its_support_is_refused(policy):
     backbone, head = halves(policy.model)
     tokens, mask = torch.tensor([[3, 4, 5]]), torch.tensor([[False, True, True]])

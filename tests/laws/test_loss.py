@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 import groupwise
 from groupwise.catalog import CATALOG
 from groupwise.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum, Totals, count
-from groupwise.parts.kl import K1, K2, K3, K3Ratio
+from groupwise.parts.kl import K1, K2, K3, KL, K3Ratio
+from groupwise.parts.ratio import TokenRatio
 from groupwise.parts.trust import Clip, NoTrust
 
 ROWS = sorted(CATALOG)
@@ -38,6 +40,42 @@ def test_masked_positions_change_nothing(name, batch):
         assert torch.equal(live.grad, gradient)
         for column in (again.share, again.log_ratio, again.kl):
             assert column is None or (column[~batch.mask] == 0).all()
+
+
+@pytest.mark.parametrize("part", [Clip(), NoTrust()], ids=repr)
+def test_each_part_keeps_masked_positions_out_by_itself(part, batch):
+    holes = {k: torch.where(batch.mask, getattr(batch, k), math.nan).requires_grad_(True) for k in ("live", "old")}
+    ratio = TokenRatio()(holes["live"], holes["old"], batch.mask)
+    assert torch.equal(ratio, torch.where(batch.mask, batch.live - batch.old, 0.0))
+    poisoned = torch.where(batch.mask, ratio, math.nan)
+    advantage = torch.where(batch.mask, batch.advantage[:, None].expand_as(batch.mask), math.nan)
+    out = part(poisoned, advantage, holes["live"], batch.mask)
+    out.value.sum().backward()
+    assert (out.value[~batch.mask] == 0).all()
+    assert (out.share[~batch.mask] == 0).all()
+    assert holes["live"].grad.isfinite().all()
+
+
+class NaiveRatio:
+    """What a user might write: no thought given to masks or limits."""
+
+    def __call__(self, logp_live, logp_old, mask):
+        return (logp_live - logp_old) * 1.0
+
+
+class NaiveEstimator:
+    def __call__(self, logp_live, logp_ref, token_log_ratio):
+        return (logp_live - logp_ref) ** 2 * token_log_ratio.exp()
+
+
+def test_the_algorithm_keeps_masked_positions_from_parts_that_do_not(batch):
+    algo = dataclasses.replace(groupwise.algorithm("grpo"), ratio=NaiveRatio(), kl=KL(0.1, NaiveEstimator()))
+    out, gradient = value_and_gradient(algo, batch)
+    for name in ("live", "old", "ref"):
+        setattr(batch, name, torch.where(batch.mask, getattr(batch, name), math.nan))
+    again, poisoned = value_and_gradient(algo, batch)
+    assert torch.equal(again.value, out.value)
+    assert torch.equal(poisoned, gradient)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -162,6 +162,55 @@ def test_neighbours_and_order_change_nothing(qwen: Any) -> None:
         assert tokens_of([alone]) == tokens_of([crowd[9 + i]])
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_rows_that_come_and_go_do_not_disturb_each_other(name: str) -> None:
+    model, how = build(name), Sampling(1.0, 0.95)
+    limits = [1 + (7 * i) % 40 for i in range(50)]
+    requests = [Request(tuple(range(1, 1 + (i * 5) % 13 + 1)), 1, i, limit) for i, limit in enumerate(limits)]
+    crowd = LocalEngine(model, EOS, pad=0, max_rows=33).generate(requests, how)
+    engine = LocalEngine(model, EOS, pad=0)
+    for request, [done] in zip(requests, crowd, strict=True):
+        [[alone]] = engine.generate([request], how)
+        assert done.tokens == alone.tokens
+        assert done.logp_engine == pytest.approx(alone.logp_engine, abs=1e-5)
+        assert done.kept is not None
+        assert alone.kept is not None
+        assert torch.equal(done.kept.ids, alone.kept.ids)
+        assert torch.equal(done.kept.start, alone.kept.start)
+
+
+@pytest.mark.parametrize(
+    ("first", "limits"),
+    [(Request((5,) * 90, 1, 0, 6), [30] * 32), (Request((5,), 1, 0, 40), [1] * 32 + [40] * 32)],
+    ids=["past the last position", "past the longest limit"],
+)
+def test_a_finished_row_that_stays_a_while_is_harmless(first: Request, limits: list[int]) -> None:
+    # One finished row beside 32 live ones is not worth moving rows for.
+    model = build("gpt2")
+    requests = [first, *(Request((4 + i % 3,), 1, i, limit) for i, limit in enumerate(limits))]
+    crowd = LocalEngine(model, frozenset(), pad=0, max_rows=33).generate(requests, Sampling())
+    engine = LocalEngine(model, frozenset(), pad=0)
+    for i in (0, 1, len(limits)):
+        [[alone]] = engine.generate([requests[i]], Sampling())
+        assert crowd[i][0].tokens == alone.tokens
+        assert crowd[i][0].logp_engine == pytest.approx(alone.logp_engine, abs=1e-5)
+
+
+def test_finished_rows_cost_next_to_nothing(qwen: Any) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+    stepped, step = 0, engine._step
+
+    def counted(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        nonlocal stepped
+        stepped += len(tokens)
+        return step(tokens, *rest)
+
+    engine._step = counted  # type: ignore[assignment]
+    limits = [1 + i // 2 for i in range(80)]
+    engine.generate([Request((5,), 1, i, limit) for i, limit in enumerate(limits)], Sampling())
+    assert stepped < 1.1 * sum(limits)
+
+
 def test_completions_of_a_group_differ_and_the_seed_decides(qwen: Any) -> None:
     engine = LocalEngine(qwen, frozenset(), pad=0)
 
@@ -215,16 +264,21 @@ def test_loading_weights_changes_what_is_sampled_and_its_version(qwen: Any) -> N
     assert tokens_of(engine.generate(REQUESTS, how)) == tokens_of(before)
 
 
-def test_weights_that_do_not_match_are_refused_whole(qwen: Any) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.norm.weight": None}, r"missing: model\.norm\.weight$"),
+        ({"model.rorm.weight": torch.zeros(32)}, r"unexpected: model\.rorm\.weight$"),
+        ({"model.norm.weight": torch.zeros(2, 3)}, r"of another shape: model\.norm\.weight \(2, 3\) for \(32,\)$"),
+    ],
+    ids=["missing", "unexpected", "shape"],
+)
+def test_weights_that_do_not_match_are_refused_whole(qwen: Any, change: dict[str, Any], message: str) -> None:
     engine = LocalEngine(qwen, frozenset(), pad=0)
     before = engine.generate(REQUESTS, Sampling(max_new_tokens=10))
-    weights = {name: torch.zeros_like(p) for name, p in qwen.named_parameters()}
-    gone = weights.pop("model.norm.weight")
-    weights["model.rorm.weight"] = gone
-    weights["model.layers.0.mlp.up_proj.weight"] = torch.zeros(2, 3)
-    expected = r"missing: model\.norm\.weight; unexpected: model\.rorm\.weight; .*up_proj\.weight \(2, 3\) for \(48"
-    with pytest.raises(RunError, match=expected):
-        engine.load_weights(weights.items(), version=9)
+    weights = {name: torch.zeros_like(p) for name, p in qwen.named_parameters()} | change
+    with pytest.raises(RunError, match=message):
+        engine.load_weights([(name, w) for name, w in weights.items() if w is not None], version=9)
     assert engine.version == 0
     assert tokens_of(engine.generate(REQUESTS, Sampling(max_new_tokens=10))) == tokens_of(before)
 

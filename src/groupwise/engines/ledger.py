@@ -76,7 +76,7 @@ class Ledger:
 def _split_kept(ids: list[np.ndarray], owner: list[np.ndarray], length: np.ndarray) -> list[Kept]:
     """Kept ids as they were drawn, step by step -> one Kept per completion; owner holds (slot, token) pairs."""
     slot, token = np.concatenate(owner).T
-    order = np.lexsort((token, slot))
+    order = np.argsort(slot, kind="stable")  # within a completion they are in order already
     ends = np.cumsum(length)
     # The global number of each token; every token keeps at least one id, so counts are never 0.
     counts = np.bincount((ends - length)[slot] + token, minlength=int(ends[-1]))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.engines.cache import ViewCache
+from groupwise.models.quiet import quiet
 
 
 class Step:
@@ -57,7 +58,7 @@ class _Forward(nn.Module):
 
 
 def _fastest(plain: _Forward, views: Sequence[Tensor], masked: bool) -> Callable[..., Tensor]:
-    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), quiet():
         warnings.simplefilter("ignore")
         # A value that decides what is recorded makes the recording wrong for other values.
         warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[reportPrivateImportUsage]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
 
 from groupwise.errors import UsageError
 from groupwise.models.heads import check_halves
+from groupwise.models.quiet import quiet
 
 
 @dataclass(frozen=True)
@@ -78,18 +76,6 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
         raise UsageError(f"model = {str(folder)!r}: no end-of-sequence id in model, generation config or tokenizer")
     pad = tokenizer.pad_token_id
     return Policy(model, tokenizer, eos, min(eos) if pad is None else int(pad))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars of transformers in here: a run has its own."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:

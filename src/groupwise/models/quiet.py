@@ -1,0 +1,22 @@
+"""Transformers without its progress bars and remarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers.utils import logging
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no remarks of transformers in here: a run has its own."""
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
