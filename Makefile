@@ -24,7 +24,7 @@ quickstart: install  ## install, train the tiny policy on arithmetic, show the r
 test: install  ## the tests, under 8 minutes on 2 cores
 	$(BIN)/python -m pytest
 
-test-slow: install  ## the long tests: ten kills, five seeds
+test-slow: install  ## the long tests: the whole quickstart, and ten kills and resumes
 	$(BIN)/python -m pytest -m slow
 
 check: install  ## ruff and pyright

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from groupwise import checkpoint
 from groupwise.algo import Algorithm
 from groupwise.catalog import algorithm, describe, settings
 from groupwise.checks import Probe
@@ -23,11 +22,12 @@ from groupwise.errors import UsageError
 from groupwise.journal import Journal
 from groupwise.learner import Learner, LearnerSettings, Schedule
 from groupwise.loop import Run
-from groupwise.models.load import Policy, digest, save_policy
+from groupwise.models.load import Policy, digest
 from groupwise.recipe import Recipe
 from groupwise.rollout import Evaluation, Prompts, Rollout, evaluate
 from groupwise.seeds import derive
 from groupwise.start import check_model, starting_policy
+from groupwise.state import save_run
 from groupwise.supervised import WarmStart
 from groupwise.tasks import task
 from groupwise.tasks.base import Task
@@ -201,54 +201,11 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         learner=learner,
         probe=make_probe(plan, engine, learner, prompts, policy.pad),
         evaluate=partial(_evaluate, plan, engine, policy),
-        save=partial(_save, plan, policy),
+        save=partial(save_run, policy, plan.checkpoint_keep),
         journal=journal,
         view=view,
         stop_asked=stop_asked,
     )
-
-
-def restore(run: Run, plan: Blueprint, folder: Path) -> None:
-    """Put a built run where a checkpoint left it, bit for bit."""
-    state = checkpoint.read_state(folder)
-    if plan.algorithm.needs_reference and state["start"] != run.start:
-        raise UsageError(
-            f"{folder}: the run's reference was policy {state['start']}, and what is made or loaded now is "
-            f"{run.start}; "
-            "resume with the model folder, library versions and number of threads that it was started with"
-        )
-    learner = run.learner
-    weights = checkpoint.read_weights(folder)
-    with torch.no_grad():
-        for name, parameter in learner.model.named_parameters():
-            parameter.copy_(weights[name])
-    checkpoint.read_optimizer(folder, learner.model, learner.optimizer)
-    learner.updates = state["updates"]
-    run.rollout.state = checkpoint.stream_from_json(state["stream"])
-    run.step, run.skipped_in_a_row = state["step"], state["skipped_in_a_row"]
-    run.seconds_before, run.seconds_training = state["seconds_total"], state["seconds_training"]
-    run.engine.load_weights(learner.model.named_parameters(), version=run.step)
-    run.probe.restart()
-
-
-def _save(plan: Blueprint, policy: Policy, run: Run) -> Path:
-    learner = run.learner
-    state = {
-        "step": run.step,
-        "start": run.start,
-        "updates": learner.updates,
-        "skipped_in_a_row": run.skipped_in_a_row,
-        "seconds_total": run.seconds_before + run.clock.total,
-        "seconds_training": run.seconds_training,
-        "stream": checkpoint.stream_to_json(run.rollout.state),
-    }
-
-    def write(folder: Path) -> None:
-        save_policy(learner.model, policy.tokenizer, folder / checkpoint.POLICY)
-        checkpoint.write_optimizer(folder, learner.model, learner.optimizer)
-        checkpoint.write_state(folder, state)
-
-    return checkpoint.save(plan.folder / "checkpoints", run.step, write, plan.checkpoint_keep)
 
 
 def make_probe(plan: Blueprint, engine: Engine, learner: Learner, prompts: Prompts, pad: int) -> Probe:

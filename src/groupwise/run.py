@@ -18,13 +18,14 @@ import transformers
 from rich.console import Console
 
 from groupwise import checkpoint, journal, loop, recipe
-from groupwise.config import Blueprint, build, resolve, resolved_recipe, restore
+from groupwise.config import Blueprint, build, resolve, resolved_recipe
 from groupwise.engines.base import Sampling
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import GroupwiseError, UsageError
 from groupwise.journal import Journal
 from groupwise.models.load import load_policy
 from groupwise.rollout import Evaluation, evaluate
+from groupwise.state import restore
 from groupwise.view import LiveView, PlainView, View
 
 
@@ -127,7 +128,7 @@ def _go(plan: Blueprint, book: Journal, newest: Path | None, fresh: bool) -> Run
             run = _build_or_discard(plan, book, view, lambda: bool(asked), fresh)
             run.clock = clock
             if newest is not None:
-                restore(run, plan, newest)
+                restore(run, newest)
                 view.note(f"going on after step {run.step}")
             finished = loop.train(run)
         if finished:

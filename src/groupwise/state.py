@@ -1,0 +1,55 @@
+"""What a checkpoint holds of a run, and how a built run is put back where it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from groupwise import checkpoint
+from groupwise.errors import UsageError
+from groupwise.loop import Run
+from groupwise.models.load import Policy, save_policy
+
+
+def save_run(policy: Policy, keep: int, run: Run) -> Path:
+    """A checkpoint of the run as it is -> its folder."""
+    learner = run.learner
+    state = {
+        "step": run.step,
+        "start": run.start,
+        "updates": learner.updates,
+        "skipped_in_a_row": run.skipped_in_a_row,
+        "seconds_total": run.seconds_before + run.clock.total,
+        "seconds_training": run.seconds_training,
+        "stream": checkpoint.stream_to_json(run.rollout.state),
+    }
+
+    def write(folder: Path) -> None:
+        save_policy(learner.model, policy.tokenizer, folder / checkpoint.POLICY)
+        checkpoint.write_optimizer(folder, learner.model, learner.optimizer)
+        checkpoint.write_state(folder, state)
+
+    return checkpoint.save(run.folder / "checkpoints", run.step, write, keep)
+
+
+def restore(run: Run, folder: Path) -> None:
+    """Put a built run where a checkpoint left it, bit for bit."""
+    state = checkpoint.read_state(folder)
+    if run.algorithm.needs_reference and state["start"] != run.start:
+        raise UsageError(
+            f"{folder}: the run's reference was policy {state['start']}, and what is made or loaded now is "
+            f"{run.start}; resume with the model folder, library versions and number of threads that it had"
+        )
+    learner = run.learner
+    weights = checkpoint.read_weights(folder)
+    with torch.no_grad():
+        for name, parameter in learner.model.named_parameters():
+            parameter.copy_(weights[name])
+    checkpoint.read_optimizer(folder, learner.model, learner.optimizer)
+    learner.updates = state["updates"]
+    run.rollout.state = checkpoint.stream_from_json(state["stream"])
+    run.step, run.skipped_in_a_row = state["step"], state["skipped_in_a_row"]
+    run.seconds_before, run.seconds_training = state["seconds_total"], state["seconds_training"]
+    run.engine.load_weights(learner.model.named_parameters(), version=run.step)
+    run.probe.restart()
