@@ -47,6 +47,11 @@ def train(
         f" x {s['heldout_samples']} samples, mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
     )
     say(f"{s['steps']} steps of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all")
+    for name, check in s["checks"].items():
+        if check["steps"]:
+            say(f"checked on {check['steps']} steps: {name} (largest {check['largest']:.2g}, limit {check['limit']:g})")
+        else:
+            say(f"not measured: {name}")
     say(f"the run is in {done.folder} (summary.json, metrics.jsonl, rollouts.jsonl, checkpoints)")
 
 

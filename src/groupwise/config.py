@@ -23,6 +23,7 @@ from groupwise.journal import Journal
 from groupwise.learner import Learner, LearnerSettings, Schedule
 from groupwise.loop import Run
 from groupwise.models.load import Policy, digest
+from groupwise.models.logprobs import CHUNK_ELEMENTS
 from groupwise.recipe import Recipe
 from groupwise.rollout import Evaluation, Prompts, Rollout, evaluate
 from groupwise.seeds import derive
@@ -181,6 +182,7 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
     reference = copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
+    view.note(memory_estimate(plan, policy))
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
     learner = Learner(policy.model, reference, plan.learner, plan.sampling.temperature, plan.total_updates)
     prompts = Prompts(plan.task.samples("train"), policy.encode, plan.seed)
@@ -206,6 +208,22 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         view=view,
         stop_asked=stop_asked,
     )
+
+
+def memory_estimate(plan: Blueprint, policy: Policy) -> str:
+    """What the run will hold at its largest, as far as the shapes say."""
+    shape = policy.model.config.get_text_config()
+    weights = sum(p.numel() for p in policy.model.parameters()) * 4
+    # Weights, gradient, two moments of AdamW, the engine's copy; the reference.
+    copies = 6 if plan.algorithm.needs_reference else 5
+    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    longest = len(policy.encode(max((s.prompt for s in plan.task.samples("train")), key=len)))
+    rows = min(plan.max_rows, plan.prompts_per_step * plan.samples_per_prompt)
+    cache = 2 * shape.num_hidden_layers * heads * size * rows * (longest + plan.sampling.max_new_tokens) * 4
+    logits = 4 * 4 * min(CHUNK_ELEMENTS, plan.learner.tokens_per_microbatch * shape.vocab_size)
+    parts = {"weights and optimizer": weights * copies, "engine cache": cache, "logits": logits}
+    return "memory       about " + ", ".join(f"{size / 2**20:,.0f} MiB {name}" for name, size in parts.items())
 
 
 def make_probe(plan: Blueprint, engine: Engine, learner: Learner, prompts: Prompts, pad: int) -> Probe:

@@ -189,6 +189,7 @@ def report(run: Run, checks: list[Check], harvest: Harvest) -> None:
     for check in checks:
         if run.step == 1:
             run.journal.log(f"step 1: {check}")
+            run.view.note(f"check        {check}")
     demand(checks, run.step)
 
 

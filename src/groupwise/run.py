@@ -105,6 +105,7 @@ def summarise(plan: Blueprint, run: loop.Run) -> dict[str, Any]:
         "length_after": after["length_mean"],
         "heldout_problems": after["problems"],
         "heldout_samples": after["samples"],
+        "checks": worst_checks(plan.folder),
         "seconds_total": round(run.seconds_before + run.clock.total, 3),
         "seconds_training": round(run.seconds_training, 3),
         "policy": str(checkpoint.folder_of(plan.folder / "checkpoints", run.step) / checkpoint.POLICY),
@@ -117,13 +118,25 @@ def summarise(plan: Blueprint, run: loop.Run) -> dict[str, Any]:
     }
 
 
+def worst_checks(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of each check over the whole run: how many steps measured it, and its largest value beside the limit."""
+    worst: dict[str, dict[str, Any]] = {}
+    for row in journal.read_metrics(folder):
+        for name, check in row.get("checks", {}).items():
+            known = worst.setdefault(name, {"steps": 0, "largest": 0.0, "limit": check["limit"]})
+            if check["value"] is not None:
+                known["steps"] += 1
+                known["largest"], known["limit"] = max(known["largest"], check["value"]), check["limit"]
+    return worst
+
+
 def _go(plan: Blueprint, book: Journal, newest: Path | None, fresh: bool) -> Run:
     console = Console(highlight=False, soft_wrap=True)
     view = LiveView(plan.steps, plan.name, console) if console.is_terminal else PlainView(plan.steps, console)
     view.plan(plan.plan())
     asked: list[int] = []
     try:
-        with _signals(asked):
+        with _signals(asked, view):
             clock = loop.Clock()
             run = _build_or_discard(plan, book, view, lambda: bool(asked), fresh)
             run.clock = clock
@@ -157,12 +170,14 @@ def _build_or_discard(plan: Blueprint, book: Journal, view: View, stop: Callable
 
 
 @contextmanager
-def _signals(asked: list[int]) -> Iterator[None]:
+def _signals(asked: list[int], view: View) -> Iterator[None]:
     """Ctrl-C and SIGTERM ask to stop at the next step boundary; a second Ctrl-C stops at once."""
 
     def ask(number: int, frame: object) -> None:
         if asked and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not asked:
+            view.note("stopping after this step, with everything saved; Ctrl-C again stops at once")
         asked.append(number)
 
     try:

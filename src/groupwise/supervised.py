@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from groupwise.errors import UsageError
+from groupwise.models.load import prompt_ids
 from groupwise.tasks.base import Demonstration
 
 IGNORED = -100  # the label that cross-entropy leaves out
@@ -94,7 +95,7 @@ def _encode(tokenizer: Any, demonstrations: Sequence[Demonstration]) -> list[Exa
     """Prompt and completion are tokenised apart: when sampling, too, no token straddles the border."""
     if not demonstrations:
         raise UsageError("a warm start needs at least one demonstration")
-    prompts = tokenizer([d.prompt for d in demonstrations], add_special_tokens=False)["input_ids"]
+    prompts = prompt_ids(tokenizer, [d.prompt for d in demonstrations])
     completions = tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
     end = [tokenizer.eos_token_id]
     return [(prompt + answer + end, len(prompt)) for prompt, answer in zip(prompts, completions, strict=True)]

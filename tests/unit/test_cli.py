@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from groupwise import cli
 from groupwise.errors import UsageError
-from groupwise.models.load import load_policy
+from groupwise.models.load import load_policy, prompt_ids
 from groupwise.models.tiny import TinySpec
 
 
@@ -106,6 +108,16 @@ def test_every_end_id_is_known(folder: Path):
     policy.model.generation_config.eos_token_id = [1, 5]
     policy.model.save_pretrained(folder)
     assert load_policy(folder).eos == {1, 5}
+
+
+def test_a_prompt_keeps_its_bos_and_loses_an_end_that_the_tokenizer_adds(policy):
+    """Some tokenizers close every text with an end id: sampling after that would be sampling after the answer."""
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="5 $0 <eos>", special_tokens=[("5", 7), ("<eos>", 1)]
+    )
+    assert tokenizer("3+1=")["input_ids"] == [7, *policy.encode("3+1="), 1]
+    assert prompt_ids(tokenizer, ["3+1=", "2="]) == [[7, *policy.encode("3+1=")], [7, *policy.encode("2=")]]
 
 
 def test_a_prompt_is_encoded_without_an_end(policy):

@@ -37,10 +37,7 @@ class Policy:
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """A prompt's ids, with what the tokenizer puts in front of a text (BOS) and nothing behind it."""
-        ids: list[int] = self.tokenizer(prompt)["input_ids"]
-        if ids and ids[-1] in self.eos:
-            ids = ids[:-1]
-        return tuple(ids)
+        return tuple(prompt_ids(self.tokenizer, [prompt])[0])
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         """A completion's text, without special tokens."""
@@ -76,6 +73,12 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
         raise UsageError(f"model = {str(folder)!r}: no end-of-sequence id in model, generation config or tokenizer")
     pad = tokenizer.pad_token_id
     return Policy(model, tokenizer, eos, min(eos) if pad is None else int(pad))
+
+
+def prompt_ids(tokenizer: Any, prompts: list[str]) -> list[list[int]]:
+    """Ids of prompts that a completion will follow: with the tokenizer's BOS, without an end id it may add."""
+    end = tokenizer.eos_token_id
+    return [ids[:-1] if ids and ids[-1] == end else ids for ids in tokenizer(prompts)["input_ids"]]
 
 
 def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:
