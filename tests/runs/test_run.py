@@ -1,0 +1,292 @@
+"""A whole run, small: it ends, it is the same twice, and it goes on after a stop as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import groupwise
+from groupwise import checkpoint
+from groupwise.errors import UsageError
+from groupwise.journal import read_metrics
+from groupwise.run import evaluate_folder, resume
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without its times."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_metrics(folder)]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest, _ = checkpoint.newest_good(folder / "checkpoints")
+    assert newest is not None
+    return load_file(newest / "policy" / "model.safetensors")
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    assert timeless(a) == timeless(b)
+    assert (a / "rollouts.jsonl").read_text() == (b / "rollouts.jsonl").read_text()
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_a_run_leaves_what_it_promises(name: str, small):
+    run = groupwise.train("quickstart", small(algorithm__name=name, evaluation__every=2))
+    assert json.loads((run.folder / "summary.json").read_text()) == run.summary
+    assert run.summary["algorithm"] == name
+    assert run.summary["steps"] == 4
+    for key in (
+        "heldout_before",
+        "heldout_after",
+        "length_before",
+        "length_after",
+        "seconds_total",
+        "seconds_training",
+    ):
+        assert run.summary[key] >= 0
+    assert run.summary["checks"]["learner = engine"]["steps"] > 0
+    rows = read_metrics(run.folder)
+    assert [r["step"] for r in rows] == [0, 1, 2, 2, 3, 4, 4]
+    steps = [r for r in rows if "pass_rate" in r]
+    verdicts = [c["verdict"] for r in steps for c in r["checks"].values()]
+    assert "fail" not in verdicts
+    for row in steps:
+        for check in (
+            "live = old on the first update",
+            "learner = engine",
+            "weights reach their declared total",
+            "engine and learner agree after a weight load",
+        ):
+            assert row["checks"][check]["verdict"] == "pass"
+    assert (run.folder / "recipe.toml").is_file()
+    last = run.folder / "checkpoints" / "step-000004" / "policy"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(last), AutoTokenizer.from_pretrained(last)
+    assert model.get_input_embeddings().weight.shape[0] == len(tokenizer)
+    assert len(checkpoint.steps(run.folder / "checkpoints")) == 2
+
+
+def test_step_metrics_are_those_of_the_rollouts(small):
+    run = groupwise.train("quickstart", small(algorithm__name="dapo"))
+    rollouts = [json.loads(line) for line in (run.folder / "rollouts.jsonl").read_text().splitlines()]
+    for row in (r for r in read_metrics(run.folder) if "pass_rate" in r):
+        here = [r for r in rollouts if r["step"] == row["step"]]
+        fresh = [r for r in here if r["fresh"]]
+        trained = [r for r in here if r["fate"] == "trained"]
+        assert row["pass_rate"] == pytest.approx(sum(r["score"] == 1 for r in fresh) / len(fresh), abs=1e-12)
+        assert row["length_mean"] == pytest.approx(sum(r["tokens"] for r in fresh) / len(fresh), abs=1e-12)
+        assert row["reward_mean"] == pytest.approx(math.fsum(r["reward"] for r in trained) / len(trained), abs=1e-9)
+        assert row["trained_completions"] == len(trained)
+        for group in {r["group"] for r in trained}:
+            scores = [r["score"] for r in trained if r["group"] == group]
+            assert 0 < sum(scores) < len(scores) or row["groups_fallback"] > 0
+
+
+def test_phases_add_up_to_the_wall_clock(small):
+    run = groupwise.train("quickstart", small())
+    seconds = sum(sum(r["seconds"].values()) for r in read_metrics(run.folder) if "pass_rate" in r)
+    assert seconds == pytest.approx(run.summary["seconds_training"], abs=1e-3)
+    assert run.summary["seconds_training"] < run.summary["seconds_total"]
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not(small):
+    a = groupwise.train("quickstart", small(name="a"))
+    b = groupwise.train("quickstart", small(name="b"))
+    c = groupwise.train("quickstart", small(name="c", learner__learning_rate=2e-3))
+    assert_same_run(a.folder, b.folder)
+    assert timeless(a.folder)[-1] != timeless(c.folder)[-1]
+
+
+def test_names_count_up_and_an_explicit_one_is_never_overwritten(small):
+    changes = small(steps=1)
+    assert groupwise.train("quickstart", changes).folder.name == "quickstart"
+    assert groupwise.train("quickstart", changes).folder.name == "quickstart-2"
+    named = {**changes, "name": "mine"}
+    folder = groupwise.train("quickstart", named).folder
+    before = (folder / "metrics.jsonl").read_text()
+    with pytest.raises(UsageError, match="exists already"):
+        groupwise.train("quickstart", named)
+    assert (folder / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_resuming_an_earlier_checkpoint_gives_the_same_bits(name: str, small):
+    whole = groupwise.train("quickstart", small(name="whole", algorithm__name=name)).folder
+    cut = groupwise.train("quickstart", small(name="cut", algorithm__name=name, checkpoint__keep=4)).folder
+    for step in (4, 3):
+        for path in (cut / "checkpoints" / f"step-{step:06d}").rglob("*"):
+            if path.is_file():
+                path.unlink()
+        (cut / "checkpoints" / f"step-{step:06d}").rename(cut / f"gone-{step}")
+    with (cut / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "half a li')
+    assert resume(cut).finished
+    assert_same_run(whole, cut)
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(small, capfd):
+    whole = groupwise.train("quickstart", small(name="whole")).folder
+    cut = groupwise.train("quickstart", small(name="cut")).folder
+    damaged = cut / "checkpoints" / "step-000004" / "policy" / "model.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    assert resume(cut).finished
+    told = capfd.readouterr().err
+    assert "step-000004 is damaged (policy/model.safetensors does not match its hash); falling back" in told
+    assert_same_run(whole, cut)
+
+
+def test_resuming_without_any_good_checkpoint_starts_over(small):
+    whole = groupwise.train("quickstart", small(name="whole")).folder
+    cut = groupwise.train("quickstart", small(name="cut")).folder
+    for step in (3, 4):
+        (cut / "checkpoints" / f"step-{step:06d}" / "manifest.json").write_text("{")
+    assert resume(cut).finished
+    assert_same_run(whole, cut)
+
+
+def test_what_is_no_run_is_not_resumed(tmp_path: Path):
+    with pytest.raises(UsageError, match="not a run folder"):
+        resume(tmp_path)
+
+
+def start(changes: dict[str, Any], *more: str) -> subprocess.Popen[str]:
+    """The command in a process of its own."""
+    settings = [part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    command = [sys.executable, "-m", "groupwise.cli", "train", "quickstart", *settings, *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def go_on(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "groupwise.cli", "train", "--resume", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(condition, process: subprocess.Popen[str], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def test_sigterm_saves_at_the_next_step_and_says_how_to_go_on(small):
+    changes = small(name="cut", steps=30)
+    folder = Path(changes["runs"]) / "cut"
+    process = start(changes)
+    wait_for(lambda: len(read_metrics(folder)) > 3, process)
+    process.send_signal(signal.SIGTERM)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, told
+    assert f"go on with: groupwise train --resume {folder}" in told
+    done = read_metrics(folder)[-1]["step"]
+    assert 0 < done < 30
+    assert checkpoint.steps(folder / "checkpoints")[-1] == done
+    process = go_on(folder)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, told
+    whole = start({**changes, "name": "whole"})
+    whole.communicate(timeout=60)
+    assert_same_run(folder.parent / "whole", folder)
+
+
+def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int) -> Path:
+    """kill -9 at moments drawn from `seed`, every second one inside a save; then to the end."""
+    folder = Path(changes["runs"]) / changes["name"]
+    generator = torch.Generator().manual_seed(seed)
+    killed = 0
+    while killed < kills:
+        process = go_on(folder) if (folder / "recipe.toml").is_file() else start(changes)
+        if killed % 2:
+            wait_for(lambda: list((folder / "checkpoints").glob(".partial-*")), process)
+        else:
+            begun = len(read_metrics(folder))
+            wait_for(lambda begun=begun: len(read_metrics(folder)) > begun, process)
+            time.sleep(0.15 * float(torch.rand((), generator=generator)))
+        process.kill()
+        process.communicate()
+        if process.returncode == 0:
+            break
+        killed += process.returncode == -signal.SIGKILL
+    process = go_on(folder)
+    told, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    assert killed == kills, f"the run ended after {killed} kills; make it longer"
+    assert not list((folder / "checkpoints").glob(".partial-*"))
+    return folder
+
+
+@pytest.mark.parametrize(("name", "kills"), [("dapo", 2)])
+def test_kill_and_resume_gives_the_same_bits(name: str, kills: int, small):
+    changes = small(algorithm__name=name, steps=8)
+    whole = start({**changes, "name": "whole"})
+    whole.communicate(timeout=60)
+    assert_same_run(Path(changes["runs"]) / "whole", kill_again_and_again({**changes, "name": "cut"}, kills, seed=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_ten_kills_and_resumes_give_the_same_bits(name: str, small):
+    changes = small(algorithm__name=name, steps=40, prompts_per_step=16)
+    whole = start({**changes, "name": "whole"})
+    whole.communicate(timeout=300)
+    assert_same_run(Path(changes["runs"]) / "whole", kill_again_and_again({**changes, "name": "cut"}, 10, seed=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_the_quickstart_learns_to_show_its_work(name: str, tmp_path):
+    """The main job as a stranger runs it, in a process of its own: the bars of the README."""
+    process = start({"runs": str(tmp_path), "name": "whole", "algorithm.name": name})
+    told, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, told
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert summary["heldout_problems"] >= 512
+    assert summary["heldout_before"] <= 0.60
+    assert summary["heldout_after"] >= 0.92
+    assert summary["length_after"] >= 1.5 * summary["length_before"]
+    assert summary["seconds_total"] <= 240
+
+
+def test_evaluation_of_a_run_repeats_its_own(small):
+    run = groupwise.train("quickstart", small())
+    found = evaluate_folder(str(run.folder), {}, None)
+    assert found.avg_at_k == run.summary["heldout_after"]
+    more = evaluate_folder(str(run.folder), {"evaluation.samples": 4, "evaluation.temperature": 0.5}, None)
+    assert list(more.pass_at_k) == [1, 2, 4]
+    assert more.pass_at_k[4] >= more.pass_at_k[1] == pytest.approx(more.avg_at_k)
+    policy = run.folder / "checkpoints" / "step-000004" / "policy"
+    assert evaluate_folder("quickstart", small(), str(policy)).avg_at_k == found.avg_at_k
+
+
+def test_a_model_folder_trains_through_the_same_code(small, policy_folder: Path):
+    """`model = PATH`: no warm start, any causal language model with a tokenizer."""
+    run = groupwise.train("quickstart", small(model=str(policy_folder), warm_start__steps=0, steps=2))
+    assert run.summary["steps"] == 2
+    assert "fail" not in [c["verdict"] for r in read_metrics(run.folder) for c in r.get("checks", {}).values()]
+
+
+def test_top_p_and_top_k_train_on_the_sampled_distribution(small):
+    """Ratios are 1 and the engine gap is nil with truncated sampling too, through surplus groups and a resume."""
+    changes = small(algorithm__name="dapo", sampling__top_p=0.9, sampling__top_k=8, sampling__temperature=1.3)
+    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
+    for row in (r for r in read_metrics(whole) if "pass_rate" in r):
+        assert row["checks"]["live = old on the first update"]["verdict"] == "pass"
+        assert row["checks"]["learner = engine"]["value"] < 1e-4
+    cut = groupwise.train("quickstart", {**changes, "name": "cut", "checkpoint.keep": 4}).folder
+    for step in (3, 4):
+        os.remove(cut / "checkpoints" / f"step-{step:06d}" / "manifest.json")
+    resume(cut)
+    assert_same_run(whole, cut)
