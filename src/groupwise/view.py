@@ -140,7 +140,7 @@ class LiveView(PlainView):
             ("groups with signal", "groups_mixed_share", 2),
             ("gradient the trust region passes", "share_passed", 3),
         ):
-            table.add_row(label, _number(row[key], digits), Text(curve([r[key] for r in self.rows], 40), style="cyan"))
+            table.add_row(label, _number(row[key], digits), Text(curve([r[key] for r in self.rows], 34), style="cyan"))
         return table
 
 
