@@ -218,9 +218,16 @@ def memory_estimate(plan: Blueprint, policy: Policy) -> str:
     copies = 6 if plan.algorithm.needs_reference else 5
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    longest = len(policy.encode(max((s.prompt for s in plan.task.samples("train")), key=len)))
     rows = min(plan.max_rows, plan.prompts_per_step * plan.samples_per_prompt)
-    cache = 2 * shape.num_hidden_layers * heads * size * rows * (longest + plan.sampling.max_new_tokens) * 4
+    cache = (
+        2
+        * shape.num_hidden_layers
+        * heads
+        * size
+        * rows
+        * (_longest_prompt(plan, policy) + plan.sampling.max_new_tokens)
+        * 4
+    )
     logits = 4 * 4 * min(CHUNK_ELEMENTS, plan.learner.tokens_per_microbatch * shape.vocab_size)
     parts = {"weights and optimizer": weights * copies, "engine cache": cache, "logits": logits}
     return "memory       about " + ", ".join(f"{size / 2**20:,.0f} MiB {name}" for name, size in parts.items())
@@ -261,10 +268,15 @@ def _demand_possible(plan: Blueprint) -> None:
         raise UsageError(f"evaluation.problems = {plan.evaluation_problems}: the task holds out only {held}")
 
 
-def _demand_room(plan: Blueprint, policy: Policy) -> None:
-    """The longest prompts (by text, then by tokens) and a whole completion must fit the model's positions."""
+def _longest_prompt(plan: Blueprint, policy: Policy) -> int:
+    """Tokens of the longest prompt, looked for among those with the longest texts."""
     samples = [s for split in ("train", "heldout") for s in plan.task.samples(split)]
-    longest = max(len(policy.encode(s.prompt)) for s in sorted(samples, key=lambda s: len(s.prompt))[-32:])
+    return max(len(policy.encode(s.prompt)) for s in sorted(samples, key=lambda s: len(s.prompt))[-32:])
+
+
+def _demand_room(plan: Blueprint, policy: Policy) -> None:
+    """The longest prompt and a whole completion must fit the model's positions."""
+    longest = _longest_prompt(plan, policy)
     if longest + plan.sampling.max_new_tokens > policy.positions:
         raise UsageError(
             f"sampling.max_new_tokens = {plan.sampling.max_new_tokens}: with a prompt of {longest} tokens that is "

@@ -12,8 +12,8 @@ alone against all together (max_rows=7 gives the same), for the whole vocabulary
     20           128 of 128, 128 of 128             3e-6
     4096         126 of 128, 128 of 128             1.2e-5; 1.6e-4 where a token is on the edge of top-p's set
 
-Two completions drew a number that lay on the border between two of 4096 tokens. The same call again gives the same
-bits.
+The two that differ presumably drew a number on the border between two of 4096 tokens. The same call again gives the
+same bits.
 """
 
 from __future__ import annotations
