@@ -10,7 +10,7 @@ import torch
 
 from groupwise.engines import sampling as module
 from groupwise.engines.base import Sampling
-from groupwise.engines.sampling import check_sampling, draw, kept_mask, most_likely, uniforms
+from groupwise.engines.sampling import BELOW_ONE, check_sampling, draw, kept_mask, most_likely, uniforms
 from groupwise.errors import UsageError
 
 
@@ -131,3 +131,24 @@ def test_a_stream_is_numpys_philox_keyed_by_seed_and_completion() -> None:
 def test_values_without_meaning_are_refused_by_name(how: Sampling, key: str) -> None:
     with pytest.raises(UsageError, match=rf"sampling\.{key} is"):
         check_sampling(how)
+
+
+@pytest.mark.parametrize("vocabulary", [257, 1000, 1024])
+def test_a_large_vocabulary_is_inverted_block_by_block_to_the_same_token(vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 4 * torch.randn(400, vocabulary, generator=generator)
+    logits[torch.rand(logits.shape, generator=generator) < 0.7] = -torch.inf
+    chance = torch.softmax(logits, -1)
+    uniform = torch.rand(400, generator=generator, dtype=torch.float64)
+    uniform[0], uniform[1] = 0.0, BELOW_ONE
+    tokens, total = module._invert_blocks(chance, uniform)
+    plain, plain_total = module._invert(chance, uniform)
+    assert (chance.gather(1, tokens[:, None]) > 0).all()
+    assert tokens[0] == (chance[0] > 0).nonzero()[0]
+    assert tokens[1] == (chance[1] > 0).nonzero()[-1]
+    torch.testing.assert_close(total, plain_total, rtol=1e-6, atol=0)
+    # Where they differ, the number lies on a border between two tokens, to the rounding of a float32 sum.
+    cumulative = chance.cumsum(-1, dtype=torch.float64)
+    border = (cumulative - (uniform * plain_total)[:, None]).abs().amin(-1)
+    assert ((tokens == plain) | (border < 1e-6)).all()
+    assert (tokens == plain).float().mean() > 0.99

@@ -129,8 +129,8 @@ class RowCache:
         first, at = self._first - self._base, self.column - self._base
         views = []
         for keys, values in zip(self._keys, self._values, strict=True):
-            for memory in (keys[: self.rows], values[: self.rows]):
-                views += [memory[:, :, at : at + 1], memory[:, :, first : at + 1]]
+            for memory in (keys.narrow(0, 0, self.rows), values.narrow(0, 0, self.rows)):
+                views += [memory.narrow(2, at, 1), memory.narrow(2, first, at + 1 - first)]
         return views
 
     def _frame(self) -> None:

@@ -5,6 +5,8 @@ Shapes: N completions, R live rows, S steps since the last flush, L the longest 
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,16 +23,16 @@ class Ledger:
         self._tokens = torch.zeros(count, longest + 1, dtype=torch.long, device=device)
         self._logp = torch.zeros(count, longest + 1, dtype=torch.float64, device=device)
         self._length = torch.zeros(count, dtype=torch.long, device=device)
-        self._steps: list[tuple[Tensor, Tensor]] = []
+        self._steps: list[Draw] = []
         self._support: list[tuple[Tensor, Tensor]] = []
         self._kept_ids: list[np.ndarray] = []
         self._kept_owner: list[np.ndarray] = []
 
     def log(self, draw: Draw) -> None:
         """One step of the live rows, in their present order."""
-        self._steps.append((draw.tokens, draw.logp))
+        # Ids now and not at the flush: a step's mask over a large vocabulary is not to be kept around.
+        self._steps.append(dataclasses.replace(draw, kept=None))
         if draw.kept is not None:
-            # Ids now and not at the flush: a step's mask over a large vocabulary is not to be kept around.
             row, ids = draw.kept.nonzero(as_tuple=True)
             self._support.append((row, ids.int()))
 
@@ -41,8 +43,11 @@ class Ledger:
         steps = len(self._steps)
         column = (age - steps)[:, None] + torch.arange(steps, device=age.device)
         column.clamp_(max=self._tokens.shape[1] - 1)
-        self._tokens[slot[:, None], column] = torch.stack([tokens for tokens, _ in self._steps], 1)
-        self._logp[slot[:, None], column] = torch.stack([logp for _, logp in self._steps], 1)
+        tokens, chance, total = (
+            torch.stack([getattr(step, name) for step in self._steps], 1) for name in ("tokens", "chance", "total")
+        )
+        self._tokens[slot[:, None], column] = tokens
+        self._logp[slot[:, None], column] = Draw(tokens, chance, total, None).logp
         self._length[slot] = length
         self._flush_support(slot, age - steps, length)
         self._steps, self._support = [], []

@@ -17,6 +17,9 @@ from groupwise.engines.cache import Prompts, RowCache
 from groupwise.engines.ledger import Ledger
 from groupwise.engines.sampling import Draw, uniforms
 
+# A column that no completion reaches.
+FAR = 2**62
+
 
 @dataclass(frozen=True)
 class Take:
@@ -78,7 +81,10 @@ class Rows:
         self._queue, self._ledger, self._device = queue, ledger, device
         self._table = torch.zeros(0, 3, dtype=torch.long, device=device)
         self._uniforms = _all_uniforms(queue).to(device)
+        self._number = torch.zeros(0, dtype=torch.long, device=device)
         self._horizon = 0
+        self._live = 0
+        self._next_end = 0
 
     @property
     def count(self) -> int:
@@ -91,17 +97,32 @@ class Rows:
 
     def uniform(self) -> Tensor:
         """[R] the number each row's next token is drawn with."""
-        slot, born, _ = self._table.unbind(1)
-        return self._uniforms[slot, (self.cache.column - born).clamp_(max=self._uniforms.shape[1] - 1)]
+        # A finished row runs past its numbers until it is dropped; what it draws is not used.
+        return self._uniforms.take(self._number.clamp(max=self._uniforms.numel() - 1))
 
     def record(self, step: Draw, stops: Tensor) -> tuple[int, bool]:
         """Log a draw: how many rows are still live, and whether all logits were sound."""
         self._ledger.log(step)
-        column, ended = self.cache.column, self._table[:, 2]
-        stopped = stops[step.tokens] & (ended > column)
-        ended.masked_fill_(stopped, column)
-        live, bad = torch.stack([(ended > column).sum(), (~step.finite).sum()]).tolist()
-        return live, bad == 0
+        self._number += 1
+        column, stopped = self.cache.column, stops[step.tokens]
+        found, sound = torch.stack([stopped.any(), step.finite.all()]).tolist()
+        if found:
+            ended = self._table[:, 2]
+            ended.masked_fill_(stopped & (ended > column), column)
+        if found or column >= self._next_end:
+            self._count_live(column)
+        return self._live, sound
+
+    def _count_live(self, column: int) -> None:
+        """How many rows go on after `column`, and the first column in which one of them reaches its limit."""
+        ended = self._table[:, 2]
+        beyond = torch.where(ended > column, ended, FAR)
+        self._live, self._next_end = torch.stack([(ended > column).sum(), beyond.amin()]).tolist()
+
+    def _place(self) -> None:
+        """Where in the table of numbers each row's next one stands."""
+        slot, born, _ = self._table.unbind(1)
+        self._number = slot * self._uniforms.shape[1] + (self.cache.column - born)
 
     def drop(self, tokens: Tensor, live: int) -> Tensor:
         """Put live rows in the places of finished ones; the tokens of the rows that are left."""
@@ -112,6 +133,8 @@ class Rows:
         self.cache.move(to, origin, live)
         self._table[to], tokens[to] = self._table[origin], tokens[origin]
         self._table = self._table[:live]
+        self._number[to] = self._number[origin]
+        self._number = self._number[:live]
         return tokens[:live]
 
     def admit(self, prompts: Prompts, source: Tensor, takes: Sequence[Take]) -> None:
@@ -126,6 +149,8 @@ class Rows:
         ends = [column + limit - 1 for limit, t in zip(limits, takes, strict=True) for _ in range(t.count)]
         new = torch.tensor([slots, [column] * len(slots), ends], device=self._device).T
         self._table = torch.cat([self._table, new])
+        self._place()
+        self._count_live(column - 1)
 
     def _flush(self, column: int) -> None:
         slot, born, ended = self._table.unbind(1)

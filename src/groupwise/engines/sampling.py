@@ -17,24 +17,36 @@ from groupwise.errors import UsageError
 
 # Top-p looks at this many of the most likely tokens before it sorts the whole vocabulary.
 FIRST_LOOK = 256
+# Tokens in a block of the cumulative distribution of a large vocabulary.
+BLOCK = 64
 # The largest float64 below 1. Any positive number times it is less than the number, rounding included.
 BELOW_ONE = 1 - 2.0**-53
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One token per row.
+    """One token per row. What was drawn from is kept as it came; its logarithm is taken for many steps at once.
 
     tokens  [R] int64
-    logp    [R] float64 nats, under the distribution drawn from; 0 where the draw is greedy
-    finite  [R] bool, False where the logits hold NaN or +inf, or nothing but -inf
+    chance  [R] float32, the token's share of `total`; 1 where the draw is greedy
+    total   [R] float64, about 1; NaN where the logits hold NaN or +inf, or nothing but -inf
     kept    [R,V] bool, the sampling support, or None where it is the whole vocabulary
     """
 
     tokens: Tensor
-    logp: Tensor
-    finite: Tensor
+    chance: Tensor
+    total: Tensor
     kept: Tensor | None
+
+    @property
+    def logp(self) -> Tensor:
+        """[R] float64 nats, under the distribution drawn from; 0 where the draw is greedy."""
+        return self.chance.double().log() - self.total.log()
+
+    @property
+    def finite(self) -> Tensor:
+        """[R] bool."""
+        return self.total.isfinite()
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
@@ -45,18 +57,46 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
     kept = kept_mask(logits, sampling.top_k, sampling.top_p) if sampling.truncates else None
-    peak = logits.amax(-1, keepdim=True)
-    weight = (logits - peak).exp_()
     if kept is not None:
-        weight.masked_fill_(~kept, 0)
-    cumulative = weight.cumsum(-1, dtype=torch.float64)
+        logits = logits.masked_fill(~kept, -torch.inf)
+    chance = torch.softmax(logits, -1)
+    tokens, total = _invert(chance, uniform) if chance.shape[-1] <= 4 * BLOCK else _invert_blocks(chance, uniform)
+    return Draw(tokens, chance.gather(1, tokens[:, None])[:, 0], total, kept)
+
+
+def _invert(chance: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """chance [R,V], uniform [R] -> the token [R] whose span of the cumulative sum holds u, and the sum's end [R]."""
+    cumulative = chance.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # u * total can round up to total, which lies behind the last token: stay below it.
     target = uniform[:, None] * (total * BELOW_ONE)
-    # right=True passes over tokens of weight 0. Rows of NaN point past the end; they are reported by `finite`.
-    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
-    logp = (logits.gather(1, tokens) - peak).double() - total.log()
-    return Draw(tokens[:, 0], logp[:, 0], total[:, 0].isfinite(), kept)
+    return _first_above(cumulative, target), total[:, 0]
+
+
+def _invert_blocks(chance: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in two looks, first for a block of tokens and then inside it: a tenth of the numbers are summed up."""
+    vocabulary = chance.shape[1]
+    whole = vocabulary - vocabulary % BLOCK
+    blocks = chance[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
+    if whole < vocabulary:
+        blocks = torch.cat([blocks, chance[:, whole:].sum(-1, keepdim=True)], 1)
+    reached = blocks.cumsum(-1, dtype=torch.float64)
+    total = reached[:, -1:]
+    target = uniform[:, None] * (total * BELOW_ONE)
+    block = _first_above(reached, target)[:, None]
+    ids = block * BLOCK + torch.arange(BLOCK, device=chance.device)
+    inside = chance.gather(1, ids.clamp(max=vocabulary - 1)).masked_fill_(ids >= vocabulary, 0)
+    inner = inside.cumsum(-1, dtype=torch.float64)
+    before = (reached - blocks.double()).gather(1, block)
+    # The block's sum was rounded otherwise than its tokens': what is left of the target must still end inside it.
+    rest = torch.minimum((target - before).clamp_(min=0), inner[:, -1:] * BELOW_ONE)
+    return block[:, 0] * BLOCK + _first_above(inner, rest), total[:, 0]
+
+
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """[R,K], [R,1] -> [R]: the first place whose sum is above the target; it has a weight above 0."""
+    # Rows of NaN point past the end; they are reported by `total`.
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)[:, 0]
 
 
 def kept_mask(logits: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -120,7 +160,8 @@ def check_sampling(sampling: Sampling) -> None:
 def _greedy(logits: Tensor) -> Draw:
     # argmax takes the first of equal values, that is the lowest id.
     peak, tokens = logits.amax(-1), logits.argmax(-1)
-    return Draw(tokens, torch.zeros_like(peak, dtype=torch.float64), peak.isfinite(), None)
+    one = torch.ones_like(peak)
+    return Draw(tokens, one, torch.where(peak.isfinite(), one, torch.nan).double(), None)
 
 
 def _nucleus(logits: Tensor, values: Tensor, top_p: float, whole: bool) -> tuple[Tensor, bool]:
