@@ -12,10 +12,10 @@ def value_loss(value: Tensor, value_old: Tensor, returns: Tensor, mask: Tensor, 
     """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) per token, 0 where masked. [N,T] -> [N,T].
 
     value, value_old, returns  reward units; value_old is from before the first update on the batch
-    clip                       c, reward units: beyond V_old +- c there is no gradient towards a return further off;
-                               0 turns it off
+    clip                       c, reward units: a value that has moved further than c towards its return gets no more
+                               gradient; 0 turns it off
     The gradient in `value` is V - R, or 0 where the clipped term is the larger one. Raises ValueError for clip < 0.
-    Source: PPO's reference code (openai/baselines); no paper gives it.
+    Source: 2005.12729, section 3; PPO's paper (1707.06347) does not have it, its code does.
 
     >>> value, old, returns = torch.tensor([[0.5, 0.5]]), torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])
     >>> value_loss(value, old, returns, torch.ones(1, 2, dtype=torch.bool), clip=0.2)
