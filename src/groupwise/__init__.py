@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from groupwise.algo import Algorithm, LossOut
     from groupwise.catalog import algorithm
     from groupwise.errors import CheckFailed, GroupwiseError, RunError, UsageError
+    from groupwise.parts.advantage import gae
     from groupwise.parts.shaping import overlong_penalty
     from groupwise.run import Run, train
     from groupwise.tasks import task
@@ -24,6 +25,7 @@ __all__ = [
     "RunError",
     "UsageError",
     "algorithm",
+    "gae",
     "overlong_penalty",
     "task",
     "train",
@@ -38,6 +40,7 @@ _HOME = {
     "RunError": "errors",
     "UsageError": "errors",
     "algorithm": "catalog",
+    "gae": "parts.advantage",
     "overlong_penalty": "parts.shaping",
     "task": "tasks",
     "train": "run",

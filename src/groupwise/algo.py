@@ -13,8 +13,9 @@ from groupwise.parts.advantage import Advantage
 from groupwise.parts.aggregate import Aggregate, Totals, count
 from groupwise.parts.filters import Filter
 from groupwise.parts.kl import KL
+from groupwise.parts.mismatch import Mismatch, NoMismatch
 from groupwise.parts.ratio import Ratio, bounded
-from groupwise.parts.shaping import Shaping, subtract_kl
+from groupwise.parts.shaping import Shaping, at_last_token, subtract_kl
 from groupwise.parts.trust import Trust
 from groupwise.records import Batch
 
@@ -40,6 +41,8 @@ class Algorithm:
 
     paper   where the row comes from
     passes  passes over a batch unless the recipe says otherwise
+
+    Raises ValueError where a correction per token meets a ratio or trust region that is one number per completion.
     """
 
     name: str
@@ -51,8 +54,18 @@ class Algorithm:
     kl: KL
     shaping: Shaping
     filter: Filter
+    mismatch: Mismatch = NoMismatch()
     entropy_coefficient: float = 0.0
     passes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mismatch.varies and (self.ratio.per_completion or self.trust.per_completion):
+            shared = f"ratio.level ({self.ratio})" if self.ratio.per_completion else f"trust.kind ({self.trust})"
+            raise ValueError(
+                f"mismatch.kind ({self.mismatch}) corrects each token for itself, but {shared} is one number per "
+                'completion, gradient included; take mismatch.kind = "sequence-mis", or ratio.level = "sequence-token" '
+                "with a trust region per token"
+            )
 
     @property
     def needs_reference(self) -> bool:
@@ -60,18 +73,34 @@ class Algorithm:
         return self.kl.beta > 0
 
     @property
+    def needs_old(self) -> bool:
+        """Whether `credit` reads logp_old; several updates on a batch need it all the same."""
+        return self.kl.in_reward or self.mismatch.reads_engine
+
+    @property
+    def needs_value(self) -> bool:
+        """Whether a critic's values are read."""
+        return self.advantage.reads_value
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether scores of the steps inside a completion are read."""
+        return self.shaping.reads_steps or self.advantage.reads_steps
+
+    @property
     def parts(self) -> dict[str, object]:
         """The row, slot by slot, in the order data passes them."""
-        slots = ("shaping", "filter", "advantage", "ratio", "trust", "kl", "aggregate")
+        slots = ("shaping", "filter", "advantage", "ratio", "trust", "mismatch", "kl", "aggregate")
         return {slot: getattr(self, slot) for slot in slots}
 
     def credit(self, batch: Batch) -> Batch:
-        """Scores to rewards, rewards to advantages: adds `reward`, `advantage` and `returns`, each [N,T]."""
+        """Adds `reward`, `advantage`, `returns` and, where a mismatch is corrected, `correction`, each [N,T]."""
         reward = self.shaping(batch)
         if self.kl.in_reward:
             reward = subtract_kl(reward, batch, self.kl)
         advantage, returns = self.advantage(reward, batch.value, batch.mask, batch.group, batch.step_end)
-        return batch.add(reward=reward, advantage=advantage, returns=returns)
+        correction = self._correction(batch.logp_old, batch.logp_engine, batch.mask)
+        return batch.add(reward=reward, advantage=advantage, returns=returns, correction=correction)
 
     def weigh(self, minibatch: Batch, totals: Totals | None = None) -> Batch:
         """Adds `weight` [N,T], made once for the optimizer batch; `totals` where this is only a part of it."""
@@ -82,18 +111,21 @@ class Algorithm:
     ) -> Tensor:
         """Rewards [N] (or per token [N,T]) and integer group ids [N] -> advantages of the rewards' shape.
 
-        A NaN reward does not vote and gets 0; so does a row whose mask [N,T] is all False.
+        A NaN reward does not vote and gets 0; so does a row whose mask [N,T] is all False. Rewards [N] are given at the
+        last trained token. Raises ValueError where the advantage reads a critic's values: groupwise.gae takes them.
 
         >>> import groupwise
         >>> groupwise.algorithm("grpo").advantages(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 3, 3]))
         tensor([ 0.7071, -0.7071,  0.0000,  0.0000])
         """
+        if self.needs_value:
+            raise ValueError(f"{self.name}: its advantages need a critic's values; groupwise.gae takes them")
         per_token = rewards if rewards.dim() == 2 else rewards[:, None]
         inside = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask
-        if rewards.dim() == 1 and mask is not None:
-            inside = mask.any(-1, keepdim=True)
+        if rewards.dim() == 1:
+            per_token = at_last_token(rewards, inside)
         advantage, _ = self.advantage(per_token, None, inside, groups, step_end)
-        return advantage if rewards.dim() == 2 else advantage[:, 0]
+        return advantage if rewards.dim() == 2 else _last(advantage, inside)
 
     def loss(
         self,
@@ -108,10 +140,13 @@ class Algorithm:
         """The loss of a whole optimizer batch. Log-probabilities [N,T] nats, advantage [N] or [N,T], mask [N,T] bool.
 
         Masked positions may hold anything; an all-masked batch gives value 0 and gradient 0.
-        Raises ValueError where a KL term or an entropy bonus lacks its column, or shapes differ.
+        Raises ValueError where a KL term, a mismatch correction or an entropy bonus lacks its column, or shapes differ.
         """
+        _same_shape(mask, logp_old=logp_old, logp_engine=logp_engine)
         weight = self.aggregate(mask, count(mask))
-        return self.objective(weight, logp_live, logp_old, advantage, mask, logp_ref=logp_ref, entropy=entropy)
+        correction = self._correction(logp_old, logp_engine, mask)
+        columns = {"logp_ref": logp_ref, "correction": correction, "entropy": entropy}
+        return self.objective(weight, logp_live, logp_old, advantage, mask, **columns)
 
     def objective(
         self,
@@ -126,6 +161,7 @@ class Algorithm:
     ) -> LossOut:
         """The loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
         _same_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
+        _same_shape(mask, weight=weight, correction=correction)
         live, old = keep(logp_live, mask), keep(logp_old, mask)
         advantage = keep(_per_token(advantage, mask).to(live.dtype), mask)
         log_ratio = self.ratio(live, old, mask)
@@ -138,6 +174,13 @@ class Algorithm:
             total = total + self.entropy_coefficient * _entropy(entropy, mask)
         value = -(weight.to(live.dtype) * total).sum()
         return LossOut(value, share.detach(), log_ratio.detach(), None if kl is None else kl.detach())
+
+    def _correction(self, logp_old: Tensor | None, logp_engine: Tensor | None, mask: Tensor) -> Tensor | None:
+        if not self.mismatch.reads_engine:
+            return None
+        if logp_old is None or logp_engine is None:
+            raise ValueError(f"{self.name} corrects for the engine ({self.mismatch}): needs logp_old and logp_engine")
+        return self.mismatch(logp_old, logp_engine, mask)
 
     def _kl(self, live: Tensor, old: Tensor, logp_ref: Tensor | None, mask: Tensor) -> Tensor | None:
         if not self.kl.in_loss:
@@ -153,6 +196,11 @@ def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:
     if advantage.shape != mask.shape[:1]:
         raise ValueError(f"advantage has shape {tuple(advantage.shape)}; expected [N] or [N,T] of {tuple(mask.shape)}")
     return advantage[:, None].expand(mask.shape)
+
+
+def _last(per_token: Tensor, mask: Tensor) -> Tensor:
+    """[N,T] -> [N]: the value at the row's last trained token, 0 without any."""
+    return at_last_token(torch.ones_like(per_token[:, 0]), mask).mul(per_token).sum(-1)
 
 
 def _entropy(entropy: Tensor | None, mask: Tensor) -> Tensor:

@@ -1,62 +1,57 @@
-"""The algorithms by name, and the one place where strings become parts."""
+"""The one place where strings become parts: a row's name and settings to an algorithm, and back."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from groupwise.algo import Algorithm
 from groupwise.errors import UsageError, nearest
-from groupwise.parts.advantage import GroupMean, GroupZScore, LeaveOneOut
+from groupwise.parts.advantage import (
+    GAE,
+    GroupMean,
+    GroupZScore,
+    LeaveOneOut,
+    MonteCarlo,
+    OneStepTD,
+    ProcessZScore,
+    Return,
+)
 from groupwise.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum
 from groupwise.parts.filters import DropUniform, KeepAll
 from groupwise.parts.kl import K1, K2, K3, KL, K3Ratio, Place
-from groupwise.parts.ratio import TokenRatio
-from groupwise.parts.shaping import Outcome
-from groupwise.parts.trust import Clip, NoTrust
+from groupwise.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS
+from groupwise.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
+from groupwise.parts.shaping import Outcome, Steps
+from groupwise.parts.soft import Cispo, SoftGate
+from groupwise.parts.trust import Clip, Geometric, NoTrust
+from groupwise.rows import CATALOG
 
 T = TypeVar("T")
 
 
-def grpo() -> Algorithm:
-    """GRPO: z-scores within the group, token ratios, one clip, k3 in the loss, a mean over sequences."""
-    return Algorithm(
-        name="grpo",
-        paper="DeepSeekMath, 2402.03300",
-        shaping=Outcome(),
-        filter=KeepAll(),
-        advantage=GroupZScore(),
-        ratio=TokenRatio(),
-        trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
-        kl=KL(beta=0.04, estimator=K3(), place=Place.LOSS),
-        aggregate=SequenceMean(),
-    )
-
-
-def dapo() -> Algorithm:
-    """DAPO: a higher upper clip, uniform groups replaced, every token equal, long answers penalised, no KL."""
-    return Algorithm(
-        name="dapo",
-        paper="DAPO, 2503.14476",
-        shaping=Outcome(scale=2.0, offset=-1.0, overlong_cache=0.2),
-        filter=DropUniform(max_rounds=10),
-        advantage=GroupZScore(),
-        ratio=TokenRatio(),
-        trust=Clip(epsilon_low=0.2, epsilon_high=0.28),
-        kl=KL(beta=0.0),
-        aggregate=TokenMean(),
-    )
-
-
-CATALOG: Mapping[str, Callable[[], Algorithm]] = {"grpo": grpo, "dapo": dapo}
-
 KINDS: Mapping[str, Mapping[str, type]] = {
-    "shaping": {"outcome": Outcome},
+    "shaping": {"outcome": Outcome, "steps": Steps},
     "filter": {"none": KeepAll, "drop-uniform": DropUniform},
-    "advantage": {"group-zscore": GroupZScore, "group-mean": GroupMean, "leave-one-out": LeaveOneOut},
-    "ratio": {"token": TokenRatio},
-    "trust": {"none": NoTrust, "clip": Clip},
+    "advantage": {
+        "group-zscore": GroupZScore,
+        "group-mean": GroupMean,
+        "leave-one-out": LeaveOneOut,
+        "process-zscore": ProcessZScore,
+        "return": Return,
+        "gae": GAE,
+        "td": OneStepTD,
+        "monte-carlo": MonteCarlo,
+    },
+    "ratio": {
+        "token": TokenRatio,
+        "sequence": SequenceRatio,
+        "sequence-token": SequenceTokenRatio,
+        "sequence-sum": SequenceSum,
+    },
+    "trust": {"none": NoTrust, "clip": Clip, "soft": SoftGate, "cispo": Cispo, "geometric": Geometric},
+    "mismatch": {"none": NoMismatch, "tis": TIS, "mis": MIS, "sequence-mis": SequenceMIS, "icepop": IcePop},
     "aggregate": {
         "sequence-mean": SequenceMean,
         "token-mean": TokenMean,
@@ -74,7 +69,7 @@ KIND_KEY = {"ratio": "level"}
 def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algorithm:
     """The catalog's row `name`, with the keys a recipe has under [algorithm] laid over it.
 
-    Raises UsageError naming the nearest keys or values that exist.
+    Raises UsageError naming the nearest keys or values that exist, or the parts that do not go together.
 
     >>> algorithm("grpo", {"trust.epsilon_high": 0.28}).trust
     Clip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=0.0)
@@ -82,18 +77,21 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algori
     if name not in CATALOG:
         raise UsageError(f"algorithm.name = {name!r}: there is no such algorithm; {nearest(name, CATALOG)}")
     row = CATALOG[name]()
+    changed: dict[str, object] = {}
     for slot, values in _by_slot(settings or {}).items():
         if slot in KINDS:
-            part: object = _rebuild(slot, getattr(row, slot), values)
+            changed[slot] = _rebuild(slot, getattr(row, slot), values)
         elif slot == "kl":
-            part = _rebuild_kl(row.kl, values)
+            changed[slot] = _rebuild_kl(row.kl, values)
         elif slot == "entropy_coefficient":
-            part = _number("algorithm.entropy_coefficient", values[""])
+            changed[slot] = _number("algorithm.entropy_coefficient", values[""])
         else:
             known = [*KINDS, "kl", "entropy_coefficient"]
             raise UsageError(f"algorithm.{slot}: there is no such key; {nearest(slot, known)}")
-        row = dataclasses.replace(row, **{slot: part})  # type: ignore[arg-type]
-    return row
+    try:
+        return dataclasses.replace(row, **changed)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UsageError(f"algorithm.{error}") from None
 
 
 def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
@@ -147,7 +145,7 @@ def _rebuild(slot: str, part: object, values: dict[str, object]) -> object:
         if key not in fields:
             name = next(k for k, found in KINDS[slot].items() if found is kind)
             raise UsageError(f"{where}: {slot} {name!r} has no such key; {nearest(key, [kind_key, *fields])}")
-        values[key] = _number(where, value, whole=fields[key].type == "int")
+        values[key] = _plain(where, value, str(fields[key].type))
     same = {k: getattr(part, k) for k in fields if kind is type(part)}
     return _construct(f"algorithm.{slot}", kind, {**same, **values})
 
@@ -180,6 +178,15 @@ def _choice(where: str, value: object, choices: Mapping[str, T]) -> T:
     if not isinstance(value, str) or value not in choices:
         raise UsageError(f"{where} = {value!r}: {nearest(str(value), choices)}")
     return choices[value]
+
+
+def _plain(where: str, value: object, kind: str) -> bool | float | int:
+    """A field's value as its annotation has it: bool, int or float."""
+    if kind != "bool":
+        return _number(where, value, whole=kind == "int")
+    if not isinstance(value, bool):
+        raise UsageError(f"{where} = {value!r}: must be true or false")
+    return value
 
 
 def _number(where: str, value: object, whole: bool = False) -> float | int:

@@ -160,8 +160,9 @@ def _completion_from_json(data: dict[str, Any]) -> Completion:
     kept = data["kept"]
     if kept is not None:
         kept = Kept(torch.tensor(kept["ids"], dtype=torch.int32), torch.tensor(kept["start"], dtype=torch.int64))
-    fields = {**data, "tokens": tuple(data["tokens"]), "logp_engine": tuple(data["logp_engine"]), "kept": kept}
-    return Completion(**fields)
+    tuples = {"tokens": tuple(data["tokens"]), "logp_engine": tuple(data["logp_engine"])}
+    steps = tuple((index, score) for index, score in data.get("steps", ()))
+    return Completion(**{**data, **tuples, "kept": kept, "steps": steps})
 
 
 def _seal(folder: Path) -> None:

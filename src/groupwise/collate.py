@@ -11,10 +11,12 @@ from torch import Tensor
 from groupwise.records import Batch, Completion, Group, Prompt
 
 
-def collate(groups: Sequence[Group], pad: int) -> Batch:
+def collate(groups: Sequence[Group], pad: int, mask_truncated: bool = False, steps: bool = False) -> Batch:
     """P groups -> a batch of their N completions, in order; `group` counts 0..P-1.
 
-    A completion without a score is kept as a row, for the record, but none of its tokens is trained.
+    A completion without a score is kept as a row, for the record, but none of its tokens is trained; so is one that
+    was cut off at the limit, with `mask_truncated`. The step columns are written where a completion has steps, or
+    where they are asked for with `steps`.
     """
     rows = [(g, group.prompt, c) for g, group in enumerate(groups) for c in group.completions]
     width = max(len(prompt.tokens) + len(c.tokens) for _, prompt, c in rows)
@@ -24,6 +26,8 @@ def collate(groups: Sequence[Group], pad: int) -> Batch:
     length = torch.zeros(len(rows), dtype=torch.long)
     for i, (_, prompt, completion) in enumerate(rows):
         length[i] = _fill_row(tokens[i], mask[i], logp[i], prompt, completion)
+        mask[i] &= not (mask_truncated and completion.finish == "length")
+    step_score, step_end = _steps(rows, width) if steps or any(c.steps for _, _, c in rows) else (None, None)
     return Batch(
         tokens=tokens,
         mask=mask,
@@ -33,6 +37,8 @@ def collate(groups: Sequence[Group], pad: int) -> Batch:
         version=torch.tensor([c.version for _, _, c in rows]),
         logp_engine=logp,
         kept=tuple(c.kept for _, _, c in rows) if any(c.kept is not None for _, _, c in rows) else None,
+        step_score=step_score,
+        step_end=step_end,
     )
 
 
@@ -43,6 +49,17 @@ def _fill_row(tokens: Tensor, mask: Tensor, logp: Tensor, prompt: Prompt, comple
     mask[start:stop] = not math.isnan(completion.score)
     logp[start:stop] = torch.tensor(completion.logp_engine)
     return stop
+
+
+def _steps(rows: Sequence[tuple[int, Prompt, Completion]], width: int) -> tuple[Tensor, Tensor]:
+    """-> step_score and step_end, [N,T] each. Steps that end in one token are one step with the sum of their scores."""
+    step_score = torch.zeros(len(rows), width, dtype=torch.float64)
+    step_end = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, (_, prompt, completion) in enumerate(rows):
+        for index, score in completion.steps:
+            step_score[i, len(prompt.tokens) + index] += score
+            step_end[i, len(prompt.tokens) + index] = True
+    return step_score, step_end
 
 
 def minibatches(batch: Batch, count: int, generator: torch.Generator) -> Iterator[Batch]:

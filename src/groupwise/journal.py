@@ -133,6 +133,7 @@ def _describe(group: Group, completion: Completion) -> dict[str, Any]:
         "score": completion.score,
         "logp_engine": math.fsum(completion.logp_engine),
         "version": completion.version,
+        **({"steps": completion.steps} if completion.steps else {}),
     }
 
 

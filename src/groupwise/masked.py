@@ -43,3 +43,18 @@ def group_range(x: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
     low = low.scatter_reduce(0, group, torch.where(vote, x, torch.inf), "amin")
     high = high.scatter_reduce(0, group, torch.where(vote, x, -torch.inf), "amax")
     return torch.where(high >= low, high - low, torch.zeros_like(low))
+
+
+def whiten(x: Tensor, mask: Tensor) -> Tensor:
+    """(x - mean) / sqrt(variance + 1e-8) over the trained tokens of all rows, 0 where masked. [N,T] -> [N,T].
+
+    The variance is the unbiased one. Fewer than two trained tokens have none and stay as they are.
+
+    >>> whiten(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
+    tensor([[-0.7071,  0.7071,  0.0000]])
+    """
+    count = int(mask.sum())
+    if count < 2:
+        return keep(x, mask)
+    centred = keep(x - keep(x, mask).sum() / count, mask)
+    return centred * torch.rsqrt(centred.square().sum() / (count - 1) + 1e-8)

@@ -62,6 +62,7 @@ class Completion:
     kept         the sampling support per token, or None where it was the whole vocabulary
     text         the decoded completion, without special tokens
     score        reward units; NaN where scoring failed: such a completion neither votes nor trains
+    steps        (index into `tokens` of the token that ends the step, score of the step), where steps are scored
     """
 
     tokens: tuple[int, ...]
@@ -72,6 +73,7 @@ class Completion:
 
     text: str = ""
     score: float = math.nan
+    steps: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logp_engine):
@@ -105,7 +107,8 @@ class Batch:
     logp_old     [N,T] nats, the learner's before the first update on this batch
     logp_ref     [N,T] nats, the frozen reference's
     value        [N,T] reward units, the critic's
-    step_end     [N,T] bool, True where a step of a process reward ends
+    step_score   [N,T] reward units, the task's score of the step that ends here, 0 elsewhere
+    step_end     [N,T] bool, True where a step of a process reward ends; a step may well score 0
     reward       [N,T] reward units, after shaping
     advantage    [N,T]
     returns      [N,T] reward units
@@ -124,6 +127,7 @@ class Batch:
     logp_old: Tensor | None = None
     logp_ref: Tensor | None = None
     value: Tensor | None = None
+    step_score: Tensor | None = None
     step_end: Tensor | None = None
     reward: Tensor | None = None
     advantage: Tensor | None = None

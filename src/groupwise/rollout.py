@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from groupwise.engines.base import Engine, Request, Sampling
 from groupwise.parts.filters import RIGHT, Filter
 from groupwise.records import Completion, Group, Prompt, Sample
 from groupwise.seeds import derive, stream
-from groupwise.tasks.base import Task
+from groupwise.tasks.base import ScoresSteps, Task
 
 #: No refill round assumes that fewer than this share of groups will be kept, so that one unlucky step stays affordable.
 LEAST_KEEP_RATE = 0.25
@@ -77,10 +78,11 @@ class Rollout:
         samples_per_prompt: int,
         filter: Filter,
         state: StreamState | None = None,
+        reads_steps: bool = False,
     ) -> None:
         self.engine, self.task, self.prompts, self.decode = engine, task, prompts, decode
         self.sampling, self.samples_per_prompt, self.filter = sampling, samples_per_prompt, filter
-        self.state = state or StreamState()
+        self.state, self.reads_steps = state or StreamState(), reads_steps
 
     def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> Harvest:
         """The next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short completions
@@ -113,7 +115,7 @@ class Rollout:
         during("generate")
         answers = sample(self.engine, prompts, seeds, self.samples_per_prompt, self.sampling)
         during("score")
-        return [score(self.task, p, a, self.decode) for p, a in zip(prompts, answers, strict=True)]
+        return [score(self.task, p, a, self.decode, self.reads_steps) for p, a in zip(prompts, answers, strict=True)]
 
 
 def sample(
@@ -125,14 +127,43 @@ def sample(
 
 
 def score(
-    task: Task, prompt: Prompt, completions: Sequence[Completion], decode: Callable[[tuple[int, ...]], str]
+    task: Task,
+    prompt: Prompt,
+    completions: Sequence[Completion],
+    decode: Callable[[tuple[int, ...]], str],
+    reads_steps: bool = False,
 ) -> Group:
-    """The group with each completion's text and score."""
+    """The group with each completion's text and score, and its steps where they are read and the task scores them."""
     done = []
     for completion in completions:
         text = decode(completion.tokens)
-        done.append(dataclasses.replace(completion, text=text, score=float(task.score(prompt.sample, text))))
+        told = dataclasses.replace(completion, text=text, score=float(task.score(prompt.sample, text)))
+        if reads_steps and isinstance(task, ScoresSteps):
+            told = dataclasses.replace(told, steps=_steps_at_tokens(task.steps(prompt.sample, text), told, decode))
+        done.append(told)
     return Group(prompt, tuple(done))
+
+
+def _steps_at_tokens(
+    steps: Sequence[tuple[int, float]], completion: Completion, decode: Callable[[tuple[int, ...]], str]
+) -> tuple[tuple[int, float], ...]:
+    """Ends in the text to ends in the tokens: a step ends with the token that brings its last character.
+
+    Searched by the length of decoded prefixes, which asks nothing of the tokenizer but that text grows with tokens.
+    Raises ValueError for an end outside the text.
+    """
+    if not completion.tokens:
+        return ()
+    longer = range(1, len(completion.tokens))
+    found = []
+    for end, value in steps:
+        if not 0 <= end <= len(completion.text):
+            raise ValueError(
+                f"a step ends at {end} in a completion of {len(completion.text)} characters; see task.steps"
+            )
+        index = bisect_left(longer, end, key=lambda count: len(decode(completion.tokens[:count])))
+        found.append((index, float(value)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.parts.advantage import GroupMean, GroupZScore, LeaveOneOut
+from groupwise.parts.advantage import GroupMean, GroupZScore, LeaveOneOut, ProcessZScore
 
 ALL = [GroupZScore(), GroupMean(), LeaveOneOut()]
+EACH = pytest.mark.parametrize("part", [*ALL, GroupMean(whiten=True), ProcessZScore()], ids=repr)
 
 
 def per_row(part, rewards, group, mask=None):
@@ -18,6 +19,13 @@ def per_row(part, rewards, group, mask=None):
     mask = torch.ones(len(rewards), 1, dtype=torch.bool) if mask is None else torch.as_tensor(mask)[:, None]
     advantage, returns = part(rewards[:, None], None, mask, torch.as_tensor(group), None)
     return advantage[:, 0], returns[:, 0]
+
+
+def steps_of(batch, seed=0):
+    """Rewards and step ends [N,T] for a drawn batch: from no to several steps a completion, some of them masked."""
+    g = torch.Generator().manual_seed(seed)
+    rewards = torch.randn(batch.mask.shape, generator=g, dtype=torch.float64)
+    return rewards, torch.rand(batch.mask.shape, generator=g) < 0.4
 
 
 @pytest.mark.parametrize("part", ALL, ids=repr)
@@ -104,3 +112,121 @@ def test_public_surface_takes_rewards_per_completion_and_per_token():
     mask = torch.ones(3, 4, dtype=torch.bool)
     assert torch.equal(algo.advantages(per_token, groups, mask)[:, 0], flat)
     assert torch.equal(algo.advantages(rewards, groups, mask), flat)
+
+
+@EACH
+def test_masked_positions_and_padding_change_nothing(part, batch):
+    rewards, ends = steps_of(batch)
+    plain = part(rewards, None, batch.mask, batch.group, ends)
+    wide = torch.nn.functional.pad(batch.mask, (0, 3))
+    spoilt = torch.nn.functional.pad(torch.where(batch.mask, rewards, torch.nan), (0, 3), value=torch.nan)
+    more_ends = torch.nn.functional.pad(ends, (0, 3), value=True)
+    for found, expected in zip(part(spoilt, None, wide, batch.group, more_ends), plain, strict=True):
+        torch.testing.assert_close(found[:, :-3], expected, rtol=0, atol=1e-12)
+        assert (found[~wide] == 0).all()
+
+
+@EACH
+def test_the_order_of_completions_does_not_matter(part, batch):
+    rewards, ends = steps_of(batch)
+    order = torch.randperm(len(rewards), generator=torch.Generator().manual_seed(1))
+    plain = part(rewards, None, batch.mask, batch.group, ends)
+    moved = part(rewards[order], None, batch.mask[order], batch.group[order] * 31 - 5, ends[order])
+    for found, expected in zip(moved, plain, strict=True):
+        torch.testing.assert_close(found, expected[order], rtol=0, atol=1e-12)
+
+
+@EACH
+def test_a_reward_that_is_nan_takes_its_completion_out_and_no_other(part, batch):
+    rewards, ends = steps_of(batch)
+    row = int((batch.mask & ends).any(-1).nonzero()[1])
+    mask = batch.mask.clone()
+    mask[row] = False
+    without = part(rewards, None, mask, batch.group, ends)
+    rewards[row, int((batch.mask & ends)[row].nonzero()[0])] = math.nan
+    for found, expected in zip(part(rewards, None, batch.mask, batch.group, ends), without, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_whitened_group_mean_is_of_trained_tokens_and_keeps_a_tied_group_at_zero():
+    """Lengths 3, 1, 1, 2: the token mean of the advantages is not 0, and yet the tied group 1 must not move."""
+    lengths, totals, group = [3, 1, 1, 2], [1.0, 0.0, 0.5, 0.5], [0, 0, 1, 1]
+    mask = torch.arange(3) < torch.tensor(lengths)[:, None]
+    reward = torch.zeros(4, 3, dtype=torch.float64)
+    reward[:, 0] = torch.tensor(totals)
+    advantage, returns = GroupMean(whiten=True)(reward, None, mask, torch.tensor(group), None)
+    tokens = [0.5] * 3 + [-0.5] + [0.0] * 3
+    mean = sum(tokens) / 7
+    scale = math.sqrt(sum((a - mean) ** 2 for a in tokens) / 6 + 1e-8)
+    per_row = torch.tensor([(0.5 - mean) / scale, (-0.5 - mean) / scale, 0, 0], dtype=torch.float64)
+    torch.testing.assert_close(advantage, torch.where(mask, per_row[:, None], 0.0), rtol=0, atol=1e-12)
+    assert (advantage[2:] == 0).all()
+    assert torch.equal(returns, GroupMean()(reward, None, mask, torch.tensor(group), None)[1])
+
+
+def test_whitened_group_mean_of_a_batch_without_ties_has_mean_zero_and_variance_one(batch):
+    rewards, _ = steps_of(batch)
+    advantage, _ = GroupMean(whiten=True)(rewards, None, batch.mask, batch.group * 0, None)
+    assert abs(float(advantage[batch.mask].mean())) < 1e-12
+    assert float(advantage[batch.mask].var()) == pytest.approx(1, abs=1e-6)
+
+
+def process_by_hand(rewards, mask, group, ends, epsilon):
+    """Lists of step rewards of each completion, pooled by group, then summed from each token to the end."""
+    found = torch.zeros_like(rewards)
+    for name in set(group.tolist()):
+        rows = [n for n in range(len(group)) if int(group[n]) == name]
+        steps = {n: [t for t in range(mask.shape[1]) if mask[n, t] and ends[n, t]] for n in rows}
+        pool = [float(rewards[n, t]) for n in rows for t in steps[n]]
+        if len(pool) < 2 or max(pool) - min(pool) <= 1e-6:
+            continue
+        mean = math.fsum(pool) / len(pool)
+        deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in pool) / (len(pool) - 1)) + epsilon
+        for n in rows:
+            for t in range(mask.shape[1]):
+                later = [(float(rewards[n, j]) - mean) / deviation for j in steps[n] if j >= t]
+                found[n, t] = math.fsum(later) if mask[n, t] else 0.0
+    return found
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6, 0.5])
+def test_process_supervision_is_the_papers_sum_over_later_steps(batch, epsilon):
+    rewards, ends = steps_of(batch)
+    advantage, _ = ProcessZScore(epsilon)(rewards, None, batch.mask, batch.group, ends)
+    expected = process_by_hand(rewards, batch.mask, batch.group, ends, epsilon)
+    torch.testing.assert_close(advantage, expected, rtol=0, atol=1e-12)
+    assert expected.abs().max() > 0.5
+
+
+def test_process_supervision_sums_to_zero_over_the_steps_of_a_group(batch):
+    """The advantage of a completion's first token, a trained one here, is the sum of its scaled step rewards."""
+    rewards, ends = steps_of(batch)
+    mask = batch.mask.any(-1, keepdim=True).expand_as(batch.mask)
+    advantage, returns = ProcessZScore()(rewards, None, mask, batch.group, ends)
+    for g in batch.group.unique():
+        assert advantage[batch.group == g, 0].sum().abs() < 1e-12
+    torch.testing.assert_close(returns[:, 0], torch.where(mask & ends, rewards, 0.0).sum(-1))
+
+
+def test_process_supervision_of_tied_or_single_steps_is_exactly_zero():
+    mask, ends = torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, 3, dtype=torch.bool)
+    reward = torch.full((4, 3), 9.0, dtype=torch.float64)
+    ends[0, [0, 2]], ends[1, 1], ends[2, 1] = True, True, True
+    reward[0, [0, 2]], reward[1, 1] = torch.tensor([0.3, 0.30000001192092896], dtype=torch.float64), 0.3
+    advantage, _ = ProcessZScore(epsilon=0.0)(reward, None, mask, torch.tensor([0, 0, 1, 1]), ends)
+    assert (advantage == 0).all()
+
+
+def test_process_supervision_of_one_last_step_each_is_the_z_score():
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.5], dtype=torch.float64)
+    mask, ends = torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, 3, dtype=torch.bool)
+    ends[:, 2] = True
+    per_token = torch.where(ends, rewards[:, None], 0.0)
+    group = torch.zeros(4, dtype=torch.long)
+    found, _ = ProcessZScore()(per_token, None, mask, group, ends)
+    torch.testing.assert_close(found, GroupZScore()(per_token, None, mask, group, None)[0], rtol=0, atol=1e-12)
+
+
+def test_process_supervision_without_step_ends_is_refused():
+    with pytest.raises(ValueError, match="step ends"):
+        ProcessZScore()(torch.zeros(1, 1), None, torch.ones(1, 1).bool(), torch.zeros(1, dtype=torch.long), None)

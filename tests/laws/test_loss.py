@@ -12,8 +12,8 @@ import groupwise
 from groupwise.catalog import CATALOG
 from groupwise.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum, Totals, count
 from groupwise.parts.kl import K1, K2, K3, KL, K3Ratio
-from groupwise.parts.ratio import TokenRatio
-from groupwise.parts.trust import Clip, NoTrust
+from groupwise.parts.ratio import SequenceSum
+from tests.laws.conftest import draw
 
 ROWS = sorted(CATALOG)
 AGGREGATES = [SequenceMean(), TokenMean(), Constant(limit=16), TokenSum()]
@@ -42,22 +42,10 @@ def test_masked_positions_change_nothing(name, batch):
             assert column is None or (column[~batch.mask] == 0).all()
 
 
-@pytest.mark.parametrize("part", [Clip(), NoTrust()], ids=repr)
-def test_each_part_keeps_masked_positions_out_by_itself(part, batch):
-    holes = {k: torch.where(batch.mask, getattr(batch, k), math.nan).requires_grad_(True) for k in ("live", "old")}
-    ratio = TokenRatio()(holes["live"], holes["old"], batch.mask)
-    assert torch.equal(ratio, torch.where(batch.mask, batch.live - batch.old, 0.0))
-    poisoned = torch.where(batch.mask, ratio, math.nan)
-    advantage = torch.where(batch.mask, batch.advantage[:, None].expand_as(batch.mask), math.nan)
-    out = part(poisoned, advantage, holes["live"], batch.mask)
-    out.value.sum().backward()
-    assert (out.value[~batch.mask] == 0).all()
-    assert (out.share[~batch.mask] == 0).all()
-    assert holes["live"].grad.isfinite().all()
-
-
 class NaiveRatio:
     """What a user might write: no thought given to masks or limits."""
+
+    per_completion = False
 
     def __call__(self, logp_live, logp_old, mask):
         return (logp_live - logp_old) * 1.0
@@ -103,13 +91,15 @@ def test_at_ratio_one_the_gradient_is_the_weighted_advantage(name, batch):
     batch.old = batch.live.clone()
     out, gradient = value_and_gradient(algo, batch)
     weight = algo.aggregate(batch.mask, count(batch.mask))
+    if isinstance(algo.ratio, SequenceSum):  # the whole completion is one action: each token moves all of it
+        weight = weight * batch.mask.sum(-1, keepdim=True)
     expected = -(weight * batch.advantage[:, None]) * batch.mask
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
     assert torch.equal(out.share, batch.mask.double())
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("shift", [-400.0, -50.0, 50.0, 400.0])
+@pytest.mark.parametrize("shift", [-400.0, -60.0, -50.0, 50.0, 60.0, 400.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_extreme_ratios_stay_finite(name, shift, dtype, batch):
     algo = groupwise.algorithm(name)
@@ -118,6 +108,35 @@ def test_extreme_ratios_stay_finite(name, shift, dtype, batch):
     out.value.backward()
     assert out.value.isfinite()
     assert live.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["gspo", "gspo-token", "sapo", "gmpo"])
+def test_on_policy_the_family_has_one_gradient(name, batch):
+    """GRPO without its KL, GSPO, GSPO-token, SAPO and GMPO part only once the policy has moved."""
+    batch.live = batch.old.clone()
+    _, gradient = value_and_gradient(groupwise.algorithm(name), batch)
+    _, grpo = value_and_gradient(groupwise.algorithm("grpo", {"kl.beta": 0.0}), batch)
+    torch.testing.assert_close(gradient, grpo, rtol=1e-12, atol=1e-15)
+    batch.live = batch.old + 0.3 * torch.randn_like(batch.old)
+    _, gradient = value_and_gradient(groupwise.algorithm(name), batch)
+    _, grpo = value_and_gradient(groupwise.algorithm("grpo", {"kl.beta": 0.0}), batch)
+    assert (gradient - grpo).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("spread", [1e-4, 5e-4, 0.5])
+@pytest.mark.parametrize("seed", range(5))
+def test_gspo_token_is_gspo_while_a_completion_has_one_advantage(seed, spread):
+    b = draw(seed, spread)
+    one, other = groupwise.algorithm("gspo"), groupwise.algorithm("gspo-token")
+    (out, gradient), (again, same) = value_and_gradient(one, b), value_and_gradient(other, b)
+    torch.testing.assert_close(again.value, out.value, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(same, gradient, rtol=1e-12, atol=1e-15)
+    assert torch.equal(again.share, out.share)
+    varied = b.advantage[:, None] + torch.arange(b.mask.shape[1], dtype=torch.float64)
+    wide = {"trust.epsilon_low": 0.99, "trust.epsilon_high": 99.0}
+    _, gradient = value_and_gradient(groupwise.algorithm("gspo", wide), b, varied)
+    _, same = value_and_gradient(groupwise.algorithm("gspo-token", wide), b, varied)
+    assert (same - gradient).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -159,23 +178,6 @@ def test_dapo_is_equation_8(batch):
         assert out.share[i, t] == (0.0 if clipped else 1.0)
     assert out.value.item() == pytest.approx(-value, rel=1e-10)
     torch.testing.assert_close(gradient, coefficient, rtol=1e-10, atol=1e-14)
-
-
-def test_dual_clip_bounds_what_a_bad_token_can_cost():
-    log_ratio = torch.tensor([[2.0, 5.0, 5.0]], dtype=torch.float64).log().requires_grad_(True)
-    advantage = torch.tensor([[-1.0, -1.0, 1.0]], dtype=torch.float64)
-    out = Clip(dual_clip=3.0)(log_ratio, advantage, log_ratio, torch.ones(1, 3, dtype=torch.bool))
-    assert out.value.tolist()[0] == pytest.approx([-2.0, -3.0, 1.2])
-    assert out.share.tolist() == [[1, 0, 0]]
-    out.value.sum().backward()
-    assert log_ratio.grad.tolist()[0] == pytest.approx([-2.0, 0.0, 0.0])
-
-
-def test_no_trust_region_passes_everything(batch):
-    ratio = batch.live - batch.old
-    out = NoTrust()(ratio, batch.advantage[:, None].expand_as(ratio), batch.live, batch.mask)
-    torch.testing.assert_close(out.value[batch.mask], (ratio.exp() * batch.advantage[:, None])[batch.mask])
-    assert torch.equal(out.share, batch.mask.double())
 
 
 @pytest.mark.parametrize("part", AGGREGATES, ids=repr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 from groupwise.errors import UsageError
 from groupwise.records import Sample
 from groupwise.tasks.arithmetic import Arithmetic, worked
-from groupwise.tasks.base import Demonstrates
+from groupwise.tasks.base import Demonstrates, ScoresSteps
 
 SMALL = Arithmetic(operands=(2, 3), largest=3)
 TASKS = [Arithmetic(), SMALL, Arithmetic(operands=(4, 6), largest=12, problems=3000, seed=5)]
@@ -86,6 +87,61 @@ def test_worked_looks_as_the_documentation_says() -> None:
 )
 def test_the_last_integer_is_what_is_scored(completion: str, score: float) -> None:
     assert SMALL.score(Sample(key="k", prompt="1-4=", answer="-3"), completion) == score
+
+
+def steps(completion: str, prompt: str = "3+1-4+2=", answer: str = "2") -> list[tuple[int, float]]:
+    return SMALL.steps(Sample(key="k", prompt=prompt, answer=answer), completion)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_every_step_of_a_worked_answer_earns(task: Arithmetic) -> None:
+    assert isinstance(task, ScoresSteps)
+    for sample in task.samples("train")[:200]:
+        text = worked(sample.prompt)
+        found = task.steps(sample, text)
+        assert [score for _, score in found] == [1.0] * (text.count("=") + 1)
+        ends = [-1, *(end for end, _ in found)]
+        assert [text[a + 1 : b] for a, b in itertools.pairwise(ends)] == text.split("=")
+
+
+@pytest.mark.parametrize(
+    ("completion", "scores"),
+    [
+        ("2", [1]),  # right at once: one step
+        ("4-4+2=2", [1, 1]),
+        ("4-4+2=4-4+2=0+2=0+2=2", [1, 0, 1, 0, 1]),  # repeating earns nothing
+        ("3+1-4+2=4-4+2=2", [0, 1, 1]),  # copying the problem earns nothing
+        ("3+1-4+2+0=0+0+0+0+2", [0, 0]),  # padding neither
+        ("2=2=02=+2=2+0", [1, 0, 0, 0, 0]),  # nothing is left to earn after one term
+        ("0+2=9+9+9=0+2=2", [1, 0, 0, 1]),  # nor does a detour open the door again
+        ("5=2", [0, 1]),
+        ("4-4+3=3", [0, 0]),
+        ("0002", [1]),
+        ("", [0]),
+        ("=2=", [0, 1, 0]),
+        ("--2=2-=+=2 =a=2.0=２=", [0] * 8),
+        ("0+" + "9" * 10_000 + "=2", [0, 1]),
+        ("0" * 10_000 + "2", [0]),
+        ("1" + "+0" * 10_000 + "+1", [0]),
+    ],
+)
+def test_a_step_earns_only_where_it_brings_the_problem_closer(completion: str, scores: list[int]) -> None:
+    assert [score for _, score in steps(completion)] == scores
+
+
+def test_steps_end_where_their_text_ends() -> None:
+    assert [end for end, _ in steps("=12==3")] == [0, 3, 4, 6]
+    assert [end for end, _ in steps("")] == [0]
+
+
+def test_no_text_earns_more_than_the_worked_answer() -> None:
+    """All texts of up to six characters over a small alphabet."""
+    most = max(
+        sum(score for _, score in steps("".join(text), prompt="1+1-0=", answer="2"))
+        for length in range(7)
+        for text in itertools.product("12+=", repeat=length)
+    )
+    assert most == len(worked("1+1-0=").split("=")) == 2
 
 
 def test_demonstrations_show_training_problems_only() -> None:

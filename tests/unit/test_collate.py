@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
 from groupwise.collate import collate, minibatches
+from groupwise.parts.shaping import Outcome, Steps
 from groupwise.records import Batch, Completion, Group, Kept, Prompt, Sample
 from groupwise.seeds import derive, stream
 
@@ -46,6 +48,62 @@ def test_a_completion_without_a_score_stays_as_a_row_that_does_not_train():
     batch = collate([Group(one.prompt, (*one.completions, lost))], pad=0)
     assert not batch.mask[3].any()
     assert len(batch) == 4
+
+
+def stepped() -> list[Group]:
+    """Two completions with two steps and none, behind a prompt of three tokens; the second was cut off."""
+    prompt = Prompt(Sample("s", "p", "a"), (2, 3, 4))
+    first = Completion((9,) * 4, (-1.0,) * 4, "stop", 0, score=1.0, steps=((1, 0.0), (3, 0.5)))
+    return [Group(prompt, (first, Completion((9, 9), (-1.0, -1.0), "length", 0, score=0.0)))]
+
+
+def test_steps_stand_at_their_tokens_and_a_score_of_zero_is_a_step_too():
+    batch = collate(stepped(), pad=0)
+    assert batch.need("step_end").nonzero().tolist() == [[0, 4], [0, 6]]
+    assert batch.need("step_score")[0].tolist() == [0, 0, 0, 0, 0, 0, 0.5]
+    assert batch.need("step_score").dtype == torch.float64
+    assert not batch.need("step_score")[1].any()
+    assert torch.equal(batch.rows([1, 0]).need("step_end"), batch.need("step_end")[[1, 0]])
+
+
+def test_step_columns_are_there_where_there_are_steps_or_they_are_asked_for():
+    assert collate(groups(), pad=0).step_end is None
+    assert collate(groups(), pad=0).step_score is None
+    asked = collate(groups(), pad=0, steps=True)
+    assert not asked.need("step_end").any()
+    assert asked.need("step_score").shape == asked.tokens.shape
+
+
+def test_steps_that_end_in_one_token_are_added():
+    (group,) = stepped()
+    twice = dataclasses.replace(group.completions[0], steps=((1, 0.5), (1, 0.25), (3, 1.0)))
+    batch = collate([Group(group.prompt, (twice,))], pad=0)
+    assert batch.need("step_score")[0].tolist() == [0, 0, 0, 0, 0.75, 0, 1]
+
+
+def test_a_cut_off_completion_trains_unless_it_is_masked():
+    cut = collate(stepped(), pad=0, mask_truncated=True)
+    assert cut.mask.any(-1).tolist() == [True, False]
+    assert collate(stepped(), pad=0).mask.any(-1).tolist() == [True, True]
+    assert torch.equal(cut.mask[0], collate(stepped(), pad=0).mask[0])
+    assert torch.equal(cut.tokens, collate(stepped(), pad=0).tokens)
+
+
+def test_step_rewards_stand_at_step_ends_alone():
+    batch = collate(stepped(), pad=0)
+    assert Steps(scale=2.0)(batch).tolist() == [[0, 0, 0, 0, 0, 0, 1], [0] * 7]
+    assert Steps.reads_steps
+    with pytest.raises(ValueError, match="step scores"):
+        Steps()(collate(groups(), pad=0))
+
+
+def test_step_scores_are_added_to_the_outcome_where_there_are_any():
+    batch = collate(stepped(), pad=0)
+    spoilt = Batch(**{**vars(batch), "step_score": torch.where(batch.need("step_end"), batch.step_score, torch.nan)})
+    assert Outcome(step_scale=3.0)(spoilt)[0].tolist() == [0, 0, 0, 0, 0, 0, 1 + 1.5]
+    assert torch.equal(Outcome()(batch), Outcome()(Batch(**{**vars(batch), "step_score": None, "step_end": None})))
+    assert torch.equal(Outcome(step_scale=3.0)(collate(groups(), pad=0)), Outcome()(collate(groups(), pad=0)))
+    assert (Outcome().reads_steps, Outcome(step_scale=3.0).reads_steps) == (False, True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 9])

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 import math
 
 import pytest
+import torch
 
 from groupwise.checkpoint import stream_from_json, stream_to_json
+from groupwise.collate import collate
 from groupwise.engines.base import Sampling
 from groupwise.engines.local import LocalEngine
+from groupwise.journal import rollout_rows
 from groupwise.parts.filters import DropUniform, KeepAll, Signal, signal
 from groupwise.records import Completion, Group, Prompt, Sample
-from groupwise.rollout import Prompts, Rollout, evaluate, pass_at_k
+from groupwise.rollout import Harvest, Prompts, Rollout, StreamState, evaluate, pass_at_k, score
 from groupwise.tasks.arithmetic import Arithmetic
 
 ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)
@@ -102,6 +107,44 @@ def test_refill_goes_on_from_its_state_as_if_it_had_never_stopped(policy):
     assert again.collect(5).groups == rollout.collect(5).groups
 
 
+class ByLot:
+    """An engine whose completions are right or wrong by the request alone, and as long as `stretch` says."""
+
+    def __init__(self, stretch) -> None:
+        self.stretch = stretch
+
+    def generate(self, requests, sampling):
+        found = []
+        for request in requests:
+            lots = [(request.seed >> i) & 1 for i in range(request.samples)]
+            rows = [(3 + lot,) + (9,) * (self.stretch(request.seed, i) % 7) for i, lot in enumerate(lots)]
+            made = [Completion(row, (-0.1,) * len(row), "length" if len(row) > 4 else "stop", 0) for row in rows]
+            found.append(tuple(made))
+        return found
+
+
+class FirstToken(EvenLength):
+    def score(self, sample, completion):
+        return float(completion.startswith("4"))
+
+
+@pytest.mark.parametrize("mask_truncated", [False, True])
+def test_which_groups_train_does_not_depend_on_how_long_completions_are(mask_truncated):
+    """Same scores, other lengths: the same prompts in the same order, step after step, surplus included."""
+
+    def told(stretch) -> list[list[str]]:
+        prompts = Prompts(ARITHMETIC.samples("train"), lambda text: (1,), seed=1)
+        filter = DropUniform(mask_truncated=mask_truncated)
+        rollout = Rollout(ByLot(stretch), FirstToken(), prompts, lambda t: "".join(map(str, t)), Sampling(), 3, filter)  # type: ignore[arg-type]
+        steps = [rollout.collect(5) for _ in range(4)]
+        return [[g.prompt.sample.key for g in (*h.groups, *h.surplus)] for h in steps]
+
+    short = told(lambda seed, i: 0)
+    assert short == told(lambda seed, i: seed // 64 + i)
+    assert short == told(lambda seed, i: 6 * ((seed >> i) & 1))
+    assert len({key for step in short for key in step}) > 15
+
+
 class Impossible(EvenLength):
     def score(self, sample, completion):
         return 0.0
@@ -134,3 +177,82 @@ def test_evaluation_counts_by_hand(policy):
     assert found.pass_at_k[1] == pytest.approx(found.avg_at_k)
     assert found.pass_at_k[1] <= found.pass_at_k[2] <= found.pass_at_k[4]
     assert (found.problems, found.samples) == (7, 4)
+
+
+#: Pieces of several characters and of none, as real tokenizers have them: a step may end inside one.
+PIECES = ["", "4-4", "+2=", "0", "+2", "=2", "="]
+
+
+def spell(tokens: tuple[int, ...]) -> str:
+    return "".join(PIECES[t] for t in tokens)
+
+
+def completion(*tokens: int, finish: str = "stop") -> Completion:
+    return Completion(tokens, (-0.1,) * len(tokens), finish, 0)
+
+
+def scored(*tokens: int, prompt: str = "3+1-4+2=", reads_steps: bool = True, task=ARITHMETIC) -> Completion:
+    given = Prompt(Sample("a", prompt, "2"), (3,))
+    return score(task, given, [completion(*tokens)], spell, reads_steps).completions[0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps"),
+    [
+        ((1, 2, 3, 4, 5, 0), ((1, 1.0), (3, 1.0), (4, 1.0))),  # "4-4" "+2=" "0" "+2" "=2" "": ends inside tokens
+        ((0, 1, 4, 0), ((2, 1.0),)),  # tokens without text move nothing
+        ((6, 6), ((0, 0.0), (0, 0.0), (1, 0.0))),
+        ((0,), ((0, 0.0),)),  # an empty answer is one step that earns nothing
+        ((), ()),
+    ],
+)
+def test_a_step_ends_with_the_token_of_its_last_character(tokens, steps):
+    assert scored(*tokens).steps == steps
+
+
+def test_the_last_step_ends_at_the_token_of_the_last_character_for_a_real_tokenizer(policy):
+    rollout = make(policy, KeepAll(), ARITHMETIC)
+    rollout.reads_steps = True
+    found = [(g.prompt.sample, c) for g in rollout.collect(6).groups for c in g.completions]
+    assert any(len(c.steps) > 1 for _, c in found)
+    for sample, c in found:
+        ends = ARITHMETIC.steps(sample, c.text)
+        assert [value for _, value in c.steps] == [value for _, value in ends]
+        for (index, _), (end, _) in zip(c.steps, ends, strict=True):
+            assert len(policy.decode(c.tokens[: index + 1])) >= end
+            assert index == 0 or len(policy.decode(c.tokens[:index])) < end
+
+
+def test_steps_are_scored_only_where_they_are_read_and_the_task_has_them():
+    assert scored(1, 4, reads_steps=False).steps == ()
+    assert scored(1, 4, task=EvenLength()).steps == ()
+    assert scored(1, 4, reads_steps=False).score == scored(1, 4).score == 1.0
+
+
+class Beyond(EvenLength):
+    def steps(self, sample, completion):
+        return [(len(completion) + 1, 1.0)]
+
+
+def test_a_step_that_ends_outside_the_text_is_refused():
+    with pytest.raises(ValueError, match="a step ends at 6 in a completion of 5 characters"):
+        scored(1, 4, task=Beyond())
+
+
+def test_steps_survive_the_checkpoint_bit_for_bit_and_stand_in_the_journal():
+    prompt = Prompt(Sample("a", "1+1=", "2"), (3,))
+    steps = ((0, 0.1), (2, 1 / 3))
+    told = Group(prompt, (dataclasses.replace(completion(1, 4, 5), score=1.0, steps=steps), completion(1)))
+    state = StreamState(surplus=(told,))
+    assert stream_from_json(json.loads(json.dumps(stream_to_json(state)))).surplus[0].completions[0].steps == steps
+    batch = collate([told], pad=0)
+    batch = batch.add(reward=torch.zeros(batch.mask.shape), advantage=torch.zeros(batch.mask.shape))
+    first, second = rollout_rows(1, Harvest((told,), (told,), 0, 0, (), 1), batch)
+    assert json.loads(json.dumps(first))["steps"] == [[0, 0.1], [2, 1 / 3]]
+    assert "steps" not in second
+
+
+def test_a_checkpoint_from_before_there_were_steps_still_loads():
+    told = stream_to_json(StreamState(surplus=(group(1.0),)))
+    del told["surplus"][0]["completions"][0]["steps"]
+    assert stream_from_json(told).surplus == (group(1.0),)

@@ -35,13 +35,22 @@ class Filter(Protocol):
         """Rounds of generation a step may spend to replace dropped groups."""
         ...
 
+    @property
+    def mask_truncated(self) -> bool:
+        """Whether completions cut off at the limit neither vote nor train."""
+        ...
+
     def __call__(self, group: Group) -> Verdict: ...
 
 
 @dataclass(frozen=True)
 class KeepAll:
-    """Every group trains, tied ones included (their advantage is 0)."""
+    """Every group trains, tied ones included (their advantage is 0).
 
+    mask_truncated  completions cut off at the limit neither vote nor train: DAPO's overlong filtering
+    """
+
+    mask_truncated: bool = False
     max_rounds = 1
 
     def __call__(self, group: Group) -> Verdict:
@@ -52,11 +61,14 @@ class KeepAll:
 class DropUniform:
     """Only groups with right and wrong completions train; the others are replaced by new prompts.
 
-    0 < |{i : completion i is right}| < G, on correctness and not on the shaped reward.
-    max_rounds bounds the generation a step may spend. Source: DAPO (2503.14476), section 3.2.
+    0 < |{i : completion i is right}| < G, on correctness and not on the shaped reward, cut off completions included.
+    max_rounds      bounds the generation a step may spend
+    mask_truncated  completions cut off at the limit neither vote nor train: DAPO's overlong filtering
+    Source: DAPO (2503.14476), section 3.2.
     """
 
     max_rounds: int = 10
+    mask_truncated: bool = False
 
     def __post_init__(self) -> None:
         if self.max_rounds < 1:

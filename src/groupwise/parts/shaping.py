@@ -16,16 +16,23 @@ from groupwise.records import Batch
 class Shaping(Protocol):
     """(batch) -> reward [N,T]."""
 
+    @property
+    def reads_steps(self) -> bool:
+        """Whether step scores are read."""
+        ...
+
     def __call__(self, batch: Batch) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """reward = scale score + offset + overlong penalty, at the last trained token; a per-token KL term can be added.
+    """reward = scale score + offset + overlong penalty, at the last trained token, and step scores at their ends.
 
     scale, offset   the paper's reward from a score in [0, 1]: DAPO's +1 / -1 is 2 and -1
     overlong_cache  the last part of the limit, as a share of it, over which the penalty falls from 0 to -1; 0 is none
     limit           the longest completion, tokens
+    step_scale      what a step score is worth, where the batch has them; 0 leaves them out
+    A per-token KL term can be subtracted from it, see `subtract_kl`.
     Source: DAPO (2503.14476) eq 7 and eq 13 (20,480 tokens with a cache of 4,096: a share of 0.2).
     """
 
@@ -33,6 +40,11 @@ class Outcome:
     offset: float = 0.0
     overlong_cache: float = 0.0
     limit: int = 0
+    step_scale: float = 0.0
+
+    @property
+    def reads_steps(self) -> bool:
+        return self.step_scale != 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlong_cache <= 1:
@@ -43,7 +55,24 @@ class Outcome:
         total = self.scale * batch.score + self.offset
         if self.overlong_cache and self.limit:
             total = total + overlong_penalty(lengths, self.limit, self.overlong_cache * self.limit)
-        return at_last_token(total, batch.mask)
+        reward = at_last_token(total, batch.mask)
+        if self.reads_steps and batch.step_end is not None:
+            reward = reward + self.step_scale * at_step_ends(batch)
+        return reward
+
+
+@dataclass(frozen=True)
+class Steps:
+    """reward = scale step score at the step ends and 0 elsewhere: process supervision, the outcome is not read.
+
+    Raises ValueError where the batch has no step ends. Source: DeepSeekMath (2402.03300), section 4.1.3.
+    """
+
+    scale: float = 1.0
+    reads_steps = True
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return self.scale * at_step_ends(batch)
 
 
 def overlong_penalty(lengths: Tensor, limit: float, cache: float) -> Tensor:
@@ -66,6 +95,13 @@ def at_last_token(per_row: Tensor, mask: Tensor) -> Tensor:
     columns = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, columns, -1).amax(-1, keepdim=True)
     return keep(per_row[:, None].expand(mask.shape), mask & (columns == last))
+
+
+def at_step_ends(batch: Batch) -> Tensor:
+    """[N,T]: the step score at each trained step end, 0 elsewhere. Raises ValueError where the batch has no steps."""
+    if batch.step_end is None or batch.step_score is None:
+        raise ValueError("step rewards need step scores and this batch has none; use a task that scores steps")
+    return keep(batch.step_score, batch.mask & batch.step_end)
 
 
 def subtract_kl(reward: Tensor, batch: Batch, kl: KL) -> Tensor:

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from groupwise.masked import keep
+from groupwise.masked import keep, row_mean
+from groupwise.parts.ratio import bounded
 
 
 class Surrogate(NamedTuple):
@@ -21,6 +22,11 @@ class Surrogate(NamedTuple):
 class Trust(Protocol):
     """(log_ratio [N,T], advantage [N,T], logp_live [N,T], mask [N,T]) -> Surrogate."""
 
+    @property
+    def per_completion(self) -> bool:
+        """Whether a token's surrogate is one number of its completion, gradient included."""
+        ...
+
     def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate: ...
 
 
@@ -28,8 +34,10 @@ class Trust(Protocol):
 class NoTrust:
     """value = r A: no trust region; every token passes whole."""
 
+    per_completion = False
+
     def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
-        value = keep(log_ratio, mask).exp() * keep(advantage, mask)
+        value = _ratio(log_ratio, mask) * keep(advantage, mask)
         return Surrogate(value, mask.to(value.dtype))
 
 
@@ -50,6 +58,7 @@ class Clip:
     epsilon_low: float = 0.2
     epsilon_high: float = 0.2
     dual_clip: float = 0.0
+    per_completion = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon_low < 1:
@@ -60,12 +69,54 @@ class Clip:
             raise ValueError(f"dual_clip = {self.dual_clip}: must be above 1, or 0 to turn it off")
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
-        ratio, advantage = keep(log_ratio, mask).exp(), keep(advantage, mask)
+        ratio, advantage = _ratio(log_ratio, mask), keep(advantage, mask)
         value = torch.minimum(ratio * advantage, ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high) * advantage)
-        stopped = ((advantage > 0) & (ratio > 1 + self.epsilon_high)) | (
-            (advantage < 0) & (ratio < 1 - self.epsilon_low)
-        )
+        stopped = _beyond(ratio, advantage, 1 - self.epsilon_low, 1 + self.epsilon_high)
         if self.dual_clip:
             too_far = (advantage < 0) & (ratio > self.dual_clip)
             value, stopped = torch.where(too_far, self.dual_clip * advantage, value), stopped | too_far
         return Surrogate(value, (mask & ~stopped).to(value.dtype))
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """value_t = exp(mean_t z_t) A_t, z = log r clipped at -epsilon_low or epsilon_high on the side PPO clips.
+
+    z_t = sgn(A_t) min(sgn(A_t) log r_t, sgn(A_t) clip(log r_t, -epsilon_low, epsilon_high)), token by token, then one
+    geometric mean a completion. Without clipping this is the sequence ratio's surrogate: the two differ only in where
+    they clip. share is the token's own indicator; a clipped token still weighs in the mean, without gradient.
+    Source: GMPO (2507.20673).
+
+    >>> log_ratio = torch.tensor([[0.2, 0.6]])
+    >>> one = torch.ones(1, 2)
+    >>> Geometric(0.4, 0.4)(log_ratio, one, one, one.bool())
+    Surrogate(value=tensor([[1.3499, 1.3499]]), share=tensor([[1., 0.]]))
+    """
+
+    epsilon_low: float = 0.4
+    epsilon_high: float = 0.4
+    per_completion = True
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon_low", "epsilon_high"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must not be negative")
+
+    def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
+        log_ratio, advantage = bounded(keep(log_ratio, mask)), keep(advantage, mask)
+        sign = advantage.sign()
+        band = log_ratio.clamp(-self.epsilon_low, self.epsilon_high)
+        mean = row_mean(sign * torch.minimum(sign * log_ratio, sign * band), mask)
+        stopped = _beyond(log_ratio, advantage, -self.epsilon_low, self.epsilon_high)
+        value = keep(mean.exp()[:, None] * advantage, mask)
+        return Surrogate(value, (mask & ~stopped).to(value.dtype))
+
+
+def _ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """r [N,T], finite whatever the log-ratio; 1 where masked."""
+    return bounded(keep(log_ratio, mask)).exp()
+
+
+def _beyond(x: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
+    """[N,T] bool: x has left the band on the side to which its advantage pushes it."""
+    return ((advantage > 0) & (x > high)) | ((advantage < 0) & (x < low))

@@ -23,7 +23,8 @@ SPLITS = ("train", "heldout")
 # A minus directly after a digit is an operator: `4-4` ends in 4, `=-4` in -4.
 _INTEGER = re.compile(r"(?<![0-9])-?[0-9]+")
 _TERM = re.compile(r"[+-]?[0-9]+")
-# Python refuses to read integers of thousands of digits; no answer of this task is longer than this.
+_EXPRESSION = re.compile(r"[+-]?[0-9]+(?:[+-][0-9]+)*")
+# Python refuses to read integers of thousands of digits; no number of this task is longer than this.
 _LONGEST_ANSWER = 20
 
 
@@ -78,6 +79,24 @@ class Arithmetic:
         right = bool(found) and len(found[-1]) <= _LONGEST_ANSWER and int(found[-1]) == int(sample.answer)
         return 1.0 if right else 0.0
 
+    def steps(self, sample: Sample, completion: str) -> list[tuple[int, float]]:
+        """Where each part between "=" ends, and 1.0 where it brings the problem closer to its answer, else 0.0.
+
+        It does where it has the problem's value in fewer terms than the problem and every step that earned before it,
+        so that repeating and padding earn nothing, and nothing is left to earn once a single term stands.
+
+        >>> Arithmetic().steps(Sample(key="k", prompt="3+1-4+2=", answer="2"), "4-4+2=4-4+2=2")
+        [(5, 1.0), (11, 0.0), (13, 1.0)]
+        """
+        found, end, fewest = [], -1, len(_TERM.findall(sample.prompt))
+        for part in completion.split("="):
+            end += 1 + len(part)
+            terms = _TERM.findall(part) if _EXPRESSION.fullmatch(part) else []
+            right = 0 < len(terms) < fewest and _has_value(terms, int(sample.answer))
+            fewest = len(terms) if right else fewest
+            found.append((end, 1.0 if right else 0.0))
+        return found
+
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """`count` demonstrations on training problems: a `worked_share` of them worked and right, the rest guesses."""
         train, rng = self.samples("train"), random.Random(seed)
@@ -97,6 +116,11 @@ def worked(expression: str) -> str:
         terms[:2] = [str(int(terms[0]) + int(terms[1]))]
         steps.append("".join(terms))
     return "=".join(steps)
+
+
+def _has_value(terms: Sequence[str], value: int) -> bool:
+    """Whether the terms add up to the value; a term longer than any number of this task never does."""
+    return all(len(term) <= _LONGEST_ANSWER for term in terms) and sum(map(int, terms)) == value
 
 
 def _expression(index: int, count: int, largest: int) -> str:

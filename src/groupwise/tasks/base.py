@@ -25,6 +25,16 @@ class Task(Protocol):
     def score(self, sample: Sample, completion: str) -> float: ...
 
 
+@runtime_checkable
+class ScoresSteps(Protocol):
+    """A task that also scores the steps of a completion, for process supervision.
+
+    steps(sample, text)    in their order, (position in the text just after the step's last character, reward units)
+    """
+
+    def steps(self, sample: Sample, completion: str) -> Sequence[tuple[int, float]]: ...
+
+
 @dataclass(frozen=True)
 class Demonstration:
     """A prompt with a completion to imitate, for the warm start."""

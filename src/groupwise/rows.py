@@ -1,0 +1,207 @@
+"""The algorithms by name, each a row of parts with its paper's constants."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from groupwise.algo import Algorithm
+from groupwise.parts.advantage import GAE, GroupMean, GroupZScore, LeaveOneOut, ProcessZScore, Return
+from groupwise.parts.aggregate import Constant, SequenceMean, TokenMean
+from groupwise.parts.filters import DropUniform, KeepAll
+from groupwise.parts.kl import K1, K2, K3, KL, Place
+from groupwise.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
+from groupwise.parts.shaping import Outcome, Steps
+from groupwise.parts.soft import Cispo, SoftGate
+from groupwise.parts.trust import Clip, Geometric, NoTrust
+
+
+def ppo() -> Algorithm:
+    """PPO: a critic's advantages whitened over the batch, one clip, the KL in each token's reward, four passes."""
+    return Algorithm(
+        name="ppo",
+        paper="Proximal Policy Optimization Algorithms, 1707.06347",
+        shaping=Outcome(step_scale=1.0),
+        filter=KeepAll(),
+        advantage=GAE(gamma=1.0, lam=0.95, whiten=True),
+        ratio=TokenRatio(),
+        trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
+        kl=KL(beta=0.05, estimator=K1(), place=Place.REWARD),
+        aggregate=TokenMean(),
+        passes=4,
+    )
+
+
+def reinforce() -> Algorithm:
+    """REINFORCE: the return itself, without a baseline, a trust region or a KL term."""
+    return Algorithm(
+        name="reinforce",
+        paper="Simple statistical gradient-following algorithms (Williams, 1992), no arXiv id",
+        shaping=Outcome(),
+        filter=KeepAll(),
+        advantage=Return(gamma=1.0, whiten=False),
+        ratio=TokenRatio(),
+        trust=NoTrust(),
+        kl=KL(beta=0.0),
+        aggregate=TokenMean(),
+    )
+
+
+def rloo() -> Algorithm:
+    """RLOO: the mean of the others as baseline, the whole completion one action, the KL in its reward."""
+    return Algorithm(
+        name="rloo",
+        paper="Back to Basics, 2402.14740",
+        shaping=Outcome(),
+        filter=KeepAll(),
+        advantage=LeaveOneOut(),
+        ratio=SequenceSum(),
+        trust=NoTrust(),
+        kl=KL(beta=0.05, estimator=K1(), place=Place.REWARD),
+        aggregate=SequenceMean(),
+    )
+
+
+def reinforce_pp() -> Algorithm:
+    """REINFORCE++: the return-to-go with the KL in it, whitened over the batch instead of a critic; one clip."""
+    return Algorithm(
+        name="reinforce++",
+        paper="REINFORCE++, 2501.03262",
+        shaping=Outcome(),
+        filter=KeepAll(),
+        advantage=Return(gamma=1.0, whiten=True),
+        ratio=TokenRatio(),
+        trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
+        kl=KL(beta=0.01, estimator=K1(), place=Place.REWARD),
+        aggregate=TokenMean(),
+    )
+
+
+def reinforce_pp_baseline() -> Algorithm:
+    """REINFORCE++-baseline: the group's mean as baseline, then whitened over the batch; k2 in the loss."""
+    return dataclasses.replace(
+        reinforce_pp(),
+        name="reinforce++-baseline",
+        advantage=GroupMean(whiten=True),
+        kl=KL(beta=0.001, estimator=K2(), place=Place.LOSS),
+    )
+
+
+def grpo() -> Algorithm:
+    """GRPO: z-scores within the group, token ratios, one clip, k3 in the loss, a mean over sequences."""
+    return Algorithm(
+        name="grpo",
+        paper="DeepSeekMath, 2402.03300",
+        shaping=Outcome(),
+        filter=KeepAll(),
+        advantage=GroupZScore(),
+        ratio=TokenRatio(),
+        trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
+        kl=KL(beta=0.04, estimator=K3(), place=Place.LOSS),
+        aggregate=SequenceMean(),
+    )
+
+
+def grpo_process() -> Algorithm:
+    """GRPO with process supervision: z-scores of all steps of the group, a token gets those of the steps to come."""
+    return dataclasses.replace(grpo(), name="grpo-process", shaping=Steps(), advantage=ProcessZScore())
+
+
+def dr_grpo() -> Algorithm:
+    """Dr. GRPO: no deviation and no length in any normaliser; the limit is the generation budget, 3000 in the paper."""
+    return Algorithm(
+        name="dr-grpo",
+        paper="Understanding R1-Zero-Like Training, 2503.20783",
+        shaping=Outcome(),
+        filter=KeepAll(),
+        advantage=GroupMean(),
+        ratio=TokenRatio(),
+        trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
+        kl=KL(beta=0.0),
+        aggregate=Constant(limit=3000),
+    )
+
+
+def dapo() -> Algorithm:
+    """DAPO: a higher upper clip, uniform groups replaced, every token equal, long answers penalised, no KL."""
+    return Algorithm(
+        name="dapo",
+        paper="DAPO, 2503.14476",
+        shaping=Outcome(scale=2.0, offset=-1.0, overlong_cache=0.2),
+        filter=DropUniform(max_rounds=10),
+        advantage=GroupZScore(),
+        ratio=TokenRatio(),
+        trust=Clip(epsilon_low=0.2, epsilon_high=0.28),
+        kl=KL(beta=0.0),
+        aggregate=TokenMean(),
+    )
+
+
+def gspo() -> Algorithm:
+    """GSPO: one ratio per completion, its length taken out, and a clip a thousandth as wide; no KL."""
+    return Algorithm(
+        name="gspo",
+        paper="Group Sequence Policy Optimization, 2507.18071",
+        shaping=Outcome(),
+        filter=KeepAll(),
+        advantage=GroupZScore(),
+        ratio=SequenceRatio(),
+        trust=Clip(epsilon_low=3e-4, epsilon_high=4e-4),
+        kl=KL(beta=0.0),
+        aggregate=SequenceMean(),
+    )
+
+
+def gspo_token() -> Algorithm:
+    """GSPO-token: GSPO's ratio in value, with the own token's gradient, so that advantages may vary inside."""
+    return dataclasses.replace(gspo(), name="gspo-token", ratio=SequenceTokenRatio())
+
+
+def sapo() -> Algorithm:
+    """SAPO: a gate per token that closes smoothly, sooner where the advantage is negative; no KL."""
+    return dataclasses.replace(
+        gspo(),
+        name="sapo",
+        paper="Soft Adaptive Policy Optimization, 2511.20347",
+        ratio=TokenRatio(),
+        trust=SoftGate(tau_positive=1.0, tau_negative=1.05),
+    )
+
+
+def cispo() -> Algorithm:
+    """CISPO: REINFORCE under a capped ratio, so that no token loses its gradient; groups and lengths as in DAPO."""
+    return dataclasses.replace(
+        dapo(),
+        name="cispo",
+        paper="MiniMax-M1, 2506.13585",
+        trust=Cispo(cap=5.0),
+    )
+
+
+def gmpo() -> Algorithm:
+    """GMPO: the geometric mean of token ratios that are clipped one by one, in log space; no KL."""
+    return dataclasses.replace(
+        gspo(),
+        name="gmpo",
+        paper="Geometric-Mean Policy Optimization, 2507.20673",
+        ratio=TokenRatio(),
+        trust=Geometric(epsilon_low=0.4, epsilon_high=0.4),
+    )
+
+
+CATALOG: Mapping[str, Callable[[], Algorithm]] = {
+    "ppo": ppo,
+    "reinforce": reinforce,
+    "rloo": rloo,
+    "reinforce++": reinforce_pp,
+    "reinforce++-baseline": reinforce_pp_baseline,
+    "grpo": grpo,
+    "grpo-process": grpo_process,
+    "dr-grpo": dr_grpo,
+    "dapo": dapo,
+    "gspo": gspo,
+    "gspo-token": gspo_token,
+    "sapo": sapo,
+    "cispo": cispo,
+    "gmpo": gmpo,
+}

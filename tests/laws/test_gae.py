@@ -1,0 +1,178 @@
+"""Laws of the advantages made token by token: GAE, its two ends, the return-to-go, and their whitening."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from groupwise.masked import whiten
+from groupwise.parts.advantage import GAE, Advantage, MonteCarlo, OneStepTD, Return, gae
+
+RAW: list[Advantage] = [
+    GAE(gamma=0.9, lam=0.7, whiten=False),
+    OneStepTD(gamma=0.9, whiten=False),
+    MonteCarlo(gamma=0.9, whiten=False),
+    Return(gamma=0.9),
+]
+WHITE: list[Advantage] = [
+    GAE(gamma=0.9, lam=0.7),
+    OneStepTD(gamma=0.9),
+    MonteCarlo(gamma=0.9),
+    Return(gamma=0.9, whiten=True),
+]
+EACH = pytest.mark.parametrize("part", [*RAW, *WHITE], ids=repr)
+
+
+def columns(batch, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rewards and values [N,T] for a drawn batch."""
+    g = torch.Generator().manual_seed(seed)
+    rewards = torch.randn(batch.mask.shape, generator=g, dtype=torch.float64)
+    return rewards, torch.randn(batch.mask.shape, generator=g, dtype=torch.float64)
+
+
+def by_hand(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
+    """A_t = sum_k (gamma lam)^k delta_{t+k} over each row's list of trained tokens."""
+    out = torch.zeros_like(rewards)
+    for row in range(len(mask)):
+        at = mask[row].nonzero()[:, 0].tolist()
+        r, v = [float(rewards[row, t]) for t in at], [*(float(values[row, t]) for t in at), 0.0]
+        delta = [r[i] + gamma * v[i + 1] - v[i] for i in range(len(at))]
+        for i, t in enumerate(at):
+            out[row, t] = math.fsum((gamma * lam) ** k * d for k, d in enumerate(delta[i:]))
+    return out
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_the_table_with_a_hole_and_padding():
+    """Trained tokens 0, 2, 3 with rewards 1, 0, 2 and values 3, 1, 4; gamma 1/2, lambda 1/2, back to front by hand."""
+    nan = math.nan
+    rewards, values = torch.tensor([[1.0, nan, 0, 2, nan]]), torch.tensor([[3.0, nan, 1, 4, nan]])
+    mask = torch.tensor([[True, False, True, True, False]])
+    advantages, returns = gae(rewards, values, mask, gamma=0.5, lam=0.5)
+    assert advantages.tolist() == [[1 + 0.5 - 3 + 0.25 * 0.5, 0, 0 + 2 - 1 + 0.25 * -2, 2 - 4, 0]]
+    assert returns.tolist() == [[1.625, 0, 1.5, 2, 0]]
+    assert advantages.dtype == returns.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.7), (1.0, 1.0), (0.8, 0.0), (0.0, 0.5)])
+def test_gae_is_the_sum_of_discounted_deltas(batch, gamma, lam):
+    rewards, values = columns(batch)
+    advantages, returns = gae(rewards, values, batch.mask, gamma, lam)
+    close(advantages, by_hand(rewards, values, batch.mask, gamma, lam))
+    close(returns, torch.where(batch.mask, advantages + values, 0.0))
+
+
+def test_gae_without_decay_is_the_return_minus_the_value(batch):
+    rewards, values = columns(batch)
+    trained = torch.where(batch.mask, rewards, 0.0)
+    to_go = trained.flip(-1).cumsum(-1).flip(-1)
+    advantages, returns = gae(rewards, values, batch.mask, gamma=1.0, lam=1.0)
+    close(advantages, torch.where(batch.mask, to_go - values, 0.0))
+    close(returns, torch.where(batch.mask, to_go, 0.0))
+
+
+def test_the_ends_of_lambda_are_one_step_td_and_monte_carlo(batch):
+    rewards, values = columns(batch)
+    for lam, part in ((0.0, OneStepTD(gamma=0.9, whiten=False)), (1.0, MonteCarlo(gamma=0.9, whiten=False))):
+        advantage, returns = part(rewards, values, batch.mask, batch.group, None)
+        close(advantage, by_hand(rewards, values, batch.mask, 0.9, lam))
+        close(returns, torch.where(batch.mask, advantage + values, 0.0))
+
+
+def test_a_return_discounts_by_trained_tokens_and_reads_no_value(batch):
+    rewards, _ = columns(batch)
+    advantage, returns = Return(gamma=0.9)(rewards, None, batch.mask, batch.group, None)
+    close(advantage, by_hand(rewards, torch.zeros_like(rewards), batch.mask, 0.9, 1.0))
+    assert torch.equal(advantage, returns)
+
+
+@EACH
+def test_masked_positions_and_padding_change_nothing(part, batch):
+    rewards, values = columns(batch)
+    plain = part(rewards, values, batch.mask, batch.group, None)
+    wide = torch.nn.functional.pad(batch.mask, (0, 3))
+    spoilt = [
+        torch.nn.functional.pad(torch.where(batch.mask, x, torch.nan), (0, 3), value=torch.nan)
+        for x in (rewards, values)
+    ]
+    for found, expected in zip(part(*spoilt, wide, batch.group, None), plain, strict=True):
+        close(found[:, :-3], expected)
+        assert (found[~wide] == 0).all()
+
+
+@EACH
+def test_the_order_of_completions_does_not_matter(part, batch):
+    rewards, values = columns(batch)
+    order = torch.randperm(len(rewards), generator=torch.Generator().manual_seed(1))
+    plain = part(rewards, values, batch.mask, batch.group, None)
+    moved = part(rewards[order], values[order], batch.mask[order], batch.group[order], None)
+    for found, expected in zip(moved, plain, strict=True):
+        close(found, expected[order])
+
+
+@EACH
+def test_a_reward_that_is_nan_takes_its_completion_out_and_no_other(part, batch):
+    rewards, values = columns(batch)
+    row = int(batch.mask.any(-1).nonzero()[1])
+    mask = batch.mask.clone()
+    mask[row] = False
+    without = part(rewards, values, mask, batch.group, None)
+    rewards[row, int(batch.mask[row].nonzero()[0])] = math.nan
+    for found, expected in zip(part(rewards, values, batch.mask, batch.group, None), without, strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("raw", "white"), list(zip(RAW, WHITE, strict=True)), ids=repr)
+def test_whitening_is_of_the_trained_tokens_and_leaves_the_returns(raw, white, batch):
+    rewards, values = columns(batch)
+    plain, returns = raw(rewards, values, batch.mask, batch.group, None)
+    advantage, same = white(rewards, values, batch.mask, batch.group, None)
+    assert torch.equal(same, returns)
+    trained = advantage[batch.mask]
+    assert abs(float(trained.mean())) < 1e-12
+    deviation = float(plain[batch.mask].std())
+    assert float(trained.var()) == pytest.approx(deviation**2 / (deviation**2 + 1e-8), abs=1e-12)
+    close(trained * math.sqrt(deviation**2 + 1e-8), plain[batch.mask] - plain[batch.mask].mean())
+
+
+def test_whitening_one_trained_token_leaves_it_as_it_is():
+    x, mask = torch.tensor([[math.nan, 3.0], [7.0, math.nan]]), torch.tensor([[False, True], [False, False]])
+    assert whiten(x, mask).tolist() == [[0, 3], [0, 0]]
+    assert whiten(x, torch.zeros_like(mask)).tolist() == [[0, 0], [0, 0]]
+
+
+def test_whitening_equal_tokens_gives_zero_and_not_nan():
+    assert whiten(torch.full((2, 3), 5.0), torch.ones(2, 3, dtype=torch.bool)).tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("part", [GAE(), OneStepTD(), MonteCarlo()], ids=repr)
+def test_a_critic_that_is_missing_is_said(part):
+    assert part.reads_value
+    with pytest.raises(ValueError, match="critic's values"):
+        part(torch.zeros(1, 1), None, torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, dtype=torch.long), None)
+
+
+def test_columns_of_unequal_shape_are_refused():
+    with pytest.raises(ValueError, match=r"one shape \[N,T\], not \(2, 3\), \(2, 1\), \(2, 3\)"):
+        gae(torch.zeros(2, 3), torch.zeros(2, 1), torch.ones(2, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (GAE, {"gamma": 1.1}),
+        (GAE, {"lam": -0.1}),
+        (OneStepTD, {"gamma": 2.0}),
+        (MonteCarlo, {"gamma": math.nan}),
+        (Return, {"gamma": -1.0}),
+    ],
+)
+def test_a_discount_outside_its_range_is_refused(kind, fields):
+    with pytest.raises(ValueError, match=f"^{next(iter(fields))} = .*from 0 to 1$"):
+        kind(**fields)

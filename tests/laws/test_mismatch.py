@@ -1,0 +1,182 @@
+"""Laws of the engine-mismatch corrections, and of where they may and may not act."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import groupwise
+from groupwise.errors import UsageError
+from groupwise.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS
+from groupwise.records import Batch
+from tests.laws.conftest import Draw
+
+ALL = [
+    NoMismatch(),
+    TIS(),
+    TIS(cap=0.5),
+    MIS(),
+    MIS(cap=1.5, floor=0.8),
+    SequenceMIS(),
+    SequenceMIS(9.0, 0.1),
+    IcePop(),
+]
+KINDS = ["tis", "mis", "sequence-mis", "icepop"]
+VARYING = ["tis", "mis", "icepop"]
+
+
+def engine(b: Draw, spread: float = 0.5) -> Tensor:
+    noise = torch.randn(b.mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(11))
+    return b.old + spread * noise
+
+
+def written_out(part, b: Draw, logp_engine: Tensor) -> Tensor:
+    expected = torch.ones_like(b.old)
+    for i in range(len(b.mask)):
+        at = b.mask[i].nonzero()[:, 0].tolist()
+        k = [math.exp(b.old[i, t] - logp_engine[i, t]) for t in at]
+        if isinstance(part, SequenceMIS):
+            k = [math.prod(k)] * len(k)
+        for t, one in zip(at, k, strict=True):
+            if isinstance(part, TIS):
+                expected[i, t] = min(one, part.cap)
+            elif not isinstance(part, NoMismatch):
+                expected[i, t] = one if part.floor <= one <= part.cap else 0.0
+    return expected
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+def test_correction_is_the_equation(part, batch):
+    found = part(batch.old, engine(batch), batch.mask)
+    torch.testing.assert_close(found, written_out(part, batch, engine(batch)), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -1e30])
+def test_masked_positions_hold_one_and_never_leak(part, poison, batch):
+    whole = part(batch.old, engine(batch), batch.mask)
+    holes = [torch.where(batch.mask, x, poison) for x in (batch.old, engine(batch))]
+    assert torch.equal(part(*holes, batch.mask), whole)
+    assert (whole[~batch.mask] == 1).all()
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+def test_no_gradient_passes_and_the_engine_may_have_less_precision(part, batch):
+    old, sampled = batch.old.clone().requires_grad_(True), engine(batch).float().requires_grad_(True)
+    found = part(old, sampled, batch.mask)
+    assert not found.requires_grad
+    assert found.dtype == torch.float64
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gap", [-1e4, -60.0, -50.0, 50.0, 60.0, 1e4])
+def test_any_gap_is_finite(part, dtype, gap, batch):
+    found = part(batch.old.to(dtype), (batch.old - gap).to(dtype), batch.mask)
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+def test_varies_is_what_happens_inside_a_completion(part, batch):
+    found = part(batch.old, engine(batch), batch.mask)
+    rows = [found[i][batch.mask[i]].unique() for i in range(len(batch.mask)) if batch.mask[i].sum() > 1]
+    assert any(len(row) > 1 for row in rows) == part.varies
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_that_agrees_changes_nothing(kind, batch):
+    plain, corrected = groupwise.algorithm("grpo"), groupwise.algorithm("grpo", {"mismatch.kind": kind})
+    columns = (batch.live, batch.old, batch.advantage, batch.mask, batch.ref)
+    assert torch.equal(corrected.loss(*columns, logp_engine=batch.old).value, plain.loss(*columns).value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_scales_the_surrogate_and_nothing_else(kind, batch):
+    """The loss with the correction minus the KL's and the entropy's share of it is the corrected surrogate."""
+    parts = {"kl.beta": 0.3, "entropy_coefficient": 0.2}
+    algo = groupwise.algorithm("grpo", {**parts, "mismatch.kind": kind})
+    plain = groupwise.algorithm("grpo", parts)
+    entropy, sampled = torch.rand_like(batch.live), engine(batch)
+    columns = (batch.live, batch.old, batch.advantage, batch.mask, batch.ref)
+    out = algo.loss(*columns, logp_engine=sampled, entropy=entropy)
+    before = plain.loss(*columns, entropy=entropy)
+    for name in ("share", "log_ratio", "kl"):
+        assert torch.equal(getattr(out, name), getattr(before, name))
+    weight = algo.weigh(table(batch, sampled)).need("weight")
+    log_ratio = torch.where(batch.mask, batch.live - batch.old, 0.0)
+    surrogate, _ = plain.trust(log_ratio, batch.advantage[:, None].expand_as(log_ratio), batch.live, batch.mask)
+    change = written_out(algo.mismatch, batch, sampled) - 1
+    assert change.abs().max() > 0.1
+    expected = before.value - (weight * change * surrogate).sum()
+    torch.testing.assert_close(out.value, expected, rtol=1e-12, atol=1e-13)
+
+
+def table(b: Draw, sampled: Tensor, **columns: Tensor) -> Batch:
+    rows, width = b.mask.shape
+    return Batch(
+        tokens=torch.zeros(rows, width, dtype=torch.long),
+        mask=b.mask,
+        length=torch.full((rows,), width),
+        group=b.group,
+        score=torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(2)),
+        version=torch.zeros(rows, dtype=torch.long),
+        logp_engine=sampled,
+        **columns,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_credited_batch_carries_the_correction_into_the_objective(kind, batch):
+    algo, sampled = groupwise.algorithm("dapo", {"mismatch.kind": kind}), engine(batch)
+    credited = algo.weigh(algo.credit(table(batch, sampled, logp_old=batch.old)))
+    advantage, weight, correction = (credited.need(name) for name in ("advantage", "weight", "correction"))
+    again = algo.objective(weight, batch.live, batch.old, advantage, batch.mask, correction=correction)
+    out = algo.loss(batch.live, batch.old, advantage, batch.mask, logp_engine=sampled)
+    assert torch.equal(again.value, out.value)
+    assert groupwise.algorithm("dapo").credit(table(batch, sampled, logp_old=batch.old)).correction is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_column_is_named(kind, batch):
+    algo = groupwise.algorithm("dapo", {"mismatch.kind": kind})
+    assert algo.needs_old
+    assert not groupwise.algorithm("dapo").needs_old
+    with pytest.raises(ValueError, match="needs logp_old and logp_engine"):
+        algo.loss(batch.live, batch.old, batch.advantage, batch.mask)
+    with pytest.raises(ValueError, match="needs logp_old and logp_engine"):
+        algo.credit(table(batch, batch.old))
+    with pytest.raises(ValueError, match="correction has shape"):
+        algo.objective(batch.old, batch.live, batch.old, batch.advantage, batch.mask, correction=batch.old[:1])
+
+
+@pytest.mark.parametrize("kind", VARYING)
+@pytest.mark.parametrize("name", ["gspo", "rloo", "gmpo"])
+def test_token_corrections_are_refused_where_a_completion_is_one_number(kind, name):
+    with pytest.raises(UsageError, match=r"mismatch\.kind .*sequence-mis.*ratio\.level = .sequence-token"):
+        groupwise.algorithm(name, {"mismatch.kind": kind})
+    assert groupwise.algorithm(name, {"mismatch.kind": "sequence-mis"}).mismatch == SequenceMIS()
+
+
+@pytest.mark.parametrize("kind", VARYING)
+def test_the_way_out_that_the_message_names_works(kind):
+    """Both keys at once: what matters is the row they make, not the order in which they are laid over it."""
+    for keys in (("mismatch.kind", "ratio.level"), ("ratio.level", "mismatch.kind")):
+        values = {"mismatch.kind": kind, "ratio.level": "sequence-token"}
+        assert groupwise.algorithm("gspo", {key: values[key] for key in keys}).mismatch.varies
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "told"),
+    [
+        (TIS, {"cap": 0.0}, "cap = 0.0: must be above 0"),
+        (MIS, {"cap": 2.0, "floor": 3.0}, "floor = 3.0: must be at least 0 and at most cap"),
+        (SequenceMIS, {"floor": -1.0}, "floor = -1.0"),
+        (IcePop, {"cap": 0.4}, "floor = 0.5: must be at least 0 and at most cap = 0.4"),
+    ],
+)
+def test_constants_that_make_no_sense_are_refused(kind, fields, told):
+    with pytest.raises(ValueError, match=told):
+        kind(**fields)

@@ -1,0 +1,87 @@
+"""Laws of the log-ratios: their values and gradients written out, masks, limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from groupwise.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
+from tests.laws.conftest import Draw, draw
+
+ALL = [TokenRatio(), SequenceRatio(), SequenceTokenRatio(), SequenceSum()]
+
+
+def value_and_gradient(part, b: Draw, upstream: Tensor) -> tuple[Tensor, Tensor]:
+    live = b.live.clone().requires_grad_(True)
+    value = part(live, b.old, b.mask)
+    return value.detach(), torch.autograd.grad(value, live, upstream)[0]
+
+
+def written_out(part, b: Draw, upstream: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and gradient, completion by completion: d log r_t / d live_u summed against the upstream gradient."""
+    value, gradient = torch.zeros_like(b.live), torch.zeros_like(b.live)
+    for i in range(len(b.mask)):
+        at = b.mask[i].nonzero()[:, 0].tolist()
+        own = [float(b.live[i, t] - b.old[i, t]) for t in at]
+        for t, log_ratio in zip(at, own, strict=True):
+            share = {TokenRatio: log_ratio, SequenceSum: sum(own)}.get(type(part), sum(own) / len(own))
+            value[i, t] = share
+            total = sum(float(upstream[i, u]) for u in at)
+            gradient[i, t] = {SequenceRatio: total / len(at), SequenceSum: total}.get(type(part), float(upstream[i, t]))
+    return value, gradient
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+def test_value_and_gradient_are_the_equations(part, batch):
+    upstream = torch.randn(batch.mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    for found, expected in zip(
+        value_and_gradient(part, batch, upstream), written_out(part, batch, upstream), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+def test_one_number_per_completion_is_what_the_attribute_says(part, batch):
+    """Moving one token's log-probability moves, through the gradient, either every token's ratio or only its own."""
+    i = int(batch.mask.sum(-1).argmax())
+    t, u = batch.mask[i].nonzero()[:2, 0].tolist()
+    upstream = torch.zeros_like(batch.live)
+    upstream[i, u] = 1.0
+    _, gradient = value_and_gradient(part, batch, upstream)
+    assert bool(gradient[i, t] != 0) == part.per_completion
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -1e30])
+def test_masked_positions_are_zero_and_never_leak(part, poison, batch):
+    upstream = torch.ones_like(batch.live)
+    value, gradient = value_and_gradient(part, batch, upstream)
+    for name in ("live", "old"):
+        setattr(batch, name, torch.where(batch.mask, getattr(batch, name), poison))
+    again, poisoned = value_and_gradient(part, batch, upstream)
+    assert torch.equal(again, value)
+    assert torch.equal(poisoned, gradient)
+    assert (value[~batch.mask] == 0).all()
+    assert (gradient[~batch.mask] == 0).all()
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_used_as_it_is_within_the_limit_and_clamped_without_gradient_beyond(part, sign):
+    mask = torch.tensor([[True, False, True], [True, True, True]])
+    for size, expected, moves in ((50.0, 50.0, True), (61.0, 60.0, False), (1e4, 60.0, False)):
+        tokens = mask.double().sum(-1, keepdim=True) if isinstance(part, SequenceSum) else 1
+        live = (sign * size / tokens * torch.ones(2, 3, dtype=torch.float64)).requires_grad_(True)
+        value = part(live, torch.zeros(2, 3, dtype=torch.float64), mask)
+        value.sum().backward()
+        torch.testing.assert_close(value.detach(), sign * expected * mask.double(), rtol=1e-14, atol=0)
+        assert ((live.grad != 0) == (mask if moves else torch.zeros_like(mask))).all()
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+def test_on_policy_every_log_ratio_is_exactly_zero(part):
+    b = draw(0)
+    assert (part(b.old, b.old, b.mask) == 0).all()

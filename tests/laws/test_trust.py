@@ -1,0 +1,200 @@
+"""Laws of the trust regions: what passes, what is stopped, and that nothing overflows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from groupwise.parts.aggregate import SequenceMean, count
+from groupwise.parts.ratio import SequenceRatio, TokenRatio
+from groupwise.parts.soft import Cispo, SoftGate
+from groupwise.parts.trust import Clip, Geometric, NoTrust, Surrogate
+from tests.laws.conftest import Draw, draw
+
+PER_TOKEN = [
+    NoTrust(),
+    Clip(),
+    Clip(0.2, 0.28, dual_clip=3.0),
+    SoftGate(),
+    SoftGate(0.5, 4.0),
+    Cispo(),
+    Cispo(cap=0.0, epsilon_high=0.2),
+]
+ALL = [*PER_TOKEN, Geometric(), Geometric(0.1, 0.3)]
+
+
+def apply(part, b: Draw, advantage: Tensor, weight: Tensor | float = 1.0) -> tuple[Surrogate, Tensor]:
+    """The part behind token ratios: its surrogate, and the gradient of the weighted sum in logp_live."""
+    live = b.live.clone().requires_grad_(True)
+    out = part(TokenRatio()(live, b.old, b.mask), advantage, live, b.mask)
+    (gradient,) = torch.autograd.grad((weight * out.value).sum(), live)
+    return Surrogate(out.value.detach(), out.share), gradient
+
+
+def per_token(b: Draw) -> Tensor:
+    return torch.randn(b.mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+def test_at_log_ratio_zero_the_gradient_is_the_advantage(part, batch):
+    batch.live = batch.old.clone()
+    advantage = batch.advantage[:, None].expand_as(batch.mask)
+    weight = SequenceMean()(batch.mask, count(batch.mask))
+    out, gradient = apply(part, batch, advantage, weight)
+    torch.testing.assert_close(gradient, weight * advantage, rtol=1e-12, atol=1e-15)
+    assert torch.equal(out.share, batch.mask.double())
+
+
+@pytest.mark.parametrize("part", PER_TOKEN, ids=repr)
+@pytest.mark.parametrize("spread", [0.05, 0.5, 2.0])
+def test_share_is_the_fraction_of_the_gradient_that_passes(part, spread):
+    """d value / d logp_live = share r A at every token, for every region that looks at one token."""
+    for seed in range(5):
+        b = draw(seed, spread)
+        advantage = per_token(b)
+        out, gradient = apply(part, b, advantage)
+        whole = torch.where(b.mask, (b.live - b.old).exp() * advantage, 0.0)
+        torch.testing.assert_close(gradient, out.share * whole, rtol=1e-11, atol=1e-13)
+        assert ((out.share >= 0) & (out.share <= 1)).all()
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -1e30])
+def test_masked_positions_change_nothing(part, poison, batch):
+    advantage = per_token(batch)
+    out, gradient = apply(part, batch, advantage)
+    live = torch.where(batch.mask, batch.live, poison).requires_grad_(True)
+    log_ratio = torch.where(batch.mask, batch.live - batch.old, poison).requires_grad_(True)
+    again = part(log_ratio, torch.where(batch.mask, advantage, poison), live, batch.mask)
+    again.value.sum().backward()
+    assert torch.equal(again.value.detach(), out.value)
+    assert torch.equal(again.share, out.share)
+    moved = sum(x.grad for x in (live, log_ratio) if x.grad is not None)
+    assert torch.equal(moved, gradient)
+    for column in (out.value, out.share, gradient):
+        assert (column[~batch.mask] == 0).all()
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_log_ratios_stay_finite(part, dtype, batch):
+    """Handed over without the ratio part's limit, both signs of both, mixed within completions."""
+    g = torch.Generator().manual_seed(1)
+    sizes = torch.tensor([50.0, 60.0, 61.0, 400.0, 1e6], dtype=dtype)
+    pick = sizes[torch.randint(0, 5, batch.mask.shape, generator=g)]
+    log_ratio = (pick * torch.randn(batch.mask.shape, generator=g).sign()).requires_grad_(True)
+    live = batch.live.to(dtype).requires_grad_(True)
+    out = part(log_ratio, per_token(batch).to(dtype), live, batch.mask)
+    out.value.sum().backward()
+    for column in (out.value, out.share, *(x.grad for x in (log_ratio, live) if x.grad is not None)):
+        assert column.isfinite().all()
+        assert column.dtype == dtype
+    if log_ratio.grad is not None:
+        assert (log_ratio.grad[log_ratio.abs() > 60] == 0).all()
+
+
+def test_dual_clip_bounds_what_a_bad_token_can_cost():
+    log_ratio = torch.tensor([[2.0, 5.0, 5.0]], dtype=torch.float64).log().requires_grad_(True)
+    advantage = torch.tensor([[-1.0, -1.0, 1.0]], dtype=torch.float64)
+    out = Clip(dual_clip=3.0)(log_ratio, advantage, log_ratio, torch.ones(1, 3, dtype=torch.bool))
+    assert out.value.tolist()[0] == pytest.approx([-2.0, -3.0, 1.2])
+    assert out.share.tolist() == [[1, 0, 0]]
+    out.value.sum().backward()
+    assert log_ratio.grad.tolist()[0] == pytest.approx([-2.0, 0.0, 0.0])
+
+
+def test_no_trust_region_passes_everything(batch):
+    ratio = batch.live - batch.old
+    out = NoTrust()(ratio, batch.advantage[:, None].expand_as(ratio), batch.live, batch.mask)
+    torch.testing.assert_close(out.value[batch.mask], (ratio.exp() * batch.advantage[:, None])[batch.mask])
+    assert torch.equal(out.share, batch.mask.double())
+
+
+def test_soft_gate_is_its_equation(batch):
+    """f = 4/tau sigmoid(tau (r - 1)) A, share 4p(1-p), tau by the sign of A, to the last digit of tau."""
+    part, advantage = SoftGate(0.7, 1.05), per_token(batch)
+    out, _ = apply(part, batch, advantage)
+    for i, t in batch.mask.nonzero().tolist():
+        a, r = float(advantage[i, t]), math.exp(batch.live[i, t] - batch.old[i, t])
+        tau = 0.7 if a > 0 else 1.05
+        p = 1 / (1 + math.exp(-tau * (r - 1)))
+        assert out.value[i, t].item() == pytest.approx(4 / tau * p * a, rel=1e-13)
+        assert out.share[i, t].item() == pytest.approx(4 * p * (1 - p), rel=1e-13)
+
+
+def test_cispo_caps_above_only_and_never_stops_a_token():
+    ratio = torch.tensor([[0.01, 1.0, 4.0, 6.0, 50.0]], dtype=torch.float64)
+    live = torch.full_like(ratio, -2.0).requires_grad_(True)
+    log_ratio = ratio.log().requires_grad_(True)
+    one = torch.ones_like(ratio)
+    out = Cispo(cap=5.0)(log_ratio, -3 * one, live, one.bool())
+    assert out.value.tolist()[0] == pytest.approx([6 * c for c in (0.01, 1, 4, 5, 5)])
+    assert out.share.tolist()[0] == pytest.approx([1, 1, 1, 5 / 6, 0.1])
+    out.value.sum().backward()
+    assert live.grad.tolist()[0] == pytest.approx([-3 * c for c in (0.01, 1, 4, 5, 5)])
+    assert log_ratio.grad is None
+
+
+def test_cispo_by_its_two_names_is_one():
+    b = draw(3, spread=2.0)
+    absolute, _ = apply(Cispo(cap=1.2), b, per_token(b))
+    counted, _ = apply(Cispo(cap=0.0, epsilon_high=0.2), b, per_token(b))
+    assert torch.equal(absolute.value, counted.value)
+    assert torch.equal(absolute.share, counted.share)
+
+
+def test_geometric_is_its_equation(batch):
+    """exp(mean_t clipped log r_t) A; gradient gm A / |o| at the tokens that are not clipped; asymmetric band."""
+    part = Geometric(0.1, 0.3)
+    out, gradient = apply(part, batch, batch.advantage[:, None].expand_as(batch.mask))
+    for i in range(len(batch.mask)):
+        at, a = batch.mask[i].nonzero()[:, 0].tolist(), float(batch.advantage[i])
+        logs = [float(batch.live[i, t] - batch.old[i, t]) for t in at]
+        clipped = [min(x, 0.3) if a > 0 else max(x, -0.1) for x in logs]
+        for t, x, z in zip(at, logs, clipped, strict=True):
+            value = math.exp(sum(clipped) / len(at)) * a
+            assert out.value[i, t].item() == pytest.approx(value, rel=1e-12)
+            assert out.share[i, t].item() == float(x == z)
+            assert gradient[i, t].item() == pytest.approx(value * (x == z), rel=1e-12)
+
+
+def test_geometric_without_a_band_is_the_sequence_ratio(batch):
+    advantage = batch.advantage[:, None].expand_as(batch.mask)
+    out, gradient = apply(Geometric(99.0, 99.0), batch, advantage)
+    live = batch.live.clone().requires_grad_(True)
+    sequence = NoTrust()(SequenceRatio()(live, batch.old, batch.mask), advantage, live, batch.mask)
+    sequence.value.sum().backward()
+    torch.testing.assert_close(out.value, sequence.value.detach(), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(gradient, live.grad, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("part", ALL, ids=repr)
+def test_one_number_per_completion_is_what_the_attribute_says(part):
+    """Whether a token's surrogate moves with another token's log-ratio."""
+    log_ratio = torch.tensor([[0.05, -0.05]], dtype=torch.float64).requires_grad_(True)
+    live = torch.zeros(1, 2, dtype=torch.float64).requires_grad_(True)
+    out = part(log_ratio, torch.ones(1, 2, dtype=torch.float64), live, torch.ones(1, 2, dtype=torch.bool))
+    found = torch.autograd.grad(out.value[0, 0], [log_ratio, live], allow_unused=True)
+    moved = sum(x for x in found if x is not None)
+    assert bool(moved[0, 1] != 0) == part.per_completion
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "told"),
+    [
+        (SoftGate, {"tau_positive": 0.0}, "tau_positive = 0.0: must be above 0"),
+        (SoftGate, {"tau_negative": -1.0}, "tau_negative = -1.0: must be above 0"),
+        (Cispo, {"cap": 5.0, "epsilon_high": 0.2}, "cap = 5.0 and epsilon_high = 0.2: set one of them"),
+        (Cispo, {"cap": 0.0, "epsilon_high": 0.0}, "cap = 0.0 and epsilon_high = 0.0: set one of them"),
+        (Cispo, {"cap": 0.9}, "cap = 0.9: must be at least 1"),
+        (Cispo, {"cap": 0.0, "epsilon_high": -0.2}, "epsilon_high = -0.2: must not be negative"),
+        (Geometric, {"epsilon_low": -0.1}, "epsilon_low = -0.1: must not be negative"),
+        (Geometric, {"epsilon_high": -0.1}, "epsilon_high = -0.1: must not be negative"),
+    ],
+)
+def test_constants_that_make_no_sense_are_refused(kind, fields, told):
+    with pytest.raises(ValueError, match=told):
+        kind(**fields)
