@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow check bench clean
+.PHONY: help install quickstart test test-slow check bench docs clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -35,6 +35,9 @@ check: install  ## ruff and pyright
 bench: install  ## engine against model.generate, and memory of the log-probability pass
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/logprob_memory.py
+
+docs: install  ## write docs/algorithms.md from the catalog
+	$(BIN)/python -m groupwise.explain > docs/algorithms.md
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise.masked import keep
+from groupwise.parts import Part
 from groupwise.parts.advantage import Advantage
 from groupwise.parts.aggregate import Aggregate, Totals, count
 from groupwise.parts.filters import Filter
@@ -40,6 +41,7 @@ class Algorithm:
     """A row of parts. loss = -(weight * (correction * surrogate - beta * kl + c * entropy)).sum()
 
     paper   where the row comes from
+    watch   what to look at while it trains, and what good looks like
     passes  passes over a batch unless the recipe says otherwise
 
     Raises ValueError where a correction per token meets a ratio or trust region that is one number per completion.
@@ -57,6 +59,7 @@ class Algorithm:
     mismatch: Mismatch = NoMismatch()
     entropy_coefficient: float = 0.0
     passes: int = 1
+    watch: str = ""
 
     def __post_init__(self) -> None:
         if self.mismatch.varies and (self.ratio.per_completion or self.trust.per_completion):
@@ -88,7 +91,7 @@ class Algorithm:
         return self.shaping.reads_steps or self.advantage.reads_steps
 
     @property
-    def parts(self) -> dict[str, object]:
+    def parts(self) -> dict[str, Part]:
         """The row, slot by slot, in the order data passes them."""
         slots = ("shaping", "filter", "advantage", "ratio", "trust", "mismatch", "kl", "aggregate")
         return {slot: getattr(self, slot) for slot in slots}

@@ -76,6 +76,22 @@ def evaluate(
     say(f"mean length {found.length_mean:.1f} tokens, {found.truncated_share:.1%} cut off at the limit")
 
 
+@app.command()
+def explain(
+    algorithm: Annotated[str, typer.Argument(help="An algorithm of the catalog, such as gspo.")],
+    against: Annotated[str | None, typer.Option(help="Another one: print what differs.")] = None,
+    set: Settings = None,
+) -> None:
+    """An algorithm's equation, its parts with their values, its paper, and what to watch."""
+    from groupwise import explain as words
+    from groupwise.recipe import assignment
+
+    if against is not None and set:
+        raise UsageError("--against compares two rows of the catalog as they are; leave out --set")
+    chosen = {key.removeprefix("algorithm."): value for key, value in map(assignment, set or [])}
+    print(words.compare(algorithm, against) if against is not None else words.explain(algorithm, chosen))
+
+
 def main() -> None:
     """The `groupwise` command."""
     try:

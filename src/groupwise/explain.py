@@ -5,12 +5,14 @@ docs/algorithms.md is made here from the same rows: python -m groupwise.explain 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from groupwise.algo import Algorithm
-from groupwise.catalog import CATALOG, algorithm, describe
+from groupwise.catalog import algorithm, describe
+from groupwise.parts import Part
+from groupwise.rows import CATALOG
 
-OBJECTIVE = "J = sum over tokens of  w (c S - beta KL + h H)      maximised; the loss is -J"
 NOTATION = """\
 Notation: completion i of a group of G for one prompt, token t; r_t = pi_live / pi_old of that token; A advantage; N
 completions of the optimizer batch; |o_i| trained tokens; sg[] is a stop-gradient; all log-probabilities in nats."""
@@ -19,26 +21,44 @@ completions of the optimizer batch; |o_i| trained tokens; sg[] is a stop-gradien
 def explain(name: str, settings: dict[str, object] | None = None) -> str:
     """One algorithm, for a terminal. Raises UsageError where there is none of that name."""
     row = algorithm(name, settings)
-    return "\n".join([*_head(row), "", *_table(_lines(row)), "", f"watch  {row.watch}"])
+    return "\n".join([*_head(row), "", *_table(_lines(row)), "", f"watch      {row.watch}"])
 
 
 def compare(name: str, other: str) -> str:
     """What differs between two algorithms, slot by slot."""
     left, right = algorithm(name), algorithm(other)
-    differ = [
-        (slot, side, told, equation)
-        for a, b in zip(_lines(left), _lines(right), strict=True)
-        if a != b
-        for slot, side, told, equation in ((a[0], left.name, *a[1:]), ("", right.name, *b[1:]))
-    ]
-    same = [a[0] for a, b in zip(_lines(left), _lines(right), strict=True) if a == b]
-    table = _table(differ) if differ else ["nothing: the two rows are the same"]
-    return "\n".join([f"{left.name} against {right.name}: what differs", "", *table, "", f"same   {', '.join(same)}"])
+    pairs = list(zip(_lines(left), _lines(right), strict=True))
+    told: list[str] = []
+    for a, b in pairs:
+        if a != b:
+            told += ["", a[0], *_table([(f"  {left.name}", a[1], a[2]), (f"  {right.name}", b[1], b[2])])]
+    same = [a[0] for a, b in pairs if a == b]
+    body = told or ["", "nothing: the two rows are the same"]
+    return "\n".join([f"{left.name} against {right.name}: what differs", *body, "", f"the same: {', '.join(same)}"])
 
 
 def page() -> str:
     """docs/algorithms.md."""
     return "\n".join(_page()) + "\n"
+
+
+def objective(row: Algorithm) -> str:
+    """What the row maximises, its parts put in: the loss is the negative of it."""
+    correction = "" if _value(row.mismatch) == "1" else "c "
+    ratio = row.ratio.equation.partition(" = ")[0].removeprefix("log ")
+    surrogate = re.sub(r"\br\b", ratio, _value(row.trust))
+    inner = f"{correction}({surrogate})" if correction else surrogate
+    penalty = f" - {row.kl.beta:g} KL" if row.kl.in_loss else ""
+    bonus = f" + {row.entropy_coefficient:g} H" if row.entropy_coefficient else ""
+    return f"J = sum_it {_value(row.aggregate)} [ {inner}{penalty}{bonus} ]"
+
+
+def _value(part: Part) -> str:
+    """The right side of a part's equation, the numbers of its fields put in; what is defined after it is left out."""
+    text = part.equation.partition(" = ")[2].partition(",  ")[0]
+    for name, value in vars(part).items():
+        text = re.sub(rf"\b{name}\b", f"{value:g}", text)
+    return text
 
 
 def _page() -> Iterator[str]:
@@ -47,15 +67,15 @@ def _page() -> Iterator[str]:
     yield "Made from the catalog by `make docs`; `groupwise explain NAME` prints one of them, and"
     yield "`groupwise explain NAME --against OTHER` what differs between two."
     yield ""
-    yield f"    {OBJECTIVE}"
-    yield ""
     yield NOTATION
     for name in CATALOG:
         row = algorithm(name)
         yield ""
         yield f"## {name}"
         yield ""
-        yield f"{row.summary} {_source(row)}"
+        yield f"{_summary(row)} Source: {row.paper}."
+        yield ""
+        yield f"    {objective(row)}"
         yield ""
         yield "| slot | part | equation |"
         yield "|---|---|---|"
@@ -66,33 +86,32 @@ def _page() -> Iterator[str]:
 
 
 def _head(row: Algorithm) -> list[str]:
-    return [f"{row.name}: {row.summary}", f"paper  {row.paper}", "", OBJECTIVE, NOTATION]
+    return [_summary(row), f"Source: {row.paper}.", "", objective(row), "", NOTATION]
 
 
 def _lines(row: Algorithm) -> list[tuple[str, str, str]]:
     """(slot, part with its values, its equation), in the order that data passes them; then what is not a part."""
-    lines = [(slot, describe(part), _equation(part)) for slot, part in row.parts.items()]
+    lines = [(slot, describe(part), part.equation) for slot, part in row.parts.items()]
     passes = (f"{row.passes}", "passes over a batch unless the recipe says otherwise")
-    bonus = (f"{row.entropy_coefficient:g}", "h, the weight of the entropy H" if row.entropy_coefficient else "no bonus")
+    bonus = (
+        f"{row.entropy_coefficient:g}",
+        "h, the weight of the entropy H" if row.entropy_coefficient else "no bonus",
+    )
     return [*lines, ("entropy", *bonus), ("passes", *passes)]
 
 
-def _equation(part: object) -> str:
-    return str(getattr(part, "equation"))  # noqa: B009  every part has one; a missing one is an error in the tests
-
-
-def _source(row: Algorithm) -> str:
-    return f"Source: {row.paper}."
+def _summary(row: Algorithm) -> str:
+    return str(CATALOG[row.name].__doc__)
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _table(lines: list[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as their longest entry; the last one is free."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
-    return ["  ".join([*(t.ljust(w) for t, w in zip(line, widths, strict=False)), line[-1]]) for line in lines]
+def _table(lines: list[tuple[str, str, str]]) -> list[str]:
+    """A part on one line, its equation under it."""
+    width = max(10, *(len(name) + 1 for name, _, _ in lines))
+    return [row for name, told, equation in lines for row in (f"{name:<{width}} {told}", f"{'':<{width}} {equation}")]
 
 
 if __name__ == "__main__":

@@ -45,6 +45,10 @@ def group_range(x: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
     return torch.where(high >= low, high - low, torch.zeros_like(low))
 
 
+#: What `whiten` adds to an equation.
+WHITENED = ";  then (A - mean A) / std A over the batch where whiten"
+
+
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
     """(x - mean) / sqrt(variance + 1e-8) over the trained tokens of all rows, 0 where masked. [N,T] -> [N,T].
 

@@ -1,1 +1,12 @@
 """The parts an algorithm is a row of: pure functions of tensors, each a frozen dataclass with one `__call__`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Part(Protocol):
+    """What every part says of itself: its equation, in plain text and in the field's own names."""
+
+    @property
+    def equation(self) -> str: ...

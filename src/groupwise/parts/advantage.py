@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from groupwise.masked import group_ids, group_range, group_sum, keep, row_sum, whiten
+from groupwise.masked import WHITENED, group_ids, group_range, group_sum, keep, row_sum, whiten
+from groupwise.parts import Part
 from groupwise.parts.gae import GAE, MonteCarlo, OneStepTD, Return, gae
 
 __all__ = [
@@ -28,7 +29,7 @@ __all__ = [
 TIE = 1e-6
 
 
-class Advantage(Protocol):
+class Advantage(Part, Protocol):
     """(reward [N,T], value [N,T] or None, mask [N,T], group [N], step_end [N,T] or None)
     -> advantage [N,T], returns [N,T]."""
 
@@ -64,6 +65,8 @@ class GroupZScore:
     tensor([[ 0.8660,  0.8660, -0.8660, -0.8660]])
     """
 
+    equation = "A_i = (R_i - mean_group R) / (std_group R + epsilon)"
+
     epsilon: float = 1e-6
     smallest_group = 2
     reads_value = False
@@ -85,6 +88,8 @@ class GroupMean:
     Source: Dr. GRPO (2503.20783); whitened, the baseline form of REINFORCE++ (2501.03262).
     """
 
+    equation = "A_i = R_i - mean_group R" + WHITENED
+
     whiten: bool = False
     smallest_group = 2
     reads_value = False
@@ -104,6 +109,8 @@ class GroupMean:
 @dataclass(frozen=True)
 class LeaveOneOut:
     """A_i = r_i - mean of the others of its group = G/(G-1) (r_i - mean of the group). Source: RLOO (2402.14740)."""
+
+    equation = "A_i = R_i - mean of the other R_j of the group"
 
     smallest_group = 2
     reads_value = False
@@ -133,6 +140,10 @@ class ProcessZScore:
     tensor([[ 1.1547,  0.5774,  0.5774],
             [-1.1547, -1.1547,  0.0000]])
     """
+
+    equation = (
+        "A_t = sum of (r_j - mean r) / (std r + epsilon) over steps j that end at t or later; r: all steps of the group"
+    )
 
     epsilon: float = 1e-6
     smallest_group = 2

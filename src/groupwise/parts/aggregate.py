@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from groupwise.parts import Part
+
 
 class Totals(NamedTuple):
     """Counts over the whole optimizer batch, all ranks: completions with a trained token, and trained tokens."""
@@ -15,7 +17,7 @@ class Totals(NamedTuple):
     tokens: int
 
 
-class Aggregate(Protocol):
+class Aggregate(Part, Protocol):
     """(mask [N,T], totals) -> weight [N,T], 0 where masked."""
 
     def __call__(self, mask: Tensor, totals: Totals) -> Tensor: ...
@@ -32,6 +34,8 @@ class SequenceMean:
     Source: DeepSeekMath (2402.03300) eq 3.
     """
 
+    equation = "w = 1 / (N |o_i|)"
+
     def __call__(self, mask: Tensor, totals: Totals) -> Tensor:
         lengths = mask.sum(-1, keepdim=True).clamp(min=1)
         return mask.double() / (lengths * max(totals.completions, 1))
@@ -47,6 +51,8 @@ class TokenMean:
     Source: DAPO (2503.14476) eq 8.
     """
 
+    equation = "w = 1 / sum_i |o_i|"
+
     def __call__(self, mask: Tensor, totals: Totals) -> Tensor:
         return mask.double() / max(totals.tokens, 1)
 
@@ -60,6 +66,8 @@ class Constant:
 
     Source: Dr. GRPO (2503.20783).
     """
+
+    equation = "w = 1 / (N limit)"
 
     limit: int
 
@@ -77,6 +85,8 @@ class Constant:
 @dataclass(frozen=True)
 class TokenSum:
     """w_it = 1: the plain sum over trained tokens."""
+
+    equation = "w = 1"
 
     def __call__(self, mask: Tensor, totals: Totals) -> Tensor:
         return mask.double()

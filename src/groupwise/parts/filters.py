@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from groupwise.parts import Part
 from groupwise.records import Group
 
 #: A completion with at least this score is right, whatever is added to its reward later.
@@ -27,7 +28,7 @@ class Verdict(NamedTuple):
     reason: Signal
 
 
-class Filter(Protocol):
+class Filter(Part, Protocol):
     """(group) -> Verdict."""
 
     @property
@@ -50,6 +51,8 @@ class KeepAll:
     mask_truncated  completions cut off at the limit neither vote nor train: DAPO's overlong filtering
     """
 
+    equation = "every group trains"
+
     mask_truncated: bool = False
     max_rounds = 1
 
@@ -66,6 +69,8 @@ class DropUniform:
     mask_truncated  completions cut off at the limit neither vote nor train: DAPO's overlong filtering
     Source: DAPO (2503.14476), section 3.2.
     """
+
+    equation = "0 < right completions < G, or a new prompt takes the group's place"
 
     max_rounds: int = 10
     mask_truncated: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from groupwise.masked import keep, row_sum, whiten
+from groupwise.masked import WHITENED, keep, row_sum, whiten
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -55,6 +55,8 @@ class GAE:
     The returns, which the critic learns, are made before the whitening. Source: PPO (1707.06347); 1506.02438.
     """
 
+    equation = "A_t = d_t + gamma lam A_(t+1),  d_t = r_t + gamma V_(t+1) - V_t" + WHITENED
+
     gamma: float = 1.0
     lam: float = 0.95
     whiten: bool = True
@@ -75,6 +77,8 @@ class GAE:
 class OneStepTD:
     """A_t = r_t + gamma V_next - V_t: GAE with lam = 0, little variance and all of the critic's error."""
 
+    equation = "A_t = r_t + gamma V_(t+1) - V_t" + WHITENED
+
     gamma: float = 1.0
     whiten: bool = True
     smallest_group = 1
@@ -93,6 +97,8 @@ class OneStepTD:
 @dataclass(frozen=True)
 class MonteCarlo:
     """A_t = sum_{k >= 0} gamma^k r_{t+k} - V_t: GAE with lam = 1, no error of the critic and all of the variance."""
+
+    equation = "A_t = sum_(k>=t) gamma^(k-t) r_k - V_t" + WHITENED
 
     gamma: float = 1.0
     whiten: bool = True
@@ -119,6 +125,8 @@ class Return:
     >>> Return(gamma=0.5)(reward, None, mask, torch.zeros(1, dtype=int), None)[0]
     tensor([[2., 2., 4.]])
     """
+
+    equation = "A_t = sum_(k>=t) gamma^(k-t) r_k" + WHITENED
 
     gamma: float = 1.0
     whiten: bool = False

@@ -12,10 +12,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from groupwise.parts import Part
 from groupwise.parts.ratio import bounded
 
 
-class Estimator(Protocol):
+class Estimator(Part, Protocol):
     """(logp_live, logp_ref, token_log_ratio), each [N,T] nats -> kl [N,T] nats."""
 
     def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor: ...
@@ -25,6 +26,8 @@ class Estimator(Protocol):
 class K1:
     """k1 = -x. value: unbiased, can be negative. gradient: 0 in expectation, so it is useless inside a loss."""
 
+    equation = "KL = -x,  x = log pi_ref - log pi_live"
+
     def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor:
         return bounded(logp_live - logp_ref)
 
@@ -32,6 +35,8 @@ class K1:
 @dataclass(frozen=True)
 class K2:
     """k2 = x^2 / 2. value: biased, never negative. gradient: the gradient of KL(live || ref), on policy."""
+
+    equation = "KL = x^2 / 2,  x = log pi_ref - log pi_live"
 
     def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor:
         return bounded(logp_live - logp_ref) ** 2 / 2
@@ -44,6 +49,8 @@ class K3:
     Source: DeepSeekMath (2402.03300) eq 4.
     """
 
+    equation = "KL = exp(x) - x - 1,  x = log pi_ref - log pi_live"
+
     def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor:
         x = bounded(logp_ref - logp_live)
         return x.exp() - x - 1
@@ -55,6 +62,8 @@ class K3Ratio:
 
     Source: DeepSeek-V3.2's unbiased estimate.
     """
+
+    equation = "KL = r_t (exp(x) - x - 1),  x = log pi_ref - log pi_live"
 
     def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor:
         return token_log_ratio.exp() * K3()(logp_live, logp_ref, token_log_ratio)
@@ -78,6 +87,14 @@ class KL:
     def __post_init__(self) -> None:
         if self.beta < 0:
             raise ValueError(f"beta = {self.beta}: must not be negative")
+
+    @property
+    def equation(self) -> str:
+        """The penalty and where it acts."""
+        if not self.beta:
+            return "no penalty"
+        acts = "" if self.place is Place.LOSS else ";  r_t = r_t - beta KL_t, with pi_old for pi_live"
+        return self.estimator.equation + acts
 
     @property
     def in_loss(self) -> bool:

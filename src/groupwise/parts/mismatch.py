@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from groupwise.masked import keep, row_sum
+from groupwise.parts import Part
 from groupwise.parts.ratio import bounded
 
 
-class Mismatch(Protocol):
+class Mismatch(Part, Protocol):
     """(logp_old [N,T], logp_engine [N,T], mask [N,T]) -> correction [N,T], no gradient, 1 where masked."""
 
     @property
@@ -36,6 +37,8 @@ class Mismatch(Protocol):
 class NoMismatch:
     """correction = 1: the sampler is taken at the learner's word."""
 
+    equation = "c = 1"
+
     reads_engine = False
     varies = False
 
@@ -51,6 +54,8 @@ class TIS:
     >>> TIS(cap=2.0)(old, engine, torch.tensor([[True, True]]))
     tensor([[2.0000, 1.5000]])
     """
+
+    equation = "c = min(k, cap),  k_t = pi_old(t) / pi_engine(t)"
 
     cap: float = 2.0
     reads_engine = True
@@ -76,6 +81,8 @@ class MIS:
     tensor([[0.0000, 1.5000]])
     """
 
+    equation = "c = k where floor <= k <= cap, else 0;  k_t = pi_old(t) / pi_engine(t)"
+
     cap: float = 2.0
     floor: float = 0.0
     reads_engine = True
@@ -94,6 +101,8 @@ class SequenceMIS:
 
     One number a completion, so it goes with every ratio. Source: masked importance sampling, Liu & Li 2025.
     """
+
+    equation = "c = k_i where floor <= k_i <= cap, else 0;  k_i = prod_t pi_old(t) / pi_engine(t)"
 
     cap: float = 2.0
     floor: float = 0.0
@@ -114,6 +123,8 @@ class IcePop:
 
     Source: IcePop, Ring-1T report, eq 1 to 3.
     """
+
+    equation = "c = k where floor <= k <= cap, else 0;  k_t = pi_old(t) / pi_engine(t)"
 
     floor: float = 0.5
     cap: float = 5.0

@@ -8,12 +8,13 @@ from typing import Protocol
 from torch import Tensor
 
 from groupwise.masked import keep, row_mean, row_sum
+from groupwise.parts import Part
 
 #: Beyond this a log-ratio is clamped and has no gradient: exp(60) is still finite in float32.
 LOG_RATIO_LIMIT = 60.0
 
 
-class Ratio(Protocol):
+class Ratio(Part, Protocol):
     """(logp_live [N,T], logp_old [N,T], mask [N,T]) -> log_ratio [N,T]; sequence ratios are broadcast."""
 
     @property
@@ -33,6 +34,8 @@ class TokenRatio:
     tensor([[0.5000, 0.0000]])
     """
 
+    equation = "log r_t = log pi_live(t) - log pi_old(t)"
+
     per_completion = False
 
     def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
@@ -51,6 +54,8 @@ class SequenceRatio:
     tensor([[0.2500, 0.2500]])
     """
 
+    equation = "log s_i = mean_t log r_t"
+
     per_completion = True
 
     def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
@@ -64,6 +69,8 @@ class SequenceTokenRatio:
     Equal to the sequence ratio in value, clipping and gradient where a completion has one advantage; it takes
     advantages and corrections per token where that one does not. Source: GSPO (2507.18071) eq 14.
     """
+
+    equation = "log s_t = sg[mean_t log r_t] + log pi_live(t) - sg[log pi_live(t)]"
 
     per_completion = False
 
@@ -84,6 +91,8 @@ class SequenceSum:
     >>> SequenceSum()(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -2.5]]), torch.tensor([[True, True]]))
     tensor([[1., 1.]])
     """
+
+    equation = "log r_i = sum_t log r_t"
 
     per_completion = True
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from groupwise.masked import keep
+from groupwise.parts import Part
 from groupwise.parts.kl import KL
 from groupwise.records import Batch
 
 
-class Shaping(Protocol):
+class Shaping(Part, Protocol):
     """(batch) -> reward [N,T]."""
 
     @property
@@ -35,6 +36,8 @@ class Outcome:
     A per-token KL term can be subtracted from it, see `subtract_kl`.
     Source: DAPO (2503.14476) eq 7 and eq 13 (20,480 tokens with a cache of 4,096: a share of 0.2).
     """
+
+    equation = "R_i = scale score_i + offset + overlong(|o_i|), at the last token; plus step_scale score of each step"
 
     scale: float = 1.0
     offset: float = 0.0
@@ -67,6 +70,8 @@ class Steps:
 
     Raises ValueError where the batch has no step ends. Source: DeepSeekMath (2402.03300), section 4.1.3.
     """
+
+    equation = "r_t = scale score of the step that ends at t, 0 elsewhere"
 
     scale: float = 1.0
     reads_steps = True

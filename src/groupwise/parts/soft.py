@@ -24,6 +24,8 @@ class SoftGate:
     Surrogate(value=tensor([[2.0000, 3.5232]]), share=tensor([[1.0000, 0.4200]]))
     """
 
+    equation = "S = (4 / tau) sigmoid(tau (r - 1)) A,  tau = tau_positive where A > 0, else tau_negative"
+
     tau_positive: float = 1.0
     tau_negative: float = 1.05
     per_completion = False
@@ -52,6 +54,8 @@ class Cispo:
     >>> Cispo(cap=5.0)(torch.tensor([[1.0, 10.0]]).log(), one, -one, one.bool())
     Surrogate(value=tensor([[-1., -5.]]), share=tensor([[1.0000, 0.5000]]))
     """
+
+    equation = "S = sg[min(r, cap)] A log pi_live,  cap an absolute ratio, or 1 + epsilon_high"
 
     cap: float = 5.0
     epsilon_high: float = 0.0

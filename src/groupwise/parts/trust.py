@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise.masked import keep, row_mean
+from groupwise.parts import Part
 from groupwise.parts.ratio import bounded
 
 
@@ -19,7 +20,7 @@ class Surrogate(NamedTuple):
     share: Tensor
 
 
-class Trust(Protocol):
+class Trust(Part, Protocol):
     """(log_ratio [N,T], advantage [N,T], logp_live [N,T], mask [N,T]) -> Surrogate."""
 
     @property
@@ -33,6 +34,8 @@ class Trust(Protocol):
 @dataclass(frozen=True)
 class NoTrust:
     """value = r A: no trust region; every token passes whole."""
+
+    equation = "S = r A"
 
     per_completion = False
 
@@ -68,6 +71,12 @@ class Clip:
         if self.dual_clip != 0 and self.dual_clip <= 1:
             raise ValueError(f"dual_clip = {self.dual_clip}: must be above 1, or 0 to turn it off")
 
+    @property
+    def equation(self) -> str:
+        """The clip, and the second one where it is on."""
+        lower = ", at least dual_clip A where A < 0" if self.dual_clip else ""
+        return f"S = min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A){lower}"
+
     def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
         ratio, advantage = _ratio(log_ratio, mask), keep(advantage, mask)
         value = torch.minimum(ratio * advantage, ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high) * advantage)
@@ -92,6 +101,10 @@ class Geometric:
     >>> Geometric(0.4, 0.4)(log_ratio, one, one, one.bool())
     Surrogate(value=tensor([[1.3499, 1.3499]]), share=tensor([[1., 0.]]))
     """
+
+    equation = (
+        "S = exp(mean_t m_t) A,  m_t = sgn(A) min(sgn(A) log r_t, sgn(A) clip(log r_t, -epsilon_low, epsilon_high))"
+    )
 
     epsilon_low: float = 0.4
     epsilon_high: float = 0.4
