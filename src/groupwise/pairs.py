@@ -116,10 +116,9 @@ def sample_pairs(
 def ranked(group: Group) -> list[Comparison]:
     """The group's best completion with its worst, the next best with the next worst, ... while their scores differ."""
     scored = sorted((c for c in group.completions if not math.isnan(c.score)), key=lambda c: c.score, reverse=True)
-    ends = zip(scored[: len(scored) // 2], reversed(scored), strict=False)
     return [
         Comparison(group.prompt.tokens, best.tokens, worst.tokens, right=True)
-        for best, worst in ends
+        for best, worst in zip(scored, reversed(scored), strict=True)
         if best.score > worst.score
     ]
 

@@ -65,7 +65,9 @@ def trained(policy: Policy, noise: float, seed: int = 0, count: int = 600) -> tu
 
 
 def write(path: Path, *rows: Any) -> Path:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+    )
     return path
 
 
