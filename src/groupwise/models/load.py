@@ -54,12 +54,14 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
         raise UsageError(f"model = {str(folder)!r}: there is no such folder")
     if not (folder / "config.json").is_file():
         raise UsageError(f"model = {str(folder)!r}: no config.json; expected a Hugging Face model folder")
-    tokenizer = _load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     try:
         with quiet():
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"model = {str(folder)!r}: does not load as a causal language model: {_line(error)}") from None
+        raise UsageError(
+            f"model = {str(folder)!r}: does not load as a causal language model: {error_line(error)}"
+        ) from None
     embeddings = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > embeddings:
         raise UsageError(
@@ -111,14 +113,16 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _load_tokenizer(folder: Path):
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer saved in `folder`. Raises UsageError, naming the folder, where it is missing or does not load."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         raise UsageError(f"model = {str(folder)!r}: no tokenizer (tokenizer.json) in it; save the tokenizer there too")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"model = {str(folder)!r}: its tokenizer does not load: {_line(error)}") from None
+        raise UsageError(f"model = {str(folder)!r}: its tokenizer does not load: {error_line(error)}") from None
 
 
-def _line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
+    """A library's message as one line of bounded length."""
     return " ".join(str(error).split())[:300]

@@ -1,0 +1,154 @@
+"""A reward model: a policy's backbone under a head of one number, read at the last token of prompt and completion."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification
+
+from groupwise.collate import microbatches
+from groupwise.errors import UsageError
+from groupwise.models.heads import hidden
+from groupwise.models.load import Policy, error_line, load_tokenizer, save_policy
+from groupwise.models.quiet import quiet
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RewardModel:
+    """score(prompt, completion) = head(hidden state of the last token), in reward units. Rows are padded on the right.
+
+    model             a transformers sequence classifier with one label: `base_model` and a linear `score`
+    tokenizer         the policy's, saved beside the weights
+    tokens_per_batch  padded tokens of one forward; bounds memory
+
+    Only differences between completions of one prompt mean anything: preferences leave the constant free.
+    """
+
+    model: Any
+    tokenizer: Any
+    tokens_per_batch: int = 16384
+
+    def scores(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[float]:
+        """One score a row, in the order given; no gradient. The same call gives the same bits.
+
+        Raises ValueError where the two are not of one length, a row is empty or does not fit the model's positions.
+        """
+        rows = [(*prompt, *completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        check_rows(rows, self.positions)
+        out = torch.zeros(len(rows))
+        with torch.inference_mode():
+            for part in microbatches(torch.tensor([len(row) for row in rows]), self.tokens_per_batch):
+                out[part] = self.forward([rows[i] for i in part.tolist()]).cpu().float()
+        return out.tolist()
+
+    def forward(self, rows: Sequence[Tokens]) -> Tensor:
+        """Whole rows of ids, prompt and completion -> [N] scores, differentiable in the weights."""
+        length = torch.tensor([len(row) for row in rows])
+        tokens = torch.zeros(len(rows), int(length.max()), dtype=torch.long)  # any id will do: nothing looks at padding
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)] = torch.tensor(row)
+        return last_scores(self.model, tokens.to(self.device), length.to(self.device))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def positions(self) -> int:
+        """The longest prompt and completion together that the model takes, tokens."""
+        return int(getattr(self.model.config, "max_position_embeddings", 0)) or 1 << 30
+
+    def save(self, folder: Path) -> None:
+        """A Hugging Face folder that `AutoModelForSequenceClassification.from_pretrained` loads, tokenizer included."""
+        save_policy(self.model, self.tokenizer, folder)
+
+
+def reward_model_of(policy: Policy) -> RewardModel:
+    """A new reward model: a copy of the policy's backbone, the policy itself untouched, and a head of zeros.
+
+    With a head of zeros every completion scores 0 at first, whatever the seed. Raises UsageError where transformers has
+    no such classifier for the policy's kind of model.
+    """
+    config = copy.deepcopy(policy.model.config)
+    config.num_labels = 1
+    config.get_text_config().pad_token_id = _classifier_pad(policy)
+    kind = type(policy.model).__name__
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced below
+            model: Any = AutoModelForSequenceClassification.from_config(config)
+        model.base_model.load_state_dict(policy.model.base_model.state_dict())
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise UsageError(f"{kind}: no reward model can be made from it: {error_line(error)}") from None
+    parameter = next(policy.model.parameters())
+    model.eval().to(parameter.device, parameter.dtype)
+    _check_head(model)
+    for weight in model.score.parameters():
+        torch.nn.init.zeros_(weight)
+    return RewardModel(model, policy.tokenizer)
+
+
+def load_reward_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> RewardModel:
+    """The reward model saved in `folder`. Raises UsageError, naming the folder, where there is none."""
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"reward model {str(folder)!r}: no config.json; expected a Hugging Face model folder")
+    tokenizer = load_tokenizer(folder)
+    try:
+        with quiet():
+            model: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"reward model {str(folder)!r}: does not load as a classifier: {error_line(error)}") from None
+    if model.config.num_labels != 1:
+        raise UsageError(f"reward model {str(folder)!r}: {model.config.num_labels} labels; a reward model has one")
+    for parameter in model.parameters():
+        # Weights mapped from a file lie at odd addresses, where sums round differently from those that were saved.
+        parameter.data = parameter.data.clone()
+    model.eval().to(device)
+    _check_head(model)
+    return RewardModel(model, tokenizer)
+
+
+def last_scores(model: Any, tokens: Tensor, length: Tensor) -> Tensor:
+    """[N,T] ids padded on the right, [N] lengths -> [N] scores, each read at column length - 1; float32 at least.
+
+    transformers takes the last id that is not the pad id, which is another one where answers end in the pad id.
+    """
+    states = hidden(model.base_model, tokens)
+    last = states[torch.arange(len(tokens), device=tokens.device), length - 1]
+    scores = model.score(last)[:, 0]
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def check_rows(rows: Sequence[Tokens], positions: int) -> None:
+    """Raises ValueError, naming the row, where one is empty or longer than the model's positions."""
+    for number, row in enumerate(rows):
+        if not 0 < len(row) <= positions:
+            raise ValueError(f"row {number} has {len(row)} tokens; the reward model takes from 1 to {positions}")
+
+
+def _classifier_pad(policy: Policy) -> int | None:
+    """The pad id for transformers' own forward; None, one row at a time, where an answer may end in that id."""
+    pad = policy.tokenizer.pad_token_id
+    return None if pad is None or pad in policy.eos else int(pad)
+
+
+def _check_head(model: Any) -> None:
+    """Refuse a classifier whose logits are not its score layer on the last hidden state."""
+    kind = type(model).__name__
+    if not isinstance(getattr(model, "score", None), torch.nn.Linear):
+        raise UsageError(f"{kind} has no linear layer `score` on its hidden states; groupwise cannot use it")
+    vocabulary, pad = model.config.get_text_config().vocab_size, model.config.get_text_config().pad_token_id
+    ids = torch.tensor([[i for i in range(min(5, vocabulary)) if i != pad]], device=next(model.parameters()).device)
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits[:, 0]
+        apart = last_scores(model, ids, torch.tensor([ids.shape[1]], device=ids.device))
+    if not torch.allclose(apart.float(), whole.float(), rtol=1e-3, atol=1e-3):
+        raise UsageError(f"{kind} does not score by `score` of the last hidden state; groupwise cannot use it")
