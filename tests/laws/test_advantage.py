@@ -148,6 +148,15 @@ def test_a_reward_that_is_nan_takes_its_completion_out_and_no_other(part, batch)
         assert torch.equal(found, expected)
 
 
+@EACH
+def test_rewards_may_be_whole_numbers(part, batch):
+    rewards, ends = steps_of(batch)
+    whole = (2 * rewards).long()
+    plain = part(whole.float(), None, batch.mask, batch.group, ends)
+    for found, expected in zip(part(whole, None, batch.mask, batch.group, ends), plain, strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_whitened_group_mean_is_of_trained_tokens_and_keeps_a_tied_group_at_zero():
     """The token mean of the advantages is not 0, and yet the tied group 1 and the lone completion 2 must not move."""
     lengths, totals, group = [3, 1, 1, 2, 1], [1.0, 0.0, 0.5, 0.5, 9.0], [0, 0, 1, 1, 2]
