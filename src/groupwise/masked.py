@@ -11,6 +11,11 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
+def real(x: Tensor) -> Tensor:
+    """x as it is, or in the default floating-point type where it holds whole numbers, as rewards of 0 and 1 do."""
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
 def row_sum(x: Tensor, mask: Tensor) -> Tensor:
     """[N,T], [N,T] bool -> [N]: sum over the trained tokens of each row."""
     return keep(x, mask).sum(-1)

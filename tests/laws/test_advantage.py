@@ -148,17 +148,26 @@ def test_a_reward_that_is_nan_takes_its_completion_out_and_no_other(part, batch)
         assert torch.equal(found, expected)
 
 
+@EACH
+def test_rewards_may_be_whole_numbers(part, batch):
+    rewards, ends = steps_of(batch)
+    whole = (2 * rewards).long()
+    plain = part(whole.float(), None, batch.mask, batch.group, ends)
+    for found, expected in zip(part(whole, None, batch.mask, batch.group, ends), plain, strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_whitened_group_mean_is_of_trained_tokens_and_keeps_a_tied_group_at_zero():
-    """Lengths 3, 1, 1, 2: the token mean of the advantages is not 0, and yet the tied group 1 must not move."""
-    lengths, totals, group = [3, 1, 1, 2], [1.0, 0.0, 0.5, 0.5], [0, 0, 1, 1]
+    """The token mean of the advantages is not 0, and yet the tied group 1 and the lone completion 2 must not move."""
+    lengths, totals, group = [3, 1, 1, 2, 1], [1.0, 0.0, 0.5, 0.5, 9.0], [0, 0, 1, 1, 2]
     mask = torch.arange(3) < torch.tensor(lengths)[:, None]
-    reward = torch.zeros(4, 3, dtype=torch.float64)
+    reward = torch.zeros(5, 3, dtype=torch.float64)
     reward[:, 0] = torch.tensor(totals)
     advantage, returns = GroupMean(whiten=True)(reward, None, mask, torch.tensor(group), None)
-    tokens = [0.5] * 3 + [-0.5] + [0.0] * 3
-    mean = sum(tokens) / 7
-    scale = math.sqrt(sum((a - mean) ** 2 for a in tokens) / 6 + 1e-8)
-    per_row = torch.tensor([(0.5 - mean) / scale, (-0.5 - mean) / scale, 0, 0], dtype=torch.float64)
+    tokens = [0.5] * 3 + [-0.5] + [0.0] * 4
+    mean = sum(tokens) / 8
+    scale = math.sqrt(sum((a - mean) ** 2 for a in tokens) / 7 + 1e-8)
+    per_row = torch.tensor([(0.5 - mean) / scale, (-0.5 - mean) / scale, 0, 0, 0], dtype=torch.float64)
     torch.testing.assert_close(advantage, torch.where(mask, per_row[:, None], 0.0), rtol=0, atol=1e-12)
     assert (advantage[2:] == 0).all()
     assert torch.equal(returns, GroupMean()(reward, None, mask, torch.tensor(group), None)[1])

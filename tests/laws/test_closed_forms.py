@@ -139,6 +139,20 @@ def test_the_fully_masked_row_has_no_part_in_it(name):
     assert (found[0][1][~rows] == 0).all()
 
 
+@pytest.mark.parametrize("step", [-70.0, 70.0])
+@pytest.mark.parametrize("name", ["ppo", "reinforce", "rloo", "gspo", "gspo-token", "sapo"])
+def test_beyond_sixty_a_log_ratio_is_held_and_passes_no_gradient(name, step):
+    """The completion that left is held at 60 and still; the one beside it, at log-ratio 0, keeps its gradient."""
+    mask, old = torch.ones(2, 1, dtype=torch.bool), torch.full((2, 1), -1.0, dtype=torch.float64)
+    live = (old + torch.tensor([[step], [0.0]])).requires_grad_(True)
+    for a in (-1.0, 1.0):
+        out = groupwise.algorithm(name).loss(live, old, torch.full((2,), a, dtype=torch.float64), mask)
+        gradient = torch.autograd.grad(out.value, live)[0]
+        assert out.value.isfinite()
+        assert out.log_ratio.tolist() == [[math.copysign(60.0, step)], [0.0]]
+        assert gradient.tolist() == [[0.0], [-a / 2]]
+
+
 MISMATCH = {"tis": cf.tis, "mis": cf.mis, "sequence-mis": cf.sequence_mis, "icepop": cf.icepop}
 
 

@@ -128,6 +128,14 @@ def test_a_reward_that_is_nan_takes_its_completion_out_and_no_other(part, batch)
         assert torch.equal(found, expected)
 
 
+@EACH
+def test_rewards_and_values_may_be_whole_numbers(part, batch):
+    whole = [(2 * x).long() for x in columns(batch)]
+    plain = part(whole[0].float(), whole[1].float(), batch.mask, batch.group, None)
+    for found, expected in zip(part(*whole, batch.mask, batch.group, None), plain, strict=True):
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(("raw", "white"), list(zip(RAW, WHITE, strict=True)), ids=repr)
 def test_whitening_is_of_the_trained_tokens_and_leaves_the_returns(raw, white, batch):
     rewards, values = columns(batch)

@@ -101,7 +101,8 @@ def test_step_scores_are_added_to_the_outcome_where_there_are_any():
     batch = collate(stepped(), pad=0)
     spoilt = Batch(**{**vars(batch), "step_score": torch.where(batch.need("step_end"), batch.step_score, torch.nan)})
     assert Outcome(step_scale=3.0)(spoilt)[0].tolist() == [0, 0, 0, 0, 0, 0, 1 + 1.5]
-    assert torch.equal(Outcome()(batch), Outcome()(Batch(**{**vars(batch), "step_score": None, "step_end": None})))
+    unread = Batch(**{**vars(batch), "step_score": torch.full_like(batch.need("step_score"), math.nan)})
+    assert Outcome()(unread)[0].tolist() == [0, 0, 0, 0, 0, 0, 1]
     assert torch.equal(Outcome(step_scale=3.0)(collate(groups(), pad=0)), Outcome()(collate(groups(), pad=0)))
     assert (Outcome().reads_steps, Outcome(step_scale=3.0).reads_steps) == (False, True)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from groupwise.masked import WHITENED, group_ids, group_range, group_sum, keep, row_sum, whiten
+from groupwise.masked import WHITENED, group_ids, group_range, group_sum, keep, real, row_sum, whiten
 from groupwise.parts import Part
 from groupwise.parts.gae import GAE, MonteCarlo, OneStepTD, Return, gae
 
@@ -160,7 +160,7 @@ class ProcessZScore:
         ends = ends & numbers
         dense, groups = group_ids(group)
         owner = dense[:, None].expand_as(ends)[ends]
-        steps = keep(reward, ends)
+        steps = keep(real(reward), ends)
         scaled = torch.zeros_like(steps)
         scaled[ends] = _z_score(steps[ends], torch.ones_like(owner, dtype=torch.bool), owner, groups, self.epsilon)
         return keep(_to_go(scaled), mask & numbers), keep(_to_go(steps), mask & numbers)
@@ -168,7 +168,7 @@ class ProcessZScore:
 
 def outcome(reward: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """[N,T], [N,T] -> the completion's reward [N] (0 where it does not vote) and who votes [N] bool."""
-    total = row_sum(reward, mask)
+    total = row_sum(real(reward), mask)
     vote = mask.any(-1) & ~total.isnan()
     return keep(total, vote), vote
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from groupwise.masked import WHITENED, keep, row_sum, whiten
+from groupwise.masked import WHITENED, keep, real, row_sum, whiten
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -37,7 +37,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     if not rewards.shape == values.shape == mask.shape:
         told = ", ".join(str(tuple(x.shape)) for x in (rewards, values, mask))
         raise ValueError(f"rewards, values and mask must be of one shape [N,T], not {told}")
-    rewards, values = keep(rewards, mask), keep(values, mask)
+    rewards, values = real(rewards), real(values)
     advantages = torch.zeros_like(rewards + values)
     ahead, value_ahead = torch.zeros_like(advantages.sum(-1)), torch.zeros_like(values.sum(-1))
     for t in reversed(range(mask.shape[1])):
