@@ -60,6 +60,11 @@ class Algorithm:
         return self.kl.beta > 0
 
     @property
+    def needs_old(self) -> bool:
+        """Whether logp_old is read before the loss, so that even a single update needs it."""
+        return self.kl.in_reward
+
+    @property
     def parts(self) -> dict[str, object]:
         """The row, slot by slot, in the order data passes them."""
         slots = ("shaping", "filter", "advantage", "ratio", "trust", "kl", "aggregate")
