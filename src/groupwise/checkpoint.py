@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from groupwise.records import Completion, Group, Kept, Prompt, Sample
 from groupwise.rollout import StreamState
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
+CRITIC, CRITIC_OPTIMIZER = "critic.safetensors", "critic-optimizer.safetensors"
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -96,22 +97,40 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
-def write_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def write_parameters(folder: Path, model: nn.Module, name: str) -> None:
+    """Every parameter of a model, by its name."""
+    save_file({k: p.detach().cpu().contiguous() for k, p in model.named_parameters()}, folder / name)
+
+
+def read_parameters(folder: Path, model: nn.Module, name: str) -> None:
+    """The parameters as they were saved, bit for bit."""
+    put_parameters(model, load_file(folder / name))
+
+
+def put_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Every parameter of the model overwritten by the tensor of its name."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+
+
+def write_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:
     """Every optimizer tensor, as `<parameter>/<entry>`."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    for key, parameter in model.named_parameters():
         for entry, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}/{entry}"] = value.detach().cpu().contiguous()
-    save_file(tensors, folder / OPTIMIZER)
+            tensors[f"{key}/{entry}"] = value.detach().cpu().contiguous()
+    save_file(tensors, folder / name)
 
 
-def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:
     """The optimizer as it was saved, bit for bit."""
     parameters = dict(model.named_parameters())
-    for key, value in load_file(folder / OPTIMIZER).items():
-        name, entry = key.rsplit("/", 1)
-        parameter = parameters[name]
-        optimizer.state[parameter][entry] = value if entry == "step" else value.to(parameter.device)
+    for key, value in load_file(folder / name).items():
+        owner, entry = key.rsplit("/", 1)
+        parameter = parameters[owner]
+        # The fused AdamW counts its steps on the parameter's device, too.
+        optimizer.state[parameter][entry] = value.to(parameter.device)
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:

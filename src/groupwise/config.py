@@ -1,12 +1,10 @@
-"""From a recipe to a run: everything is checked first, then told as a plan, then built."""
+"""From a recipe to a plan: every key is read and every part made, before anything heavy is loaded."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +13,17 @@ from pydantic import BaseModel
 
 from groupwise.algo import Algorithm
 from groupwise.catalog import algorithm, describe, settings
-from groupwise.checks import Probe
-from groupwise.engines.base import Engine, Request, Sampling
-from groupwise.engines.local import LocalEngine
+from groupwise.critic import CriticSettings
+from groupwise.engines.base import Sampling
 from groupwise.errors import UsageError
-from groupwise.journal import Journal
-from groupwise.learner import Learner, LearnerSettings, Schedule
-from groupwise.loop import Run
-from groupwise.models.load import Policy, digest
-from groupwise.models.logprobs import CHUNK_ELEMENTS
-from groupwise.recipe import Recipe
-from groupwise.rollout import Evaluation, Prompts, Rollout, evaluate
-from groupwise.seeds import derive
-from groupwise.start import check_model, starting_policy
-from groupwise.state import save_run
+from groupwise.learner import LearnerSettings, Schedule
+from groupwise.models.value import POLICY_START
+from groupwise.parts.aggregate import Constant
+from groupwise.recipe import CriticSection, Recipe
+from groupwise.start import check_model
 from groupwise.supervised import WarmStart
 from groupwise.tasks import task
 from groupwise.tasks.base import Task
-from groupwise.view import View
-
-#: How many completions the probe after a weight load asks for, and how long they may be.
-PROBE_SAMPLES, PROBE_TOKENS = 4, 8
 
 
 class Reading:
@@ -93,6 +81,7 @@ class Blueprint:
     evaluation_every: int
     max_rows: int
     learner: LearnerSettings
+    critic: CriticSettings | None
     checkpoint_every: int
     checkpoint_keep: int
 
@@ -101,8 +90,13 @@ class Blueprint:
         return self.runs / self.name
 
     @property
+    def updates_per_step(self) -> int:
+        return self.updates_per_batch * self.passes_per_batch
+
+    @property
     def total_updates(self) -> int:
-        return self.steps * self.updates_per_batch * self.passes_per_batch
+        """The policy's: it waits while the critic learns alone."""
+        return (self.steps - (self.critic.warmup_steps if self.critic else 0)) * self.updates_per_step
 
     def plan(self) -> str:
         """What the run will do, before it does it."""
@@ -114,6 +108,7 @@ class Blueprint:
             f"task         {self.task}",
             f"algorithm    {a.name} ({a.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in a.parts.items()),
+            *([f"critic       {_describe_critic(self.critic)}"] if self.critic else []),
             f"step         {self.prompts_per_step} prompts x {self.samples_per_prompt} samples = {rows} completions of "
             f"at most {self.sampling.max_new_tokens} tokens",
             f"             {self.passes_per_batch} pass(es) of {self.updates_per_batch} update(s)",
@@ -146,6 +141,7 @@ def resolve(recipe: Recipe) -> Blueprint:
         evaluation_every=r.evaluation.every,
         max_rows=_engine(r.engine),
         learner=_learner(r.learner),
+        critic=_critic(r) if row.advantage.reads_value else None,
         checkpoint_every=r.checkpoint.every,
         checkpoint_keep=r.checkpoint.keep,
     )
@@ -163,87 +159,8 @@ def resolved_recipe(plan: Blueprint) -> Recipe:
             "passes_per_batch": plan.passes_per_batch,
             "task": {k: list(v) if isinstance(v, tuple) else v for k, v in told.items()},
             "algorithm": {"name": plan.algorithm.name, **settings(plan.algorithm)},
+            "critic": (plan.recipe.critic or CriticSection()) if plan.critic else None,  # type: ignore[call-arg]
         }
-    )
-
-
-def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[], bool]) -> Run:
-    """Load or make the policy and put the run together, at step 0."""
-    policy = starting_policy(
-        plan.model,
-        plan.task,
-        plan.warm,
-        plan.seed,
-        plan.runs / ".cache",
-        plan.device,
-        view.warm_start,
-    )
-    _demand_room(plan, policy)
-    reference = copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
-    start = digest(policy.model)
-    journal.log(f"starting policy {start}")
-    view.note(memory_estimate(plan, policy))
-    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
-    learner = Learner(policy.model, reference, plan.learner, plan.sampling.temperature, plan.total_updates)
-    prompts = Prompts(plan.task.samples("train"), policy.encode, plan.seed)
-    rollout = Rollout(
-        engine, plan.task, prompts, policy.decode, plan.sampling, plan.samples_per_prompt, plan.algorithm.filter
-    )
-    return Run(
-        folder=plan.folder,
-        **{k: getattr(plan, k) for k in ("seed", "steps", "prompts_per_step", "updates_per_batch", "passes_per_batch")},
-        evaluate_every=plan.evaluation_every,
-        checkpoint_every=plan.checkpoint_every,
-        pad=policy.pad,
-        start=start,
-        bf16=plan.learner.bf16,
-        algorithm=plan.algorithm,
-        rollout=rollout,
-        engine=engine,
-        learner=learner,
-        probe=make_probe(plan, engine, learner, prompts, policy.pad),
-        evaluate=partial(_evaluate, plan, engine, policy),
-        save=partial(save_run, policy, plan.checkpoint_keep),
-        journal=journal,
-        view=view,
-        stop_asked=stop_asked,
-    )
-
-
-def memory_estimate(plan: Blueprint, policy: Policy) -> str:
-    """What the run will hold at its largest, as far as the shapes say."""
-    shape = policy.model.config.get_text_config()
-    weights = sum(p.numel() for p in policy.model.parameters()) * 4
-    # Weights, gradient, two moments of AdamW, the engine's copy; the reference.
-    copies = 6 if plan.algorithm.needs_reference else 5
-    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    rows = min(plan.max_rows, plan.prompts_per_step * plan.samples_per_prompt)
-    cache = (
-        2
-        * shape.num_hidden_layers
-        * heads
-        * size
-        * rows
-        * (_longest_prompt(plan, policy) + plan.sampling.max_new_tokens)
-        * 4
-    )
-    logits = 4 * 4 * min(CHUNK_ELEMENTS, plan.learner.tokens_per_microbatch * shape.vocab_size)
-    parts = {"weights and optimizer": weights * copies, "engine cache": cache, "logits": logits}
-    return "memory       about " + ", ".join(f"{size / 2**20:,.0f} MiB {name}" for name, size in parts.items())
-
-
-def make_probe(plan: Blueprint, engine: Engine, learner: Learner, prompts: Prompts, pad: int) -> Probe:
-    """The fixed question that engine and learner are both asked after each weight load."""
-    prompt = prompts.draw(0)
-    request = Request(prompt.tokens, PROBE_SAMPLES, derive(plan.seed, "probe"), PROBE_TOKENS)
-    return Probe(engine, partial(learner.completion_logprobs, prompt, pad), request, plan.sampling, plan.learner.bf16)
-
-
-def _evaluate(plan: Blueprint, engine: Engine, policy: Policy) -> Evaluation:
-    problems = plan.task.samples("heldout")[: plan.evaluation_problems]
-    return evaluate(
-        engine, plan.task, problems, policy.encode, policy.decode, plan.evaluation_samples, plan.evaluation, plan.seed
     )
 
 
@@ -263,24 +180,19 @@ def _demand_possible(plan: Blueprint) -> None:
             "into more minibatches than that"
         )
     check_model(plan.model)
+    if plan.critic is not None:
+        _demand_critic(plan.critic, plan.steps)
     held = len(plan.task.samples("heldout"))
     if held < plan.evaluation_problems:
         raise UsageError(f"evaluation.problems = {plan.evaluation_problems}: the task holds out only {held}")
 
 
-def _longest_prompt(plan: Blueprint, policy: Policy) -> int:
-    """Tokens of the longest prompt, looked for among those with the longest texts."""
-    samples = [s for split in ("train", "heldout") for s in plan.task.samples(split)]
-    return max(len(policy.encode(s.prompt)) for s in sorted(samples, key=lambda s: len(s.prompt))[-32:])
-
-
-def _demand_room(plan: Blueprint, policy: Policy) -> None:
-    """The longest prompt and a whole completion must fit the model's positions."""
-    longest = _longest_prompt(plan, policy)
-    if longest + plan.sampling.max_new_tokens > policy.positions:
+def _demand_critic(critic: CriticSettings, steps: int) -> None:
+    if critic.start != POLICY_START and not Path(critic.start).is_dir():
+        raise UsageError(f"critic.start = {critic.start!r}: there is no such folder; or {POLICY_START!r}")
+    if critic.warmup_steps >= steps:
         raise UsageError(
-            f"sampling.max_new_tokens = {plan.sampling.max_new_tokens}: with a prompt of {longest} tokens that is "
-            f"beyond the model's {policy.positions} positions; at most {policy.positions - longest}"
+            f"critic.warmup_steps = {critic.warmup_steps}: the policy would wait through all {steps} steps"
         )
 
 
@@ -291,9 +203,11 @@ def _algorithm(chosen: dict[str, Any], limit: int) -> Algorithm:
         raise UsageError('algorithm.name is missing; such as name = "grpo" under [algorithm]')
     shaping = chosen.get("shaping", {})
     chosen["shaping"] = {"limit": limit, **shaping} if isinstance(shaping, dict) else shaping
-    aggregate = chosen.get("aggregate")
-    if isinstance(aggregate, dict) and aggregate.get("kind") == "constant":
-        chosen["aggregate"] = {"limit": limit, **aggregate}
+    aggregate = chosen.get("aggregate", {})
+    if isinstance(aggregate, dict):
+        own = isinstance(algorithm(name).aggregate, Constant)
+        if aggregate.get("kind", "constant" if own else None) == "constant":
+            chosen["aggregate"] = {"limit": limit, **aggregate}
     return algorithm(name, chosen)
 
 
@@ -322,12 +236,25 @@ def _engine(section: Any) -> int:
 
 
 def _learner(section: Any) -> LearnerSettings:
-    same = [f.name for f in dataclasses.fields(LearnerSettings) if f.name not in ("schedule", "bf16")]
-    return LearnerSettings(
-        **{name: getattr(section, name) for name in same},
-        schedule=Schedule(section.schedule),
-        bf16=section.precision == "bf16",
-    )
+    return LearnerSettings(**_optimizer(section, LearnerSettings), bf16=section.precision == "bf16")
+
+
+def _critic(recipe: Any) -> CriticSettings:
+    """The critic computes in the learner's precision."""
+    section = recipe.critic or CriticSection()  # type: ignore[call-arg]
+    return CriticSettings(**_optimizer(section, CriticSettings), bf16=recipe.learner.precision == "bf16")
+
+
+def _describe_critic(critic: CriticSettings) -> str:
+    start = "from the policy" if critic.start == POLICY_START else f"from {critic.start}"
+    alone = f", {critic.warmup_steps} step(s) before the policy's first" if critic.warmup_steps else ""
+    return f"{start}, learning rate {critic.learning_rate:g}, clip {critic.clip:g}{alone}"
+
+
+def _optimizer(section: Any, kind: type) -> dict[str, Any]:
+    """The section's keys as the settings want them, but for the precision."""
+    same = [f.name for f in dataclasses.fields(kind) if f.name not in ("schedule", "bf16")]
+    return {**{name: getattr(section, name) for name in same}, "schedule": Schedule(section.schedule)}
 
 
 def _fields(section: Any, kind: type) -> dict[str, Any]:

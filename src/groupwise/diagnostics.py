@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from groupwise.metrics import Max, Mean, Sum, Value, mean_over
+from groupwise.metrics import Last, Max, Mean, Sum, Value, mean_over
+from groupwise.parts.critic import explained_variance
 from groupwise.parts.filters import RIGHT, Signal, signal
 from groupwise.records import Batch, Group
 
@@ -62,6 +63,21 @@ def batch_metrics(batch: Batch) -> dict[str, Value]:
         "trained_tokens": Sum(float(batch.mask.sum())),
         "stale_rows_share": Mean(float((batch.version < batch.version.max()).sum()), len(batch)),
     }
+
+
+def value_metrics(batch: Batch) -> dict[str, Value]:
+    """Of the critic's values that credit the batch, before any update on it; explained variance is 1 at best."""
+    value, returns = batch.need("value"), batch.need("returns")
+    return {
+        "explained_variance": Last(explained_variance(value, returns, batch.mask)),
+        "value_mean": mean_over(value, batch.mask),
+        "returns_mean": mean_over(returns, batch.mask),
+    }
+
+
+def waiting_metrics() -> dict[str, Value]:
+    """Of a step in which the critic learns and the policy waits: no update, so no number where there is one else."""
+    return {"updates": Sum(0), "updates_skipped": Sum(0), "share_passed": Mean(0.0, 0.0)}
 
 
 def update_metrics(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from groupwise.algo import Algorithm
 from groupwise.checks import (
     Check,
@@ -21,11 +23,19 @@ from groupwise.checks import (
 )
 from groupwise.clock import Clock
 from groupwise.collate import collate, minibatches
-from groupwise.diagnostics import batch_metrics, engine_gap, group_metrics, in_words
+from groupwise.critic import Critic
+from groupwise.diagnostics import (
+    batch_metrics,
+    engine_gap,
+    group_metrics,
+    in_words,
+    value_metrics,
+    waiting_metrics,
+)
 from groupwise.engines.base import Engine
 from groupwise.errors import RunError
 from groupwise.journal import Journal
-from groupwise.learner import Learner, Update
+from groupwise.learner import Learner
 from groupwise.metrics import Last, Metrics, Sum, merge, read
 from groupwise.parts.filters import Signal, signal
 from groupwise.records import Batch
@@ -62,12 +72,18 @@ class Run:
     journal: Journal
     view: View
     stop_asked: Callable[[], bool]
+    critic: Critic | None = None
     clock: Clock = field(default_factory=Clock)
     step: int = 0
-    step_began: tuple[StreamState, int] = (StreamState(), 0)
+    step_began: tuple[StreamState, int, int] = (StreamState(), 0, 0)
     skipped_in_a_row: int = 0
     seconds_before: float = 0.0
     seconds_training: float = 0.0
+
+    @property
+    def waiting_steps(self) -> int:
+        """The first steps, in which the critic learns and the policy waits."""
+        return 0 if self.critic is None else self.critic.settings.warmup_steps
 
 
 def train(run: Run) -> bool:
@@ -93,7 +109,7 @@ def train(run: Run) -> bool:
 def train_step(run: Run) -> dict[str, Any]:
     """Prompts -> groups -> batch -> updates -> weights back to the engine; the step's row of metrics.jsonl."""
     run.clock.switch("generate")
-    run.step_began = run.rollout.state, run.learner.updates
+    run.step_began = run.rollout.state, run.learner.updates, run.critic.updates if run.critic else 0
     harvest = run.rollout.collect(run.prompts_per_step, run.clock.switch)
     demand_signal(run, harvest)
     run.clock.switch("annotate")
@@ -112,32 +128,49 @@ def train_step(run: Run) -> dict[str, Any]:
 
 
 def prepare(run: Run, batch: Batch) -> Batch:
-    """Frozen log-probabilities, only where something reads them, then rewards and advantages."""
+    """Frozen log-probabilities and values, only where something reads them, then rewards and advantages."""
     several = run.updates_per_batch * run.passes_per_batch > 1
-    old = several or run.algorithm.kl.in_reward
-    return run.algorithm.credit(run.learner.annotate(batch, old=old, ref=run.algorithm.needs_reference))
+    old = several or run.algorithm.needs_old
+    batch = run.learner.annotate(batch, old=old, ref=run.algorithm.needs_reference)
+    if run.critic is not None:
+        batch = batch.add(value=run.critic.values(batch))
+    return run.algorithm.credit(batch)
 
 
 def update(run: Run, batch: Batch) -> tuple[list[Metrics], list[Check]]:
-    """Every optimizer update on the batch, and the checks that the first one allows."""
-    metrics: list[Metrics] = []
+    """Every optimizer update on the batch, and the checks that the policy's first one allows."""
+    metrics: list[Metrics] = [] if run.critic is None else [value_metrics(batch)]
     checks: list[Check] = []
     for minibatch in passes(run, batch):
         minibatch = run.algorithm.weigh(minibatch)
-        done = run.learner.update(minibatch, run.algorithm)
-        count_skipped(run, done)
-        if not checks:
-            first = done.seen.logp_live
-            logp, rows = (first, minibatch) if batch.logp_old is None else (batch.logp_old, batch)
-            checks = [
-                live_equals_old(first, minibatch.logp_old, minibatch.mask, run.bf16),
-                learner_equals_engine(logp, rows, run.step - 1, run.bf16),
-                reference_is_start(minibatch.logp_ref, first if run.step == 1 else None, minibatch.mask, run.bf16),
-            ]
-            metrics.append(engine_gap(logp, rows, run.step - 1))
-        checks.append(weights_reach_total(minibatch.need("weight"), minibatch.mask, run.algorithm.aggregate))  # type: ignore[arg-type]
-        metrics.append(done.metrics)
+        applied = True
+        if run.critic is not None:
+            metrics.append(run.critic.update(minibatch))
+            applied = metrics[-1]["critic_updates_skipped"].read() == 0
+        if run.step <= run.waiting_steps:
+            metrics.append(waiting_metrics())
+        else:
+            done = run.learner.update(minibatch, run.algorithm)
+            applied = applied and done.applied
+            if not checks:
+                checks, gap = first_checks(run, batch, minibatch, done.seen.logp_live)
+                metrics.append(gap)
+            checks.append(weights_reach_total(minibatch.need("weight"), minibatch.mask, run.algorithm.aggregate))  # type: ignore[arg-type]
+            metrics.append(done.metrics)
+        count_skipped(run, applied)
     return metrics, worst(checks)
+
+
+def first_checks(run: Run, batch: Batch, minibatch: Batch, first: Tensor) -> tuple[list[Check], Metrics]:
+    """What the live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
+    logp, rows = (first, minibatch) if batch.logp_old is None else (batch.logp_old, batch)
+    start = first if run.step == run.waiting_steps + 1 else None
+    checks = [
+        live_equals_old(first, minibatch.logp_old, minibatch.mask, run.bf16),
+        learner_equals_engine(logp, rows, run.step - 1, run.bf16),
+        reference_is_start(minibatch.logp_ref, start, minibatch.mask, run.bf16),
+    ]
+    return checks, engine_gap(logp, rows, run.step - 1)
 
 
 def passes(run: Run, batch: Batch) -> Iterator[Batch]:
@@ -156,16 +189,20 @@ def worst(checks: list[Check]) -> list[Check]:
     return list(by_name.values())
 
 
-def count_skipped(run: Run, done: Update) -> None:
+def count_skipped(run: Run, applied: bool) -> None:
     """Skipped updates in a row stop the run, ready to try the step again: no weight has seen what was not finite."""
-    run.skipped_in_a_row = 0 if done.applied else run.skipped_in_a_row + 1
+    run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
     if run.skipped_in_a_row >= MOST_SKIPPED:
-        run.rollout.state, run.learner.updates = run.step_began
+        run.rollout.state, run.learner.updates, critic_updates = run.step_began
+        rates = "learner.learning_rate"
+        if run.critic is not None:
+            run.critic.updates = critic_updates
+            rates += " or critic.learning_rate"
         saved = run.save(dataclasses.replace(run, step=run.step - 1, skipped_in_a_row=0))
         raise RunError(
             f"step {run.step}: {MOST_SKIPPED} updates in a row had a loss or gradient that is not finite; each was "
             f"skipped, so the weights are sound. Saved for another try of this step: {saved}. If it happens again, "
-            "start a run with a lower learner.learning_rate"
+            f"start a run with a lower {rates}"
         )
 
 
@@ -187,8 +224,8 @@ def report(run: Run, checks: list[Check], harvest: Harvest) -> None:
         run.journal.log(f"step {run.step}: {words}")
         run.view.note(f"step {run.step}: {words}")
     for check in checks:
-        if run.step == 1:
-            run.journal.log(f"step 1: {check}")
+        if run.step == run.waiting_steps + 1:
+            run.journal.log(f"step {run.step}: {check}")
             run.view.note(f"check        {check}")
     demand(checks, run.step)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -67,6 +67,23 @@ class LearnerSection(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
 
 
+class CriticSection(Section):
+    """The critic of an algorithm that reads values; where none does, nothing here may be set."""
+
+    learning_rate: float = Field(1e-5, ge=0)
+    clip: float = Field(0.2, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_updates: int = Field(0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    clip_norm: float = Field(1.0, ge=0)
+    tokens_per_microbatch: int = Field(16384, ge=1)
+    warmup_steps: int = Field(0, ge=0)
+    start: str = Field("policy", min_length=1)
+
+
 class CheckpointSection(Section):
     """A checkpoint every N steps (and at the end); the newest `keep` stay."""
 
@@ -94,6 +111,7 @@ class Recipe(Section):
     evaluation: EvaluationSection = EvaluationSection()  # type: ignore[call-arg]
     engine: EngineSection = EngineSection()  # type: ignore[call-arg]
     learner: LearnerSection = LearnerSection()  # type: ignore[call-arg]
+    critic: CriticSection | None = None
     checkpoint: CheckpointSection = CheckpointSection()  # type: ignore[call-arg]
 
 
@@ -166,13 +184,18 @@ def lay(table: dict[str, Any], key: str, value: object) -> None:
     table[last] = value
 
 
+def _without_none(annotation: Any) -> Any:
+    """`CriticSection | None` -> CriticSection; anything else as it is."""
+    return next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
+
+
 def _in_words(error: Any) -> str:
     *path, last = [str(part) for part in error["loc"]]
     key = ".".join([*path, last])
     if error["type"] == "extra_forbidden":
         section: Any = Recipe
         for part in path:
-            section = section.model_fields[part].annotation
+            section = _without_none(section.model_fields[part].annotation)
         return f"{key}: there is no such key; {nearest(last, list(section.model_fields))}"
     if error["type"] == "missing":
         return f"{key} is missing"

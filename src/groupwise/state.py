@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from groupwise import checkpoint
 from groupwise.errors import UsageError
 from groupwise.loop import Run
@@ -14,11 +12,12 @@ from groupwise.models.load import Policy, save_policy
 
 def save_run(policy: Policy, keep: int, run: Run) -> Path:
     """A checkpoint of the run as it is -> its folder."""
-    learner = run.learner
+    learner, critic = run.learner, run.critic
     state = {
         "step": run.step,
         "start": run.start,
         "updates": learner.updates,
+        "critic_updates": critic.updates if critic else 0,
         "skipped_in_a_row": run.skipped_in_a_row,
         "seconds_total": run.seconds_before + run.clock.total,
         "seconds_training": run.seconds_training,
@@ -28,6 +27,9 @@ def save_run(policy: Policy, keep: int, run: Run) -> Path:
     def write(folder: Path) -> None:
         save_policy(learner.model, policy.tokenizer, folder / checkpoint.POLICY)
         checkpoint.write_optimizer(folder, learner.model, learner.optimizer)
+        if critic is not None:
+            checkpoint.write_parameters(folder, critic.model, checkpoint.CRITIC)
+            checkpoint.write_optimizer(folder, critic.model, critic.optimizer, checkpoint.CRITIC_OPTIMIZER)
         checkpoint.write_state(folder, state)
 
     return checkpoint.save(run.folder / "checkpoints", run.step, write, keep)
@@ -42,12 +44,13 @@ def restore(run: Run, folder: Path) -> None:
             f"{run.start}; resume with the model folder, library versions and number of threads that it had"
         )
     learner = run.learner
-    weights = checkpoint.read_weights(folder)
-    with torch.no_grad():
-        for name, parameter in learner.model.named_parameters():
-            parameter.copy_(weights[name])
+    checkpoint.put_parameters(learner.model, checkpoint.read_weights(folder))
     checkpoint.read_optimizer(folder, learner.model, learner.optimizer)
     learner.updates = state["updates"]
+    if run.critic is not None:
+        checkpoint.read_parameters(folder, run.critic.model, checkpoint.CRITIC)
+        checkpoint.read_optimizer(folder, run.critic.model, run.critic.optimizer, checkpoint.CRITIC_OPTIMIZER)
+        run.critic.updates = state["critic_updates"]
     run.rollout.state = checkpoint.stream_from_json(state["stream"])
     run.step, run.skipped_in_a_row = state["step"], state["skipped_in_a_row"]
     run.seconds_before, run.seconds_training = state["seconds_total"], state["seconds_training"]

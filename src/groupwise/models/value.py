@@ -1,0 +1,103 @@
+"""A value model: transformers' token classification with one label, started from a policy or a reward model."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from groupwise.errors import UsageError
+from groupwise.models.quiet import quiet
+
+#: The `start` that is no folder: the policy's own weights.
+POLICY_START = "policy"
+
+
+def from_policy(policy: Any) -> Any:
+    """A value model with a copy of the policy's backbone and a head of zeros: V = 0 everywhere.
+
+    Raises UsageError where transformers has no token classification for the policy's architecture.
+    """
+    return _token_model(policy.config, policy.base_model, None)
+
+
+def from_folder(folder: Path, policy: Any) -> Any:
+    """A value model from a Hugging Face folder: its backbone, and the head of a reward model (one label) if it has one.
+
+    A causal language model's folder has no such head: it starts at zeros. Raises UsageError, naming the folder, where
+    it is no such model, has more than one label, or fewer embeddings than the policy.
+    """
+    where = f"critic.start = {str(folder)!r}"
+    dtype = next(policy.parameters()).dtype
+    try:
+        with quiet():
+            found, told = AutoModelForSequenceClassification.from_pretrained(
+                folder, num_labels=1, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        words = " ".join(str(error).split())[:300]
+        raise UsageError(f"{where}: does not load as a reward model or causal language model: {words}") from None
+    head = _head(found)
+    backbone = {f"{found.base_model_prefix}.{name}" for name, _ in found.base_model.named_parameters()}
+    lacking = sorted(backbone & set(told["missing_keys"]))
+    if lacking:
+        raise UsageError(f"{where}: its weights lack {lacking[0]}; expected a whole model")
+    if found.get_input_embeddings().weight.shape[0] < policy.get_input_embeddings().weight.shape[0]:
+        raise UsageError(f"{where}: it has fewer embeddings than the policy; they do not share a tokenizer")
+    trained = not any(name.split(".")[0] in _names(found, head) for name in told["missing_keys"])
+    return _token_model(found.config, found.base_model, head if trained else None).to(policy.device)
+
+
+def token_values(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
+    """tokens, mask [N,T] -> V(s_t) [N,T] in reward units, float32 or better, 0 where the mask is False.
+
+    s_t = (prompt, y_<t): column t is the model's output at position t - 1, the last that the choice of y_t could see.
+    Rows are padded on the right, which causal attention never looks at. Column 0 has no state and holds 0.
+    """
+    wanted = mask.clone()
+    wanted[:, 0] = False
+    seen = tokens[:, :-1] if tokens.shape[1] > 1 else tokens
+    value = model(input_ids=seen, use_cache=False).logits[:, : tokens.shape[1] - 1, 0]
+    value = value.to(torch.promote_types(next(model.parameters()).dtype, torch.float32))
+    return torch.zeros(mask.shape, dtype=value.dtype, device=value.device).masked_scatter(wanted, value[wanted[:, 1:]])
+
+
+def _token_model(config: Any, backbone: nn.Module, head: nn.Linear | None) -> Any:
+    """Token classification with a copy of `backbone` and of `head` (zeros where None; no bias: zeros)."""
+    config = copy.deepcopy(config)
+    config.num_labels, config.classifier_dropout = 1, 0.0
+    weight = next(backbone.parameters())
+    try:
+        with torch.random.fork_rng(devices=[]), quiet():  # the random weights it begins with are overwritten
+            model: Any = AutoModelForTokenClassification.from_config(config, dtype=weight.dtype)
+    except ValueError:
+        raise UsageError(
+            f"transformers has no token classification for {type(backbone).__name__}, which a critic is made of; "
+            "choose an algorithm without a critic"
+        ) from None
+    model.base_model.load_state_dict(backbone.state_dict())
+    score = _head(model)
+    with torch.no_grad():
+        for parameter in score.parameters():
+            parameter.zero_()
+        if head is not None:
+            for name, parameter in head.named_parameters():
+                score.get_parameter(name).copy_(parameter)
+    return model.eval().to(weight.device)
+
+
+def _head(model: Any) -> nn.Linear:
+    """The one linear layer beside the backbone."""
+    heads = [m for m in model.children() if isinstance(m, nn.Linear)]
+    if len(heads) != 1 or heads[0].out_features != 1:
+        raise UsageError(f"{type(model).__name__} has no single linear score head, which a critic is made of")
+    return heads[0]
+
+
+def _names(model: Any, head: nn.Module) -> set[str]:
+    return {name for name, module in model.named_children() if module is head}

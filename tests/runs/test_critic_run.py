@@ -1,0 +1,222 @@
+"""Runs with a critic: it learns, it waits and is waited for, and it goes on after a stop as if it had never stopped."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import groupwise
+from groupwise import catalog, checkpoint, recipe
+from groupwise.algo import Algorithm
+from groupwise.config import resolve, resolved_recipe
+from groupwise.critic import Critic
+from groupwise.errors import RunError, UsageError
+from groupwise.journal import read_metrics
+from groupwise.masked import keep
+from groupwise.parts.advantage import outcome
+from groupwise.parts.aggregate import Constant, TokenMean
+from groupwise.parts.filters import KeepAll
+from groupwise.parts.kl import KL, Place
+from groupwise.parts.ratio import TokenRatio
+from groupwise.parts.shaping import Outcome, at_last_token
+from groupwise.parts.trust import Clip
+from groupwise.recipe import CriticSection
+from groupwise.records import Batch
+from groupwise.run import resume
+from tests.runs.test_run import assert_same_run
+
+
+@dataclass(frozen=True)
+class OverValue:
+    """A = R - V with the completion's reward R: the least that reads a value."""
+
+    smallest_group = 1
+    reads_value = True
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        assert value is not None
+        returns = keep(outcome(reward, mask)[0][:, None].expand_as(reward), mask)
+        return keep(returns - value, mask), returns
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """A reward of 1 where the completion's first token has an even id: to be seen from the second token on."""
+
+    limit: int = 0
+
+    def __call__(self, batch: Batch) -> Tensor:
+        first = batch.mask & (batch.mask.cumsum(-1) == 1)
+        even = torch.where(first, batch.tokens, 0).sum(-1) % 2 == 0
+        return at_last_token(even.double(), batch.mask)
+
+
+def row() -> Algorithm:
+    return Algorithm(
+        name="over-value",
+        paper="a row of these tests",
+        shaping=Outcome(),
+        filter=KeepAll(),
+        advantage=OverValue(),
+        ratio=TokenRatio(),
+        trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
+        kl=KL(beta=0.01, place=Place.REWARD),
+        aggregate=TokenMean(),
+        passes=2,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(catalog.CATALOG, "over-value", row)  # type: ignore[arg-type]
+    monkeypatch.setitem(catalog.KINDS["shaping"], "first-token", FirstToken)  # type: ignore[arg-type]
+    monkeypatch.setitem(catalog.KINDS["advantage"], "over-value", OverValue)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def changes(small) -> dict[str, Any]:
+    return small(algorithm__name="over-value", critic__learning_rate=1e-3, evaluation__problems=4)
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    return [r for r in read_metrics(folder) if "pass_rate" in r]
+
+
+def saved(folder: Path, name: str, step: int = 4) -> dict[str, Tensor]:
+    return load_file(checkpoint.folder_of(folder / "checkpoints", step) / name)
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_the_critic_learns_what_can_be_predicted(small):
+    """The policy stands still, and the reward is there to see for every token but the first."""
+    settings = small(
+        algorithm__name="over-value",
+        algorithm__shaping__kind="first-token",
+        algorithm__kl__beta=0.0,
+        steps=10,
+        prompts_per_step=32,
+        learner__learning_rate=0.0,
+        critic__learning_rate=3e-3,
+        checkpoint__every=100,
+    )
+    rows = steps(groupwise.train("quickstart", settings).folder)
+    assert abs(rows[0]["explained_variance"]) < 1e-6
+    assert sum(r["explained_variance"] for r in rows[-3:]) / 3 > 0.2
+    assert rows[-1]["value_loss"] < 0.7 * rows[0]["value_loss"]
+    assert all(r["critic_updates_skipped"] == 0 for r in rows)
+
+
+def test_a_resumed_run_has_the_same_critic(changes):
+    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
+    cut = groupwise.train("quickstart", {**changes, "name": "cut", "checkpoint.keep": 4}).folder
+    for step in (3, 4):
+        (checkpoint.folder_of(cut / "checkpoints", step) / "manifest.json").unlink()
+    assert resume(cut).finished
+    assert_same_run(whole, cut)
+    for name in (checkpoint.CRITIC, checkpoint.CRITIC_OPTIMIZER):
+        assert same(saved(whole, name), saved(cut, name))
+    assert not same(saved(whole, checkpoint.CRITIC, step=3), saved(whole, checkpoint.CRITIC))
+
+
+def test_a_damaged_critic_makes_its_checkpoint_damaged(changes):
+    folder = groupwise.train("quickstart", {**changes, "steps": 2}).folder
+    newest = checkpoint.folder_of(folder / "checkpoints", 2)
+    data = bytearray((newest / checkpoint.CRITIC).read_bytes())
+    data[-1] ^= 1
+    (newest / checkpoint.CRITIC).write_bytes(data)
+    assert checkpoint.damaged(newest) == "critic.safetensors does not match its hash"
+
+
+def test_the_policy_waits_while_the_critic_learns_alone(changes):
+    settings = {**changes, "critic.warmup_steps": 2, "steps": 3, "checkpoint.keep": 3}
+    folder = groupwise.train("quickstart", settings).folder
+    first, second, third = (saved(folder, "policy/model.safetensors", step) for step in (1, 2, 3))
+    assert same(first, second)
+    assert not same(second, third)
+    assert not same(saved(folder, checkpoint.CRITIC, 1), saved(folder, checkpoint.CRITIC, 2))
+    rows = steps(folder)
+    assert [r["updates"] for r in rows] == [0, 0, 4]
+    assert [r["share_passed"] is None for r in rows] == [True, True, False]
+    assert rows[2]["checks"]["KL to the reference is 0 at step 0"]["verdict"] == "pass"
+    assert rows[2]["checks"]["live = old on the first update"]["verdict"] == "pass"
+
+
+def test_critic_updates_that_are_not_finite_stop_the_run(changes, monkeypatch):
+    """However sound the policy's own updates are."""
+    monkeypatch.setattr(Critic, "gradients", lambda self, minibatch, tokens: (math.nan, 0))
+    with pytest.raises(RunError, match=r"step 1: 3 updates in a row .* lower learner.learning_rate or critic.learn"):
+        groupwise.train("quickstart", {**changes, "name": "broken"})
+    state = checkpoint.read_state(checkpoint.folder_of(Path(changes["runs"]) / "broken" / "checkpoints", 0))
+    assert (state["updates"], state["critic_updates"]) == (0, 0)
+
+
+def test_a_folder_with_the_policys_weights_is_the_same_start_as_the_policy(changes, policy_folder: Path):
+    settings = {**changes, "model": str(policy_folder), "warm_start.steps": 0, "steps": 2}
+    a = groupwise.train("quickstart", {**settings, "name": "a"}).folder
+    b = groupwise.train("quickstart", {**settings, "name": "b", "critic.start": str(policy_folder)}).folder
+    assert_same_run(a, b)
+    assert same(saved(a, checkpoint.CRITIC, 2), saved(b, checkpoint.CRITIC, 2))
+
+
+def test_a_run_without_a_critic_says_nothing_of_one(small):
+    folder = groupwise.train("quickstart", small(steps=1)).folder
+    assert not [key for key in steps(folder)[0] if "critic" in key or "value" in key or "explained" in key]
+    assert not list((folder / "checkpoints").rglob("critic*"))
+    assert "critic" not in tomllib.loads((folder / "recipe.toml").read_text())
+
+
+def test_the_critic_is_planned_and_its_memory_counted(changes, capsys):
+    groupwise.train("quickstart", {**changes, "steps": 2, "critic.warmup_steps": 1})
+    told = capsys.readouterr().out
+    assert "critic       from the policy, learning rate 0.001, clip 0.2, 1 step(s) before the policy's first" in told
+    assert "MiB critic and optimizer" in told
+
+
+def test_what_a_critic_cannot_be_is_told_before_the_run(changes):
+    with pytest.raises(UsageError, match=r"critic.clip: set, but nothing in this run reads it"):
+        resolve(recipe.load("quickstart", {"critic.clip": 0.1}))
+    with pytest.raises(UsageError, match=r"critic.start = '/nowhere': there is no such folder"):
+        resolve(recipe.load("quickstart", {**changes, "critic.start": "/nowhere"}))
+    with pytest.raises(UsageError, match=r"critic.warmup_steps = 4: the policy would wait through all 4 steps"):
+        resolve(recipe.load("quickstart", {**changes, "critic.warmup_steps": 4}))
+    with pytest.raises(UsageError, match=r"critic.clp: there is no such key; did you mean 'clip'\?"):
+        resolve(recipe.load("quickstart", {**changes, "critic.clp": 0.1}))
+
+
+def test_a_resolved_recipe_with_a_critic_reads_back(changes):
+    plan = resolve(recipe.load("quickstart", changes))
+    again = resolve(recipe.parse(tomllib.loads(recipe.dump(resolved_recipe(plan))), "again"))
+    assert again.critic == plan.critic
+    assert again.plan() == plan.plan()
+
+
+@pytest.mark.parametrize("key", list(CriticSection.model_fields))
+def test_every_key_of_the_critic_changes_it(key: str, changes):
+    base = resolve(recipe.load("quickstart", changes))
+    now = getattr(base.critic, key)
+    others = {"schedule": "cosine", "start": ".", "beta1": 0.5, "beta2": 0.5}
+    other = others[key] if key in others else now * 2 + 1
+    changed = resolve(recipe.load("quickstart", {**changes, f"critic.{key}": other}))
+    different = [f.name for f in fields(base.critic) if getattr(base.critic, f.name) != getattr(changed.critic, f.name)]  # type: ignore[arg-type]
+    assert different == [key]
+
+
+@pytest.mark.parametrize(("aggregate", "limit"), [({}, 7), ({"limit": 5}, 5), ({"kind": "constant"}, 7)])
+def test_a_row_with_a_constant_limit_takes_the_samplings(aggregate: dict[str, Any], limit: int, monkeypatch):
+    made = groupwise.algorithm("grpo", {"aggregate.kind": "constant", "aggregate.limit": 3000})
+    monkeypatch.setitem(catalog.CATALOG, "with-limit", lambda: made)  # type: ignore[arg-type]
+    settings = {"algorithm": {"name": "with-limit", "aggregate": aggregate}, "sampling.max_new_tokens": 7}
+    assert resolve(recipe.load("quickstart", settings)).algorithm.aggregate == Constant(limit)
