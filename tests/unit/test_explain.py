@@ -39,9 +39,7 @@ def test_every_part_has_an_equation() -> None:
 
 def test_numbers_laid_over_a_row_are_in_its_equation() -> None:
     row = algorithm("gspo", {"trust.epsilon_high": 0.28, "kl.beta": 0.5, "aggregate.kind": "token-mean"})
-    assert objective(row) == (
-        "J = sum_it 1 / sum_i |o_i| [ min(s_i A, clip(s_i, 1 - 0.0003, 1 + 0.28) A) - 0.5 KL ]"
-    )
+    assert objective(row) == ("J = sum_it 1 / sum_i |o_i| [ min(s_i A, clip(s_i, 1 - 0.0003, 1 + 0.28) A) - 0.5 KL ]")
     corrected = algorithm("grpo", {"mismatch.kind": "tis", "entropy_coefficient": 0.01, "kl.beta": 0.0})
     assert objective(corrected) == (
         "J = sum_it 1 / (N |o_i|) [ c (min(r_t A, clip(r_t, 1 - 0.2, 1 + 0.2) A)) + 0.01 H ]"
