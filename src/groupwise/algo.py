@@ -69,6 +69,11 @@ class Algorithm:
                 'completion, gradient included; take mismatch.kind = "sequence-mis", or ratio.level = "sequence-token" '
                 "with a trust region per token"
             )
+        if self.advantage.reads_steps and self.kl.in_reward:
+            raise ValueError(
+                f"kl.place ({self.kl.place.value}) puts a penalty on every token; advantage.kind ({self.advantage}) "
+                'reads rewards at step ends only; take kl.place = "loss"'
+            )
 
     @property
     def needs_reference(self) -> bool:
@@ -89,6 +94,11 @@ class Algorithm:
     def reads_steps(self) -> bool:
         """Whether scores of the steps inside a completion are read."""
         return self.shaping.reads_steps or self.advantage.reads_steps
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether nothing can be trained without such scores."""
+        return self.shaping.needs_steps or self.advantage.reads_steps
 
     @property
     def parts(self) -> dict[str, Part]:

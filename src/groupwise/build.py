@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from groupwise.checks import Probe
-from groupwise.config import Blueprint
+from groupwise.config import SAMPLED_PAIRS, Blueprint
 from groupwise.critic import Critic
 from groupwise.engines.base import Engine, Request
 from groupwise.engines.local import LocalEngine
@@ -20,7 +21,9 @@ from groupwise.learner import Learner
 from groupwise.loop import Run
 from groupwise.models.load import Policy, digest
 from groupwise.models.logprobs import CHUNK_ELEMENTS
-from groupwise.models.value import POLICY_START, from_folder, from_policy
+from groupwise.models.reward import RewardModel, load_reward_model
+from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
+from groupwise.preference import REPORT, read_report, reward_model
 from groupwise.rollout import Evaluation, Prompts, Rollout, evaluate
 from groupwise.seeds import derive
 from groupwise.start import starting_policy
@@ -29,6 +32,8 @@ from groupwise.view import View
 
 #: How many completions the probe after a weight load asks for, and how long they may be.
 PROBE_SAMPLES, PROBE_TOKENS = 4, 8
+#: The reward model's place in the run folder.
+REWARD_MODEL = "reward_model"
 
 
 def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[], bool]) -> Run:
@@ -46,13 +51,22 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
     reference = copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
+    judge = _reward_model(plan, policy, journal, view)
     critic = _critic(plan, policy)
     view.note(memory_estimate(plan, policy, critic))
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
     learner = Learner(policy.model, reference, plan.learner, plan.sampling.temperature, plan.total_updates)
     prompts = Prompts(plan.task.samples("train"), policy.encode, plan.seed)
     rollout = Rollout(
-        engine, plan.task, prompts, policy.decode, plan.sampling, plan.samples_per_prompt, plan.algorithm.filter
+        engine,
+        plan.task,
+        prompts,
+        policy.decode,
+        plan.sampling,
+        plan.samples_per_prompt,
+        plan.algorithm.filter,
+        reads_steps=plan.algorithm.reads_steps,
+        judge=None if judge is None else judge.scores,
     )
     return Run(
         folder=plan.folder,
@@ -73,7 +87,46 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         view=view,
         stop_asked=stop_asked,
         critic=critic,
+        old_from_engine=plan.old_from_engine,
     )
+
+
+def _reward_model(plan: Blueprint, policy: Policy, journal: Journal, view: View) -> RewardModel | None:
+    """The run's reward model, kept in its folder: a resumed run scores with the very same one."""
+    if not plan.preference_source:
+        return None
+    folder = plan.folder / REWARD_MODEL
+    if not folder.is_dir():
+        _make_reward_model(plan, policy, folder, view)
+    report = read_report(folder / REPORT) if (folder / REPORT).is_file() else None
+    for line in report.in_words() if report else ():
+        journal.log(line)
+        view.note(line)
+    return load_reward_model(folder, device=plan.device)
+
+
+def _make_reward_model(plan: Blueprint, policy: Policy, folder: Path, view: View) -> None:
+    """Copied whole or not at all from where it was made before, or is made now."""
+    if plan.preference is None:
+        origin = Path(plan.preference_source)
+        load_reward_model(origin)
+    else:
+        path = None if plan.preference_source == SAMPLED_PAIRS else Path(plan.preference_source)
+        origin = reward_model(
+            policy,
+            plan.task,
+            plan.sampling,
+            plan.preference,
+            plan.seed,
+            plan.runs / ".cache",
+            path,
+            plan.max_rows,
+            view.reward_model,
+        )
+    beside = folder.with_name(f".partial-{folder.name}")
+    shutil.rmtree(beside, ignore_errors=True)
+    shutil.copytree(origin, beside)
+    beside.replace(folder)
 
 
 def _critic(plan: Blueprint, policy: Policy) -> Critic | None:
@@ -81,7 +134,11 @@ def _critic(plan: Blueprint, policy: Policy) -> Critic | None:
     if plan.critic is None:
         return None
     start = plan.critic.start
-    model = from_policy(policy.model) if start == POLICY_START else from_folder(Path(start), policy.model)
+    if start == POLICY_START:
+        model = from_policy(policy.model)
+    else:
+        folder = plan.folder / REWARD_MODEL if start == REWARD_START else Path(start)
+        model = from_folder(folder, policy.model)
     return Critic(model, plan.critic, plan.steps * plan.updates_per_step)
 
 

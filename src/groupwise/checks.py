@@ -61,7 +61,9 @@ def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, bf
     """On the first update of a batch the live and the old log-probabilities are one: every ratio is 1."""
     name = "live = old on the first update"
     if logp_old is None:
-        return _unmeasured(name, "logp_old is not computed when a batch has one update; the ratio is 1 by construction")
+        return _unmeasured(
+            name, "logp_old is the engine's, or a batch has one update and the ratio is 1 by construction"
+        )
     return _gap(
         name,
         (logp_live - logp_old)[mask],

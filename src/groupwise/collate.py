@@ -33,7 +33,7 @@ def collate(groups: Sequence[Group], pad: int, mask_truncated: bool = False, ste
         mask=mask,
         length=length,
         group=torch.tensor([g for g, _, _ in rows]),
-        score=torch.tensor([c.score for _, _, c in rows], dtype=torch.float64),
+        score=torch.tensor([c.trains_on for _, _, c in rows], dtype=torch.float64),
         version=torch.tensor([c.version for _, _, c in rows]),
         logp_engine=logp,
         kept=tuple(c.kept for _, _, c in rows) if any(c.kept is not None for _, _, c in rows) else None,
@@ -46,7 +46,7 @@ def _fill_row(tokens: Tensor, mask: Tensor, logp: Tensor, prompt: Prompt, comple
     start, stop = len(prompt.tokens), len(prompt.tokens) + len(completion.tokens)
     tokens[:start] = torch.tensor(prompt.tokens)
     tokens[start:stop] = torch.tensor(completion.tokens)
-    mask[start:stop] = not math.isnan(completion.score)
+    mask[start:stop] = not math.isnan(completion.trains_on)
     logp[start:stop] = torch.tensor(completion.logp_engine)
     return stop
 

@@ -17,13 +17,18 @@ from groupwise.critic import CriticSettings
 from groupwise.engines.base import Sampling
 from groupwise.errors import UsageError
 from groupwise.learner import LearnerSettings, Schedule
-from groupwise.models.value import POLICY_START
-from groupwise.parts.aggregate import Constant
+from groupwise.models.value import POLICY_START, REWARD_START
+from groupwise.preference import PreferenceSettings
 from groupwise.recipe import CriticSection, Recipe
 from groupwise.start import check_model
 from groupwise.supervised import WarmStart
 from groupwise.tasks import task
-from groupwise.tasks.base import Task
+from groupwise.tasks.base import ScoresSteps, Task
+
+#: A critic without a learning rate of its own learns this many times as fast as the policy.
+CRITIC_RATE = 10
+#: Where a reward model's pairs come from without a file.
+SAMPLED_PAIRS = "pairs of the policy's own completions, ranked by the task"
 
 
 class Reading:
@@ -82,6 +87,9 @@ class Blueprint:
     max_rows: int
     learner: LearnerSettings
     critic: CriticSettings | None
+    preference: PreferenceSettings | None
+    preference_source: str
+    old_from_engine: bool
     checkpoint_every: int
     checkpoint_keep: int
 
@@ -109,6 +117,8 @@ class Blueprint:
             f"algorithm    {a.name} ({a.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in a.parts.items()),
             *([f"critic       {_describe_critic(self.critic)}"] if self.critic else []),
+            *([f"reward model {_describe_preference(self)}"] if self.preference_source else []),
+            *([f"step scores  {_describe_steps(self.task)}"] if a.reads_steps else []),
             f"step         {self.prompts_per_step} prompts x {self.samples_per_prompt} samples = {rows} completions of "
             f"at most {self.sampling.max_new_tokens} tokens",
             f"             {self.passes_per_batch} pass(es) of {self.updates_per_batch} update(s)",
@@ -142,6 +152,8 @@ def resolve(recipe: Recipe) -> Blueprint:
         max_rows=_engine(r.engine),
         learner=_learner(r.learner),
         critic=_critic(r) if row.advantage.reads_value else None,
+        old_from_engine=r.logp_old == "engine",
+        **_preference(r.preference),
         checkpoint_every=r.checkpoint.every,
         checkpoint_keep=r.checkpoint.keep,
     )
@@ -159,7 +171,7 @@ def resolved_recipe(plan: Blueprint) -> Recipe:
             "passes_per_batch": plan.passes_per_batch,
             "task": {k: list(v) if isinstance(v, tuple) else v for k, v in told.items()},
             "algorithm": {"name": plan.algorithm.name, **settings(plan.algorithm)},
-            "critic": (plan.recipe.critic or CriticSection()) if plan.critic else None,  # type: ignore[call-arg]
+            "critic": _told_critic(plan),
         }
     )
 
@@ -181,18 +193,38 @@ def _demand_possible(plan: Blueprint) -> None:
         )
     check_model(plan.model)
     if plan.critic is not None:
-        _demand_critic(plan.critic, plan.steps)
+        _demand_critic(plan)
+    _demand_sources(plan)
     held = len(plan.task.samples("heldout"))
     if held < plan.evaluation_problems:
         raise UsageError(f"evaluation.problems = {plan.evaluation_problems}: the task holds out only {held}")
 
 
-def _demand_critic(critic: CriticSettings, steps: int) -> None:
-    if critic.start != POLICY_START and not Path(critic.start).is_dir():
-        raise UsageError(f"critic.start = {critic.start!r}: there is no such folder; or {POLICY_START!r}")
-    if critic.warmup_steps >= steps:
+def _demand_critic(plan: Blueprint) -> None:
+    assert plan.critic is not None
+    start = plan.critic.start
+    if start == REWARD_START and not plan.preference_source:
+        raise UsageError(f"critic.start = {start!r}: this run has no reward model; add [preference], or a folder")
+    if start not in (POLICY_START, REWARD_START) and not Path(start).is_dir():
+        raise UsageError(f"critic.start = {start!r}: no such folder; or {POLICY_START!r}, or {REWARD_START!r}")
+    if plan.critic.warmup_steps >= plan.steps:
         raise UsageError(
-            f"critic.warmup_steps = {critic.warmup_steps}: the policy would wait through all {steps} steps"
+            f"critic.warmup_steps = {plan.critic.warmup_steps}: the policy would wait through all {plan.steps} steps"
+        )
+
+
+def _demand_sources(plan: Blueprint) -> None:
+    """What scores, and what the old log-probabilities are taken from."""
+    if plan.algorithm.needs_steps and not isinstance(plan.task, ScoresSteps):
+        raise UsageError(
+            f"algorithm.name = {plan.algorithm.name!r}: it needs scores of steps, and {plan.task} has none"
+        )
+    if plan.preference is None and plan.preference_source and not Path(plan.preference_source).is_dir():
+        raise UsageError(f"preference.model = {plan.preference_source!r}: there is no such folder")
+    if plan.old_from_engine and plan.algorithm.mismatch.reads_engine:
+        raise UsageError(
+            f"logp_old = 'engine': then pi_old / pi_engine is 1 and {describe(plan.algorithm.mismatch)} corrects "
+            'nothing; set algorithm.mismatch.kind = "none", or logp_old = "learner"'
         )
 
 
@@ -201,13 +233,10 @@ def _algorithm(chosen: dict[str, Any], limit: int) -> Algorithm:
     name = chosen.pop("name", None)
     if not isinstance(name, str):
         raise UsageError('algorithm.name is missing; such as name = "grpo" under [algorithm]')
-    shaping = chosen.get("shaping", {})
-    chosen["shaping"] = {"limit": limit, **shaping} if isinstance(shaping, dict) else shaping
-    aggregate = chosen.get("aggregate", {})
-    if isinstance(aggregate, dict):
-        own = isinstance(algorithm(name).aggregate, Constant)
-        if aggregate.get("kind", "constant" if own else None) == "constant":
-            chosen["aggregate"] = {"limit": limit, **aggregate}
+    for slot, kind in (("shaping", "outcome"), ("aggregate", "constant")):
+        told = chosen.get(slot, {})
+        if isinstance(told, dict) and told.get("kind", settings(algorithm(name))[slot]["kind"]) == kind:  # type: ignore[index]
+            chosen[slot] = {"limit": limit, **told}
     return algorithm(name, chosen)
 
 
@@ -240,13 +269,49 @@ def _learner(section: Any) -> LearnerSettings:
 
 
 def _critic(recipe: Any) -> CriticSettings:
-    """The critic computes in the learner's precision."""
+    """The critic computes in the learner's precision, and learns ten times as fast unless the recipe says otherwise."""
     section = recipe.critic or CriticSection()  # type: ignore[call-arg]
-    return CriticSettings(**_optimizer(section, CriticSettings), bf16=recipe.learner.precision == "bf16")
+    told = _optimizer(section, CriticSettings)
+    if told["learning_rate"] is None:
+        told["learning_rate"] = CRITIC_RATE * recipe.learner.learning_rate
+    return CriticSettings(**told, bf16=recipe.learner.precision == "bf16")
+
+
+def _told_critic(plan: Blueprint) -> CriticSection | None:
+    if plan.critic is None:
+        return None
+    section = plan.recipe.critic or CriticSection()  # type: ignore[call-arg]
+    return section.model_copy(update={"learning_rate": plan.critic.learning_rate})
+
+
+def _preference(section: Any) -> dict[str, Any]:
+    """Settings of a reward model to make (None where there is none, or a ready one), and what it comes from."""
+    if section is None:
+        return {"preference": None, "preference_source": ""}
+    if section.model is not None:
+        return {"preference": None, "preference_source": section.model}
+    # A file's pairs are what they are: the keys that only sampling has are not read then, and refused if set.
+    unused = ("pairs", "noise", "samples") if section.path is not None else ()
+    names = [f.name for f in dataclasses.fields(PreferenceSettings) if f.name not in unused]
+    made = PreferenceSettings(**{name: getattr(section, name) for name in names})
+    return {"preference": made, "preference_source": section.path or SAMPLED_PAIRS}
+
+
+def _describe_preference(plan: Blueprint) -> str:
+    made = plan.preference
+    if made is None:
+        return f"from {plan.preference_source}"
+    if plan.preference_source != SAMPLED_PAIRS:
+        return f"from the pairs in {plan.preference_source}, {made.epochs} epochs"
+    return f"from {made.pairs} {SAMPLED_PAIRS}, {made.noise:.0%} of the labels wrong, {made.epochs} epochs"
+
+
+def _describe_steps(task: Task) -> str:
+    return "by the task" if isinstance(task, ScoresSteps) else "this task has none: rewards come at the end only"
 
 
 def _describe_critic(critic: CriticSettings) -> str:
-    start = "from the policy" if critic.start == POLICY_START else f"from {critic.start}"
+    start = f"from the {critic.start}" if critic.start in (POLICY_START, REWARD_START) else f"from {critic.start}"
     alone = f", {critic.warmup_steps} step(s) before the policy's first" if critic.warmup_steps else ""
     return f"{start}, learning rate {critic.learning_rate:g}, clip {critic.clip:g}{alone}"
 

@@ -32,7 +32,7 @@ class CriticSettings(OptimizerSettings):
 
     clip          how far a value may move from V_old before its loss stops falling, reward units; 0 is off
     warmup_steps  the first training steps, in which the critic learns and the policy waits
-    start         "policy", or the folder of a reward model (or of a causal language model)
+    start         "policy", "reward-model" (the run's own), or the folder of one (or of a causal language model)
     """
 
     learning_rate: float = 1e-5

@@ -12,7 +12,7 @@ from torch import Tensor
 from groupwise.metrics import Last, Max, Mean, Sum, Value, mean_over
 from groupwise.parts.critic import explained_variance
 from groupwise.parts.filters import RIGHT, Signal, signal
-from groupwise.records import Batch, Group
+from groupwise.records import Batch, Completion, Group
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Value]:
     found = [signal(g) for g in groups]
     n = len(groups)
     return {
+        **_learned_metrics(completions, right, wrong),
         "score_mean": _mean([c.score for c in scored]),
         "pass_rate": Mean(len(right), len(scored)),
         "length_mean": _mean([len(c.tokens) for c in completions]),
@@ -57,6 +58,7 @@ def batch_metrics(batch: Batch) -> dict[str, Value]:
     rows = batch.mask.any(-1)
     reward = torch.where(batch.mask, batch.need("reward"), 0.0).sum(-1)[rows]
     return {
+        **_correction_metrics(batch),
         "reward_mean": _mean(reward.tolist()),
         "advantage_abs_mean": mean_over(batch.need("advantage").abs(), batch.mask),
         "trained_completions": Sum(float(rows.sum())),
@@ -78,6 +80,27 @@ def value_metrics(batch: Batch) -> dict[str, Value]:
 def waiting_metrics() -> dict[str, Value]:
     """Of a step in which the critic learns and the policy waits: no update, so no number where there is one else."""
     return {"updates": Sum(0), "updates_skipped": Sum(0), "share_passed": Mean(0.0, 0.0)}
+
+
+def _learned_metrics(
+    completions: Sequence[Completion], right: Sequence[Completion], wrong: Sequence[Completion]
+) -> dict[str, Value]:
+    """A reward model's scores beside the truth: right completions that stop scoring higher mean over-optimisation."""
+    told = (("", completions), ("_right", right), ("_wrong", wrong))
+    if not any(c.learned is not None for c in completions):
+        return {}
+    return {f"learned{of}_mean": _mean([c.learned for c in some if c.learned is not None]) for of, some in told}
+
+
+def _correction_metrics(batch: Batch) -> dict[str, Value]:
+    """How far the engine's mismatch is corrected, and the share of tokens that the correction rejects."""
+    if batch.correction is None:
+        return {}
+    rejected = (batch.correction == 0).double()
+    return {
+        "correction_mean": mean_over(batch.correction, batch.mask),
+        "correction_rejected_share": mean_over(rejected, batch.mask),
+    }
 
 
 def update_metrics(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:

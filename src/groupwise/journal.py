@@ -131,6 +131,7 @@ def _describe(group: Group, completion: Completion) -> dict[str, Any]:
         "tokens": len(completion.tokens),
         "finish": completion.finish,
         "score": completion.score,
+        **({} if completion.learned is None else {"learned": completion.learned}),
         "logp_engine": math.fsum(completion.logp_engine),
         "version": completion.version,
         **({"steps": completion.steps} if completion.steps else {}),

@@ -73,6 +73,7 @@ class Run:
     view: View
     stop_asked: Callable[[], bool]
     critic: Critic | None = None
+    old_from_engine: bool = False
     clock: Clock = field(default_factory=Clock)
     step: int = 0
     step_began: tuple[StreamState, int, int] = (StreamState(), 0, 0)
@@ -113,7 +114,9 @@ def train_step(run: Run) -> dict[str, Any]:
     harvest = run.rollout.collect(run.prompts_per_step, run.clock.switch)
     demand_signal(run, harvest)
     run.clock.switch("annotate")
-    batch = prepare(run, collate(harvest.groups, run.pad))
+    row = run.algorithm
+    batch = collate(harvest.groups, run.pad, mask_truncated=row.filter.mask_truncated, steps=row.needs_steps)
+    batch = prepare(run, batch)
     run.clock.switch("update")
     updates, checks = update(run, batch)
     run.clock.switch("load weights")
@@ -130,8 +133,10 @@ def train_step(run: Run) -> dict[str, Any]:
 def prepare(run: Run, batch: Batch) -> Batch:
     """Frozen log-probabilities and values, only where something reads them, then rewards and advantages."""
     several = run.updates_per_batch * run.passes_per_batch > 1
-    old = several or run.algorithm.needs_old
+    old = (several or run.algorithm.needs_old) and not run.old_from_engine
     batch = run.learner.annotate(batch, old=old, ref=run.algorithm.needs_reference)
+    if run.old_from_engine:
+        batch = batch.add(logp_old=batch.logp_engine)
     if run.critic is not None:
         batch = batch.add(value=run.critic.values(batch))
     return run.algorithm.credit(batch)
@@ -163,10 +168,11 @@ def update(run: Run, batch: Batch) -> tuple[list[Metrics], list[Check]]:
 
 def first_checks(run: Run, batch: Batch, minibatch: Batch, first: Tensor) -> tuple[list[Check], Metrics]:
     """What the live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
-    logp, rows = (first, minibatch) if batch.logp_old is None else (batch.logp_old, batch)
+    measured = None if run.old_from_engine else batch.logp_old
+    logp, rows = (first, minibatch) if measured is None else (measured, batch)
     start = first if run.step == run.waiting_steps + 1 else None
     checks = [
-        live_equals_old(first, minibatch.logp_old, minibatch.mask, run.bf16),
+        live_equals_old(first, None if measured is None else minibatch.logp_old, minibatch.mask, run.bf16),
         learner_equals_engine(logp, rows, run.step - 1, run.bf16),
         reference_is_start(minibatch.logp_ref, start, minibatch.mask, run.bf16),
     ]

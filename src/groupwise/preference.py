@@ -28,7 +28,7 @@ from groupwise.engines.local import LocalEngine
 from groupwise.errors import RunError, UsageError, disk_words
 from groupwise.models import reward as reward_module
 from groupwise.models.load import Policy, digest
-from groupwise.models.reward import RewardModel, check_rows, load_reward_model, reward_model_of
+from groupwise.models.reward import RewardModel, check_rows, reward_model_of
 from groupwise.pairs import Comparison, encode_pairs, read_pairs, sample_pairs, split_by_prompt
 from groupwise.rollout import Prompts
 from groupwise.seeds import derive, stream
@@ -126,6 +126,17 @@ class PreferenceReport:
     calibration: tuple[Bin, ...]
     seconds: float = field(default=math.nan, compare=False)
 
+    def in_words(self) -> list[str]:
+        """What a person should know before anything trains on its scores."""
+        allowed = "" if self.ceiling is None else f", {self.share_of_ceiling:.1%} of the {self.ceiling:.3f} that wrong "
+        allowed += "labels allow" if allowed else ""
+        true = "" if self.accuracy_true is None else f"; by the true ranking {self.accuracy_true:.3f}"
+        return [
+            f"reward model  orders {self.accuracy:.3f} of {self.heldout_pairs} held-out pairs as labelled{allowed}"
+            f"{true}",
+            f"              calibration error {self.calibration_error:.3f}; trained on {self.pairs} pairs",
+        ]
+
     def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -154,8 +165,8 @@ def reward_model(
     path: Path | None = None,
     max_rows: int = 512,
     on_step: Callable[[int, int, float], None] = silent,
-) -> tuple[RewardModel, PreferenceReport]:
-    """The reward model of a policy and its report, from `cache` where the same one was made before.
+) -> Path:
+    """The folder in `cache` of a policy's reward model and its report; made now if the same one was not before.
 
     The pairs come from the file `path`, or else are the policy's own completions of training prompts, ranked by the
     task's score. Held-out pairs come from other prompts of the same origin; the task's held-out split stays untouched.
@@ -168,7 +179,7 @@ def reward_model(
     if not folder.is_dir():
         make = partial(_make, policy, task, sampling, settings, seed, path, max_rows, on_step)
         _fill(cache, folder, make)
-    return load_reward_model(folder, device=device), read_report(folder / REPORT)
+    return folder
 
 
 def train_reward_model(

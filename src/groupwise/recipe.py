@@ -68,9 +68,12 @@ class LearnerSection(Section):
 
 
 class CriticSection(Section):
-    """The critic of an algorithm that reads values; where none does, nothing here may be set."""
+    """The critic of an algorithm that reads values; where none does, nothing here may be set.
 
-    learning_rate: float = Field(1e-5, ge=0)
+    Without a learning_rate it learns at ten times the policy's.
+    """
+
+    learning_rate: float | None = Field(None, ge=0)
     clip: float = Field(0.2, ge=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
@@ -82,6 +85,24 @@ class CriticSection(Section):
     tokens_per_microbatch: int = Field(16384, ge=1)
     warmup_steps: int = Field(0, ge=0)
     start: str = Field("policy", min_length=1)
+
+
+class PreferenceSection(Section):
+    """A reward model that scores what trains: from pairs (a file's, or sampled and ranked), or a folder's."""
+
+    model: str | None = Field(None, min_length=1)
+    path: str | None = Field(None, min_length=1)
+    pairs: int = Field(2000, ge=1)
+    heldout_pairs: int = Field(500, ge=1)
+    noise: float = Field(0.1, ge=0, lt=0.5)
+    samples: int = Field(4, ge=2)
+    epochs: int = Field(3, ge=1)
+    batch_size: int = Field(64, ge=1)
+    learning_rate: float = Field(1e-3, ge=0)
+    weight_decay: float = Field(0.01, ge=0)
+    clip_norm: float = Field(1.0, ge=0)
+    center: float = Field(0.01, ge=0)
+    tokens_per_microbatch: int = Field(8192, ge=1)
 
 
 class CheckpointSection(Section):
@@ -104,6 +125,7 @@ class Recipe(Section):
     samples_per_prompt: int = Field(8, ge=1)
     updates_per_batch: int = Field(1, ge=1)
     passes_per_batch: int | None = Field(None, ge=1)
+    logp_old: Literal["learner", "engine"] = "learner"
     task: dict[str, Any]
     algorithm: dict[str, Any]
     warm_start: WarmStartSection = WarmStartSection()  # type: ignore[call-arg]
@@ -112,6 +134,7 @@ class Recipe(Section):
     engine: EngineSection = EngineSection()  # type: ignore[call-arg]
     learner: LearnerSection = LearnerSection()  # type: ignore[call-arg]
     critic: CriticSection | None = None
+    preference: PreferenceSection | None = None
     checkpoint: CheckpointSection = CheckpointSection()  # type: ignore[call-arg]
 
 

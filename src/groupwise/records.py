@@ -61,7 +61,8 @@ class Completion:
     version      which weights sampled it
     kept         the sampling support per token, or None where it was the whole vocabulary
     text         the decoded completion, without special tokens
-    score        reward units; NaN where scoring failed: such a completion neither votes nor trains
+    score        the task's score, reward units; NaN where scoring failed
+    learned      a reward model's score, reward units, where one scores: it trains, and `score` only tells the truth
     steps        (index into `tokens` of the token that ends the step, score of the step), where steps are scored
     """
 
@@ -73,7 +74,13 @@ class Completion:
 
     text: str = ""
     score: float = math.nan
+    learned: float | None = None
     steps: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def trains_on(self) -> float:
+        """What training sees of its quality; NaN: it neither votes nor trains."""
+        return self.score if self.learned is None else self.learned
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logp_engine):
@@ -100,7 +107,7 @@ class Batch:
     mask         [N,T] bool, True where the policy sampled the token
     length       [N] int64, prompt and completion tokens, padding not counted
     group        [N] int64, equal for the completions of one prompt
-    score        [N] reward units (the task's)
+    score        [N] reward units (the task's, or a reward model's where one scores)
     version      [N] int64, which weights sampled the row
     logp_engine  [N,T] nats (the engine's)
     kept         per row, the sampling support of its completion tokens, or None

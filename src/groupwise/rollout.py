@@ -65,6 +65,10 @@ class Prompts:
         return Prompt(sample, self.encode(sample.prompt))
 
 
+#: Prompts and completions, token ids, side by side -> a reward model's score of each, reward units.
+Judge = Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], list[float]]
+
+
 class Rollout:
     """Generates, scores and filters until a step has its groups."""
 
@@ -79,10 +83,11 @@ class Rollout:
         filter: Filter,
         state: StreamState | None = None,
         reads_steps: bool = False,
+        judge: Judge | None = None,
     ) -> None:
         self.engine, self.task, self.prompts, self.decode = engine, task, prompts, decode
         self.sampling, self.samples_per_prompt, self.filter = sampling, samples_per_prompt, filter
-        self.state, self.reads_steps = state or StreamState(), reads_steps
+        self.state, self.reads_steps, self.judge = state or StreamState(), reads_steps, judge
 
     def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> Harvest:
         """The next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short completions
@@ -115,7 +120,8 @@ class Rollout:
         during("generate")
         answers = sample(self.engine, prompts, seeds, self.samples_per_prompt, self.sampling)
         during("score")
-        return [score(self.task, p, a, self.decode, self.reads_steps) for p, a in zip(prompts, answers, strict=True)]
+        groups = [score(self.task, p, a, self.decode, self.reads_steps) for p, a in zip(prompts, answers, strict=True)]
+        return groups if self.judge is None else judged(groups, self.judge)
 
 
 def sample(
@@ -142,6 +148,16 @@ def score(
             told = dataclasses.replace(told, steps=_steps_at_tokens(task.steps(prompt.sample, text), told, decode))
         done.append(told)
     return Group(prompt, tuple(done))
+
+
+def judged(groups: Sequence[Group], judge: Judge) -> list[Group]:
+    """The groups with the judge's score of each completion beside the task's."""
+    asked = [(group.prompt.tokens, c.tokens) for group in groups for c in group.completions]
+    scores = iter(judge([prompt for prompt, _ in asked], [completion for _, completion in asked]))
+    return [
+        dataclasses.replace(g, completions=tuple(dataclasses.replace(c, learned=next(scores)) for c in g.completions))
+        for g in groups
+    ]
 
 
 def _steps_at_tokens(

@@ -18,13 +18,14 @@ import transformers
 from rich.console import Console
 
 from groupwise import checkpoint, journal, loop, recipe
-from groupwise.build import build
+from groupwise.build import REWARD_MODEL, build
 from groupwise.config import Blueprint, resolve, resolved_recipe
 from groupwise.engines.base import Sampling
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import GroupwiseError, UsageError
 from groupwise.journal import Journal
 from groupwise.models.load import load_policy
+from groupwise.preference import REPORT, read_report
 from groupwise.rollout import Evaluation, evaluate
 from groupwise.state import restore
 from groupwise.view import LiveView, PlainView, View
@@ -106,6 +107,7 @@ def summarise(plan: Blueprint, run: loop.Run) -> dict[str, Any]:
         "length_after": after["length_mean"],
         "heldout_problems": after["problems"],
         "heldout_samples": after["samples"],
+        **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
         "checks": worst_checks(plan.folder),
         "seconds_total": round(run.seconds_before + run.clock.total, 3),
         "seconds_training": round(run.seconds_training, 3),
@@ -117,6 +119,15 @@ def summarise(plan: Blueprint, run: loop.Run) -> dict[str, Any]:
             "transformers": transformers.__version__,
         },
     }
+
+
+def _reward_model_in_short(path: Path) -> dict[str, Any]:
+    """What summary.json says of the run's reward model, where it made one."""
+    if not path.is_file():
+        return {}
+    report = read_report(path).as_json()
+    names = ("accuracy", "accuracy_true", "ceiling", "share_of_ceiling", "calibration_error")
+    return {"reward_model": {name: report[name] for name in names}}
 
 
 def worst_checks(folder: Path) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,8 @@ from rich.text import Text
 
 from groupwise.rollout import Evaluation
 
+#: Shown where a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.
+EXTRAS = {"learned_mean": "learned score", "explained_variance": "explained variance"}
 BARS = "▁▂▃▄▅▆▇█"
 Row = Mapping[str, Any]
 
@@ -24,6 +26,8 @@ class View(Protocol):
     def plan(self, text: str) -> None: ...
 
     def warm_start(self, step: int, steps: int, loss: float) -> None: ...
+
+    def reward_model(self, step: int, steps: int, loss: float) -> None: ...
 
     def note(self, text: str) -> None: ...
 
@@ -45,8 +49,14 @@ class PlainView:
         self.say(text)
 
     def warm_start(self, step: int, steps: int, loss: float) -> None:
+        self._preparing("warm start", step, steps, loss)
+
+    def reward_model(self, step: int, steps: int, loss: float) -> None:
+        self._preparing("reward model", step, steps, loss)
+
+    def _preparing(self, what: str, step: int, steps: int, loss: float) -> None:
         if step % max(1, steps // 5) == 0 or step == steps:
-            self.say(f"warm start {step}/{steps}  loss {loss:.3f}")
+            self.say(f"{what} {step}/{steps}  loss {loss:.3f}")
 
     def note(self, text: str) -> None:
         self.say(text)
@@ -56,6 +66,7 @@ class PlainView:
             f"step {row['step']:>4}/{self.steps}  pass rate {_number(row['pass_rate'])}  "
             f"reward {_number(row['reward_mean'])}  length {_number(row['length_mean'], 1)}  "
             f"signal {_number(row['groups_mixed_share'])}  passed {_number(row['share_passed'])}  "
+            f"{_extras(row)}"
             f"{_phases(row['seconds'])}"
         )
 
@@ -84,9 +95,11 @@ class LiveView(PlainView):
         self.live = Live(console=self.console, refresh_per_second=8, transient=False, get_renderable=self.render)
         self.opened = False
 
-    def warm_start(self, step: int, steps: int, loss: float) -> None:
+    def _preparing(self, what: str, step: int, steps: int, loss: float) -> None:
+        if step == 1:
+            self.started = time.perf_counter()
         left = (time.perf_counter() - self.started) / step * (steps - step)
-        self.warming = f"warm start {bar(step / steps, 30)} {step}/{steps}  loss {loss:.3f}  about {left:.0f} s left"
+        self.warming = f"{what} {bar(step / steps, 30)} {step}/{steps}  loss {loss:.3f}  about {left:.0f} s left"
         self.open()
 
     def step(self, row: Row) -> None:
@@ -139,6 +152,7 @@ class LiveView(PlainView):
             ("completion length, tokens", "length_mean", 1),
             ("groups with signal", "groups_mixed_share", 2),
             ("gradient the trust region passes", "share_passed", 3),
+            *((label, key, 3) for key, label in EXTRAS.items() if key in row),
         ):
             table.add_row(label, _number(row[key], digits), Text(curve([r[key] for r in self.rows], 34), style="cyan"))
         return table
@@ -167,6 +181,10 @@ def curve(values: list[float], width: int) -> str:
         return ""
     low, span = min(known), (max(known) - min(known)) or 1.0
     return "".join(" " if v != v else BARS[min(7, int((v - low) / span * 8))] for v in values)
+
+
+def _extras(row: Row) -> str:
+    return "".join(f"{label} {_number(row[key])}  " for key, label in EXTRAS.items() if key in row)
 
 
 def _number(value: float, digits: int = 3) -> str:

@@ -16,6 +16,8 @@ from groupwise.models.quiet import quiet
 
 #: The `start` that is no folder: the policy's own weights.
 POLICY_START = "policy"
+#: The reward model that the run itself has.
+REWARD_START = "reward-model"
 
 
 def from_policy(policy: Any) -> Any:

@@ -22,6 +22,11 @@ class Shaping(Part, Protocol):
         """Whether step scores are read."""
         ...
 
+    @property
+    def needs_steps(self) -> bool:
+        """Whether there is no reward without them."""
+        ...
+
     def __call__(self, batch: Batch) -> Tensor: ...
 
 
@@ -44,6 +49,7 @@ class Outcome:
     overlong_cache: float = 0.0
     limit: int = 0
     step_scale: float = 0.0
+    needs_steps = False
 
     @property
     def reads_steps(self) -> bool:
@@ -75,6 +81,7 @@ class Steps:
 
     scale: float = 1.0
     reads_steps = True
+    needs_steps = True
 
     def __call__(self, batch: Batch) -> Tensor:
         return self.scale * at_step_ends(batch)
