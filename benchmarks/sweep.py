@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from groupwise.journal import read_metrics
 from groupwise.recipe import assignment
 
 
@@ -38,23 +39,36 @@ def one(recipe: str, algorithm: str, seed: int, settings: list[str], runs: Path)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     summary = json.loads((folder / "summary.json").read_text())
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {"recipe": recipe, "settings": settings, "commit": commit.stdout.strip(), **summary}
+    return {
+        "recipe": recipe,
+        "settings": settings,
+        "commit": commit.stdout.strip(),
+        "share_passed": mean_share(folder),
+        **summary,
+    }
+
+
+def mean_share(folder: Path) -> float:
+    """The mean over steps of the gradient that the trust region passes: `share_passed` of metrics.jsonl."""
+    shares = [row["share_passed"] for row in read_metrics(folder) if row.get("share_passed") is not None]
+    return sum(shares) / len(shares)
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """The rows as a Markdown table, with the worst and the mean of each algorithm."""
-    yield "| algorithm | seed | held out before | after | length before | after | seconds, training | in all |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| algorithm | seed | held out before | after | length before | after | passed | seconds, training | in all |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for name in dict.fromkeys(r["algorithm"] for r in rows):
         own = sorted((r for r in rows if r["algorithm"] == name), key=lambda r: r["seed"])
         for r in own:
+            share = f"{r['share_passed']:.3f}" if "share_passed" in r else ""
             yield (
                 f"| {name} | {r['seed']} | {r['heldout_before']:.3f} | {r['heldout_after']:.3f} | "
-                f"{r['length_before']:.1f} | {r['length_after']:.1f} | {r['seconds_training']:.0f} | "
+                f"{r['length_before']:.1f} | {r['length_after']:.1f} | {share} | {r['seconds_training']:.0f} | "
                 f"{r['seconds_total']:.0f} |"
             )
         after = [r["heldout_after"] for r in own]
-        yield f"| {name} | worst / mean | | **{min(after):.3f}** / {sum(after) / len(after):.3f} | | | | |"
+        yield f"| {name} | worst / mean | | **{min(after):.3f}** / {sum(after) / len(after):.3f} | | | | | |"
 
 
 def main(
