@@ -5,6 +5,7 @@ docs/algorithms.md is made here from the same rows: python -m groupwise.explain 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 
@@ -61,11 +62,37 @@ def _value(part: Part) -> str:
     return text
 
 
+def overview() -> str:
+    """The catalog as one Markdown table; README has it too."""
+    slots = ("shaping", "filter", "advantage", "ratio", "trust", "kl", "aggregate")
+    head = ["| name | paper | " + " | ".join(slots) + " |", "|---" * (2 + len(slots)) + "|"]
+    rows = [algorithm(name) for name in CATALOG]
+    told = [[row.name, row.paper.rpartition(", ")[2], *(_short(slot, row) for slot in slots)] for row in rows]
+    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in told)])
+
+
+def _short(slot: str, row: Algorithm) -> str:
+    """A part by its kind and the values it does not have by default; an empty cell where it does nothing."""
+    part = row.parts[slot]
+    if slot == "kl":
+        return describe(part).replace("beta=", "") if row.kl.beta else ""
+    kind = describe(part).partition("(")[0]
+    told = [(f.name, getattr(part, f.name), f.default) for f in dataclasses.fields(part)]  # type: ignore[arg-type]
+    always = slot == "trust"
+    shown = [(name, value) for name, value, default in told if value != default or (always and value)]
+    values = [name if value is True else f"{name} {value:g}" for name, value in shown]
+    if kind == "none" or (slot == "shaping" and kind == "outcome" and not values):
+        return ""
+    return f"{kind} ({', '.join(values)})" if values else kind
+
+
 def _page() -> Iterator[str]:
     yield "# The algorithms, each a row of parts"
     yield ""
     yield "Made from the catalog by `make docs`; `groupwise explain NAME` prints one of them, and"
     yield "`groupwise explain NAME --against OTHER` what differs between two."
+    yield ""
+    yield overview()
     yield ""
     yield NOTATION
     for name in CATALOG:

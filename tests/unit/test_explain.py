@@ -9,7 +9,7 @@ import pytest
 
 from groupwise import UsageError
 from groupwise.catalog import KINDS, algorithm, settings
-from groupwise.explain import compare, explain, objective, page
+from groupwise.explain import compare, explain, objective, overview, page
 from groupwise.rows import CATALOG
 
 
@@ -58,3 +58,7 @@ def test_what_differs_is_exactly_what_differs(name: str) -> None:
 def test_a_name_that_does_not_exist_gets_the_nearest_ones() -> None:
     with pytest.raises(UsageError, match="gspo"):
         explain("gsppo")
+
+
+def test_readme_has_the_catalogs_table() -> None:
+    assert overview() in (Path(__file__).parents[2] / "README.md").read_text()
