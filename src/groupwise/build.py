@@ -29,6 +29,7 @@ from groupwise.seeds import derive
 from groupwise.start import starting_policy
 from groupwise.state import save_run
 from groupwise.view import View
+from groupwise.whole import make_whole
 
 #: How many completions the probe after a weight load asks for, and how long they may be.
 PROBE_SAMPLES, PROBE_TOKENS = 4, 8
@@ -96,8 +97,7 @@ def _reward_model(plan: Blueprint, policy: Policy, journal: Journal, view: View)
     if not plan.preference_source:
         return None
     folder = plan.folder / REWARD_MODEL
-    if not folder.is_dir():
-        _make_reward_model(plan, policy, folder, view)
+    make_whole(folder, partial(_bring_reward_model, plan, policy, view), "the reward model")
     report = read_report(folder / REPORT) if (folder / REPORT).is_file() else None
     for line in report.in_words() if report else ():
         journal.log(line)
@@ -105,28 +105,17 @@ def _reward_model(plan: Blueprint, policy: Policy, journal: Journal, view: View)
     return load_reward_model(folder, device=plan.device)
 
 
-def _make_reward_model(plan: Blueprint, policy: Policy, folder: Path, view: View) -> None:
-    """Copied whole or not at all from where it was made before, or is made now."""
+def _bring_reward_model(plan: Blueprint, policy: Policy, view: View, folder: Path) -> None:
+    """A copy of the one that the recipe names, or of one made now (or before, the same)."""
     if plan.preference is None:
         origin = Path(plan.preference_source)
         load_reward_model(origin)
     else:
         path = None if plan.preference_source == SAMPLED_PAIRS else Path(plan.preference_source)
-        origin = reward_model(
-            policy,
-            plan.task,
-            plan.sampling,
-            plan.preference,
-            plan.seed,
-            plan.runs / ".cache",
-            path,
-            plan.max_rows,
-            view.reward_model,
-        )
-    beside = folder.with_name(f".partial-{folder.name}")
-    shutil.rmtree(beside, ignore_errors=True)
-    shutil.copytree(origin, beside)
-    beside.replace(folder)
+        cache = plan.runs / ".cache"
+        told = (plan.preference, plan.seed, cache, path, plan.max_rows, view.reward_model)
+        origin = reward_model(policy, plan.task, plan.sampling, *told)
+    shutil.copytree(origin, folder)
 
 
 def _critic(plan: Blueprint, policy: Policy) -> Critic | None:

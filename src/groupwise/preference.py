@@ -7,8 +7,6 @@ import hashlib
 import inspect
 import json
 import math
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from groupwise import pairs as pairs_module
 from groupwise.collate import microbatches
 from groupwise.engines.base import Sampling
 from groupwise.engines.local import LocalEngine
-from groupwise.errors import RunError, UsageError, disk_words
+from groupwise.errors import RunError, UsageError
 from groupwise.models import reward as reward_module
 from groupwise.models.load import Policy, digest
 from groupwise.models.reward import RewardModel, check_rows, reward_model_of
@@ -34,6 +32,7 @@ from groupwise.rollout import Prompts
 from groupwise.seeds import derive, stream
 from groupwise.supervised import fingerprint
 from groupwise.tasks.base import Task
+from groupwise.whole import make_whole
 
 REPORT = "preference.json"
 BINS = 10
@@ -176,9 +175,8 @@ def reward_model(
     code = [inspect.getsource(module) for module in (pairs_module, reward_module)]
     told = (*origin(policy), task, sampling, settings, seed, file, max_rows, device, *code)
     folder = cache / f"reward-{fingerprint(*told)}"
-    if not folder.is_dir():
-        make = partial(_make, policy, task, sampling, settings, seed, path, max_rows, on_step)
-        _fill(cache, folder, make)
+    make = partial(_make, policy, task, sampling, settings, seed, path, max_rows, on_step)
+    make_whole(folder, make, "the reward model")
     return folder
 
 
@@ -326,21 +324,6 @@ def _sampled(
     prompts = Prompts(task.samples("train"), policy.encode, derive(seed, "preference"))
     count = settings.pairs + settings.heldout_pairs
     return sample_pairs(engine, task, prompts, policy.decode, sampling, settings.samples, count, settings.noise, seed)
-
-
-def _fill(cache: Path, folder: Path, make: Callable[[Path], None]) -> None:
-    """Make the folder beside its place and move it there whole. Raises RunError where the disk refuses."""
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".partial-") as beside:
-            make(Path(beside) / "reward")
-            # Another process may have made the same model meanwhile: the bits are the same, keep the first.
-            if not folder.is_dir():
-                shutil.move(Path(beside) / "reward", folder)
-    except Exception as error:
-        if not disk_words(error):
-            raise
-        raise RunError(f"{cache}: the reward model cannot be saved: {disk_words(error)}; free space") from None
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from groupwise.errors import RunError, UsageError, disk_words
+from groupwise.errors import UsageError
 from groupwise.models.load import Policy, digest, load_policy, save_policy
 from groupwise.models.tiny import TinySpec
 from groupwise.supervised import WarmStart, fingerprint, warm_start
 from groupwise.tasks.base import Demonstrates, Task
+from groupwise.whole import make_whole
 
 TINY = {"tiny-dense": TinySpec()}
 
@@ -39,24 +38,8 @@ def starting_policy(
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model)).model)
     folder = cache / fingerprint(origin, task, warm, seed)
-    if not folder.is_dir():
-        _fill(cache, folder, partial(_make, model, task, warm, seed, on_step))
+    make_whole(folder, partial(_make, model, task, warm, seed, on_step), "the warm-started policy")
     return load_policy(folder, device=device)
-
-
-def _fill(cache: Path, folder: Path, make: Callable[[Path], None]) -> None:
-    """Make the policy beside its place and move it there whole. Raises RunError where the disk refuses."""
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".partial-") as beside:
-            make(Path(beside) / "policy")
-            # Another process may have made the same policy meanwhile: the bits are the same, keep the first.
-            if not folder.is_dir():
-                shutil.move(Path(beside) / "policy", folder)
-    except Exception as error:
-        if not disk_words(error):
-            raise
-        raise RunError(f"{cache}: the warm-started policy cannot be saved: {disk_words(error)}; free space") from None
 
 
 def _tell(on_step: Callable[[int, int, float], None], steps: int, step: int, loss: float) -> None:
