@@ -38,8 +38,11 @@ from tests.runs.test_run import assert_same_run
 class OverValue:
     """A = R - V with the completion's reward R: the least that reads a value."""
 
+    equation = "A = R - V"
+
     smallest_group = 1
     reads_value = True
+    reads_steps = False
 
     def __call__(
         self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
@@ -53,7 +56,11 @@ class OverValue:
 class FirstToken:
     """A reward of 1 where the completion's first token has an even id: to be seen from the second token on."""
 
+    equation = "R_i = 1 where the first token is even, at the last token"
+
     limit: int = 0
+    reads_steps = False
+    needs_steps = False
 
     def __call__(self, batch: Batch) -> Tensor:
         first = batch.mask & (batch.mask.cumsum(-1) == 1)
@@ -188,7 +195,7 @@ def test_the_critic_is_planned_and_its_memory_counted(changes, capsys):
 def test_what_a_critic_cannot_be_is_told_before_the_run(changes):
     with pytest.raises(UsageError, match=r"critic.clip: set, but nothing in this run reads it"):
         resolve(recipe.load("quickstart", {"critic.clip": 0.1}))
-    with pytest.raises(UsageError, match=r"critic.start = '/nowhere': there is no such folder"):
+    with pytest.raises(UsageError, match=r"critic.start = '/nowhere': no such folder"):
         resolve(recipe.load("quickstart", {**changes, "critic.start": "/nowhere"}))
     with pytest.raises(UsageError, match=r"critic.warmup_steps = 4: the policy would wait through all 4 steps"):
         resolve(recipe.load("quickstart", {**changes, "critic.warmup_steps": 4}))

@@ -124,6 +124,8 @@ OTHER: dict[str, Any] = {
     "device": "cpu",
     "runs": "elsewhere",
     "passes_per_batch": 3,
+    "logp_old": "engine",
+    "preference": {"pairs": 8},
     "learner.schedule": "cosine",
     "learner.precision": "bf16",
     "task": {"name": "arithmetic", "largest": 7},
