@@ -17,7 +17,15 @@ from groupwise.errors import RunError, UsageError
 from groupwise.models.load import Policy
 from groupwise.models.reward import RewardModel, load_reward_model, reward_model_of
 from groupwise.pairs import Comparison, Pair, encode_pairs, flip, read_pairs, sample_pairs, split_by_prompt
-from groupwise.preference import PreferenceReport, PreferenceSettings, report_on, reward_model, train_reward_model
+from groupwise.preference import (
+    REPORT,
+    PreferenceReport,
+    PreferenceSettings,
+    read_report,
+    report_on,
+    reward_model,
+    train_reward_model,
+)
 from groupwise.records import Sample
 from groupwise.rollout import Prompts
 
@@ -43,6 +51,11 @@ class Remainder:
 
     def score(self, sample: Sample, completion: str) -> float:
         return float(sum(map(ord, completion)) % self.spread)
+
+
+def opened(folder: Path) -> tuple[RewardModel, PreferenceReport]:
+    """A reward model and its report, from their folder."""
+    return load_reward_model(folder), read_report(folder / REPORT)
 
 
 def sevens(count: int, seed: int) -> list[Pair]:
@@ -197,11 +210,11 @@ def test_impossible_settings_are_refused_by_name(wrong):
 def test_the_cache_gives_the_same_model_and_report_without_training(policy, tmp_path):
     told: list[int] = []
     make = (policy, Remainder(), SHORT, SETTINGS, 0, tmp_path)
-    model, report = reward_model(*make, on_step=lambda step, steps, loss: told.append(step))
+    model, report = opened(reward_model(*make, on_step=lambda step, steps, loss: told.append(step)))
     assert told == list(range(1, report.updates + 1)) != []
     assert report.pairs + report.heldout_pairs == 32
     assert report.seconds > 0
-    again, same = reward_model(*make, on_step=lambda step, steps, loss: told.append(-1))
+    again, same = opened(reward_model(*make, on_step=lambda step, steps, loss: told.append(-1)))
     assert same == report
     assert -1 not in told
     assert again.scores([(5, 6)], [(7, 1)]) == model.scores([(5, 6)], [(7, 1)]) != [0.0]
@@ -229,7 +242,9 @@ def test_whatever_changes_the_model_has_a_place_of_its_own(policy, tmp_path):
 
 def test_a_file_is_held_out_in_part_and_has_no_ceiling(policy, tmp_path):
     data = write(tmp_path / "pairs.jsonl", *(vars(pair) for pair in sevens(50, seed=0)))
-    _, report = reward_model(policy, Remainder(), SHORT, replace(SETTINGS, heldout_pairs=500), 0, tmp_path, data)
+    _, report = opened(
+        reward_model(policy, Remainder(), SHORT, replace(SETTINGS, heldout_pairs=500), 0, tmp_path, data)
+    )
     assert (report.pairs, report.heldout_pairs) == (40, 10)
     assert report.ceiling is report.accuracy_true is report.share_of_ceiling is None
 
