@@ -219,6 +219,11 @@ def _demand_sources(plan: Blueprint) -> None:
         raise UsageError(
             f"algorithm.name = {plan.algorithm.name!r}: it needs scores of steps, and {plan.task} has none"
         )
+    if plan.algorithm.advantage.reads_steps and not plan.algorithm.shaping.reads_steps:
+        raise UsageError(
+            f"algorithm.advantage.kind: {describe(plan.algorithm.advantage)} reads rewards at step ends, and "
+            f'{describe(plan.algorithm.shaping)} gives none there; set algorithm.shaping.kind = "steps"'
+        )
     if plan.preference is None and plan.preference_source and not Path(plan.preference_source).is_dir():
         raise UsageError(f"preference.model = {plan.preference_source!r}: there is no such folder")
     if plan.old_from_engine and plan.algorithm.mismatch.reads_engine:
