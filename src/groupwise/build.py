@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from groupwise.checks import Probe
-from groupwise.config import SAMPLED_PAIRS, Blueprint
+from groupwise.config import REWARD_MODEL, SAMPLED_PAIRS, Blueprint
 from groupwise.critic import Critic
 from groupwise.engines.base import Engine, Request
 from groupwise.engines.local import LocalEngine
@@ -33,8 +33,6 @@ from groupwise.whole import make_whole
 
 #: How many completions the probe after a weight load asks for, and how long they may be.
 PROBE_SAMPLES, PROBE_TOKENS = 4, 8
-#: The reward model's place in the run folder.
-REWARD_MODEL = "reward_model"
 
 
 def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[], bool]) -> Run:

@@ -19,7 +19,7 @@ from groupwise.errors import UsageError
 from groupwise.learner import LearnerSettings, Schedule
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.preference import PreferenceSettings
-from groupwise.recipe import CriticSection, Recipe
+from groupwise.recipe import CriticSection, PreferenceSection, Recipe
 from groupwise.start import check_model
 from groupwise.supervised import WarmStart
 from groupwise.tasks import task
@@ -29,6 +29,10 @@ from groupwise.tasks.base import ScoresSteps, Task
 CRITIC_RATE = 10
 #: Where a reward model's pairs come from without a file.
 SAMPLED_PAIRS = "pairs of the policy's own completions, ranked by the task"
+#: The reward model's place in the run folder.
+REWARD_MODEL = "reward_model"
+#: Keys of [preference] that nothing reads where the pairs are a file's.
+ONLY_SAMPLING = ("pairs", "noise", "samples")
 
 
 class Reading:
@@ -172,6 +176,7 @@ def resolved_recipe(plan: Blueprint) -> Recipe:
             "task": {k: list(v) if isinstance(v, tuple) else v for k, v in told.items()},
             "algorithm": {"name": plan.algorithm.name, **settings(plan.algorithm)},
             "critic": _told_critic(plan),
+            "preference": _told_preference(plan),
         }
     )
 
@@ -224,7 +229,9 @@ def _demand_sources(plan: Blueprint) -> None:
             f"algorithm.advantage.kind: {describe(plan.algorithm.advantage)} reads rewards at step ends, and "
             f'{describe(plan.algorithm.shaping)} gives none there; set algorithm.shaping.kind = "steps"'
         )
-    if plan.preference is None and plan.preference_source and not Path(plan.preference_source).is_dir():
+    # A run that has begun has a copy of its own.
+    folders = Path(plan.preference_source), plan.folder / REWARD_MODEL
+    if plan.preference is None and plan.preference_source and not any(folder.is_dir() for folder in folders):
         raise UsageError(f"preference.model = {plan.preference_source!r}: there is no such folder")
     if plan.old_from_engine and plan.algorithm.mismatch.reads_engine:
         raise UsageError(
@@ -296,10 +303,19 @@ def _preference(section: Any) -> dict[str, Any]:
     if section.model is not None:
         return {"preference": None, "preference_source": section.model}
     # A file's pairs are what they are: the keys that only sampling has are not read then, and refused if set.
-    unused = ("pairs", "noise", "samples") if section.path is not None else ()
+    unused = ONLY_SAMPLING if section.path is not None else ()
     names = [f.name for f in dataclasses.fields(PreferenceSettings) if f.name not in unused]
     made = PreferenceSettings(**{name: getattr(section, name) for name in names})
     return {"preference": made, "preference_source": section.path or SAMPLED_PAIRS}
+
+
+def _told_preference(plan: Blueprint) -> PreferenceSection | None:
+    """Without the keys that its source leaves unread: the recipe of a run must be one that can be read again."""
+    section = plan.recipe.preference
+    if section is None or plan.preference_source == SAMPLED_PAIRS:
+        return section
+    unread = ONLY_SAMPLING if plan.preference else [f.name for f in dataclasses.fields(PreferenceSettings)]
+    return section.model_copy(update=dict.fromkeys(unread))
 
 
 def _describe_preference(plan: Blueprint) -> str:

@@ -18,8 +18,8 @@ import transformers
 from rich.console import Console
 
 from groupwise import checkpoint, journal, loop, recipe
-from groupwise.build import REWARD_MODEL, build
-from groupwise.config import Blueprint, resolve, resolved_recipe
+from groupwise.build import build
+from groupwise.config import REWARD_MODEL, Blueprint, resolve, resolved_recipe
 from groupwise.engines.base import Sampling
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import GroupwiseError, UsageError

@@ -13,7 +13,8 @@ from groupwise import recipe
 from groupwise.catalog import CATALOG, algorithm, settings
 from groupwise.config import resolve, resolved_recipe
 from groupwise.errors import UsageError
-from groupwise.recipe import Recipe
+from groupwise.parts.aggregate import Constant
+from groupwise.recipe import PreferenceSection, Recipe
 
 RECIPES = sorted(recipe.recipe_folder().glob("*.toml"))
 
@@ -136,6 +137,8 @@ OTHER: dict[str, Any] = {
     "learner.beta1": 0.5,
     "learner.beta2": 0.5,
     "warm_start.warmup": 0.5,
+    "logp_old": "engine",
+    "preference": {},
 }
 
 
@@ -151,7 +154,7 @@ def keys(model: type[BaseModel], path: str = ""):
 @pytest.mark.parametrize("key", [k for k in keys(Recipe) if k not in ("engine.name", "device", "critic")])
 def test_every_key_changes_the_run(key: str):
     """An option that is accepted and then ignored is the worst kind of bug. `device` and `engine.name` have one value
-    here; the quickstart has no critic, whose keys tests/runs/test_critic_run.py goes through."""
+    here; the quickstart has no critic, whose keys tests/runs/test_critic_run.py goes through, and no reward model."""
     base = recipe.load("quickstart")
     now: Any = base
     for part in key.split("."):
@@ -161,3 +164,34 @@ def test_every_key_changes_the_run(key: str):
     before = resolve(base)
     different = {f for f in vars(before) if f != "recipe" and getattr(before, f) != getattr(changed, f)}
     assert different
+
+
+@pytest.mark.parametrize("key", list(PreferenceSection.model_fields))
+def test_every_key_of_a_reward_model_changes_it(key: str):
+    base = resolve(recipe.load("quickstart", {"preference": {}}))
+    others = {"model": ".", "path": "pairs.jsonl", "noise": 0.2}
+    other = others[key] if key in others else getattr(base.preference, key) * 2 + 1
+    changed = resolve(recipe.load("quickstart", {"preference": {key: other}}))
+    if key in ("model", "path"):
+        assert changed.preference_source == other
+        assert (changed.preference is None) == (key == "model")
+        return
+    assert changed.preference_source == base.preference_source
+    assert vars(changed.preference) == {**vars(base.preference), key: other}
+
+
+@pytest.mark.parametrize(
+    "source", [{}, {"pairs": 7, "noise": 0.0}, {"path": "pairs.jsonl", "epochs": 2}, {"model": "."}]
+)
+def test_a_resolved_recipe_with_a_reward_model_reads_back(source: dict[str, Any]):
+    """A key that its source leaves unread must not stand in the recipe of the run: no resume would take it."""
+    plan = resolve(recipe.load("rlhf", {"preference": source}))
+    again = resolve(recipe.parse(tomllib.loads(recipe.dump(resolved_recipe(plan))), "again"))
+    assert (again.preference, again.preference_source) == (plan.preference, plan.preference_source)
+    assert again.plan() == plan.plan()
+
+
+@pytest.mark.parametrize(("told", "limit"), [({}, 9), ({"algorithm.aggregate.limit": 5}, 5)])
+def test_dr_grpos_limit_is_the_samplings(told: dict[str, Any], limit: int):
+    chosen = {"algorithm.name": "dr-grpo", "sampling.max_new_tokens": 9, **told}
+    assert resolve(recipe.load("quickstart", chosen)).algorithm.aggregate == Constant(limit)

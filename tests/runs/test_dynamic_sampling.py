@@ -1,0 +1,178 @@
+"""Runs that replace groups without signal: what trains, what is counted, when they give up, and how they go on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import groupwise
+from groupwise import checkpoint, cli, loop, recipe
+from groupwise.config import resolve
+from groupwise.engines.local import LocalEngine
+from groupwise.journal import read_metrics
+from groupwise.rollout import Prompts
+from groupwise.run import resume
+from groupwise.tasks.arithmetic import Arithmetic
+from tests.runs.test_run import assert_same_run
+
+#: Groups of a step; a round never asks for more than four times what lacks.
+WANTED, MOST_A_ROUND = 8, 32
+
+
+@pytest.fixture
+def changes(small) -> dict[str, Any]:
+    """About half of the groups mix right and wrong, so that rounds are refilled and some leave a surplus."""
+    return small(algorithm__name="dapo", samples_per_prompt=6, steps=5, checkpoint__every=9, evaluation__problems=4)
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    return [r for r in read_metrics(folder) if "pass_rate" in r]
+
+
+def rollouts(folder: Path, step: int) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    return [r for r in rows if r["step"] == step]
+
+
+def by_group(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    return groups
+
+
+def mixed(rows: list[dict[str, Any]]) -> bool:
+    return 0 < sum(r["score"] == 1 for r in rows) < len(rows)
+
+
+@pytest.mark.parametrize("rounds", [1, 10])
+def test_only_the_counted_fallback_trains_without_signal(rounds: int, changes):
+    folder = groupwise.train("quickstart", {**changes, "algorithm.filter.max_rounds": rounds}).folder
+    for row in steps(folder):
+        trained = by_group([r for r in rollouts(folder, row["step"]) if r["fate"] == "trained"])
+        uniform = [rows for rows in trained.values() if not mixed(rows)]
+        assert len(trained) == WANTED
+        assert len(uniform) == row["groups_fallback"]
+    assert any(row["groups_fallback"] for row in steps(folder)) == (rounds == 1)
+    assert all(row["rounds"] <= rounds for row in steps(folder))
+
+
+def told_again(folder: Path, rounds: int) -> list[dict[str, int]]:
+    """Every step's counts, from nothing but the scores in rollouts.jsonl and the order of the prompts."""
+    plan = resolve(recipe.parse(tomllib.loads((folder / "recipe.toml").read_text()), "told"))
+    prompts = Prompts(plan.task.samples("train"), lambda text: (), plan.seed)
+    cursor = waiting = 0
+    rate, told = 1.0, []
+    for step in range(1, plan.steps + 1):
+        fresh = [r for r in rollouts(folder, step) if r["fresh"]]
+        verdicts = {rows[0]["key"]: mixed(rows) for rows in by_group(fresh).values()}
+        kept, generated, done = waiting, 0, 0
+        while kept < WANTED and done < rounds:
+            count = math.ceil((WANTED - kept) / max(rate, 0.25))
+            found = [verdicts.pop(prompts.draw(cursor + i).sample.key) for i in range(count)]
+            cursor, generated, done = cursor + count, generated + count, done + 1
+            kept, rate = kept + sum(found), sum(found) / count
+        assert not verdicts, "these prompts were not the next ones, or one more round than needed was made"
+        waiting_before, waiting = waiting, max(0, kept - WANTED)
+        told.append(
+            {
+                "rounds": done,
+                "groups_generated": generated,
+                "groups_dropped": generated - (kept - waiting_before),
+                "groups_fallback": max(0, WANTED - kept),
+                "groups_surplus": waiting,
+                "generated_completions": len(fresh),
+                "generated_tokens": sum(r["tokens"] for r in fresh),
+            }
+        )
+    return told
+
+
+@pytest.mark.parametrize("rounds", [2, 10])
+def test_every_count_of_the_refill_is_that_of_the_rollouts(rounds: int, changes):
+    folder = groupwise.train("quickstart", {**changes, "algorithm.filter.max_rounds": rounds}).folder
+    told = told_again(folder, rounds)
+    assert [{key: row[key] for key in expected} for row, expected in zip(steps(folder), told, strict=True)] == told
+    assert {row["rounds"] for row in told} > {1}
+    assert any(row["groups_surplus"] for row in told)
+
+
+def test_a_task_that_nobody_can_solve_ends_the_command_in_one_line(changes, monkeypatch, capsys):
+    monkeypatch.setattr(Arithmetic, "score", lambda self, sample, completion: 0.0)
+    asked: list[int] = []
+    real = LocalEngine.generate
+
+    def counted(self, requests, sampling):
+        asked.append(len(requests))
+        return real(self, requests, sampling)
+
+    monkeypatch.setattr(LocalEngine, "generate", counted)
+    settings = {**changes, "algorithm.filter.max_rounds": 3, "name": "hopeless"}
+    words = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    monkeypatch.setattr(sys, "argv", ["groupwise", "train", "quickstart", *words])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 1
+    told = capsys.readouterr().err.strip().splitlines()
+    assert len(told) == 1
+    found = re.match(
+        r"groupwise: step 1: 3 rounds gave (\d+) groups and not one that mixes .*too hard for this", told[0]
+    )
+    assert found, told
+    assert int(found[1]) == WANTED + 2 * MOST_A_ROUND
+    # The probe's question and the evaluation before step 1, then the rounds.
+    assert asked == [1, changes["evaluation.problems"], WANTED, MOST_A_ROUND, MOST_A_ROUND]
+    folder = Path(changes["runs"]) / "hopeless"
+    assert not steps(folder)
+    assert told[0].removeprefix("groupwise: ") in (folder / "log.txt").read_text()
+
+
+def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person stops the run while this step is made."""
+    real = loop.train_step
+
+    def stopping(run: loop.Run) -> dict[str, Any]:
+        if run.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(run)
+
+    monkeypatch.setattr(loop, "train_step", stopping)
+
+
+def end_state(folder: Path) -> dict[str, Any]:
+    """What the last checkpoint says of the run, but for its times."""
+    newest, _ = checkpoint.newest_good(folder / "checkpoints")
+    assert newest is not None
+    return {k: v for k, v in checkpoint.read_state(newest).items() if not k.startswith("seconds")}
+
+
+def test_a_run_stopped_while_groups_wait_goes_on_to_the_same_bits(changes, monkeypatch):
+    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
+    step, row = max(enumerate(steps(whole)[:-1], start=1), key=lambda found: found[1]["groups_surplus"])
+    waiting = row["groups_surplus"]
+    assert waiting > 0, "nothing waits at any stop; take other settings"
+
+    with monkeypatch.context() as during:
+        stop_after(step, during)
+        cut = groupwise.train("quickstart", {**changes, "name": "cut"})
+    assert cut.stopped_by == signal.SIGTERM
+    assert [r["step"] for r in steps(cut.folder)] == list(range(1, step + 1))
+    stream = end_state(cut.folder)["stream"]
+    assert len(stream["surplus"]) == waiting
+    assert stream["cursor"] == sum(r["groups_generated"] for r in steps(cut.folder))
+
+    assert resume(cut.folder).finished
+    assert_same_run(whole, cut.folder)
+    assert end_state(whole) == end_state(cut.folder)
+    waited = [r for r in rollouts(cut.folder, step + 1) if r["fate"] == "trained" and not r["fresh"]]
+    assert len(waited) == waiting * changes["samples_per_prompt"]
+    assert {r["version"] for r in waited} == {step - 1}, "the weights of the step that sampled them"

@@ -1,0 +1,257 @@
+"""Every row of the catalog trains from a recipe to the end, and what only some of them have is seen in their runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import groupwise
+from groupwise import checkpoint, checks, recipe, tasks
+from groupwise.catalog import CATALOG, settings
+from groupwise.config import Blueprint, resolve
+from groupwise.engines.local import LocalEngine
+from groupwise.errors import UsageError
+from groupwise.journal import read_metrics
+from groupwise.records import Completion
+from groupwise.start import starting_policy
+from groupwise.tasks.arithmetic import Arithmetic
+
+#: What a small step may have no number for: nobody was right, or no advantage had that sign.
+MAY_BE_EMPTY = {"length_right_mean", "length_wrong_mean", "share_passed_positive", "share_passed_negative"}
+KL_AT_START = "KL to the reference is 0 at step 0"
+LIVE_OLD = "live = old on the first update"
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    return [r for r in read_metrics(folder) if "pass_rate" in r]
+
+
+def rollouts(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest, _ = checkpoint.newest_good(folder / "checkpoints")
+    assert newest is not None
+    return load_file(newest / "policy" / "model.safetensors")
+
+
+def first_weights(plan: Blueprint) -> dict[str, torch.Tensor]:
+    cache = plan.runs / ".cache"
+    policy = starting_policy(plan.model, plan.task, plan.warm, plan.seed, cache, plan.device, lambda *_: None)
+    return dict(policy.model.named_parameters())
+
+
+def same_plan(a: Blueprint, b: Blueprint) -> bool:
+    """In all but the recipe's own text, which the resolved one says in full."""
+    return all(getattr(a, f.name) == getattr(b, f.name) for f in fields(a) if f.name != "recipe")
+
+
+def first_checks(folder: Path) -> dict[str, str]:
+    return {name: check["verdict"] for name, check in steps(folder)[0]["checks"].items()}
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG))
+def test_every_row_trains(name: str, small):
+    changes = small(algorithm__name=name, name="it", steps=2, evaluation__problems=4, checkpoint__every=9)
+    plan = resolve(recipe.load("quickstart", changes))
+    run = groupwise.train("quickstart", changes)
+
+    rows = steps(run.folder)
+    assert [r["step"] for r in rows] == [1, 2]
+    for row in rows:
+        assert {k for k, v in row.items() if v is None} <= MAY_BE_EMPTY
+        assert "fail" not in [c["verdict"] for c in row["checks"].values()]
+        assert row["updates"] == 2 * (4 if name == "ppo" else 1)
+        assert row["updates_skipped"] == 0
+        assert row["advantage_abs_mean"] > 0
+        assert row["gradient_norm"] > 0
+        assert 0 < row["share_passed"] <= 1
+    measured = {n for n, verdict in first_checks(run.folder).items() if verdict == "pass"}
+    everywhere = set(first_checks(run.folder)) - {KL_AT_START}
+    assert len(everywhere) == 4
+    assert measured == everywhere | ({KL_AT_START} if plan.algorithm.kl.beta else set())
+
+    start, end = first_weights(plan), final_weights(run.folder)
+    assert [k for k in end if torch.equal(start[k], end[k])] == [], "these weights stood still"
+
+    assert json.loads((run.folder / "summary.json").read_text()) == run.summary
+    assert (run.summary["algorithm"], run.summary["steps"]) == (name, 2)
+    told = tomllib.loads((run.folder / "recipe.toml").read_text())
+    assert told["algorithm"] == {"name": name, **settings(plan.algorithm)}
+    assert (told["passes_per_batch"], "critic" in told) == ((4, True) if name == "ppo" else (1, False))
+    assert same_plan(resolve(recipe.parse(told, "again")), plan)
+
+
+def test_ppos_critic_is_measured_in_every_step(small):
+    folder = groupwise.train("quickstart", small(algorithm__name="ppo", steps=2)).folder
+    first, second = (row["explained_variance"] for row in steps(folder))
+    assert first == pytest.approx(0, abs=1e-6), "a head of zeros explains nothing"
+    assert abs(second) > 1e-6
+    assert all(row["value_loss"] > 0 for row in steps(folder))
+
+
+def test_dr_grpos_limit_is_the_runs_own(small):
+    folder = groupwise.train("quickstart", small(algorithm__name="dr-grpo", steps=1)).folder
+    assert tomllib.loads((folder / "recipe.toml").read_text())["algorithm"]["aggregate"]["limit"] == 12
+
+
+@dataclass(frozen=True)
+class WithoutSteps:
+    """Arithmetic that scores whole completions only."""
+
+    largest: int = 4
+
+    @property
+    def alphabet(self) -> str:
+        return Arithmetic().alphabet
+
+    def samples(self, split: str):
+        return Arithmetic(largest=self.largest).samples(split)
+
+    def score(self, sample, completion: str) -> float:
+        return Arithmetic().score(sample, completion)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        (
+            {"algorithm.name": "grpo-process", "task": {"name": "without-steps"}},
+            r"algorithm.name = 'grpo-process': it needs scores of steps, and WithoutSteps\(largest=4\) has none",
+        ),
+        (
+            {"algorithm.name": "grpo", "critic.learning_rate": 1e-3},
+            "critic.learning_rate: set, but nothing in this run reads it",
+        ),
+        (
+            {"algorithm.name": "grpo", "logp_old": "engine", "algorithm.mismatch.kind": "tis"},
+            r"logp_old = 'engine': then pi_old / pi_engine is 1 and tis\(cap=2.0\) corrects nothing",
+        ),
+        ({"algorithm.name": "gspo", "algorithm.mismatch.kind": "icepop"}, r"mismatch.kind .*\"sequence-mis\""),
+    ],
+)
+def test_what_does_not_go_together_is_one_line_before_anything_is_made(chosen, told: str, small, monkeypatch):
+    monkeypatch.setattr(tasks, "TASKS", {**tasks.TASKS, "without-steps": WithoutSteps})
+    changes = {**small(), **chosen}
+    for key in [k for k in changes if k.startswith("task.") and "task" in chosen]:
+        del changes[key]
+    with pytest.raises(UsageError, match=told) as error:
+        groupwise.train("quickstart", changes)
+    assert "\n" not in str(error.value)
+    assert not list(Path(changes["runs"]).glob("quickstart*"))
+
+
+def test_a_row_that_can_use_steps_goes_without_them_where_the_task_has_none(small, monkeypatch):
+    """PPO's step_scale asks for no steps: it is only said that there are none."""
+    monkeypatch.setattr(tasks, "TASKS", {**tasks.TASKS, "without-steps": WithoutSteps})
+    plan = resolve(
+        recipe.load("quickstart", {"algorithm.name": "ppo", "task": {"name": "without-steps"}, "warm_start.steps": 0})
+    )
+    assert "this task has none: rewards come at the end only" in plan.plan()
+
+
+def tell_otherwise(monkeypatch: pytest.MonkeyPatch, nats: float) -> None:
+    """The engine tells every second token of a completion as likelier than it was, and nothing stops the run for it."""
+    real = LocalEngine.generate
+
+    def generate(self, requests, sampling):
+        return [tuple(shifted(c, nats) for c in group) for group in real(self, requests, sampling)]
+
+    monkeypatch.setattr(LocalEngine, "generate", generate)
+    monkeypatch.setattr(checks, "ENGINE_LIMIT", 100.0)
+
+
+def shifted(completion: Completion, nats: float) -> Completion:
+    told = tuple(x + nats * (i % 2) for i, x in enumerate(completion.logp_engine))
+    return dataclasses.replace(completion, logp_engine=told)
+
+
+def shifted_share(folder: Path) -> float:
+    """Of the tokens that train, those whose log-probability the engine told otherwise."""
+    lengths = [r["tokens"] for r in rollouts(folder) if r["fate"] == "trained"]
+    return sum(n // 2 for n in lengths) / sum(lengths)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nats", "there"),
+    [
+        ("tis", 0.0, 1.0),
+        ("tis", -1.0, 2.0),
+        ("tis", 1.0, math.exp(-1)),
+        ("icepop", -1.0, math.e),
+        ("icepop", 1.0, 0.0),
+        ("none", 1.0, None),
+    ],
+)
+def test_an_engine_mismatch_is_corrected_and_logged(kind: str, nats: float, there: float | None, small, monkeypatch):
+    """`there` is the correction of the tokens that the engine told otherwise; that of the others is 1."""
+    tell_otherwise(monkeypatch, nats)
+    folder = groupwise.train("quickstart", small(steps=1, algorithm__mismatch__kind=kind)).folder
+    row, share = steps(folder)[0], shifted_share(folder)
+    if there is None:
+        assert not [key for key in row if "correction" in key]
+        return
+    assert row["correction_mean"] == pytest.approx(1 - share + there * share, abs=1e-4)
+    assert row["correction_rejected_share"] == pytest.approx(share if there == 0 else 0, abs=1e-12)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_old_log_probabilities_may_be_the_engines(updates: int, small):
+    changes = small(steps=2, logp_old="engine", updates_per_batch=updates)
+    folder = groupwise.train("quickstart", changes).folder
+    for row in steps(folder):
+        verdicts = {name: check["verdict"] for name, check in row["checks"].items()}
+        assert verdicts.pop(LIVE_OLD) == "not measured"
+        if row["step"] > 1:
+            verdicts.pop(KL_AT_START)
+        assert set(verdicts.values()) == {"pass"}
+    assert f"step 1: {LIVE_OLD}: not measured (logp_old is the engine's" in (folder / "log.txt").read_text()
+
+
+def test_the_ratio_is_then_to_what_the_engine_told(small, monkeypatch):
+    tell_otherwise(monkeypatch, 0.5)
+    changes = small(steps=1, updates_per_batch=1)
+    alone = groupwise.train("quickstart", {**changes, "name": "alone"}).folder
+    engine = groupwise.train("quickstart", {**changes, "name": "engine", "logp_old": "engine"}).folder
+    assert steps(alone)[0]["ratio_mean"] == 1
+    share = shifted_share(engine)
+    assert steps(engine)[0]["ratio_mean"] == pytest.approx(1 - share + math.exp(-0.5) * share, abs=1e-4)
+
+
+def test_completions_cut_at_the_limit_neither_vote_nor_train(small):
+    changes = small(steps=2, samples_per_prompt=8, sampling__max_new_tokens=4, algorithm__filter__mask_truncated=True)
+    folder = groupwise.train("quickstart", changes).folder
+    rows, told_apart = rollouts(folder), 0
+    for step in steps(folder):
+        here = [r for r in rows if r["step"] == step["step"]]
+        whole = [r for r in here if r["finish"] == "stop"]
+        assert 0 < len(whole) < len(here)
+        assert step["trained_completions"] == len(whole)
+        assert step["trained_tokens"] == sum(r["tokens"] for r in whole)
+        assert [r["advantage"] for r in here if r["finish"] == "length"] == [0.0] * (len(here) - len(whole))
+        for group in {r["group"] for r in here}:
+            everyone = [r for r in here if r["group"] == group]
+            votes = [r for r in everyone if r["finish"] == "stop"]
+            found = [r["advantage"] for r in votes]
+            assert found == pytest.approx(zscores([r["score"] for r in votes]), abs=1e-6)
+            with_cut = zip(everyone, zscores([r["score"] for r in everyone]), strict=True)
+            other = [z for r, z in with_cut if r["finish"] == "stop"]
+            told_apart += any(found) and other != pytest.approx(found, abs=1e-3)
+    assert told_apart, "the votes of the cut would have changed nothing here"
+
+
+def zscores(scores: list[float]) -> list[float]:
+    if len(scores) < 2 or max(scores) - min(scores) <= 1e-6:
+        return [0.0] * len(scores)
+    return [(s - statistics.fmean(scores)) / (statistics.stdev(scores) + 1e-6) for s in scores]
