@@ -137,8 +137,6 @@ OTHER: dict[str, Any] = {
     "learner.beta1": 0.5,
     "learner.beta2": 0.5,
     "warm_start.warmup": 0.5,
-    "logp_old": "engine",
-    "preference": {},
 }
 
 
