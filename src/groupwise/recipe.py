@@ -54,8 +54,9 @@ class EngineSection(Section):
     max_rows: int = Field(512, ge=1)
 
 
-class LearnerSection(Section):
-    learning_rate: float = Field(1e-6, ge=0)
+class OptimizerSection(Section):
+    """AdamW and what surrounds it, the same for the policy and the critic."""
+
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
     epsilon: float = Field(1e-8, gt=0)
@@ -64,10 +65,14 @@ class LearnerSection(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     clip_norm: float = Field(1.0, ge=0)
     tokens_per_microbatch: int = Field(16384, ge=1)
+
+
+class LearnerSection(OptimizerSection):
+    learning_rate: float = Field(1e-6, ge=0)
     precision: Literal["fp32", "bf16"] = "fp32"
 
 
-class CriticSection(Section):
+class CriticSection(OptimizerSection):
     """The critic of an algorithm that reads values; where none does, nothing here may be set.
 
     Without a learning_rate it learns at ten times the policy's.
@@ -75,14 +80,6 @@ class CriticSection(Section):
 
     learning_rate: float | None = Field(None, ge=0)
     clip: float = Field(0.2, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    epsilon: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    warmup_updates: int = Field(0, ge=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    clip_norm: float = Field(1.0, ge=0)
-    tokens_per_microbatch: int = Field(16384, ge=1)
     warmup_steps: int = Field(0, ge=0)
     start: str = Field("policy", min_length=1)
 
