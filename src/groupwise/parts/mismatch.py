@@ -118,24 +118,14 @@ class SequenceMIS:
 
 
 @dataclass(frozen=True)
-class IcePop:
-    """correction = k where floor <= k <= cap, 0 elsewhere, token by token: the masked form with both sides bounded.
+class IcePop(MIS):
+    """MIS with both sides bounded: correction = k where floor <= k <= cap, 0 elsewhere, token by token.
 
     Source: IcePop, Ring-1T report, eq 1 to 3.
     """
 
-    equation = "c = k where floor <= k <= cap, else 0;  k_t = pi_old(t) / pi_engine(t)"
-
-    floor: float = 0.5
     cap: float = 5.0
-    reads_engine = True
-    varies = True
-
-    def __post_init__(self) -> None:
-        _demand_band(self.floor, self.cap)
-
-    def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
-        return _within(_log_k(logp_old, logp_engine, mask), self.floor, self.cap, mask)
+    floor: float = 0.5
 
 
 def _log_k(logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
