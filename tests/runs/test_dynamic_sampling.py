@@ -157,8 +157,8 @@ def end_state(folder: Path) -> dict[str, Any]:
 
 def test_a_run_stopped_while_groups_wait_goes_on_to_the_same_bits(changes, monkeypatch):
     whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
-    step, row = max(enumerate(steps(whole)[:-1], start=1), key=lambda found: found[1]["groups_surplus"])
-    waiting = row["groups_surplus"]
+    row = max(steps(whole)[1:-1], key=lambda row: row["groups_surplus"])
+    step, waiting = row["step"], row["groups_surplus"]
     assert waiting > 0, "nothing waits at any stop; take other settings"
 
     with monkeypatch.context() as during:
@@ -168,6 +168,7 @@ def test_a_run_stopped_while_groups_wait_goes_on_to_the_same_bits(changes, monke
     assert [r["step"] for r in steps(cut.folder)] == list(range(1, step + 1))
     stream = end_state(cut.folder)["stream"]
     assert len(stream["surplus"]) == waiting
+    assert 0.25 < stream["keep_rate"] < 1, "a rate that was lost would not be missed"
     assert stream["cursor"] == sum(r["groups_generated"] for r in steps(cut.folder))
 
     assert resume(cut.folder).finished
