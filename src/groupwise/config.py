@@ -18,6 +18,7 @@ from groupwise.engines.base import Sampling
 from groupwise.errors import UsageError
 from groupwise.learner import LearnerSettings, Schedule
 from groupwise.models.value import POLICY_START, REWARD_START
+from groupwise.parts.filters import KeepAll
 from groupwise.preference import PreferenceSettings
 from groupwise.recipe import CriticSection, PreferenceSection, Recipe
 from groupwise.start import check_model
@@ -122,6 +123,7 @@ class Blueprint:
             *(f"  {slot:<10} {describe(part)}" for slot, part in a.parts.items()),
             *([f"critic       {_describe_critic(self.critic)}"] if self.critic else []),
             *([f"reward model {_describe_preference(self)}"] if self.preference_source else []),
+            *(f"             beside it the task's own score decides {told}" for told in _leaks(self)),
             *([f"step scores  {_describe_steps(self.task)}"] if a.reads_steps else []),
             f"step         {self.prompts_per_step} prompts x {self.samples_per_prompt} samples = {rows} completions of "
             f"at most {self.sampling.max_new_tokens} tokens",
@@ -325,6 +327,16 @@ def _describe_preference(plan: Blueprint) -> str:
     if plan.preference_source != SAMPLED_PAIRS:
         return f"from the pairs in {plan.preference_source}, {made.epochs} epochs"
     return f"from {made.pairs} {SAMPLED_PAIRS}, {made.noise:.0%} of the labels wrong, {made.epochs} epochs"
+
+
+def _leaks(plan: Blueprint) -> list[str]:
+    """Where the truth reaches a policy that is said to be trained on a learned score."""
+    if not plan.preference_source:
+        return []
+    steps = plan.algorithm.reads_steps and isinstance(plan.task, ScoresSteps)
+    by_correctness = not isinstance(plan.algorithm.filter, KeepAll)
+    told = ((by_correctness, "which groups train (algorithm.filter)"), (steps, "step rewards (algorithm.shaping)"))
+    return [words for found, words in told if found]
 
 
 def _describe_steps(task: Task) -> str:

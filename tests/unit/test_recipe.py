@@ -193,3 +193,11 @@ def test_a_resolved_recipe_with_a_reward_model_reads_back(source: dict[str, Any]
 def test_dr_grpos_limit_is_the_samplings(told: dict[str, Any], limit: int):
     chosen = {"algorithm.name": "dr-grpo", "sampling.max_new_tokens": 9, **told}
     assert resolve(recipe.load("quickstart", chosen)).algorithm.aggregate == Constant(limit)
+
+
+def test_the_plan_says_where_the_truth_reaches_a_policy_trained_on_a_learned_score():
+    told = {name: resolve(recipe.load("rlhf", {"algorithm": {"name": name}})).plan() for name in ("grpo", "ppo", "dapo")}
+    assert "the task's own score decides" not in told["grpo"]
+    assert "the task's own score decides step rewards" in told["ppo"]
+    assert "the task's own score decides which groups train" in told["dapo"]
+    assert "the task's own score decides" not in resolve(recipe.load("rlhf")).plan()
