@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import groupwise
-from groupwise import checkpoint, config
+from groupwise import checkpoint
+from groupwise.checks import Probe
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import CheckFailed, RunError
 from groupwise.journal import read_metrics
@@ -38,6 +39,21 @@ def test_an_engine_that_keeps_its_old_weights(rate, small, monkeypatch):
     folder = Path(changes["runs"]) / "stale"
     assert steps_done(folder) == 0
     assert "still serves the weights of before" in (folder / "log.txt").read_text()
+
+
+def test_an_engine_that_keeps_its_old_weights_after_a_resume(small, monkeypatch):
+    """In the first step already: what the next load must change are the restored weights' answers, not the start's."""
+    settings = small(steps=3, learner__learning_rate=1e-6, checkpoint__keep=3)
+    folder = groupwise.train("quickstart", settings).folder
+    (checkpoint.folder_of(folder / "checkpoints", 3) / checkpoint.MANIFEST).unlink()
+    real = LocalEngine.load_weights
+
+    def until_two(self, weights, version):
+        real(self, weights, version) if version <= 2 else setattr(self, "_version", version)
+
+    monkeypatch.setattr(LocalEngine, "load_weights", until_two)
+    with pytest.raises(CheckFailed, match=r"step 3: .*the engine still serves the weights of before"):
+        resume(folder)
 
 
 def test_an_engine_that_gets_some_of_the_weights(small, monkeypatch):
@@ -193,6 +209,15 @@ def test_a_disk_that_is_full_while_saving(small):
     assert resume(folder).finished
 
 
+def test_what_a_kill_left_of_a_save_is_in_no_checkpoint(tmp_path):
+    left = tmp_path / ".partial-step-000003"
+    left.mkdir()
+    (left / "half.safetensors").write_text("half")
+    made = checkpoint.save(tmp_path, 3, lambda folder: checkpoint.write_state(folder, {}), keep=2)
+    assert sorted(p.name for p in made.iterdir()) == [checkpoint.MANIFEST, checkpoint.STATE]
+    assert checkpoint.damaged(made) == ""
+
+
 def limited_call(*words: str) -> subprocess.CompletedProcess[str]:
     """`groupwise train` in a process that the system lets write no file above 100 kB."""
     return subprocess.run(
@@ -243,7 +268,7 @@ def test_two_processes_do_not_write_one_run(small):
 def test_a_probe_is_asked_after_each_load(small, monkeypatch):
     """Without the probe the fault above would go unseen for a step: the check is really made, every step."""
     asked = []
-    real = config.Probe.__call__
-    monkeypatch.setattr(config.Probe, "__call__", lambda self: asked.append(1) or real(self))
+    real = Probe.__call__
+    monkeypatch.setattr(Probe, "__call__", lambda self: asked.append(1) or real(self))
     groupwise.train("quickstart", small())
     assert len(asked) == 4

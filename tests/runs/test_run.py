@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import groupwise
 from groupwise import checkpoint
+from groupwise.clock import Clock
 from groupwise.errors import UsageError
 from groupwise.journal import read_metrics
 from groupwise.run import evaluate_folder, resume
@@ -95,6 +96,17 @@ def test_step_metrics_are_those_of_the_rollouts(small):
             assert 0 < sum(scores) < len(scores) or row["groups_fallback"] > 0
 
 
+def test_a_phase_has_the_seconds_between_its_switch_and_the_next(monkeypatch):
+    times = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0, 21.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    clock = Clock()
+    for phase in ("generate", "update", "generate"):
+        clock.switch(phase)
+    assert clock.lap() == {"other": 1.0, "generate": 2.0 + 4.0, "update": 3.0}
+    assert clock.lap() == {"other": 5.0}
+    assert clock.total == 21.0
+
+
 def test_phases_add_up_to_the_wall_clock(small):
     run = groupwise.train("quickstart", small())
     seconds = sum(sum(r["seconds"].values()) for r in read_metrics(run.folder) if "pass_rate" in r)
@@ -124,8 +136,10 @@ def test_names_count_up_and_an_explicit_one_is_never_overwritten(small):
 
 @pytest.mark.parametrize("name", ["grpo", "dapo"])
 def test_resuming_an_earlier_checkpoint_gives_the_same_bits(name: str, small):
-    whole = groupwise.train("quickstart", small(name="whole", algorithm__name=name)).folder
-    cut = groupwise.train("quickstart", small(name="cut", algorithm__name=name, checkpoint__keep=4)).folder
+    """Under a schedule, so that the count of updates is seen to go on."""
+    changes = small(algorithm__name=name, learner__schedule="linear", learner__warmup_updates=2)
+    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
+    cut = groupwise.train("quickstart", {**changes, "name": "cut", "checkpoint.keep": 4}).folder
     for step in (4, 3):
         for path in (cut / "checkpoints" / f"step-{step:06d}").rglob("*"):
             if path.is_file():
