@@ -15,11 +15,12 @@ import torch
 
 import groupwise
 from groupwise import checkpoint
-from groupwise.checks import Probe
+from groupwise.checks import Check, Probe, Verdict
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import CheckFailed, RunError
 from groupwise.journal import read_metrics
 from groupwise.learner import Learner
+from groupwise.loop import worst
 from groupwise.parts.aggregate import SequenceMean
 from groupwise.run import resume
 from groupwise.tasks.arithmetic import Arithmetic
@@ -147,11 +148,35 @@ def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
     return checkpoint.read_weights(newest)
 
 
-def test_one_skipped_update_is_counted_and_the_run_goes_on(small, monkeypatch):
+def test_skipped_updates_that_are_not_in_a_row_are_counted_and_the_run_goes_on(small, monkeypatch):
     real, spoiled = Learner.gradients, poison(first=0)
-    monkeypatch.setattr(Learner, "gradients", lambda self, *a: (spoiled if self.updates == 3 else real)(self, *a))
+
+    def now_and_then(self, *given):
+        return (spoiled if self.updates in (1, 3, 5) else real)(self, *given)
+
+    monkeypatch.setattr(Learner, "gradients", now_and_then)
     run = groupwise.train("quickstart", small())
-    assert [r["updates_skipped"] for r in read_metrics(run.folder) if "loss" in r] == [0, 1, 0, 0]
+    assert [r["updates_skipped"] for r in read_metrics(run.folder) if "loss" in r] == [1, 1, 1, 0]
+
+
+def test_skipped_updates_in_a_row_are_counted_across_a_stop(small, monkeypatch):
+    """Two before it and one after are three."""
+    changes = small(name="cut", steps=3, checkpoint__keep=3)
+    monkeypatch.setattr(Learner, "gradients", poison(first=2))
+    with pytest.raises(RunError, match="step 3: 3 updates in a row"):
+        groupwise.train("quickstart", {**changes, "name": "whole"})
+    folder = groupwise.train("quickstart", {**changes, "steps": 2}).folder
+    recipe = folder / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("steps = 2\n", "steps = 3\n", 1))
+    with pytest.raises(RunError, match="step 3: 3 updates in a row"):
+        resume(folder)
+
+
+def test_the_worst_of_several_measurements_is_the_one_that_is_judged():
+    small, large = (Check("a", Verdict.PASS, value, 1.0) for value in (0.1, 0.2))
+    other = Check("b", Verdict.FAIL, 9.0, 1.0)
+    for told in ([small, large, other], [large, other, small]):
+        assert sorted(worst(told), key=lambda check: check.name) == [large, other]
 
 
 @pytest.mark.parametrize(("score", "words"), [(0.0, "every group is all wrong"), (1.0, "every group is all right")])

@@ -224,10 +224,14 @@ def test_every_key_of_the_critic_changes_it(key: str, changes):
 
 
 def test_a_critic_without_a_rate_of_its_own_learns_ten_times_as_fast(small):
+    """And the resolved recipe says the number."""
     plan = resolve(recipe.load("quickstart", small(algorithm__name="over-value", learner__learning_rate=3e-4)))
     assert plan.critic is not None
     assert plan.critic.learning_rate == pytest.approx(3e-3)
-    assert resolve(resolved_recipe(plan)).critic == plan.critic
+    told = resolved_recipe(plan)
+    assert told.critic is not None
+    assert told.critic.learning_rate == plan.critic.learning_rate
+    assert resolve(told).critic == plan.critic
 
 
 def test_the_policys_schedule_is_as_long_as_the_updates_it_makes(changes):
