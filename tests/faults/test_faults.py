@@ -14,11 +14,13 @@ import pytest
 import torch
 
 import groupwise
-from groupwise import checkpoint, config
+from groupwise import checkpoint
+from groupwise.checks import Check, Probe, Verdict
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import CheckFailed, RunError
 from groupwise.journal import read_metrics
 from groupwise.learner import Learner
+from groupwise.loop import worst
 from groupwise.parts.aggregate import SequenceMean
 from groupwise.run import resume
 from groupwise.tasks.arithmetic import Arithmetic
@@ -38,6 +40,21 @@ def test_an_engine_that_keeps_its_old_weights(rate, small, monkeypatch):
     folder = Path(changes["runs"]) / "stale"
     assert steps_done(folder) == 0
     assert "still serves the weights of before" in (folder / "log.txt").read_text()
+
+
+def test_an_engine_that_keeps_its_old_weights_after_a_resume(small, monkeypatch):
+    """In the first step already: what the next load must change are the restored weights' answers, not the start's."""
+    settings = small(steps=3, learner__learning_rate=1e-6, checkpoint__keep=3)
+    folder = groupwise.train("quickstart", settings).folder
+    (checkpoint.folder_of(folder / "checkpoints", 3) / checkpoint.MANIFEST).unlink()
+    real = LocalEngine.load_weights
+
+    def until_two(self, weights, version):
+        real(self, weights, version) if version <= 2 else setattr(self, "_version", version)
+
+    monkeypatch.setattr(LocalEngine, "load_weights", until_two)
+    with pytest.raises(CheckFailed, match=r"step 3: .*the engine still serves the weights of before"):
+        resume(folder)
 
 
 def test_an_engine_that_gets_some_of_the_weights(small, monkeypatch):
@@ -131,11 +148,35 @@ def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
     return checkpoint.read_weights(newest)
 
 
-def test_one_skipped_update_is_counted_and_the_run_goes_on(small, monkeypatch):
+def test_skipped_updates_that_are_not_in_a_row_are_counted_and_the_run_goes_on(small, monkeypatch):
     real, spoiled = Learner.gradients, poison(first=0)
-    monkeypatch.setattr(Learner, "gradients", lambda self, *a: (spoiled if self.updates == 3 else real)(self, *a))
+
+    def now_and_then(self, *given):
+        return (spoiled if self.updates in (1, 3, 5) else real)(self, *given)
+
+    monkeypatch.setattr(Learner, "gradients", now_and_then)
     run = groupwise.train("quickstart", small())
-    assert [r["updates_skipped"] for r in read_metrics(run.folder) if "loss" in r] == [0, 1, 0, 0]
+    assert [r["updates_skipped"] for r in read_metrics(run.folder) if "loss" in r] == [1, 1, 1, 0]
+
+
+def test_skipped_updates_in_a_row_are_counted_across_a_stop(small, monkeypatch):
+    """Two before it and one after are three."""
+    changes = small(name="cut", steps=3, checkpoint__keep=3)
+    monkeypatch.setattr(Learner, "gradients", poison(first=2))
+    with pytest.raises(RunError, match="step 3: 3 updates in a row"):
+        groupwise.train("quickstart", {**changes, "name": "whole"})
+    folder = groupwise.train("quickstart", {**changes, "steps": 2}).folder
+    recipe = folder / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("steps = 2\n", "steps = 3\n", 1))
+    with pytest.raises(RunError, match="step 3: 3 updates in a row"):
+        resume(folder)
+
+
+def test_the_worst_of_several_measurements_is_the_one_that_is_judged():
+    small, large = (Check("a", Verdict.PASS, value, 1.0) for value in (0.1, 0.2))
+    other = Check("b", Verdict.FAIL, 9.0, 1.0)
+    for told in ([small, large, other], [large, other, small]):
+        assert sorted(worst(told), key=lambda check: check.name) == [large, other]
 
 
 @pytest.mark.parametrize(("score", "words"), [(0.0, "every group is all wrong"), (1.0, "every group is all right")])
@@ -193,6 +234,15 @@ def test_a_disk_that_is_full_while_saving(small):
     assert resume(folder).finished
 
 
+def test_what_a_kill_left_of_a_save_is_in_no_checkpoint(tmp_path):
+    left = tmp_path / ".partial-step-000003"
+    left.mkdir()
+    (left / "half.safetensors").write_text("half")
+    made = checkpoint.save(tmp_path, 3, lambda folder: checkpoint.write_state(folder, {}), keep=2)
+    assert sorted(p.name for p in made.iterdir()) == [checkpoint.MANIFEST, checkpoint.STATE]
+    assert checkpoint.damaged(made) == ""
+
+
 def limited_call(*words: str) -> subprocess.CompletedProcess[str]:
     """`groupwise train` in a process that the system lets write no file above 100 kB."""
     return subprocess.run(
@@ -243,7 +293,7 @@ def test_two_processes_do_not_write_one_run(small):
 def test_a_probe_is_asked_after_each_load(small, monkeypatch):
     """Without the probe the fault above would go unseen for a step: the check is really made, every step."""
     asked = []
-    real = config.Probe.__call__
-    monkeypatch.setattr(config.Probe, "__call__", lambda self: asked.append(1) or real(self))
+    real = Probe.__call__
+    monkeypatch.setattr(Probe, "__call__", lambda self: asked.append(1) or real(self))
     groupwise.train("quickstart", small())
     assert len(asked) == 4

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.catalog import CATALOG
+from groupwise.catalog import CATALOG, ESTIMATORS
 from groupwise.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum, Totals, count
 from groupwise.parts.kl import K1, K2, K3, KL, K3Ratio
 from groupwise.parts.ratio import SequenceSum
@@ -108,6 +108,20 @@ def test_extreme_ratios_stay_finite(name, shift, dtype, batch):
     out.value.backward()
     assert out.value.isfinite()
     assert live.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shift", [-400.0, -60.0, 60.0, 400.0])
+def test_every_kl_of_extreme_ratios_stays_finite(estimator, dtype, shift, batch):
+    """The policy has moved far from the old one, and the reference with it or not."""
+    algo = groupwise.algorithm("grpo", {"kl.estimator": estimator})
+    for ref in (batch.ref, batch.ref + shift):
+        live = (batch.old + shift).to(dtype).requires_grad_(True)
+        out = algo.loss(live, batch.old.to(dtype), batch.advantage.to(dtype), batch.mask, logp_ref=ref.to(dtype))
+        out.value.backward()
+        assert out.value.isfinite()
+        assert live.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["gspo", "gspo-token", "sapo", "gmpo"])

@@ -24,6 +24,7 @@ ALL = [
     SequenceMIS(9.0, 0.1),
     IcePop(),
 ]
+UNCAPPED = [TIS(math.inf), MIS(math.inf), SequenceMIS(math.inf), IcePop(0.0, math.inf)]
 KINDS = ["tis", "mis", "sequence-mis", "icepop"]
 VARYING = ["tis", "mis", "icepop"]
 
@@ -71,10 +72,11 @@ def test_no_gradient_passes_and_the_engine_may_have_less_precision(part, batch):
     assert found.dtype == torch.float64
 
 
-@pytest.mark.parametrize("part", ALL, ids=repr)
+@pytest.mark.parametrize("part", [*ALL, *UNCAPPED], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("gap", [-1e4, -60.0, -50.0, 50.0, 60.0, 1e4])
 def test_any_gap_is_finite(part, dtype, gap, batch):
+    """With a cap of infinity as well: the limit of every log-ratio is what is left then."""
     found = part(batch.old.to(dtype), (batch.old - gap).to(dtype), batch.mask)
     assert found.isfinite().all()
 

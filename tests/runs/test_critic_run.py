@@ -127,8 +127,10 @@ def test_the_critic_learns_what_can_be_predicted(small):
 
 
 def test_a_resumed_run_has_the_same_critic(changes):
-    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
-    cut = groupwise.train("quickstart", {**changes, "name": "cut", "checkpoint.keep": 4}).folder
+    """Under a schedule, so that the count of its updates is seen to go on."""
+    settings = {**changes, "critic.schedule": "linear", "critic.warmup_updates": 3}
+    whole = groupwise.train("quickstart", {**settings, "name": "whole"}).folder
+    cut = groupwise.train("quickstart", {**settings, "name": "cut", "checkpoint.keep": 4}).folder
     for step in (3, 4):
         (checkpoint.folder_of(cut / "checkpoints", step) / "manifest.json").unlink()
     assert resume(cut).finished
@@ -204,7 +206,7 @@ def test_what_a_critic_cannot_be_is_told_before_the_run(changes):
 
 
 def test_a_resolved_recipe_with_a_critic_reads_back(changes):
-    plan = resolve(recipe.load("quickstart", changes))
+    plan = resolve(recipe.load("quickstart", {**changes, "critic.clip": 0.7, "critic.schedule": "cosine"}))
     again = resolve(recipe.parse(tomllib.loads(recipe.dump(resolved_recipe(plan))), "again"))
     assert again.critic == plan.critic
     assert again.plan() == plan.plan()
@@ -219,6 +221,30 @@ def test_every_key_of_the_critic_changes_it(key: str, changes):
     changed = resolve(recipe.load("quickstart", {**changes, f"critic.{key}": other}))
     different = [f.name for f in fields(base.critic) if getattr(base.critic, f.name) != getattr(changed.critic, f.name)]  # type: ignore[arg-type]
     assert different == [key]
+
+
+def test_a_critic_without_a_rate_of_its_own_learns_ten_times_as_fast(small):
+    """And the resolved recipe says the number."""
+    plan = resolve(recipe.load("quickstart", small(algorithm__name="over-value", learner__learning_rate=3e-4)))
+    assert plan.critic is not None
+    assert plan.critic.learning_rate == pytest.approx(3e-3)
+    told = resolved_recipe(plan)
+    assert told.critic is not None
+    assert told.critic.learning_rate == plan.critic.learning_rate
+    assert resolve(told).critic == plan.critic
+
+
+def test_the_policys_schedule_is_as_long_as_the_updates_it_makes(changes):
+    """Two passes of two updates in each of the three steps in which it does not wait."""
+    plan = resolve(recipe.load("quickstart", {**changes, "critic.warmup_steps": 1}))
+    assert plan.total_updates == 3 * 4
+    assert "4 steps, 12 optimizer updates" in plan.plan()
+
+
+@pytest.mark.parametrize(("shaping", "limit"), [({}, 7), ({"limit": 5}, 5), ({"overlong_cache": 0.5}, 7)])
+def test_an_overlong_penalty_takes_the_samplings_limit(shaping: dict[str, Any], limit: int):
+    settings = {"algorithm": {"name": "dapo", "shaping": shaping}, "sampling.max_new_tokens": 7}
+    assert resolve(recipe.load("quickstart", settings)).algorithm.shaping.limit == limit  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("aggregate", "limit"), [({}, 7), ({"limit": 5}, 5), ({"kind": "constant"}, 7)])

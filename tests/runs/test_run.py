@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import groupwise
 from groupwise import checkpoint
+from groupwise.clock import Clock
 from groupwise.errors import UsageError
 from groupwise.journal import read_metrics
 from groupwise.run import evaluate_folder, resume
@@ -72,6 +73,7 @@ def test_a_run_leaves_what_it_promises(name: str, small):
             "engine and learner agree after a weight load",
         ):
             assert row["checks"][check]["verdict"] == "pass"
+        assert ("kl_mean" in row) == (name == "grpo")
     assert (run.folder / "recipe.toml").is_file()
     last = run.folder / "checkpoints" / "step-000004" / "policy"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(last), AutoTokenizer.from_pretrained(last)
@@ -95,11 +97,50 @@ def test_step_metrics_are_those_of_the_rollouts(small):
             assert 0 < sum(scores) < len(scores) or row["groups_fallback"] > 0
 
 
+def test_a_phase_has_the_seconds_between_its_switch_and_the_next(monkeypatch):
+    times = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0, 21.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    clock = Clock()
+    for phase in ("generate", "update", "generate"):
+        clock.switch(phase)
+    assert clock.lap() == {"other": 1.0, "generate": 2.0 + 4.0, "update": 3.0}
+    assert clock.lap() == {"other": 5.0}
+    assert clock.total == 21.0
+
+
 def test_phases_add_up_to_the_wall_clock(small):
     run = groupwise.train("quickstart", small())
     seconds = sum(sum(r["seconds"].values()) for r in read_metrics(run.folder) if "pass_rate" in r)
     assert seconds == pytest.approx(run.summary["seconds_training"], abs=1e-3)
     assert run.summary["seconds_training"] < run.summary["seconds_total"]
+
+
+def test_seconds_go_on_after_a_resume(small, monkeypatch):
+    folder = groupwise.train("quickstart", small(steps=2)).folder
+    (checkpoint.folder_of(folder / "checkpoints", 2) / checkpoint.MANIFEST).unlink()
+    real, before = checkpoint.read_state, {"seconds_total": 2000.0, "seconds_training": 1000.0}
+    monkeypatch.setattr(checkpoint, "read_state", lambda folder: {**real(folder), **before})
+    assert resume(folder).finished
+    summary = json.loads((folder / "summary.json").read_text())
+    assert 1000 < summary["seconds_training"] < 1060
+    assert 2000 < summary["seconds_total"] < 2060
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("rloo", "pass"), ("grpo", "not measured")])
+def test_one_update_on_a_batch_takes_the_old_log_probabilities_only_where_they_are_read(name, verdict, small):
+    """RLOO's KL in the reward reads them; without that the first ratio is 1 by construction."""
+    run = groupwise.train("quickstart", small(algorithm__name=name, updates_per_batch=1, steps=1))
+    row = next(r for r in read_metrics(run.folder) if "pass_rate" in r)
+    assert row["checks"]["live = old on the first update"]["verdict"] == verdict
+
+
+def test_the_longest_completion_that_is_told_to_fit_does_and_no_longer_one(small):
+    with pytest.raises(UsageError, match=r"positions; at most \d+$") as told:
+        groupwise.train("quickstart", small(steps=1, sampling__max_new_tokens=1000))
+    most = int(str(told.value).rpartition(" ")[2])
+    with pytest.raises(UsageError, match=f"positions; at most {most}$"):
+        groupwise.train("quickstart", small(steps=1, sampling__max_new_tokens=most + 1))
+    assert groupwise.train("quickstart", small(steps=1, sampling__max_new_tokens=most)).summary["steps"] == 1
 
 
 def test_the_same_seed_is_the_same_run_and_another_is_not(small):
@@ -124,8 +165,10 @@ def test_names_count_up_and_an_explicit_one_is_never_overwritten(small):
 
 @pytest.mark.parametrize("name", ["grpo", "dapo"])
 def test_resuming_an_earlier_checkpoint_gives_the_same_bits(name: str, small):
-    whole = groupwise.train("quickstart", small(name="whole", algorithm__name=name)).folder
-    cut = groupwise.train("quickstart", small(name="cut", algorithm__name=name, checkpoint__keep=4)).folder
+    """Under a schedule, so that the count of updates is seen to go on."""
+    changes = small(algorithm__name=name, learner__schedule="linear", learner__warmup_updates=2)
+    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
+    cut = groupwise.train("quickstart", {**changes, "name": "cut", "checkpoint.keep": 4}).folder
     for step in (4, 3):
         for path in (cut / "checkpoints" / f"step-{step:06d}").rglob("*"):
             if path.is_file():

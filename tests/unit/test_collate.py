@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from groupwise.collate import collate, minibatches
+from groupwise.loop import passes
 from groupwise.parts.shaping import Outcome, Steps
 from groupwise.records import Batch, Completion, Group, Kept, Prompt, Sample
 from groupwise.seeds import derive, stream
@@ -119,6 +121,20 @@ def test_minibatches_are_disjoint_whole_groups(count):
     assert all(p.tokens.shape[1] == int(p.length.max()) for p in parts)
     again = list(minibatches(batch, count, stream(0, "x")))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(parts, again, strict=True))
+
+
+def test_every_pass_of_every_step_has_an_order_of_its_own_and_the_same_again():
+    batch = collate(groups(), pad=0)
+
+    def orders(seed: int, step: int) -> list[tuple[int, ...]]:
+        run = SimpleNamespace(seed=seed, step=step, passes_per_batch=2, updates_per_batch=5)
+        found = [int(part.group[0]) for part in passes(run, batch)]  # type: ignore[arg-type]
+        return [tuple(found[:5]), tuple(found[5:])]
+
+    told = [order for seed, step in ((0, 1), (0, 2), (1, 1)) for order in orders(seed, step)]
+    assert all(sorted(order) == list(range(5)) for order in told)
+    assert len(set(told)) == len(told)
+    assert orders(0, 1) == told[:2]
 
 
 def test_a_column_has_one_writer():

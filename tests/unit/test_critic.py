@@ -20,6 +20,7 @@ from groupwise.diagnostics import value_metrics
 from groupwise.errors import UsageError
 from groupwise.metrics import read
 from groupwise.models.value import from_folder, from_policy, token_values
+from groupwise.optimizer import Schedule, learning_rate
 from groupwise.records import Batch
 from tests.laws.test_split import make_batch
 
@@ -117,6 +118,14 @@ def test_updates_bring_the_values_to_the_returns(policy):
     assert losses[-1] < 0.1 * losses[0]
     done = batch.add(value=critic.values(batch), returns=credited(batch).returns)
     assert read(value_metrics(done))["explained_variance"] > 0.8
+
+
+def test_each_update_is_made_at_the_rate_of_its_schedule(policy):
+    settings = CriticSettings(learning_rate=1e-3, warmup_updates=1, schedule=Schedule.LINEAR)
+    critic = Critic(from_policy(policy.model), settings, 4)
+    for update in range(4):
+        critic.update(credited(make_batch()))
+        assert critic.optimizer.param_groups[0]["lr"] == learning_rate(settings, update, 4)
 
 
 def test_the_clip_stops_a_value_that_has_moved_far_enough(policy):

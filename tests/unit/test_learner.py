@@ -11,6 +11,7 @@ import groupwise
 from groupwise.diagnostics import UpdateRecord, update_metrics
 from groupwise.learner import Learner, LearnerSettings, Schedule, learning_rate
 from groupwise.metrics import Last, Max, Mean, Sum, merge, read
+from groupwise.optimizer import adamw
 from tests.laws.test_split import make_batch
 
 
@@ -25,6 +26,22 @@ from tests.laws.test_split import make_batch
 def test_schedules(schedule, expected):
     settings = LearnerSettings(learning_rate=1.0, warmup_updates=2, schedule=schedule)
     assert [learning_rate(settings, u, 6) for u in range(5)] == pytest.approx(expected)
+
+
+def test_the_optimizer_is_adamw_with_every_setting():
+    """x <- x - lr w x - lr m^ / (sqrt(v^) + epsilon), m^ and v^ the bias-corrected means of g and g^2."""
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    settings = LearnerSettings(learning_rate=0.1, beta1=0.5, beta2=0.75, epsilon=0.3, weight_decay=0.2)
+    optimizer, x, m, v = adamw(model, settings), 2.0, 0.0, 0.0
+    with torch.no_grad():
+        model.weight.fill_(x)
+    for update, g in enumerate((3.0, -1.0, 0.5), start=1):
+        model.weight.grad = torch.full_like(model.weight, g)
+        optimizer.step()
+        m, v = 0.5 * m + 0.5 * g, 0.75 * v + 0.25 * g * g
+        step = (m / (1 - 0.5**update)) / (math.sqrt(v / (1 - 0.75**update)) + 0.3)
+        x = x - 0.1 * 0.2 * x - 0.1 * step
+        assert model.weight.item() == pytest.approx(x, rel=1e-12)
 
 
 def test_annotation_computes_only_what_is_read(policy):
@@ -52,6 +69,17 @@ def test_an_update_moves_along_the_advantage(policy):
     with torch.no_grad():
         moved = learner.logprobs(policy.model, minibatch) - minibatch.logp_old
     assert float((moved * minibatch.advantage * minibatch.weight).sum()) > 0
+
+
+def test_each_update_is_made_at_the_rate_of_its_schedule(policy):
+    algo = groupwise.algorithm("dapo")
+    settings = LearnerSettings(learning_rate=1e-3, warmup_updates=1, schedule=Schedule.LINEAR)
+    learner = Learner(policy.model, None, settings, 1.0, 4)
+    minibatch = algo.weigh(algo.credit(make_batch()))
+    for update in range(4):
+        done = learner.update(minibatch, algo)
+        assert learner.optimizer.param_groups[0]["lr"] == learning_rate(settings, update, 4)
+        assert read(done.metrics)["learning_rate"] == learning_rate(settings, update, 4)
 
 
 def test_bf16_computes_near_fp32_over_fp32_weights(policy):
