@@ -3,7 +3,8 @@
 Random weights; 256 completions; end ids off, so that both sides sample exactly the requested lengths. Two cases: all
 lengths equal, and lengths whose mean is a quarter of the longest. `generate` gets one call with every row, no padding
 in the prompts, sdpa attention (the faster of its two on a CPU here), and a stopping criterion that ends each row at its
-own length, so that it may stop when the longest row has. Only requested tokens are counted. The two sides take turns.
+own length, so that it may stop when the longest row has. Only requested tokens are counted. The two sides take turns; a
+ratio is the median over pairs of neighbouring runs, so that what else the machine does in a while falls on both.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Case:
     prompts: int
     kind: str
     lengths: tuple[int, ...]
-    runs: int = 5
+    runs: int = 15
 
 
 class PerRow(StoppingCriteria):
@@ -59,30 +60,32 @@ def main() -> None:
     cases = [
         Case(tiny, 32, "equal", (48,) * ROWS),
         Case(tiny, 256, "equal", (48,) * ROWS),
-        Case(tiny, 32, "mean = longest/4", skewed(192)),
-        Case(tiny, 256, "mean = longest/4", skewed(192)),
-        Case(larger, 32, "equal", (48,) * ROWS, runs=3),
-        Case(larger, 32, "mean = longest/4", skewed(48), runs=3),
+        Case(tiny, 32, "mean = longest/4", skewed(192), runs=5),
+        Case(tiny, 256, "mean = longest/4", skewed(192), runs=5),
+        Case(larger, 32, "equal", (48,) * ROWS, runs=5),
+        Case(larger, 32, "mean = longest/4", skewed(48), runs=5),
     ]
     print(f"{platform.machine()}, {torch.get_num_threads()} threads; Python {platform.python_version()}, ", end="")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}; prompts of {PROMPT} tokens")
     print(f"command: python {' '.join(sys.argv)}")
-    print("| model | rows | lengths | ours, tok/s | generate, tok/s | ratio |\n|---|---|---|---|---|---|")
+    print("| model | rows | lengths | ours, tok/s | generate, tok/s | ratio (quartiles) |\n|---|---|---|---|---|---|")
     for case in cases:
-        ours, theirs = compare(models[case.model], case)
+        ours, theirs, ratios = compare(models[case.model], case)
+        low, middle, high = statistics.quantiles(ratios, n=4)
         mean, longest = statistics.mean(case.lengths), max(case.lengths)
         rows = f"{case.prompts} prompts x {ROWS // case.prompts}"
         lengths = f"{case.kind} (mean {mean:.0f}, longest {longest})"
-        print(f"| {case.model} | {rows} | {lengths} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.1f} |", flush=True)
+        found = f"{ours:,.0f} | {theirs:,.0f} | {middle:.2f} ({low:.2f} to {high:.2f})"
+        print(f"| {case.model} | {rows} | {lengths} | {found} |", flush=True)
 
 
-def compare(model: Any, case: Case) -> tuple[float, float]:
-    """Tokens per second, ours and generate's: medians over runs taken in turns."""
+def compare(model: Any, case: Case) -> tuple[float, float, list[float]]:
+    """Tokens per second, ours and generate's (medians), and the ratio of each pair of neighbouring runs."""
     prompts = torch.randint(1, model.config.vocab_size, (case.prompts, PROMPT), generator=torch.manual_seed(1))
     ours, theirs = engine_side(model, prompts, case.lengths), generate_side(model, prompts, case.lengths)
     pairs = [(timed(ours), timed(theirs)) for _ in range(case.runs + 1)][1:]  # the first pair warms up
-    tokens = sum(case.lengths)
-    return tokens / statistics.median(a for a, _ in pairs), tokens / statistics.median(b for _, b in pairs)
+    tokens, ratios = sum(case.lengths), [b / a for a, b in pairs]
+    return tokens / statistics.median(a for a, _ in pairs), tokens / statistics.median(b for _, b in pairs), ratios
 
 
 def engine_side(model: Any, prompts: Tensor, lengths: tuple[int, ...]) -> Callable[[], object]:

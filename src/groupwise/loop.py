@@ -15,6 +15,7 @@ from groupwise.algo import Algorithm
 from groupwise.checks import (
     Check,
     Probe,
+    Verdict,
     demand,
     learner_equals_engine,
     live_equals_old,
@@ -186,13 +187,15 @@ def passes(run: Run, batch: Batch) -> Iterator[Batch]:
 
 
 def worst(checks: list[Check]) -> list[Check]:
-    """One check per name: the one with the largest value."""
+    """One check per name: a failed one before any other, then the one with the largest value."""
     by_name: dict[str, Check] = {}
-    for check in checks:
-        known = by_name.get(check.name)
-        if known is None or not check.value <= known.value:
-            by_name[check.name] = check
+    for check in sorted(checks, key=_badness):
+        by_name[check.name] = check
     return list(by_name.values())
+
+
+def _badness(check: Check) -> tuple[bool, float]:
+    return check.verdict is Verdict.FAIL, -math.inf if math.isnan(check.value) else check.value
 
 
 def count_skipped(run: Run, applied: bool) -> None:

@@ -177,6 +177,9 @@ def test_the_worst_of_several_measurements_is_the_one_that_is_judged():
     other = Check("b", Verdict.FAIL, 9.0, 1.0)
     for told in ([small, large, other], [large, other, small]):
         assert sorted(worst(told), key=lambda check: check.name) == [large, other]
+    broken, unmeasured = Check("a", Verdict.FAIL, math.nan, 1.0), Check("a", Verdict.NOT_MEASURED, math.nan, 1.0)
+    assert worst([small, broken, large]) == worst([broken, large, small]) == [broken]
+    assert worst([small, unmeasured]) == worst([unmeasured, small]) == [small]
 
 
 @pytest.mark.parametrize(("score", "words"), [(0.0, "every group is all wrong"), (1.0, "every group is all right")])

@@ -196,7 +196,9 @@ def test_dr_grpos_limit_is_the_samplings(told: dict[str, Any], limit: int):
 
 
 def test_the_plan_says_where_the_truth_reaches_a_policy_trained_on_a_learned_score():
-    told = {name: resolve(recipe.load("rlhf", {"algorithm": {"name": name}})).plan() for name in ("grpo", "ppo", "dapo")}
+    told = {
+        name: resolve(recipe.load("rlhf", {"algorithm": {"name": name}})).plan() for name in ("grpo", "ppo", "dapo")
+    }
     assert "the task's own score decides" not in told["grpo"]
     assert "the task's own score decides step rewards" in told["ppo"]
     assert "the task's own score decides which groups train" in told["dapo"]
