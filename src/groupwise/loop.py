@@ -189,8 +189,10 @@ def passes(run: Run, batch: Batch) -> Iterator[Batch]:
 def worst(checks: list[Check]) -> list[Check]:
     """One check per name: a failed one before any other, then the one with the largest value."""
     by_name: dict[str, Check] = {}
-    for check in sorted(checks, key=_badness):
-        by_name[check.name] = check
+    for check in checks:
+        known = by_name.get(check.name)
+        if known is None or _badness(check) > _badness(known):
+            by_name[check.name] = check
     return list(by_name.values())
 
 

@@ -24,7 +24,7 @@ ALL = [
     SequenceMIS(9.0, 0.1),
     IcePop(),
 ]
-UNCAPPED = [TIS(math.inf), MIS(math.inf), SequenceMIS(math.inf), IcePop(0.0, math.inf)]
+UNCAPPED = [TIS(math.inf), MIS(math.inf), SequenceMIS(math.inf), IcePop(floor=0.0, cap=math.inf)]
 KINDS = ["tis", "mis", "sequence-mis", "icepop"]
 VARYING = ["tis", "mis", "icepop"]
 

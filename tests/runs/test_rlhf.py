@@ -78,6 +78,7 @@ def scored_by(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def test_the_reward_model_in_the_run_folder_gives_the_runs_scores_again(changes):
+    changes["critic.start"] = "reward-model"
     folder = groupwise.train("rlhf", changes).folder
     model = AutoModelForSequenceClassification.from_pretrained(folder / "reward_model").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "reward_model")
