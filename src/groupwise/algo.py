@@ -200,7 +200,7 @@ class Algorithm:
             return None
         if logp_ref is None:
             raise ValueError(f"{self.name} has a KL term in its loss (beta {self.kl.beta}) and needs logp_ref")
-        return keep(self.kl(live, keep(logp_ref, mask), bounded(live - old)), mask)
+        return self.kl(live, keep(logp_ref, mask), bounded(live - old))
 
 
 def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:

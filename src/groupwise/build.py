@@ -100,7 +100,13 @@ def _reward_model(plan: Blueprint, policy: Policy, journal: Journal, view: View)
     for line in report.in_words() if report else ():
         journal.log(line)
         view.note(line)
-    return load_reward_model(folder, device=plan.device)
+    judge = load_reward_model(folder, device=plan.device)
+    if judge.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UsageError(
+            f"reward model {plan.preference_source!r}: its tokenizer is not the policy's, it would read other words; "
+            "take one that shares it"
+        )
+    return judge
 
 
 def _bring_reward_model(plan: Blueprint, policy: Policy, view: View, folder: Path) -> None:

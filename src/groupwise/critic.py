@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.masked import keep
 from groupwise.metrics import Mean, Sum, Value
 from groupwise.models.value import POLICY_START, token_values
 from groupwise.optimizer import (
@@ -68,7 +67,7 @@ class Critic:
         loss, held = 0.0, 0
         for _, micro in self._pieces(minibatch):
             value, clip = self._forward(micro), self.settings.clip
-            old, returns = (keep(micro.need(name).to(value.dtype), micro.mask) for name in ("value", "returns"))
+            old, returns = (micro.need(name).to(value.dtype) for name in ("value", "returns"))
             part = value_loss(value, old, returns, micro.mask, clip).sum() / max(tokens, 1)
             part.backward()
             loss += part.item()

@@ -19,6 +19,9 @@ from groupwise import checkpoint, recipe
 from groupwise.config import resolve
 from groupwise.errors import UsageError
 from groupwise.journal import read_metrics
+from groupwise.models.load import load_policy
+from groupwise.models.reward import reward_model_of
+from groupwise.models.tiny import TinySpec
 from groupwise.run import resume
 from groupwise.start import starting_policy
 from groupwise.tasks.arithmetic import Arithmetic
@@ -98,6 +101,13 @@ def test_the_reward_model_in_the_run_folder_gives_the_runs_scores_again(changes)
     assert told["ceiling"] == 0.9
     again = resolve(recipe.parse(tomllib.loads((folder / "recipe.toml").read_text()), "again"))
     assert again.preference == resolve(recipe.load("rlhf", changes)).preference
+
+
+def test_a_reward_model_with_another_tokenizer_is_refused(changes, tmp_path):
+    TinySpec(layers=1, width=16, heads=2, kv_heads=2, head_dim=8).build("+-=0123456789", tmp_path / "policy", 0)
+    reward_model_of(load_policy(tmp_path / "policy")).save(tmp_path / "judge")
+    with pytest.raises(UsageError, match="its tokenizer is not the policy's"):
+        groupwise.train("rlhf", {**changes, "preference": {"model": str(tmp_path / "judge")}})
 
 
 def reference_logp(model: Any, prompt: list[int], completion: list[int]) -> float:
