@@ -12,6 +12,8 @@ from torch import Tensor
 from groupwise.metrics import Last, Max, Mean, Sum, Value, mean_over
 from groupwise.parts.critic import explained_variance
 from groupwise.parts.filters import RIGHT, Signal, signal
+from groupwise.parts.kl import KL
+from groupwise.parts.shaping import sampled_kl
 from groupwise.records import Batch, Completion, Group
 
 
@@ -101,6 +103,11 @@ def _correction_metrics(batch: Batch) -> dict[str, Value]:
         "correction_mean": mean_over(batch.correction, batch.mask),
         "correction_rejected_share": mean_over(rejected, batch.mask),
     }
+
+
+def reward_kl_metrics(batch: Batch, kl: KL) -> dict[str, Value]:
+    """The KL to the reference that the reward is charged with, where it is."""
+    return {"kl_reward_mean": mean_over(sampled_kl(batch, kl), batch.mask)} if kl.in_reward else {}
 
 
 def update_metrics(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:

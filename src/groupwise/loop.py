@@ -30,6 +30,7 @@ from groupwise.diagnostics import (
     engine_gap,
     group_metrics,
     in_words,
+    reward_kl_metrics,
     value_metrics,
     waiting_metrics,
 )
@@ -127,7 +128,8 @@ def train_step(run: Run) -> dict[str, Any]:
     run.clock.switch("journal")
     run.journal.rollouts(run.step, harvest, batch)
     report(run, checks, harvest)
-    metrics = merge([group_metrics(harvest.generated), harvest_metrics(harvest), batch_metrics(batch), *updates])
+    trained = {**batch_metrics(batch), **reward_kl_metrics(batch, row.kl)}
+    metrics = merge([group_metrics(harvest.generated), harvest_metrics(harvest), trained, *updates])
     return finish_row(run, metrics, checks)
 
 

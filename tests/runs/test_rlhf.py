@@ -132,6 +132,10 @@ def test_the_reward_is_the_learned_score_less_the_kl_term(changes):
         assert row["step"] > 1 or abs(kl) < 1e-4
         largest = max(largest, abs(kl))
     assert largest > 0.1, "the policy has not moved enough for the KL term to be seen"
+    for step in steps(folder):
+        here = [r for r in rollouts(folder) if r["step"] == step["step"]]
+        charged = sum(r["learned"] - r["reward"] for r in here) / 0.5
+        assert step["kl_reward_mean"] == pytest.approx(charged / sum(r["tokens"] for r in here), abs=1e-6)
 
 
 @pytest.mark.parametrize(("name", "algorithm"), [("rlhf", "ppo"), ("quickstart", "grpo")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,11 @@ def test_a_name_that_does_not_exist_gets_the_nearest_ones() -> None:
 
 def test_readme_has_the_catalogs_table() -> None:
     assert overview() in (Path(__file__).parents[2] / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_what_to_watch_is_a_metric_of_the_glossary(name: str) -> None:
+    glossary = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    told = re.findall(r"\b[a-z]+(?:_[a-z]+)+\b|\brounds\b", algorithm(name).watch)
+    assert told
+    assert [word for word in told if word not in glossary] == []

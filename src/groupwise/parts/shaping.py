@@ -121,7 +121,12 @@ def subtract_kl(reward: Tensor, batch: Batch, kl: KL) -> Tensor:
 
     Source: DeepSeekMath (2402.03300) eq 2. Raises ValueError where a log-probability is missing.
     """
+    return reward - kl.beta * sampled_kl(batch, kl)
+
+
+def sampled_kl(batch: Batch, kl: KL) -> Tensor:
+    """The estimate under the policy that sampled, [N,T] nats, 0 where masked. Raises ValueError without its columns."""
     if batch.logp_old is None or batch.logp_ref is None:
         raise ValueError("a KL term in the reward needs logp_old and logp_ref")
     old, ref = keep(batch.logp_old, batch.mask), keep(batch.logp_ref, batch.mask)
-    return reward - kl.beta * keep(kl(old, ref, torch.zeros_like(old)), batch.mask)
+    return keep(kl(old, ref, torch.zeros_like(old)), batch.mask)
