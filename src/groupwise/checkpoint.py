@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from groupwise.errors import RunError, disk_words
-from groupwise.records import Completion, Group, Kept, Prompt, Sample
+from groupwise.records import Completion, Group, Kept, Prompt
 from groupwise.rollout import StreamState
+from groupwise.samples import Sample
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
 CRITIC, CRITIC_OPTIMIZER = "critic.safetensors", "critic-optimizer.safetensors"

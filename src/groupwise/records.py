@@ -8,27 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Sample:
-    """One problem of a task: what the policy is asked, and what the task needs to score an answer.
-
-    key     unique within the task, the same in every process and run
-    prompt  the text the policy sees
-    answer  the gold answer, as text
-    extra   whatever else the task's scorer reads
-    """
-
-    key: str
-    prompt: str
-    answer: str
-    extra: Mapping[str, object] = field(default_factory=dict)
+from groupwise.samples import Sample
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import torch
 
 from groupwise.engines.base import Engine, Request, Sampling
 from groupwise.parts.filters import RIGHT, Filter
-from groupwise.records import Completion, Group, Prompt, Sample
+from groupwise.records import Completion, Group, Prompt
+from groupwise.samples import Sample
 from groupwise.seeds import derive, stream
 from groupwise.tasks.base import ScoresSteps, Task
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(*names: int | str) -> int:
@@ -15,4 +17,6 @@ def derive(*names: int | str) -> int:
 
 def stream(*names: int | str) -> torch.Generator:
     """A generator of its own for these names."""
+    import torch  # tasks and the processes that score draw seeds without it
+
     return torch.Generator().manual_seed(derive(*names))

@@ -13,7 +13,8 @@ from groupwise.engines.local import LocalEngine
 from groupwise.learner import Learner, LearnerSettings
 from groupwise.models.load import Policy, load_policy
 from groupwise.models.tiny import TinySpec
-from groupwise.records import Group, Prompt, Sample
+from groupwise.records import Group, Prompt
+from groupwise.samples import Sample
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 

@@ -33,7 +33,8 @@ from groupwise.preference import (
     rate,
     report_on,
 )
-from groupwise.records import Completion, Group, Prompt, Sample
+from groupwise.records import Completion, Group, Prompt
+from groupwise.samples import Sample
 
 SMALL = {"vocab_size": 15, "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "pad_token_id": 0}
 DENSE = {**SMALL, "intermediate_size": 16, "num_key_value_heads": 2}

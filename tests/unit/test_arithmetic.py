@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from groupwise.errors import UsageError
-from groupwise.records import Sample
+from groupwise.samples import Sample
 from groupwise.tasks.arithmetic import Arithmetic, worked
 from groupwise.tasks.base import Demonstrates, ScoresSteps
 

@@ -12,7 +12,8 @@ import torch
 from groupwise.collate import collate, minibatches
 from groupwise.loop import passes
 from groupwise.parts.shaping import Outcome, Steps
-from groupwise.records import Batch, Completion, Group, Kept, Prompt, Sample
+from groupwise.records import Batch, Completion, Group, Kept, Prompt
+from groupwise.samples import Sample
 from groupwise.seeds import derive, stream
 
 

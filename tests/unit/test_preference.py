@@ -26,8 +26,8 @@ from groupwise.preference import (
     reward_model,
     train_reward_model,
 )
-from groupwise.records import Sample
 from groupwise.rollout import Prompts
+from groupwise.samples import Sample
 
 GOOD = {"prompt": "1+2=", "chosen": "3", "rejected": "4"}
 SETTINGS = PreferenceSettings(pairs=24, heldout_pairs=8, epochs=1, batch_size=8)

@@ -16,8 +16,9 @@ from groupwise.engines.base import Sampling
 from groupwise.engines.local import LocalEngine
 from groupwise.journal import rollout_rows
 from groupwise.parts.filters import DropUniform, KeepAll, Signal, signal
-from groupwise.records import Completion, Group, Prompt, Sample
+from groupwise.records import Completion, Group, Prompt
 from groupwise.rollout import Harvest, Prompts, Rollout, StreamState, evaluate, pass_at_k, score
+from groupwise.samples import Sample
 from groupwise.tasks.arithmetic import Arithmetic
 
 ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)

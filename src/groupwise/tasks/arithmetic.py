@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from groupwise.errors import UsageError
-from groupwise.records import Sample
+from groupwise.samples import Sample
 from groupwise.tasks.base import Demonstration
 
 SPLITS = ("train", "heldout")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from groupwise.records import Sample
+from groupwise.samples import Sample
 
 
 class Task(Protocol):

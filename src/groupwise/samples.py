@@ -1,0 +1,41 @@
+"""What tasks give and rewards see. No torch here: worker processes that score must start in a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One problem of a task: what the policy is asked, and what the task needs to score an answer.
+
+    key       unique within the task, the same in every process and run
+    prompt    the text the policy sees; of a conversation, what its last message says
+    answer    the gold answer, as text
+    extra     whatever else a scorer reads: JSON values only
+    source    which generator or file it comes from, where a task mixes several; "" otherwise
+    messages  the conversation so far, {"role": ..., "content": ...} each, where the data has one; empty otherwise
+    """
+
+    key: str
+    prompt: str
+    answer: str
+    extra: Mapping[str, object] = field(default_factory=dict)
+    source: str = ""
+    messages: Sequence[Mapping[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One completion of a sample, as a reward sees it.
+
+    completion  the decoded text, without special tokens
+    finish      "stop" (it ended by itself) or "length" (it was cut off at the limit)
+    tokens      the sampled ids
+    """
+
+    sample: Sample
+    completion: str
+    finish: str = "stop"
+    tokens: Sequence[int] = ()
