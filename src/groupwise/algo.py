@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,14 +108,29 @@ class Algorithm:
         slots = ("shaping", "filter", "advantage", "ratio", "trust", "mismatch", "kl", "aggregate")
         return {slot: getattr(self, slot) for slot in slots}
 
-    def credit(self, batch: Batch) -> Batch:
-        """Adds `reward`, `advantage`, `returns` and, where a mismatch is corrected, `correction`, each [N,T]."""
+    def credit(self, batch: Batch, weights: Sequence[float] | None = None) -> Batch:
+        """Adds `reward`, `advantage`, `returns` and, where a mismatch is corrected, `correction`, each [N,T].
+
+        With `weights` [K] the rewards in `parts` are credited one by one, so that one of small spread weighs as much as
+        one of large spread: advantage = sum_k weight_k advantage(reward_k).
+        """
         reward = self.shaping(batch)
         if self.kl.in_reward:
             reward = subtract_kl(reward, batch, self.kl)
-        advantage, returns = self.advantage(reward, batch.value, batch.mask, batch.group, batch.step_end)
+        if weights is None:
+            advantage, returns = self._advantage(reward, batch)
+        else:
+            scored = [dataclasses.replace(batch, score=score) for score in batch.need("parts").unbind(1)]
+            each = [self._advantage(self.shaping(one), batch) for one in scored]
+            advantage, returns = (
+                torch.stack([w * column for w, column in zip(weights, columns, strict=True)]).sum(0)
+                for columns in zip(*each, strict=True)
+            )
         correction = self._correction(batch.logp_old, batch.logp_engine, batch.mask)
         return batch.add(reward=reward, advantage=advantage, returns=returns, correction=correction)
+
+    def _advantage(self, reward: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.advantage(reward, batch.value, batch.mask, batch.group, batch.step_end)
 
     def weigh(self, minibatch: Batch, totals: Totals | None = None) -> Batch:
         """Adds `weight` [N,T], made once for the optimizer batch; `totals` where this is only a part of it."""

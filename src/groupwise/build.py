@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -24,7 +26,11 @@ from groupwise.models.logprobs import CHUNK_ELEMENTS
 from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
 from groupwise.preference import REPORT, read_report, reward_model
+from groupwise.problems import problems
+from groupwise.rewards.pool import Pool, TaskScore
 from groupwise.rollout import Evaluation, Prompts, Rollout, evaluate
+from groupwise.samples import Sample
+from groupwise.scoring import TASK, Scorer
 from groupwise.seeds import derive
 from groupwise.start import starting_policy
 from groupwise.state import save_run
@@ -46,25 +52,27 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         plan.device,
         view.warm_start,
     )
-    _demand_room(plan, policy)
+    found = problems(plan.task, policy.ask, plan.max_prompt_tokens, plan.evaluation_problems)
+    _demand_room(plan, policy, found.longest)
+    for line in found.notes:
+        view.note(f"problems     {line}")
     reference = copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
-    judge = _reward_model(plan, policy, journal, view)
+    scorer = Scorer(plan.task, policy.decode, plan.mix, pool_of(plan), reads_steps=plan.algorithm.reads_steps)
+    judge = _reward_model(plan, policy, scorer, journal, view)
     critic = _critic(plan, policy)
-    view.note(memory_estimate(plan, policy, critic))
+    view.note(memory_estimate(plan, policy, critic, found.longest))
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
     learner = Learner(policy.model, reference, plan.learner, plan.sampling.temperature, plan.total_updates)
-    prompts = Prompts(plan.task.samples("train"), policy.encode, plan.seed)
+    prompts = Prompts(found.train, policy.ask, plan.seed)
     rollout = Rollout(
         engine,
-        plan.task,
+        scorer,
         prompts,
-        policy.decode,
         plan.sampling,
         plan.samples_per_prompt,
         plan.algorithm.filter,
-        reads_steps=plan.algorithm.reads_steps,
         judge=None if judge is None else judge.scores,
     )
     return Run(
@@ -80,22 +88,34 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         engine=engine,
         learner=learner,
         probe=make_probe(plan, engine, learner, prompts, policy.pad),
-        evaluate=partial(_evaluate, plan, engine, policy),
+        evaluate=partial(_evaluate, plan, engine, policy, scorer, found.heldout),
         save=partial(save_run, policy, plan.checkpoint_keep),
         journal=journal,
         view=view,
         stop_asked=stop_asked,
         critic=critic,
         old_from_engine=plan.old_from_engine,
+        fault_limit=plan.scoring.fault_limit,
     )
 
 
-def _reward_model(plan: Blueprint, policy: Policy, journal: Journal, view: View) -> RewardModel | None:
+def pool_of(plan: Blueprint) -> Pool | None:
+    """The processes that score, where anything is not quick."""
+    slow: dict[str, Any] = {name: reward for name, reward in plan.mix.own.items() if not reward.quick}
+    if not plan.task.quick:
+        slow[TASK] = TaskScore(plan.task)
+    if not slow:
+        return None
+    s = plan.scoring
+    return Pool(slow, s.workers or os.cpu_count() or 1, s.deadline, s.memory)
+
+
+def _reward_model(plan: Blueprint, policy: Policy, scorer: Scorer, journal: Journal, view: View) -> RewardModel | None:
     """The run's reward model, kept in its folder: a resumed run scores with the very same one."""
     if not plan.preference_source:
         return None
     folder = plan.folder / REWARD_MODEL
-    make_whole(folder, partial(_bring_reward_model, plan, policy, view), "the reward model")
+    make_whole(folder, partial(_bring_reward_model, plan, policy, scorer, view), "the reward model")
     report = read_report(folder / REPORT) if (folder / REPORT).is_file() else None
     for line in report.in_words() if report else ():
         journal.log(line)
@@ -109,7 +129,7 @@ def _reward_model(plan: Blueprint, policy: Policy, journal: Journal, view: View)
     return judge
 
 
-def _bring_reward_model(plan: Blueprint, policy: Policy, view: View, folder: Path) -> None:
+def _bring_reward_model(plan: Blueprint, policy: Policy, scorer: Scorer, view: View, folder: Path) -> None:
     """A copy of the one that the recipe names, or of one made now (or before, the same)."""
     if plan.preference is None:
         origin = Path(plan.preference_source)
@@ -118,7 +138,7 @@ def _bring_reward_model(plan: Blueprint, policy: Policy, view: View, folder: Pat
         path = None if plan.preference_source == SAMPLED_PAIRS else Path(plan.preference_source)
         cache = plan.runs / ".cache"
         told = (plan.preference, plan.seed, cache, path, plan.max_rows, view.reward_model)
-        origin = reward_model(policy, plan.task, plan.sampling, *told)
+        origin = reward_model(policy, scorer, plan.sampling, *told)
     shutil.copytree(origin, folder)
 
 
@@ -135,7 +155,7 @@ def _critic(plan: Blueprint, policy: Policy) -> Critic | None:
     return Critic(model, plan.critic, plan.steps * plan.updates_per_step)
 
 
-def memory_estimate(plan: Blueprint, policy: Policy, critic: Critic | None) -> str:
+def memory_estimate(plan: Blueprint, policy: Policy, critic: Critic | None, longest: int) -> str:
     """What the run will hold at its largest, as far as the shapes say."""
     shape = policy.model.config.get_text_config()
     weights = _bytes(policy.model)
@@ -144,15 +164,7 @@ def memory_estimate(plan: Blueprint, policy: Policy, critic: Critic | None) -> s
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     rows = min(plan.max_rows, plan.prompts_per_step * plan.samples_per_prompt)
-    cache = (
-        2
-        * shape.num_hidden_layers
-        * heads
-        * size
-        * rows
-        * (_longest_prompt(plan, policy) + plan.sampling.max_new_tokens)
-        * 4
-    )
+    cache = 2 * shape.num_hidden_layers * heads * size * rows * (longest + plan.sampling.max_new_tokens) * 4
     logits = 4 * 4 * min(CHUNK_ELEMENTS, plan.learner.tokens_per_microbatch * shape.vocab_size)
     parts = {"weights and optimizer": weights * copies, "engine cache": cache, "logits": logits}
     if critic is not None:  # weights, gradient, two moments of AdamW
@@ -172,24 +184,19 @@ def make_probe(plan: Blueprint, engine: Engine, learner: Learner, prompts: Promp
     return Probe(engine, partial(learner.completion_logprobs, prompt, pad), request, plan.sampling, plan.learner.bf16)
 
 
-def _evaluate(plan: Blueprint, engine: Engine, policy: Policy) -> Evaluation:
-    problems = plan.task.samples("heldout")[: plan.evaluation_problems]
-    return evaluate(
-        engine, plan.task, problems, policy.encode, policy.decode, plan.evaluation_samples, plan.evaluation, plan.seed
-    )
+def _evaluate(plan: Blueprint, engine: Engine, policy: Policy, scorer: Scorer, heldout: Sequence[Sample]) -> Evaluation:
+    return evaluate(engine, scorer, heldout, policy.ask, plan.evaluation_samples, plan.evaluation, plan.seed)
 
 
-def _longest_prompt(plan: Blueprint, policy: Policy) -> int:
-    """Tokens of the longest prompt, looked for among those with the longest texts."""
-    samples = [s for split in ("train", "heldout") for s in plan.task.samples(split)]
-    return max(len(policy.encode(s.prompt)) for s in sorted(samples, key=lambda s: len(s.prompt))[-32:])
-
-
-def _demand_room(plan: Blueprint, policy: Policy) -> None:
+def _demand_room(plan: Blueprint, policy: Policy, longest: int) -> None:
     """The longest prompt and a whole completion must fit the model's positions."""
-    longest = _longest_prompt(plan, policy)
     if longest + plan.sampling.max_new_tokens > policy.positions:
+        remedy = (
+            f"set it to at most {policy.positions - longest}, or leave longer prompts out with max_prompt_tokens"
+            if longest < policy.positions
+            else "leave longer prompts out with max_prompt_tokens"
+        )
         raise UsageError(
             f"sampling.max_new_tokens = {plan.sampling.max_new_tokens}: with a prompt of {longest} tokens that is "
-            f"beyond the model's {policy.positions} positions; at most {policy.positions - longest}"
+            f"beyond the model's {policy.positions} positions; {remedy}"
         )

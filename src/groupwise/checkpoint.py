@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -147,9 +148,10 @@ def stream_to_json(state: StreamState) -> dict[str, Any]:
     return {
         "cursor": state.cursor,
         "keep_rate": state.keep_rate,
+        "levels": dict(state.levels),
         "surplus": [
             {
-                "sample": {**vars(g.prompt.sample), "extra": dict(g.prompt.sample.extra)},
+                "sample": dataclasses.asdict(g.prompt.sample),
                 "tokens": g.prompt.tokens,
                 "completions": [_completion_to_json(c) for c in g.completions],
             }
@@ -166,7 +168,8 @@ def stream_from_json(data: dict[str, Any]) -> StreamState:
         )
         for g in data["surplus"]
     ]
-    return StreamState(cursor=data["cursor"], surplus=tuple(groups), keep_rate=data["keep_rate"])
+    told = {key: data[key] for key in ("cursor", "keep_rate", "levels")}
+    return StreamState(surplus=tuple(groups), **told)
 
 
 def _completion_to_json(completion: Completion) -> dict[str, Any]:
@@ -181,8 +184,9 @@ def _completion_from_json(data: dict[str, Any]) -> Completion:
     if kept is not None:
         kept = Kept(torch.tensor(kept["ids"], dtype=torch.int32), torch.tensor(kept["start"], dtype=torch.int64))
     tuples = {"tokens": tuple(data["tokens"]), "logp_engine": tuple(data["logp_engine"])}
-    steps = tuple((index, score) for index, score in data.get("steps", ()))
-    return Completion(**{**data, **tuples, "kept": kept, "steps": steps})
+    steps = tuple((index, score) for index, score in data["steps"])
+    parts = tuple((name, score) for name, score in data["parts"])
+    return Completion(**{**data, **tuples, "kept": kept, "steps": steps, "parts": parts})
 
 
 def _seal(folder: Path) -> None:

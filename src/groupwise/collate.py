@@ -11,12 +11,18 @@ from torch import Tensor
 from groupwise.records import Batch, Completion, Group, Prompt
 
 
-def collate(groups: Sequence[Group], pad: int, mask_truncated: bool = False, steps: bool = False) -> Batch:
+def collate(
+    groups: Sequence[Group],
+    pad: int,
+    mask_truncated: bool = False,
+    steps: bool = False,
+    parts: Sequence[str] = (),
+) -> Batch:
     """P groups -> a batch of their N completions, in order; `group` counts 0..P-1.
 
     A completion without a score is kept as a row, for the record, but none of its tokens is trained; so is one that
     was cut off at the limit, with `mask_truncated`. The step columns are written where a completion has steps, or
-    where they are asked for with `steps`.
+    where they are asked for with `steps`. `parts` names the rewards that get a column each.
     """
     rows = [(g, group.prompt, c) for g, group in enumerate(groups) for c in group.completions]
     width = max(len(prompt.tokens) + len(c.tokens) for _, prompt, c in rows)
@@ -36,6 +42,7 @@ def collate(groups: Sequence[Group], pad: int, mask_truncated: bool = False, ste
         score=torch.tensor([c.trains_on for _, _, c in rows], dtype=torch.float64),
         version=torch.tensor([c.version for _, _, c in rows]),
         logp_engine=logp,
+        parts=_parts(rows, parts) if parts else None,
         kept=tuple(c.kept for _, _, c in rows) if any(c.kept is not None for _, _, c in rows) else None,
         step_score=step_score,
         step_end=step_end,
@@ -49,6 +56,12 @@ def _fill_row(tokens: Tensor, mask: Tensor, logp: Tensor, prompt: Prompt, comple
     mask[start:stop] = not math.isnan(completion.trains_on)
     logp[start:stop] = torch.tensor(completion.logp_engine)
     return stop
+
+
+def _parts(rows: Sequence[tuple[int, Prompt, Completion]], names: Sequence[str]) -> Tensor:
+    """-> [N,K] reward units: the score of each named reward."""
+    told = [dict(c.parts) for _, _, c in rows]
+    return torch.tensor([[parts[name] for name in names] for parts in told], dtype=torch.float64)
 
 
 def _steps(rows: Sequence[tuple[int, Prompt, Completion]], width: int) -> tuple[Tensor, Tensor]:

@@ -17,10 +17,12 @@ from groupwise.critic import CriticSettings
 from groupwise.engines.base import Sampling
 from groupwise.errors import UsageError
 from groupwise.learner import LearnerSettings, Schedule
+from groupwise.mixing import demand_mix, describe_mix, mix_of
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.parts.filters import KeepAll
 from groupwise.preference import PreferenceSettings
 from groupwise.recipe import CriticSection, PreferenceSection, Recipe
+from groupwise.scoring import Mix
 from groupwise.start import check_model
 from groupwise.supervised import WarmStart
 from groupwise.tasks import task
@@ -67,6 +69,22 @@ def _keys_set(section: BaseModel, path: str = "") -> Iterator[str]:
 
 
 @dataclass(frozen=True)
+class ScoringSettings:
+    """The processes that score beside generation.
+
+    workers      how many; 0 is one for each core
+    deadline     seconds that one completion's score may take
+    memory       bytes that a process may hold
+    fault_limit  the largest share of a step's completions that may go without a score
+    """
+
+    workers: int
+    deadline: float
+    memory: int
+    fault_limit: float
+
+
+@dataclass(frozen=True)
 class Blueprint:
     """A recipe resolved into settings and parts; nothing heavy is loaded yet."""
 
@@ -95,6 +113,9 @@ class Blueprint:
     preference: PreferenceSettings | None
     preference_source: str
     old_from_engine: bool
+    max_prompt_tokens: int
+    mix: Mix
+    scoring: ScoringSettings
     checkpoint_every: int
     checkpoint_keep: int
 
@@ -124,6 +145,7 @@ class Blueprint:
             *([f"critic       {_describe_critic(self.critic)}"] if self.critic else []),
             *([f"reward model {_describe_preference(self)}"] if self.preference_source else []),
             *(f"             beside it the task's own score decides {told}" for told in _leaks(self)),
+            *(f"reward       {line}" for line in describe_mix(self.mix)),
             *([f"step scores  {_describe_steps(self.task)}"] if a.reads_steps else []),
             f"step         {self.prompts_per_step} prompts x {self.samples_per_prompt} samples = {rows} completions of "
             f"at most {self.sampling.max_new_tokens} tokens",
@@ -159,6 +181,9 @@ def resolve(recipe: Recipe) -> Blueprint:
         learner=_learner(r.learner),
         critic=_critic(r) if row.advantage.reads_value else None,
         old_from_engine=r.logp_old == "engine",
+        max_prompt_tokens=r.max_prompt_tokens,
+        mix=mix_of(r.rewards, r.scoring.combine == "after"),
+        scoring=_scoring(r.scoring),
         **_preference(r.preference),
         checkpoint_every=r.checkpoint.every,
         checkpoint_keep=r.checkpoint.keep,
@@ -202,6 +227,7 @@ def _demand_possible(plan: Blueprint) -> None:
     if plan.critic is not None:
         _demand_critic(plan)
     _demand_sources(plan)
+    demand_mix(plan.mix, plan.algorithm, bool(plan.preference_source))
     held = len(plan.task.samples("heldout"))
     if held < plan.evaluation_problems:
         raise UsageError(f"evaluation.problems = {plan.evaluation_problems}: the task holds out only {held}")
@@ -240,6 +266,10 @@ def _demand_sources(plan: Blueprint) -> None:
             f"logp_old = 'engine': then pi_old / pi_engine is 1 and {describe(plan.algorithm.mismatch)} corrects "
             'nothing; set algorithm.mismatch.kind = "none", or logp_old = "learner"'
         )
+
+
+def _scoring(section: Any) -> ScoringSettings:
+    return ScoringSettings(section.workers, section.deadline, section.memory_mib * 2**20, section.fault_limit)
 
 
 def _algorithm(chosen: dict[str, Any], limit: int) -> Algorithm:

@@ -38,6 +38,9 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Value]:
     n = len(groups)
     return {
         **_learned_metrics(completions, right, wrong),
+        **_part_metrics(groups),
+        **_source_metrics(groups),
+        **_fault_metrics(completions),
         "score_mean": _mean([c.score for c in scored]),
         "pass_rate": Mean(len(right), len(scored)),
         "length_mean": _mean([len(c.tokens) for c in completions]),
@@ -92,6 +95,34 @@ def _learned_metrics(
     if not any(c.learned is not None for c in completions):
         return {}
     return {f"learned{of}_mean": _mean([c.learned for c in some if c.learned is not None]) for of, some in told}
+
+
+def _part_metrics(groups: Sequence[Group]) -> dict[str, Value]:
+    """Each reward by itself, where several train: its mean, and its spread within groups, which is its signal."""
+    told = [[dict(c.parts) for c in g.completions] for g in groups]
+    names = dict.fromkeys(name for group in told for parts in group for name in parts)
+    metrics: dict[str, Value] = {}
+    for name in names:
+        scores = [[parts.get(name, math.nan) for parts in group] for group in told]
+        metrics[f"rewards.{name}.mean"] = _mean([s for group in scores for s in group if not math.isnan(s)])
+        metrics[f"rewards.{name}.spread_within_groups"] = _mean([_deviation(group) for group in scores])
+    return metrics
+
+
+def _source_metrics(groups: Sequence[Group]) -> dict[str, Value]:
+    """The pass rate of each source, where a task mixes several."""
+    votes: dict[str, list[bool]] = {}
+    for group in groups:
+        told = [c.score >= RIGHT for c in group.completions if not math.isnan(c.score)]
+        if group.prompt.sample.source:
+            votes.setdefault(group.prompt.sample.source, []).extend(told)
+    return {f"sources.{source}.pass_rate": Mean(sum(told), len(told)) for source, told in sorted(votes.items())}
+
+
+def _fault_metrics(completions: Sequence[Completion]) -> dict[str, Value]:
+    """How many completions could not be scored, by cause and scorer: "timeout in task"."""
+    causes = [c.fault for c in completions if c.fault]
+    return {f"faults.{cause}": Sum(causes.count(cause)) for cause in sorted(set(causes))}
 
 
 def _correction_metrics(batch: Batch) -> dict[str, Value]:

@@ -125,6 +125,7 @@ def _describe(group: Group, completion: Completion) -> dict[str, Any]:
     sample = group.prompt.sample
     return {
         "key": sample.key,
+        **({"source": sample.source} if sample.source else {}),
         "prompt": sample.prompt,
         "answer": sample.answer,
         "completion": completion.text,
@@ -132,6 +133,8 @@ def _describe(group: Group, completion: Completion) -> dict[str, Any]:
         "finish": completion.finish,
         "score": completion.score,
         **({} if completion.learned is None else {"learned": completion.learned}),
+        **({"parts": dict(completion.parts)} if completion.parts else {}),
+        **({"fault": completion.fault} if completion.fault else {}),
         "logp_engine": math.fsum(completion.logp_engine),
         "version": completion.version,
         **({"steps": completion.steps} if completion.steps else {}),

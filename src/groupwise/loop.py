@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ from groupwise.diagnostics import (
 )
 from groupwise.engines.base import Engine
 from groupwise.errors import RunError
-from groupwise.journal import Journal
+from groupwise.journal import LOG, Journal
 from groupwise.learner import Learner
 from groupwise.metrics import Last, Metrics, Sum, merge, read
 from groupwise.parts.filters import Signal, signal
@@ -76,6 +77,7 @@ class Run:
     stop_asked: Callable[[], bool]
     critic: Critic | None = None
     old_from_engine: bool = False
+    fault_limit: float = 0.0
     clock: Clock = field(default_factory=Clock)
     step: int = 0
     step_began: tuple[StreamState, int, int] = (StreamState(), 0, 0)
@@ -114,10 +116,13 @@ def train_step(run: Run) -> dict[str, Any]:
     run.clock.switch("generate")
     run.step_began = run.rollout.state, run.learner.updates, run.critic.updates if run.critic else 0
     harvest = run.rollout.collect(run.prompts_per_step, run.clock.switch)
+    demand_scores(run, harvest)
     demand_signal(run, harvest)
     run.clock.switch("annotate")
     row = run.algorithm
-    batch = collate(harvest.groups, run.pad, mask_truncated=row.filter.mask_truncated, steps=row.needs_steps)
+    mix = run.rollout.scorer.mix
+    kept = {"mask_truncated": row.filter.mask_truncated, "steps": row.needs_steps}
+    batch = collate(harvest.groups, run.pad, parts=tuple(mix.weights) if mix.each else (), **kept)
     batch = prepare(run, batch)
     run.clock.switch("update")
     updates, checks = update(run, batch)
@@ -142,7 +147,8 @@ def prepare(run: Run, batch: Batch) -> Batch:
         batch = batch.add(logp_old=batch.logp_engine)
     if run.critic is not None:
         batch = batch.add(value=run.critic.values(batch))
-    return run.algorithm.credit(batch)
+    mix = run.rollout.scorer.mix
+    return run.algorithm.credit(batch, tuple(mix.weights.values()) if mix.each else None)
 
 
 def update(run: Run, batch: Batch) -> tuple[list[Metrics], list[Check]]:
@@ -216,6 +222,22 @@ def count_skipped(run: Run, applied: bool) -> None:
             f"step {run.step}: {MOST_SKIPPED} updates in a row had a loss or gradient that is not finite; each was "
             f"skipped, so the weights are sound. Saved for another try of this step: {saved}. If it happens again, "
             f"start a run with a lower {rates}"
+        )
+
+
+def demand_scores(run: Run, harvest: Harvest) -> None:
+    """Tell each kind of scoring fault once; stop where more completions than allowed have no score."""
+    for line in run.rollout.scorer.take_unshown():
+        run.journal.log(f"step {run.step}: {line}")
+        run.view.note(f"step {run.step}: first of its kind: {line}")
+    completions = [c for g in harvest.generated for c in g.completions]
+    faults = Counter(c.fault for c in completions if c.fault)
+    if faults.total() > run.fault_limit * len(completions):
+        told = ", ".join(f"{count} {cause}" for cause, count in faults.most_common())
+        raise RunError(
+            f"step {run.step}: {faults.total()} of {len(completions)} completions could not be scored ({told}), more "
+            f"than scoring.fault_limit = {run.fault_limit:g} allows; {run.folder / LOG} has the first of each kind. "
+            "Mend the reward, or raise scoring.deadline or the limit; the last checkpoint is kept"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from groupwise.engines.base import Engine, Sampling
 from groupwise.errors import RunError, UsageError
 from groupwise.models.load import Policy, error_line, prompt_ids
 from groupwise.records import Group, Prompt
-from groupwise.rollout import Prompts, sample, score
+from groupwise.rollout import Prompts, answered
+from groupwise.scoring import Scorer
 from groupwise.seeds import derive, stream
-from groupwise.tasks.base import Task
 
 KEYS = ("prompt", "chosen", "rejected")
 #: Prompts drawn for each pair wanted, after which sampling gives up.
@@ -81,9 +81,8 @@ def encode_pairs(policy: Policy, pairs: Sequence[Pair]) -> list[Comparison]:
 
 def sample_pairs(
     engine: Engine,
-    task: Task,
+    scorer: Scorer,
     prompts: Prompts,
-    decode: Callable[[Tokens], str],
     sampling: Sampling,
     per_prompt: int,
     count: int,
@@ -100,7 +99,7 @@ def sample_pairs(
     drawn = tied = 0
     while len(found) < count and drawn < DRAWS_PER_PAIR * count:
         draws = range(drawn, drawn + min(max(count - len(found), LEAST_ROUND), ROUND))
-        groups = _round(engine, task, prompts, decode, sampling, per_prompt, draws, seed)
+        groups = _round(engine, scorer, prompts, sampling, per_prompt, draws, seed)
         paired = [ranked(group) for group in groups]
         drawn, tied = drawn + len(groups), tied + sum(not pairs for pairs in paired)
         found |= dict.fromkeys(pair for pairs in paired for pair in pairs)
@@ -157,19 +156,11 @@ def split_by_prompt(
 
 
 def _round(
-    engine: Engine,
-    task: Task,
-    prompts: Prompts,
-    decode: Callable[[Tokens], str],
-    sampling: Sampling,
-    per_prompt: int,
-    draws: range,
-    seed: int,
+    engine: Engine, scorer: Scorer, prompts: Prompts, sampling: Sampling, per_prompt: int, draws: range, seed: int
 ) -> list[Group]:
     drawn: list[Prompt] = [prompts.draw(i) for i in draws]
     seeds = [derive(seed, "pairs", i) for i in draws]
-    answers = sample(engine, drawn, seeds, per_prompt, sampling)
-    return [score(task, p, a, decode) for p, a in zip(drawn, answers, strict=True)]
+    return answered(engine, scorer, drawn, seeds, per_prompt, sampling)
 
 
 def _read_line(line: str, where: str) -> Pair:

@@ -102,6 +102,25 @@ class PreferenceSection(Section):
     tokens_per_microbatch: int = Field(8192, ge=1)
 
 
+class ScoringSection(Section):
+    """How rewards come together, and the processes that score beside generation (0 workers: one a core)."""
+
+    combine: Literal["before", "after"] = "before"
+    workers: int = Field(0, ge=0)
+    deadline: float = Field(10.0, gt=0)
+    memory_mib: int = Field(4096, ge=64)
+    fault_limit: float = Field(0.05, ge=0, le=1)
+
+
+class ChatSection(Section):
+    """How a sample becomes the text that a chat model is asked."""
+
+    template: str = Field("auto", min_length=1)
+    system: str = ""
+    thinking: Literal["", "on", "off"] = ""
+    open: str = ""
+
+
 class CheckpointSection(Section):
     """A checkpoint every N steps (and at the end); the newest `keep` stay."""
 
@@ -122,9 +141,13 @@ class Recipe(Section):
     samples_per_prompt: int = Field(8, ge=1)
     updates_per_batch: int = Field(1, ge=1)
     passes_per_batch: int | None = Field(None, ge=1)
+    max_prompt_tokens: int = Field(0, ge=0)
     logp_old: Literal["learner", "engine"] = "learner"
     task: dict[str, Any]
     algorithm: dict[str, Any]
+    rewards: dict[str, dict[str, Any]] | None = None
+    scoring: ScoringSection = ScoringSection()  # type: ignore[call-arg]
+    chat: ChatSection = ChatSection()  # type: ignore[call-arg]
     warm_start: WarmStartSection = WarmStartSection()  # type: ignore[call-arg]
     sampling: SamplingSection = SamplingSection()  # type: ignore[call-arg]
     evaluation: EvaluationSection = EvaluationSection()  # type: ignore[call-arg]

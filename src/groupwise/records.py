@@ -49,6 +49,9 @@ class Completion:
     text         the decoded completion, without special tokens
     score        the task's score, reward units; NaN where scoring failed
     learned      a reward model's score, reward units, where one scores: it trains, and `score` only tells the truth
+    parts        (name, score in reward units) of each reward, where a recipe names several; NaN where scoring failed
+    combined     their weighted sum, which trains then
+    fault        why a score is missing, such as "timeout in task"; "" where none is
     steps        (index into `tokens` of the token that ends the step, score of the step), where steps are scored
     """
 
@@ -61,11 +64,16 @@ class Completion:
     text: str = ""
     score: float = math.nan
     learned: float | None = None
+    parts: tuple[tuple[str, float], ...] = ()
+    combined: float | None = None
+    fault: str = ""
     steps: tuple[tuple[int, float], ...] = ()
 
     @property
     def trains_on(self) -> float:
         """What training sees of its quality; NaN: it neither votes nor trains."""
+        if self.combined is not None:
+            return self.combined
         return self.score if self.learned is None else self.learned
 
     def __post_init__(self) -> None:
@@ -93,7 +101,8 @@ class Batch:
     mask         [N,T] bool, True where the policy sampled the token
     length       [N] int64, prompt and completion tokens, padding not counted
     group        [N] int64, equal for the completions of one prompt
-    score        [N] reward units (the task's, or a reward model's where one scores)
+    score        [N] reward units (the task's, a reward model's where one scores, or the weighted sum of several)
+    parts        [N,K] reward units, one column a reward, where they are combined after group normalisation
     version      [N] int64, which weights sampled the row
     logp_engine  [N,T] nats (the engine's)
     kept         per row, the sampling support of its completion tokens, or None
@@ -116,6 +125,7 @@ class Batch:
     score: Tensor
     version: Tensor
     logp_engine: Tensor
+    parts: Tensor | None = None
     kept: tuple[Kept | None, ...] | None = None
     logp_old: Tensor | None = None
     logp_ref: Tensor | None = None
@@ -157,7 +167,8 @@ class Batch:
         for column in dataclasses.fields(self):
             value = getattr(self, column.name)
             if isinstance(value, Tensor):
-                taken[column.name] = value[at, :width] if value.dim() == 2 else value[at]
+                by_token = value.dim() == 2 and column.name != "parts"
+                taken[column.name] = value[at, :width] if by_token else value[at]
             elif isinstance(value, tuple):
                 taken[column.name] = tuple(value[i] for i in at.tolist())
         return Batch(**taken)  # type: ignore[arg-type]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from groupwise.engines.base import Engine, Request, Sampling
 from groupwise.parts.filters import RIGHT, Filter
-from groupwise.records import Completion, Group, Prompt
+from groupwise.records import Group, Prompt
 from groupwise.samples import Sample
+from groupwise.scoring import Marking, Mix, Scorer, with_learned
 from groupwise.seeds import derive, stream
-from groupwise.tasks.base import ScoresSteps, Task
+from groupwise.tasks.base import Streams
 
 #: No refill round assumes that fewer than this share of groups will be kept, so that one unlucky step stays affordable.
 LEAST_KEEP_RATE = 0.25
@@ -43,27 +43,42 @@ class Harvest:
 
 @dataclass(frozen=True)
 class StreamState:
-    """Where the stream of prompts stands: how many were drawn, groups waiting, and the last share of groups kept."""
+    """Where the stream of prompts stands: how many were drawn, groups waiting, the last share of groups kept, and the
+    level of each source of a task that has levels.
+    """
 
     cursor: int = 0
     surplus: tuple[Group, ...] = ()
     keep_rate: float = 1.0
+    levels: Mapping[str, int] = field(default_factory=dict)
+
+
+Encode = Callable[[Sample], tuple[int, ...]]
 
 
 class Prompts:
-    """The training samples in an endless shuffled order: draw i is a function of (seed, i)."""
+    """The training problems without end: draw i is a function of (seed, i), and of the levels where the task has any.
 
-    def __init__(self, samples: Sequence[Sample], encode: Callable[[str], tuple[int, ...]], seed: int) -> None:
-        self.samples, self.encode, self.seed = samples, encode, seed
+    A task's list comes in shuffled order, all of it before any comes again.
+    """
+
+    def __init__(self, source: Sequence[Sample] | Streams, encode: Encode, seed: int) -> None:
+        self.source, self.encode, self.seed = source, encode, seed
         self._epoch, self._order = -1, torch.empty(0)
 
-    def draw(self, index: int) -> Prompt:
-        epoch, position = divmod(index, len(self.samples))
+    def draw(self, index: int, levels: Mapping[str, int] | None = None) -> Prompt:
+        sample = (
+            self.source.draw(index, self.seed, levels or {}) if isinstance(self.source, Streams) else self._next(index)
+        )
+        return Prompt(sample, self.encode(sample))
+
+    def _next(self, index: int) -> Sample:
+        assert not isinstance(self.source, Streams)
+        epoch, position = divmod(index, len(self.source))
         if epoch != self._epoch:
             self._epoch = epoch
-            self._order = torch.randperm(len(self.samples), generator=stream(self.seed, "prompts", epoch))
-        sample = self.samples[int(self._order[position])]
-        return Prompt(sample, self.encode(sample.prompt))
+            self._order = torch.randperm(len(self.source), generator=stream(self.seed, "prompts", epoch))
+        return self.source[int(self._order[position])]
 
 
 #: Prompts and completions, token ids, side by side -> a reward model's score of each, reward units.
@@ -76,19 +91,17 @@ class Rollout:
     def __init__(
         self,
         engine: Engine,
-        task: Task,
+        scorer: Scorer,
         prompts: Prompts,
-        decode: Callable[[tuple[int, ...]], str],
         sampling: Sampling,
         samples_per_prompt: int,
         filter: Filter,
         state: StreamState | None = None,
-        reads_steps: bool = False,
         judge: Judge | None = None,
     ) -> None:
-        self.engine, self.task, self.prompts, self.decode = engine, task, prompts, decode
+        self.engine, self.scorer, self.prompts = engine, scorer, prompts
         self.sampling, self.samples_per_prompt, self.filter = sampling, samples_per_prompt, filter
-        self.state, self.reads_steps, self.judge = state or StreamState(), reads_steps, judge
+        self.state, self.judge = state or StreamState(), judge
 
     def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> Harvest:
         """The next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short completions
@@ -109,78 +122,64 @@ class Rollout:
             rate = sum(v.keep for v in verdicts) / len(verdicts)
         fallback = dropped[: max(0, wanted - len(keep))]
         surplus = tuple(keep[wanted:])
-        self.state = dataclasses.replace(self.state, surplus=surplus, keep_rate=rate)
+        levels = moved(self.prompts.source, self.state.levels, generated)
+        self.state = dataclasses.replace(self.state, surplus=surplus, keep_rate=rate, levels=levels)
         groups = (*keep[:wanted], *fallback)
         return Harvest(groups, tuple(generated), len(dropped), len(fallback), surplus, rounds)
 
     def _round(self, count: int, during: Callable[[str], None]) -> list[Group]:
         first = self.state.cursor
-        prompts = [self.prompts.draw(first + i) for i in range(count)]
+        prompts = [self.prompts.draw(first + i, self.state.levels) for i in range(count)]
         self.state = dataclasses.replace(self.state, cursor=first + count)
         seeds = [derive(self.prompts.seed, "completions", first + i) for i in range(count)]
-        during("generate")
-        answers = sample(self.engine, prompts, seeds, self.samples_per_prompt, self.sampling)
-        during("score")
-        groups = [score(self.task, p, a, self.decode, self.reads_steps) for p, a in zip(prompts, answers, strict=True)]
-        return groups if self.judge is None else judged(groups, self.judge)
+        asked = (self.engine, self.scorer, prompts, seeds, self.samples_per_prompt, self.sampling, self.judge)
+        return answered(*asked, during)
 
 
-def sample(
-    engine: Engine, prompts: Sequence[Prompt], seeds: Sequence[int], samples: int, sampling: Sampling
-) -> list[tuple[Completion, ...]]:
-    """The engine's completions of each prompt, in order."""
+def answered(
+    engine: Engine,
+    scorer: Scorer,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int],
+    samples: int,
+    sampling: Sampling,
+    judge: Judge | None = None,
+    during: Callable[[str], None] = lambda phase: None,
+) -> list[Group]:
+    """A scored group for each prompt. Slow scores are made beside generation; the phase "score" is what is left."""
     requests = [Request(p.tokens, samples, seed) for p, seed in zip(prompts, seeds, strict=True)]
-    return engine.generate(requests, sampling)
+    marking = Marking(scorer, prompts)
+    during("generate")
+    answers = engine.generate(requests, sampling, marking.hear)
+    during("score")
+    groups = [Group(p, done) for p, done in zip(prompts, marking.scored(answers), strict=True)]
+    return groups if judge is None else judged(groups, judge, scorer.mix)
 
 
-def score(
-    task: Task,
-    prompt: Prompt,
-    completions: Sequence[Completion],
-    decode: Callable[[tuple[int, ...]], str],
-    reads_steps: bool = False,
-) -> Group:
-    """The group with each completion's text and score, and its steps where they are read and the task scores them."""
-    done = []
-    for completion in completions:
-        text = decode(completion.tokens)
-        told = dataclasses.replace(completion, text=text, score=float(task.score(prompt.sample, text)))
-        if reads_steps and isinstance(task, ScoresSteps):
-            told = dataclasses.replace(told, steps=_steps_at_tokens(task.steps(prompt.sample, text), told, decode))
-        done.append(told)
-    return Group(prompt, tuple(done))
-
-
-def judged(groups: Sequence[Group], judge: Judge) -> list[Group]:
+def judged(groups: Sequence[Group], judge: Judge, mix: Mix) -> list[Group]:
     """The groups with the judge's score of each completion beside the task's."""
     asked = [(group.prompt.tokens, c.tokens) for group in groups for c in group.completions]
     scores = iter(judge([prompt for prompt, _ in asked], [completion for _, completion in asked]))
     return [
-        dataclasses.replace(g, completions=tuple(dataclasses.replace(c, learned=next(scores)) for c in g.completions))
+        dataclasses.replace(g, completions=tuple(with_learned(c, next(scores), mix) for c in g.completions))
         for g in groups
     ]
 
 
-def _steps_at_tokens(
-    steps: Sequence[tuple[int, float]], completion: Completion, decode: Callable[[tuple[int, ...]], str]
-) -> tuple[tuple[int, float], ...]:
-    """Ends in the text to ends in the tokens: a step ends with the token that brings its last character.
+def moved(source: object, levels: Mapping[str, int], generated: Sequence[Group]) -> Mapping[str, int]:
+    """The levels after a step, where the task has any."""
+    if not isinstance(source, Streams):
+        return levels
+    return source.moved(levels, pass_rates(generated))
 
-    Searched by the length of decoded prefixes, which asks nothing of the tokenizer but that text grows with tokens.
-    Raises ValueError for an end outside the text.
-    """
-    if not completion.tokens:
-        return ()
-    longer = range(1, len(completion.tokens))
-    found = []
-    for end, value in steps:
-        if not 0 <= end <= len(completion.text):
-            raise ValueError(
-                f"a step ends at {end} in a completion of {len(completion.text)} characters; see task.steps"
-            )
-        index = bisect_left(longer, end, key=lambda count: len(decode(completion.tokens[:count])))
-        found.append((index, float(value)))
-    return tuple(found)
+
+def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
+    """Of each source: the share of its scored completions that are right, and how many there are."""
+    votes: dict[str, list[bool]] = {}
+    for group in groups:
+        told = [c.score >= RIGHT for c in group.completions if not math.isnan(c.score)]
+        votes.setdefault(group.prompt.sample.source, []).extend(told)
+    return {source: (_share(told), len(told)) for source, told in votes.items() if told}
 
 
 @dataclass(frozen=True)
@@ -189,6 +188,9 @@ class Evaluation:
 
     avg_at_k      mean over problems of the share of its k samples that are right: the pass rate
     pass_at_k     {k: chance that at least one of k samples is right}, unbiased, for k = 1, 2, 4, ... up to the samples
+    score_mean    mean of the task's score, reward units; a completion that could not be scored counts 0
+    unscored      completions that could not be scored; they count as wrong
+    by_source     {source: its problems, avg_at_k and score_mean} where the task names sources
     """
 
     problems: int
@@ -197,23 +199,25 @@ class Evaluation:
     pass_at_k: dict[int, float]
     length_mean: float
     truncated_share: float
+    score_mean: float = math.nan
+    unscored: int = 0
+    by_source: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def evaluate(
     engine: Engine,
-    task: Task,
+    scorer: Scorer,
     problems: Sequence[Sample],
-    encode: Callable[[str], tuple[int, ...]],
-    decode: Callable[[tuple[int, ...]], str],
+    encode: Encode,
     samples: int,
     sampling: Sampling,
     seed: int,
+    judge: Judge | None = None,
 ) -> Evaluation:
     """Sample every problem `samples` times and score; the same seed asks with the same random numbers each time."""
-    prompts = [Prompt(s, encode(s.prompt)) for s in problems]
+    prompts = [Prompt(s, encode(s)) for s in problems]
     seeds = [derive(seed, "evaluation", i) for i in range(len(prompts))]
-    answers = sample(engine, prompts, seeds, samples, sampling)
-    groups = [score(task, p, a, decode) for p, a in zip(prompts, answers, strict=True)]
+    groups = answered(engine, scorer.truth(), prompts, seeds, samples, sampling, judge)
     completions = [c for g in groups for c in g.completions]
     right = [sum(c.score >= RIGHT for c in g.completions) for g in groups]
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples]
@@ -224,7 +228,34 @@ def evaluate(
         pass_at_k={k: math.fsum(pass_at_k(samples, c, k) for c in right) / len(groups) for k in ks},
         length_mean=sum(len(c.tokens) for c in completions) / len(completions),
         truncated_share=sum(c.finish == "length" for c in completions) / len(completions),
+        score_mean=_score_mean(groups),
+        unscored=sum(math.isnan(c.score) for c in completions),
+        by_source=_by_source(groups),
     )
+
+
+def _by_source(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.prompt.sample.source, []).append(group)
+    return {
+        source: {
+            "problems": len(own),
+            "avg_at_k": _share([c.score >= RIGHT for g in own for c in g.completions]),
+            "score_mean": _score_mean(own),
+        }
+        for source, own in sorted(found.items())
+        if source
+    }
+
+
+def _share(told: Sequence[bool]) -> float:
+    return sum(told) / len(told)
+
+
+def _score_mean(groups: Sequence[Group]) -> float:
+    scores = [c.score for g in groups for c in g.completions]
+    return math.fsum(s for s in scores if not math.isnan(s)) / len(scores)
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:

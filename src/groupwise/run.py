@@ -8,7 +8,7 @@ import re
 import signal
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,16 @@ import transformers
 from rich.console import Console
 
 from groupwise import checkpoint, journal, loop, recipe
-from groupwise.build import build
+from groupwise.build import build, pool_of
 from groupwise.config import REWARD_MODEL, Blueprint, resolve, resolved_recipe
-from groupwise.engines.base import Sampling
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import GroupwiseError, UsageError
 from groupwise.journal import Journal
 from groupwise.models.load import load_policy
 from groupwise.preference import REPORT, read_report
+from groupwise.problems import problems
 from groupwise.rollout import Evaluation, evaluate
+from groupwise.scoring import Scorer
 from groupwise.state import restore
 from groupwise.view import LiveView, PlainView, View
 
@@ -85,11 +86,11 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     folder = Path(model) if model else _last_policy(Path(name))
     policy = load_policy(folder, device=plan.device)
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
-    problems = plan.task.samples("heldout")[: plan.evaluation_problems]
-    sampling: Sampling = plan.evaluation
-    return evaluate(
-        engine, plan.task, problems, policy.encode, policy.decode, plan.evaluation_samples, sampling, plan.seed
-    )
+    found = problems(plan.task, policy.ask, plan.max_prompt_tokens, plan.evaluation_problems)
+    with pool_of(plan) or nullcontext() as pool:
+        scorer = Scorer(plan.task, policy.decode, pool=pool)
+        asked = (found.heldout, policy.ask, plan.evaluation_samples, plan.evaluation, plan.seed)
+        return evaluate(engine, scorer, *asked)
 
 
 def summarise(plan: Blueprint, run: loop.Run) -> dict[str, Any]:
@@ -105,6 +106,7 @@ def summarise(plan: Blueprint, run: loop.Run) -> dict[str, Any]:
         "heldout_after": after["avg_at_k"],
         "length_before": before["length_mean"],
         "length_after": after["length_mean"],
+        **_by_source(before, after),
         "heldout_problems": after["problems"],
         "heldout_samples": after["samples"],
         **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
@@ -119,6 +121,15 @@ def summarise(plan: Blueprint, run: loop.Run) -> dict[str, Any]:
             "transformers": transformers.__version__,
         },
     }
+
+
+def _by_source(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Mean score before and after of each source, where the task mixes several."""
+    told = {
+        source: {"before": before["by_source"][source]["score_mean"], "after": row["score_mean"]}
+        for source, row in after["by_source"].items()
+    }
+    return {"heldout_by_source": told} if told else {}
 
 
 def _reward_model_in_short(path: Path) -> dict[str, Any]:
@@ -147,10 +158,12 @@ def _go(plan: Blueprint, book: Journal, newest: Path | None, fresh: bool) -> Run
     view = LiveView(plan.steps, plan.name, console) if console.is_terminal else PlainView(plan.steps, console)
     view.plan(plan.plan())
     asked: list[int] = []
+    scorers: list[Scorer] = []
     try:
         with _signals(asked, view):
             clock = loop.Clock()
             run = _build_or_discard(plan, book, view, lambda: bool(asked), fresh)
+            scorers.append(run.rollout.scorer)
             run.clock = clock
             if newest is not None:
                 restore(run, newest)
@@ -165,6 +178,8 @@ def _go(plan: Blueprint, book: Journal, newest: Path | None, fresh: bool) -> Run
             book.log(f"error: {error}")
         raise
     finally:
+        for scorer in scorers:
+            scorer.close()
         view.close()
         book.close()
     view.say(f"stopped after step {run.step}, saved; go on with: groupwise train --resume {plan.folder}")

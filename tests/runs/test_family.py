@@ -9,7 +9,7 @@ import statistics
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -111,6 +111,7 @@ class WithoutSteps:
     """Arithmetic that scores whole completions only."""
 
     largest: int = 4
+    quick: ClassVar[bool] = True
 
     @property
     def alphabet(self) -> str:
@@ -165,8 +166,8 @@ def tell_otherwise(monkeypatch: pytest.MonkeyPatch, nats: float) -> None:
     """The engine tells every second token of a completion as likelier than it was, and nothing stops the run for it."""
     real = LocalEngine.generate
 
-    def generate(self, requests, sampling):
-        return [tuple(shifted(c, nats) for c in group) for group in real(self, requests, sampling)]
+    def generate(self, *asked):
+        return [tuple(shifted(c, nats) for c in group) for group in real(self, *asked)]
 
     monkeypatch.setattr(LocalEngine, "generate", generate)
     monkeypatch.setattr(checks, "ENGINE_LIMIT", 100.0)

@@ -361,3 +361,29 @@ def test_a_prompt_goes_through_the_model_once(qwen: Any) -> None:
     engine._prefill = counted  # type: ignore[method-assign]
     engine.generate([Request((5, 6), 8, 0), Request((7,), 2, 1), Request((8, 9), 3, 1)], Sampling(max_new_tokens=4))
     assert seen == [(5, 6), (7,), (8, 9)]
+
+
+@pytest.mark.parametrize("max_rows", [4, 512])
+def test_finished_completions_are_told_once_each_as_they_end_up(qwen, max_rows):
+    """Whatever is told early is what generate returns, also where rows are dropped and places taken."""
+    heard = []
+    how = Sampling(1.0, 0.9, 0, max_new_tokens=16)
+    groups = LocalEngine(qwen, EOS, pad=0, max_rows=max_rows).generate(REQUESTS, how, heard.append)
+    told = {(f.request, f.sample): (f.tokens, f.finish) for f in heard}
+    assert len(told) == len(heard) == sum(r.samples for r in REQUESTS)
+    assert told == {(i, j): (c.tokens, c.finish) for i, g in enumerate(groups) for j, c in enumerate(g)}
+
+
+def test_short_completions_are_told_while_long_ones_go_on(qwen):
+    steps = []
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+    inner = engine._decode
+    engine._decode = lambda tokens, rows: steps.append(rows.count) or inner(tokens, rows)
+    when = {}
+    limits = [2] * 8 + [24]
+    engine.generate(
+        [Request((5,), 1, i, limit) for i, limit in enumerate(limits)],
+        Sampling(),
+        lambda f: when.setdefault(f.request, len(steps)),
+    )
+    assert max(when[i] for i in range(8)) < 4 < when[8]

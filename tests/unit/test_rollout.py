@@ -17,8 +17,9 @@ from groupwise.engines.local import LocalEngine
 from groupwise.journal import rollout_rows
 from groupwise.parts.filters import DropUniform, KeepAll, Signal, signal
 from groupwise.records import Completion, Group, Prompt
-from groupwise.rollout import Harvest, Prompts, Rollout, StreamState, evaluate, pass_at_k, score
+from groupwise.rollout import Harvest, Prompts, Rollout, StreamState, evaluate, pass_at_k
 from groupwise.samples import Sample
+from groupwise.scoring import Marking, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
 
 ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)
@@ -28,6 +29,7 @@ class EvenLength:
     """Right when the completion has an even number of characters: half of a random policy's groups are mixed."""
 
     alphabet = ARITHMETIC.alphabet
+    quick = True
 
     def samples(self, split):
         return ARITHMETIC.samples(split)
@@ -36,11 +38,12 @@ class EvenLength:
         return float(len(completion) % 2 == 0)
 
 
-def make(policy, filter, task=None, state=None, samples=4) -> Rollout:
+def make(policy, filter, task=None, state=None, samples=4, reads_steps=False) -> Rollout:
     engine = LocalEngine(policy.model, policy.eos, policy.pad)
-    prompts = Prompts(ARITHMETIC.samples("train"), policy.encode, seed=1)
+    prompts = Prompts(ARITHMETIC.samples("train"), policy.ask, seed=1)
     sampling = Sampling(temperature=1.5, max_new_tokens=6)
-    return Rollout(engine, task or EvenLength(), prompts, policy.decode, sampling, samples, filter, state)
+    scorer = Scorer(task or EvenLength(), policy.decode, reads_steps=reads_steps)
+    return Rollout(engine, scorer, prompts, sampling, samples, filter, state)
 
 
 def group(*scores: float) -> Group:
@@ -66,12 +69,12 @@ def test_signal_is_about_correctness(scores, expected):
 
 def test_every_prompt_comes_once_an_epoch_in_an_order_of_the_seed(policy):
     samples = ARITHMETIC.samples("train")[:10]
-    draws = [Prompts(samples, policy.encode, seed=5).draw(i).sample.key for i in range(30)]
+    draws = [Prompts(samples, policy.ask, seed=5).draw(i).sample.key for i in range(30)]
     for epoch in (draws[:10], draws[10:20], draws[20:]):
         assert sorted(epoch) == sorted(s.key for s in samples)
     assert draws[:10] != draws[10:20]
-    assert Prompts(samples, policy.encode, seed=5).draw(17).sample.key == draws[17]
-    assert [Prompts(samples, policy.encode, seed=6).draw(i).sample.key for i in range(10)] != draws[:10]
+    assert Prompts(samples, policy.ask, seed=5).draw(17).sample.key == draws[17]
+    assert [Prompts(samples, policy.ask, seed=6).draw(i).sample.key for i in range(10)] != draws[:10]
 
 
 def test_without_a_filter_every_group_trains_in_order(policy):
@@ -114,7 +117,7 @@ class ByLot:
     def __init__(self, stretch) -> None:
         self.stretch = stretch
 
-    def generate(self, requests, sampling):
+    def generate(self, requests, sampling, on_finish=None):
         found = []
         for request in requests:
             lots = [(request.seed >> i) & 1 for i in range(request.samples)]
@@ -134,9 +137,10 @@ def test_which_groups_train_does_not_depend_on_how_long_completions_are(mask_tru
     """Same scores, other lengths: the same prompts in the same order, step after step, surplus included."""
 
     def told(stretch) -> list[list[str]]:
-        prompts = Prompts(ARITHMETIC.samples("train"), lambda text: (1,), seed=1)
+        prompts = Prompts(ARITHMETIC.samples("train"), lambda sample: (1,), seed=1)
         filter = DropUniform(mask_truncated=mask_truncated)
-        rollout = Rollout(ByLot(stretch), FirstToken(), prompts, lambda t: "".join(map(str, t)), Sampling(), 3, filter)  # type: ignore[arg-type]
+        scorer = Scorer(FirstToken(), lambda t: "".join(map(str, t)))
+        rollout = Rollout(ByLot(stretch), scorer, prompts, Sampling(), 3, filter)  # type: ignore[arg-type]
         steps = [rollout.collect(5) for _ in range(4)]
         return [[g.prompt.sample.key for g in (*h.groups, *h.surplus)] for h in steps]
 
@@ -171,8 +175,8 @@ def test_evaluation_counts_by_hand(policy):
     engine = LocalEngine(policy.model, policy.eos, policy.pad)
     problems = ARITHMETIC.samples("heldout")[:7]
     sampling = Sampling(temperature=1.5, max_new_tokens=6)
-    found = evaluate(engine, EvenLength(), problems, policy.encode, policy.decode, 4, sampling, seed=3)
-    again = evaluate(engine, EvenLength(), problems, policy.encode, policy.decode, 4, sampling, seed=3)
+    found = evaluate(engine, Scorer(EvenLength(), policy.decode), problems, policy.ask, 4, sampling, seed=3)
+    again = evaluate(engine, Scorer(EvenLength(), policy.decode), problems, policy.ask, 4, sampling, seed=3)
     assert found == again
     assert list(found.pass_at_k) == [1, 2, 4]
     assert found.pass_at_k[1] == pytest.approx(found.avg_at_k)
@@ -194,7 +198,7 @@ def completion(*tokens: int, finish: str = "stop") -> Completion:
 
 def scored(*tokens: int, prompt: str = "3+1-4+2=", reads_steps: bool = True, task=ARITHMETIC) -> Completion:
     given = Prompt(Sample("a", prompt, "2"), (3,))
-    return score(task, given, [completion(*tokens)], spell, reads_steps).completions[0]
+    return Marking(Scorer(task, spell, reads_steps=reads_steps), [given]).scored([[completion(*tokens)]])[0][0]
 
 
 @pytest.mark.parametrize(
@@ -212,8 +216,7 @@ def test_a_step_ends_with_the_token_of_its_last_character(tokens, steps):
 
 
 def test_the_last_step_ends_at_the_token_of_the_last_character_for_a_real_tokenizer(policy):
-    rollout = make(policy, KeepAll(), ARITHMETIC)
-    rollout.reads_steps = True
+    rollout = make(policy, KeepAll(), ARITHMETIC, reads_steps=True)
     found = [(g.prompt.sample, c) for g in rollout.collect(6).groups for c in g.completions]
     assert any(len(c.steps) > 1 for _, c in found)
     for sample, c in found:
@@ -251,9 +254,3 @@ def test_steps_survive_the_checkpoint_bit_for_bit_and_stand_in_the_journal():
     first, second = rollout_rows(1, Harvest((told,), (told,), 0, 0, (), 1), batch)
     assert json.loads(json.dumps(first))["steps"] == [[0, 0.1], [2, 1 / 3]]
     assert "steps" not in second
-
-
-def test_a_checkpoint_from_before_there_were_steps_still_loads():
-    told = stream_to_json(StreamState(surplus=(group(1.0),)))
-    del told["surplus"][0]["completions"][0]["steps"]
-    assert stream_from_json(told).surplus == (group(1.0),)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -45,14 +45,34 @@ class Request:
     max_new_tokens: int | None = None
 
 
+class Finished(NamedTuple):
+    """A completion that has just ended, while others are still being sampled: completion `sample` of request number
+    `request`, its ids, and "stop" or "length".
+    """
+
+    request: int
+    sample: int
+    tokens: tuple[int, ...]
+    finish: str
+
+
+OnFinish = Callable[[Finished], None]
+
+
 class Engine(Protocol):
     """Samples completions and says under which weights and with which log-probabilities."""
 
     @property
     def version(self) -> int: ...
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[tuple[Completion, ...]]:
-        """The completions of each request, in order; `logp_engine` is under the distribution sampled."""
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
+    ) -> list[tuple[Completion, ...]]:
+        """The completions of each request, in order; `logp_engine` is under the distribution sampled.
+
+        `on_finish` hears of completions as they end, in any order, so that scoring can begin; an engine that cannot
+        say so early need not call it.
+        """
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

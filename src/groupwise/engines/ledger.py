@@ -52,6 +52,16 @@ class Ledger:
         self._flush_support(slot, age - steps, length)
         self._steps, self._support = [], []
 
+    def written(self, slots: Tensor, stops: Tensor) -> list[tuple[tuple[int, ...], str]]:
+        """The ids of completions that are whole and flushed, and how each ended."""
+        lengths = self._length[slots].tolist()
+        rows = self._tokens[slots].tolist()
+        stopped = stops[self._tokens[slots, self._length[slots] - 1]].tolist()
+        return [
+            (tuple(row[:length]), "stop" if stop else "length")
+            for row, length, stop in zip(rows, lengths, stopped, strict=True)
+        ]
+
     def completions(self, stops: Tensor, version: int) -> list[Completion]:
         """The completions in slot order; `stops` [V] bool are the end ids. Call outside of inference mode."""
         lengths = self._length.cpu()

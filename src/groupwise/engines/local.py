@@ -20,14 +20,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from groupwise.engines.base import Request, Sampling
+from groupwise.engines.base import Finished, OnFinish, Request, Sampling
 from groupwise.engines.cache import ATTENTION, Prompts, RowCache
 from groupwise.engines.ledger import Ledger
 from groupwise.engines.rows import Queue, Rows, Take
@@ -98,7 +100,9 @@ class LocalEngine:
                 own[name].copy_(tensor)
         self._version = version
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[tuple[Completion, ...]]:
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
+    ) -> list[tuple[Completion, ...]]:
         """The completions of each request, in order. Raises UsageError before sampling, RunError on bad logits."""
         check_sampling(sampling)
         limits = [sampling.max_new_tokens if r.max_new_tokens is None else r.max_new_tokens for r in requests]
@@ -110,13 +114,22 @@ class LocalEngine:
         ledger = Ledger(queue.count, max(limits), self._device)
         cache, self._cache = self._cache, RowCache()
         with torch.inference_mode():
-            self._sample(Rows(queue, ledger, cache, self._device), queue, sampling)
+            rows = Rows(queue, ledger, cache, self._device)
+            self._sample(rows, queue, sampling, partial(self._tell, queue, ledger, on_finish))
         if cache.size <= KEEP_BYTES:
             self._cache = cache
         done = ledger.completions(self._stops, self._version)
         return [tuple(done[first : first + r.samples]) for first, r in zip(queue.offset, requests, strict=True)]
 
-    def _sample(self, rows: Rows, queue: Queue, sampling: Sampling) -> None:
+    def _tell(self, queue: Queue, ledger: Ledger, on_finish: OnFinish | None, slots: Tensor) -> None:
+        """Hand out the completions in `slots`, which are whole now."""
+        if on_finish is not None:
+            at = slots.tolist()
+            for slot, (tokens, finish) in zip(at, ledger.written(slots, self._stops), strict=True):
+                request = bisect_right(queue.offset, slot) - 1
+                on_finish(Finished(request, slot - queue.offset[request], tokens, finish))
+
+    def _sample(self, rows: Rows, queue: Queue, sampling: Sampling, tell: Callable[[Tensor], None]) -> None:
         logits = torch.empty(0, self._vocabulary, device=self._device)
         while True:
             free = self._max_rows - rows.count
@@ -128,7 +141,8 @@ class LocalEngine:
                 raise RunError(_bad_logits(self._version))
             tokens = step.tokens
             if live == 0 or rows.count - live >= max(1, rows.count * DROP_SHARE):
-                tokens = rows.drop(tokens, live)
+                tokens, gone = rows.drop(tokens, live)
+                tell(gone)
             if live:
                 logits = self._decode(tokens, rows)
             elif not queue.waiting:

@@ -124,10 +124,11 @@ class Rows:
         slot, born, _ = self._table.unbind(1)
         self._number = slot * self._uniforms.shape[1] + (self.cache.column - born)
 
-    def drop(self, tokens: Tensor, live: int) -> Tensor:
-        """Put live rows in the places of finished ones; the tokens of the rows that are left."""
+    def drop(self, tokens: Tensor, live: int) -> tuple[Tensor, Tensor]:
+        """Put live rows in the places of finished ones -> the tokens of the rows left, the slots of the others."""
         self._flush(self.cache.column + 1)
         alive = self._table[:, 2] > self.cache.column
+        gone = self._table[~alive, 0]
         to = (~alive[:live]).nonzero()[:, 0]
         origin = alive[live:].nonzero()[:, 0] + live
         self.cache.move(to, origin, live)
@@ -135,7 +136,7 @@ class Rows:
         self._table = self._table[:live]
         self._number[to] = self._number[origin]
         self._number = self._number[:live]
-        return tokens[:live]
+        return tokens[:live], gone
 
     def admit(self, prompts: Prompts, source: Tensor, takes: Sequence[Take]) -> None:
         """New rows behind the live ones: `takes` in order, each with a prompt of its own."""

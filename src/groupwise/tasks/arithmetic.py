@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 from groupwise.errors import UsageError
 from groupwise.samples import Sample
@@ -46,6 +47,7 @@ class Arithmetic:
     heldout_share: float = 0.12
     problems: int = 20_000
     seed: int = 0
+    quick: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operands", tuple(self.operands))  # a recipe writes a list

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,10 +15,14 @@ class Task(Protocol):
     samples(split)         the problems of "train" or "heldout"; the same order in every process
     score(sample, text)    reward units, higher is better; 1.0 counts as solved
     alphabet               every character that prompts and completions of this task use ("" where unbounded)
+    quick                  whether scoring takes microseconds and cannot hang: then it is done where the run is
     """
 
     @property
     def alphabet(self) -> str: ...
+
+    @property
+    def quick(self) -> bool: ...
 
     def samples(self, split: str) -> Sequence[Sample]: ...
 
@@ -33,6 +37,30 @@ class ScoresSteps(Protocol):
     """
 
     def steps(self, sample: Sample, completion: str) -> Sequence[tuple[int, float]]: ...
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """A task that makes its training problems as they are asked for, harder ones as the policy gets better.
+
+    sources                     what it mixes, by name; `Sample.source` is one of them
+    draw(index, seed, levels)   training problem number `index`; the same arguments give the same problem anywhere
+    moved(levels, rates)        the levels after a step in which sources had these (pass rate, completions)
+    """
+
+    @property
+    def sources(self) -> Sequence[str]: ...
+
+    def draw(self, index: int, seed: int, levels: Mapping[str, int]) -> Sample: ...
+
+    def moved(self, levels: Mapping[str, int], rates: Mapping[str, tuple[float, int]]) -> Mapping[str, int]: ...
+
+
+@runtime_checkable
+class Notes(Protocol):
+    """A task that has something to say of its problems before a run: what was left out, and why."""
+
+    def notes(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)
