@@ -8,12 +8,12 @@ from pathlib import Path
 
 from groupwise.errors import UsageError
 from groupwise.models.load import Policy, digest, load_policy, save_policy
-from groupwise.models.tiny import TinySpec
+from groupwise.models.tiny import ByteSpec, TinySpec
 from groupwise.supervised import WarmStart, fingerprint, warm_start
 from groupwise.tasks.base import Demonstrates, Task
 from groupwise.whole import make_whole
 
-TINY = {"tiny-dense": TinySpec()}
+TINY = {"tiny-dense": TinySpec(), "tiny-bytes": ByteSpec(), "tiny-chat": ByteSpec(chat=True)}
 
 
 def check_model(model: str) -> None:

@@ -1,4 +1,4 @@
-"""Tiny models from a spec: a Hugging Face folder with random weights and a character tokenizer, built in a second.
+"""Tiny models from a spec: a Hugging Face folder with random weights and a small tokenizer, built in a second.
 
 After that nothing knows that the model is tiny: it loads with AutoModelForCausalLM and AutoTokenizer like any other.
 """
@@ -19,6 +19,15 @@ from groupwise.errors import UsageError
 
 PAD, EOS = "<pad>", "<eos>"
 PAD_ID, EOS_ID = 0, 1
+TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
+
+#: ChatML, as many models write it: a turn a message, and the start of an answer as the generation prompt.
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -55,14 +64,28 @@ class TinySpec:
 
     def build(self, alphabet: str, folder: Path, seed: int) -> None:
         """Write model, generation settings and tokenizer into `folder`; the same seed gives the same bits."""
-        tokenizer = character_tokenizer(alphabet, self.max_length)
+        tokenizer = self.tokenizer(alphabet)
         with torch.random.fork_rng(devices=[]):  # the caller's random stream is not ours to move
             torch.manual_seed(seed)
             model = Qwen3ForCausalLM(self._config(tokenizer))
-        model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
+        model.generation_config = GenerationConfig(eos_token_id=self._ends(tokenizer), pad_token_id=PAD_ID)
         with _without_progress_bar():
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+    def tokenizer(self, alphabet: str) -> PreTrainedTokenizerFast:
+        """One token a character. Raises UsageError where the task's text has no alphabet to take them from."""
+        if not alphabet:
+            raise UsageError(
+                "a tiny model with one token a character needs a task with a fixed alphabet, and this task's text may "
+                "hold any character; use model = 'tiny-bytes' or 'tiny-chat'"
+            )
+        return character_tokenizer(alphabet, self.max_length)
+
+    def _ends(self, tokenizer: PreTrainedTokenizerFast) -> int | list[int]:
+        own = tokenizer.eos_token_id
+        assert isinstance(own, int)
+        return EOS_ID if own == EOS_ID else [own, EOS_ID]
 
     def _config(self, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
         return Qwen3Config(
@@ -83,6 +106,22 @@ class TinySpec:
         )
 
 
+@dataclass(frozen=True)
+class ByteSpec(TinySpec):
+    """A tiny model that reads and writes any text, one token a byte of its UTF-8, and has room for long texts.
+
+    chat   with a ChatML template, whose end of turn ends an answer too
+    """
+
+    rope_theta: float = 10000.0
+    max_length: int = 2048
+    chat: bool = False
+
+    def tokenizer(self, alphabet: str) -> PreTrainedTokenizerFast:
+        """One token a byte, whatever the task's alphabet."""
+        return byte_tokenizer(self.max_length, self.chat)
+
+
 def character_tokenizer(alphabet: str, max_length: int) -> PreTrainedTokenizerFast:
     """One token a character, first `<pad>` and `<eos>`; a character outside the alphabet is an error, never a guess."""
     vocabulary = {text: i for i, text in enumerate([PAD, EOS, *dict.fromkeys(alphabet)])}
@@ -96,6 +135,28 @@ def character_tokenizer(alphabet: str, max_length: int) -> PreTrainedTokenizerFa
         clean_up_tokenization_spaces=False,
         model_max_length=max_length,
     )
+
+
+def byte_tokenizer(max_length: int, chat: bool = False) -> PreTrainedTokenizerFast:
+    """One token a byte: any text goes in and comes back. First `<pad>` and `<eos>`; with `chat` the two marks of a turn
+    come last, its end being the tokenizer's eos, and the ChatML template.
+    """
+    marks = [TURN_START, TURN_END] if chat else []
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())  # a set: sorted, the ids are the same in every process
+    vocabulary = {text: i for i, text in enumerate([PAD, EOS, *letters, *marks])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([PAD, EOS, *marks])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END if chat else EOS,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_length,
+    )
+    made.chat_template = CHATML if chat else None
+    return made
 
 
 @contextmanager

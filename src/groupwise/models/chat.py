@@ -1,0 +1,200 @@
+"""Samples to prompt ids by way of the tokenizer's chat template, or as plain text where there is none.
+
+Token in, token out: what is rendered here is only ever a prompt. A completion's ids are the sampled ones and are never
+decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import UsageError, nearest
+from groupwise.models.load import error_line, prompt_ids
+from groupwise.samples import Sample
+
+AUTO, NONE, TOKENIZER = "auto", "none", "tokenizer"
+THINKING: Mapping[str, bool] = {"on": True, "off": False}
+
+Message = Mapping[str, str]
+
+#: The least that a template must be able to render.
+ASKED: Sequence[Message] = ({"role": "user", "content": "?"},)
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """How a sample becomes the text that the policy continues.
+
+    template  "auto": the tokenizer's own where it has one, else plain text; "tokenizer": its own, or refuse;
+              "none": plain text; or the path of a Jinja file
+    system    system prompt, put first where a sample has none; "" puts none
+    thinking  "on" or "off", given to the template as enable_thinking; "" leaves it to the template
+    open      text that every answer is made to begin with, such as "<think>\\n"; it is part of the prompt and not
+              trained
+    """
+
+    template: str = AUTO
+    system: str = ""
+    thinking: str = ""
+    open: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.template:
+            raise UsageError(f"chat.template is empty; expected {AUTO}, {NONE}, {TOKENIZER} or the path of a file")
+        if self.thinking and self.thinking not in THINKING:
+            raise UsageError(
+                f"chat.thinking = {self.thinking!r}: not a choice; {nearest(self.thinking, THINKING)}, or leave it out"
+            )
+
+
+class Chat:
+    """A tokenizer and the way samples are put to it. `template` is the Jinja text, None where prompts are plain."""
+
+    def __init__(self, tokenizer: Any, settings: ChatSettings | None = None) -> None:
+        """Raises UsageError where the template is missing or does not render, or a setting has nothing to act on."""
+        self.tokenizer, self.settings = tokenizer, settings or ChatSettings()
+        self.template = _template(tokenizer, self.settings.template)
+        #: Whether the tokenizer itself puts its BOS in front of a text.
+        self.adds_bos = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [
+            tokenizer.bos_token_id
+        ]
+        self._variables: dict[str, bool] = {}
+        first = self.ids(self.render(ASKED) if self.template is not None else "")[:1]
+        #: Whether prompts begin with the tokenizer's BOS, whoever writes it.
+        self.has_bos = bool(first) and first[0] == tokenizer.bos_token_id
+        self._take_settings()
+
+    def encode(self, sample: Sample) -> tuple[int, ...]:
+        """The ids the engine is given: the rendered prompt with exactly one BOS where the tokenizer puts one."""
+        return self.ids(self.text(sample), f"sample {sample.key}")
+
+    def decode(self, tokens: tuple[int, ...]) -> str:
+        """A completion's text, without special tokens."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def text(self, sample: Sample) -> str:
+        """What the policy is to continue, as text; a BOS that the tokenizer will add is not in it."""
+        if self.template is None:
+            if len(sample.messages) > 1:
+                raise UsageError(
+                    f"sample {sample.key}: a conversation of {len(sample.messages)} messages, but there is no chat "
+                    "template to put it into; set chat.template to a Jinja file, or map one text as the prompt"
+                )
+            return sample.prompt + self.settings.open
+        return self.render(self.messages(sample), f"sample {sample.key}") + self.settings.open
+
+    def messages(self, sample: Sample) -> list[Message]:
+        """The conversation that is rendered: the sample's own or its prompt as the user's, the system prompt first."""
+        own = [dict(m) for m in sample.messages] or [{"role": "user", "content": sample.prompt}]
+        if own[-1].get("role") == "assistant":
+            raise UsageError(
+                f"sample {sample.key}: its last message is the assistant's, so there is nothing to answer; map the "
+                "messages before it, and that one as the answer"
+            )
+        if self.settings.system and own[0].get("role") not in ("system", "developer"):
+            return [{"role": "system", "content": self.settings.system}, *own]
+        return list(own)
+
+    def render(self, messages: Sequence[Message], where: str = "", prompt: bool = True, **variables: bool) -> str:
+        """The template's text of `messages`, with the generation prompt where it is a `prompt`.
+
+        `variables` go to the template as they are. Raises UsageError, with the template's own words, where it refuses.
+        """
+        try:
+            return self.tokenizer.apply_chat_template(
+                [dict(m) for m in messages],
+                chat_template=self.template,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                **{**self._variables, **variables},
+            )
+        except Exception as error:  # a template is a program: it can raise anything
+            told = f"{where}: " if where else ""
+            raise UsageError(
+                f"{told}the chat template ({self._source()}) does not render it: {type(error).__name__}: "
+                f"{error_line(error)}"
+            ) from None
+
+    def ids(self, text: str, where: str = "") -> tuple[int, ...]:
+        """A prompt's text -> its ids. Plain text is encoded as everywhere else; rendered text without what the
+        tokenizer would add, because the template has written it, but with its BOS where the template wrote none.
+        """
+        try:
+            if self.template is None:
+                return tuple(prompt_ids(self.tokenizer, [text])[0])
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
+            told = f"{where}: " if where else ""
+            raise UsageError(f"{told}the model's tokenizer cannot read it: {error_line(error)}") from None
+        lacking = self.adds_bos and not _begins(self.tokenizer, ids)
+        return (self.tokenizer.bos_token_id, *ids) if lacking else tuple(ids)
+
+    def describe(self) -> str:
+        """One line for the plan: what every prompt is made of."""
+        bos = f"BOS {self.tokenizer.bos_token}" if self.has_bos else "no BOS"
+        parts = [f"template: {self._source()}", bos]
+        if self.settings.system:
+            parts.append(f"system prompt {_short(self.settings.system)}")
+        if self.settings.thinking:
+            parts.append(f"thinking {self.settings.thinking}")
+        if self.settings.open:
+            parts.append(f"answers begin with {self.settings.open!r}, not trained")
+        return "; ".join(parts)
+
+    def _source(self) -> str:
+        if self.template is None:
+            return "none, prompts are plain text"
+        origin = "the tokenizer's own" if self.settings.template in (AUTO, TOKENIZER) else self.settings.template
+        return f"{origin}, {hashlib.sha256(self.template.encode()).hexdigest()[:8]}"
+
+    def _take_settings(self) -> None:
+        """Refuse settings that nothing would read; keep the variables that the template does read."""
+        for key in ("system", "thinking"):
+            if getattr(self.settings, key) and self.template is None:
+                raise UsageError(
+                    f"chat.{key} is set, but there is no chat template to read it: chat.template = "
+                    f"{self.settings.template!r}; take it out, or set chat.template to a Jinja file"
+                )
+        if not self.settings.thinking:
+            return
+        if self.render(ASKED, enable_thinking=True) == self.render(ASKED, enable_thinking=False):
+            raise UsageError(
+                f"chat.thinking = {self.settings.thinking!r}: the chat template does not read enable_thinking, so it "
+                "would change nothing; take it out, and use chat.open to begin the thinking"
+            )
+        self._variables["enable_thinking"] = THINKING[self.settings.thinking]
+
+
+def _template(tokenizer: Any, wanted: str) -> str | None:
+    """The Jinja text that `wanted` means; None for plain text."""
+    if wanted == NONE or (wanted == AUTO and not tokenizer.chat_template):
+        return None
+    if wanted in (AUTO, TOKENIZER):
+        if not tokenizer.chat_template:
+            raise UsageError("chat.template = 'tokenizer': the model's tokenizer has no chat template")
+        try:
+            return tokenizer.get_chat_template()
+        except ValueError as error:  # several by name, none of them the default
+            raise UsageError(f"chat.template = {wanted!r}: {error_line(error)}") from None
+    try:
+        return Path(wanted).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"chat.template = {wanted!r}: not UTF-8 at byte {error.start}") from None
+    except OSError as error:
+        raise UsageError(
+            f"chat.template = {wanted!r}: no file that can be read ({error.strerror}), and no choice; "
+            f"{nearest(wanted, (AUTO, NONE, TOKENIZER))}, or the path of a Jinja file"
+        ) from None
+
+
+def _begins(tokenizer: Any, ids: Sequence[int]) -> bool:
+    """Whether ids begin with the tokenizer's BOS."""
+    return tokenizer.bos_token_id is not None and tuple(ids[:1]) == (tokenizer.bos_token_id,)
+
+
+def _short(text: str, limit: int = 60) -> str:
+    return repr(text if len(text) <= limit else text[: limit - 3] + "...")

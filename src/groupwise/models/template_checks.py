@@ -1,0 +1,317 @@
+"""What a chat template does to a conversation, found out by rendering one, and told before anything is trained.
+
+A template is a program that comes with a model. Each check renders marked text and looks where it went; none reads the
+template's source, but for the date, which it would show on another day only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from groupwise.errors import UsageError
+from groupwise.models.chat import Chat, Message
+from groupwise.rewards.thinking import CLOSE, OPEN, split_thinking
+from groupwise.samples import Sample
+
+#: Prompts that are looked at one by one.
+LOOKED_AT = 32
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something a check found. A `fatal` one makes a run wrong and refuses it; another is told.
+
+    what    what is wrong
+    where   the template, the prompts, the tokenizer
+    remedy  what to do
+    """
+
+    what: str
+    where: str
+    remedy: str
+    fatal: bool
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}; {self.remedy}"
+
+
+def check_chat(chat: Chat, ends: Collection[int], samples: Sequence[Sample]) -> list[Finding]:
+    """Everything this page can find: of the template, if there is one, and of the first prompts; fatal ones first.
+
+    `ends` are the ids that end a completion (Policy.eos).
+    """
+    first = samples[:LOOKED_AT]
+    found = [*check_template(chat, ends, used_roles(chat, first)), *check_prompts(chat, ends, first)]
+    return sorted(found, key=lambda finding: not finding.fatal)
+
+
+def demand(findings: Iterable[Finding]) -> None:
+    """Raises UsageError with every fatal finding."""
+    fatal = [str(finding) for finding in findings if finding.fatal]
+    if fatal:
+        raise UsageError("; also: ".join(fatal))
+
+
+def used_roles(chat: Chat, samples: Iterable[Sample]) -> frozenset[str]:
+    """The roles that prompts have: a template may drop what no prompt says."""
+    own = {str(message.get("role")) for sample in samples for message in sample.messages}
+    return frozenset({"user", *own, *(["system"] if chat.settings.system else [])})
+
+
+def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> list[Finding]:
+    """What the template does to text, to the start of an answer and to its end; nothing where there is no template."""
+    if chat.template is None:
+        return []
+    checks = (_dropped(chat, used), _answer(chat, ends), _later_turns(chat), _thinking_tags(chat), _date(chat))
+    return [finding for found in checks for finding in found]
+
+
+def check_prompts(chat: Chat, ends: Collection[int], samples: Iterable[Sample]) -> list[Finding]:
+    """What of the prompts' ids is wrong, each kind told once, with the first sample that shows it."""
+    found: dict[str, Finding] = {}
+    for sample in samples:
+        for kind, finding in _prompt(chat, ends, sample):
+            found.setdefault(kind, finding)
+    return list(found.values())
+
+
+# Text that goes in must come out.
+
+#: Words that no template has, with white space around and inside them.
+_MARKS: Sequence[Message] = (
+    {"role": "system", "content": " Zq1 the\n\n  system "},
+    {"role": "user", "content": " Zq2 the\n\n  first question\n"},
+    {"role": "assistant", "content": " Zq3 the\n\n  first answer "},
+    {"role": "user", "content": "\n Zq4 the\n\n  last question "},
+)
+
+
+def _dropped(chat: Chat, used: Collection[str]) -> list[Finding]:
+    """Whose text is missing from a rendered conversation, or changed in it."""
+    found = []
+    for conversation, role in ((_MARKS[3:], "user"), ((_MARKS[0], _MARKS[3]), "system"), (_MARKS[1:], "assistant")):
+        try:
+            text = chat.render(conversation)
+        except UsageError as error:
+            if role in used:
+                found.append(_template_finding(f"refuses {_whose(role)}: {error}", _without(role), True))
+            continue
+        for message in conversation:
+            whose = _EARLIER if message is _MARKS[1] else _whose(message["role"])
+            found += _fate(message, whose, text, role in used)
+    told: dict[str, Finding] = {}
+    for finding in found:
+        told.setdefault(finding.what, finding)
+    return list(told.values())
+
+
+def _fate(message: Message, whose: str, text: str, fatal: bool) -> list[Finding]:
+    content = message["content"]
+    mark = content.split()[0]
+    if mark not in text:
+        return [_template_finding(f"drops {whose}", _without(message["role"]), fatal)]
+    if content.strip() not in text:
+        return [_template_finding(f"changes {whose}: {_around(text, mark)!r}", "see that it is meant", False)]
+    return []
+
+
+_EARLIER = "what the user said in earlier turns"
+
+
+def _whose(role: str) -> str:
+    known = {"assistant": "the text of earlier answers", "system": "the system prompt"}
+    return known.get(role, f"the {role}'s text")
+
+
+def _without(role: str) -> str:
+    if role == "system":
+        return "take the system prompt out (chat.system, or the data's), or set chat.template to one that renders it"
+    return "set chat.template to a Jinja file that renders it"
+
+
+def _around(text: str, mark: str, reach: int = 40) -> str:
+    start = text.index(mark)
+    return text[max(0, start - 5) : start + reach]
+
+
+# Where an answer starts and how it ends.
+
+_QUESTION: Message = {"role": "user", "content": "Zq5"}
+_ANSWER = "Zq6"
+
+
+def _answer(chat: Chat, ends: Collection[int]) -> list[Finding]:
+    opened = chat.settings.open + _ANSWER
+    try:
+        whole = chat.render([_QUESTION, {"role": "assistant", "content": opened}], prompt=False)
+    except UsageError as error:
+        return [_template_finding(f"an answered question cannot be checked: {error}", "check its end id", False)]
+    before, there, after = whole.partition(_ANSWER)
+    if not there:
+        return [_template_finding("drops the answer of a question", "the start of answers is unchecked", False)]
+    prompt = chat.render([_QUESTION])
+    if prompt == chat.render([_QUESTION], prompt=False) and before.rstrip() != prompt.rstrip():
+        return [
+            _template_finding(
+                f"a template without a generation prompt: after a question it writes "
+                f"{_after(prompt)!r}, but an answered one has {_after(before)!r} before the answer",
+                "add {% if add_generation_prompt %}...{% endif %} to it",
+                True,
+            )
+        ]
+    return [*_border(chat, prompt + chat.settings.open, whole), *_ending(chat, ends, after)]
+
+
+def _after(text: str) -> str:
+    return text.rpartition(_QUESTION["content"])[2]
+
+
+def _border(chat: Chat, prompt: str, whole: str) -> list[Finding]:
+    """Prefix preservation: an answered question begins with the very ids that the answer was sampled after."""
+    remedy = "training is not touched, for nothing is rendered again, but the model may not know such prompts"
+    if not whole.startswith(prompt):
+        begins = len(_common(prompt, whole))
+        return [
+            _template_finding(
+                f"renders an answered question otherwise than the prompt of its answer: {whole[begins:][:30]!r} "
+                f"in place of {prompt[begins:][:30]!r}",
+                remedy,
+                False,
+            )
+        ]
+    head, full = chat.ids(prompt), chat.ids(whole)
+    if full[: len(head)] != head:
+        return [_template_finding(f"a token straddles the border after {prompt[-10:]!r}", remedy, False)]
+    return []
+
+
+def _common(one: str, other: str) -> str:
+    return next((one[:i] for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(one, other, key=len))
+
+
+def _ending(chat: Chat, ends: Collection[int], after: str) -> list[Finding]:
+    """The first special id that the template writes after an answer must be one that ends a completion."""
+    tokenizer = chat.tokenizer
+    special = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special), *ends}
+    closing = [i for i in tokenizer(after, add_special_tokens=False)["input_ids"] if i in special]
+    told = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(ends))
+    if closing and closing[0] not in ends:
+        token = f"{tokenizer.convert_ids_to_tokens(closing[0])} ({closing[0]})"
+        return [
+            _template_finding(
+                f"closes an answer with {token}, which is not among the ids that end a completion, {told}: answers "
+                "would run on to the limit",
+                f"add {closing[0]} to eos_token_id in the model's generation_config.json",
+                True,
+            )
+        ]
+    if not closing:
+        what = f"closes an answer with {after!r}, which holds no id that ends a completion"
+        return [_template_finding(what, f"the model itself must end its answers with {told}", False)]
+    return []
+
+
+# Conversations that go on.
+
+
+def _later_turns(chat: Chat) -> list[Finding]:
+    """Whether the ids of one turn begin the ids of the next, thinking included."""
+    thought = f"{OPEN}\nZq7\n{CLOSE}\n\nZq8"
+    first: list[Message] = [_QUESTION]
+    try:
+        after = chat.render([*first, {"role": "assistant", "content": thought}, {"role": "user", "content": "Zq9"}])
+    except UsageError:
+        return []  # told by the text checks where prompts have earlier answers
+    before = chat.render(first)
+    if chat.ids(after)[: len(chat.ids(before))] == chat.ids(before) and thought in after:
+        return []
+    why = "takes the thinking out of earlier answers" if "Zq7" not in after else "renders earlier turns anew"
+    return [
+        _template_finding(
+            f"{why}: what was sampled in one turn is not what the next turn reads",
+            "single-turn runs are not touched; a run of several turns would train on other ids than it sampled",
+            False,
+        )
+    ]
+
+
+def _thinking_tags(chat: Chat) -> list[Finding]:
+    hidden = [tag for tag in (OPEN, CLOSE) if tag in chat.tokenizer.all_special_tokens]
+    if not hidden:
+        return []
+    what = f"{' and '.join(hidden)} are special tokens, and rewards read text without special tokens"
+    return [Finding(what, "tokenizer", "make them ordinary added tokens, or do not score the tags", False)]
+
+
+def _date(chat: Chat) -> list[Finding]:
+    if "strftime_now" not in (chat.template or ""):
+        return []
+    remedy = "write the date into a copy of the template and set chat.template to it"
+    return [_template_finding("may write today's date: a run goes on with other prompts tomorrow", remedy, False)]
+
+
+def _template_finding(what: str, remedy: str, fatal: bool) -> Finding:
+    return Finding(what, "chat template", remedy, fatal)
+
+
+# The prompts themselves.
+
+
+def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterable[tuple[str, Finding]]:
+    where, tokenizer = f"prompt of sample {sample.key}", chat.tokenizer
+    try:
+        text = chat.text(sample)
+        ids = chat.ids(text, f"sample {sample.key}")
+    except UsageError as error:
+        yield "refused", Finding(str(error), "prompts", "nothing can be asked of such a sample", True)
+        return
+    if not ids:
+        yield "empty", Finding("it has no tokens", where, "take the sample out", True)
+        return
+    lead = next((n for n, i in enumerate(ids) if i != tokenizer.bos_token_id), len(ids))
+    if lead > 1:
+        what = f"it begins with {lead} BOS ({tokenizer.bos_token})"
+        remedy = "one is right: take it out of the template, or out of the data where the data is rendered already"
+        yield "bos", Finding(what, where, remedy, True)
+    if ids[-1] in ends:
+        what = f"it ends in {tokenizer.convert_ids_to_tokens(ids[-1])}, which ends an answer before it has begun"
+        yield "end", Finding(what, where, "take it out of the template's generation prompt, or of the data", True)
+    yield from _texts(chat, sample, text, where)
+    yield from _round_trip(chat, text, ids, where)
+
+
+def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterable[tuple[str, Finding]]:
+    """Each message's own text is in the prompt, and none of it is read as a control token."""
+    own = chat.messages(sample) if chat.template is not None else [{"role": "user", "content": sample.prompt}]
+    for message in own:
+        role, content = str(message.get("role")), str(message.get("content"))
+        said = split_thinking(content)[1] if role == "assistant" else content.strip()
+        if said not in text:
+            lost = _letters(said) not in _letters(text)
+            what = f"the chat template {'drops' if lost else 'changes'} {_whose(role)}: {said[:40]!r} is not in it"
+            yield f"text {role}", Finding(what, where, _without(role) if lost else "see that it is meant", lost)
+        control = [token for token in chat.tokenizer.all_special_tokens if token in content]
+        if control:
+            what = f"{_whose(role)} holds {', '.join(control)}, which the tokenizer reads as a control token"
+            yield f"control {role}", Finding(what, where, "take it out of the data", False)
+
+
+def _letters(text: str) -> str:
+    return "".join(text.split()).casefold()
+
+
+def _round_trip(chat: Chat, text: str, ids: Sequence[int], where: str) -> Iterable[tuple[str, Finding]]:
+    tokenizer = chat.tokenizer
+    unknown = sum(i == tokenizer.unk_token_id for i in ids)
+    if unknown:
+        what = f"{unknown} of its {len(ids)} tokens are {tokenizer.unk_token}: the tokenizer does not know the text"
+        yield "unknown", Finding(what, where, "use a model whose tokenizer reads it, or leave such samples out", False)
+        return
+    bos = tokenizer.bos_token or ""
+    back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    one, other = (t.removeprefix(bos).strip() if bos else t.strip() for t in (back, text))
+    if one != other:
+        at = len(_common(one, other))
+        what = f"the tokenizer changes it: {other[at:][:30]!r} is read as {one[at:][:30]!r}"
+        yield "round trip", Finding(what, where, "see that nothing is lost that an answer needs", False)
