@@ -21,12 +21,14 @@ from groupwise.errors import UsageError
 from groupwise.journal import Journal
 from groupwise.learner import Learner
 from groupwise.loop import Run
+from groupwise.models.chat import Chat
 from groupwise.models.load import Policy, digest
 from groupwise.models.logprobs import CHUNK_ELEMENTS
 from groupwise.models.reward import RewardModel, load_reward_model
+from groupwise.models.template_checks import check_chat, demand
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
 from groupwise.preference import REPORT, read_report, reward_model
-from groupwise.problems import problems
+from groupwise.problems import Problems, problems
 from groupwise.rewards.pool import Pool, TaskScore
 from groupwise.rollout import Evaluation, Prompts, Rollout, evaluate
 from groupwise.samples import Sample
@@ -51,21 +53,24 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         plan.runs / ".cache",
         plan.device,
         view.warm_start,
+        plan.chat,
     )
-    found = problems(plan.task, policy.ask, plan.max_prompt_tokens, plan.evaluation_problems)
+    chat = Chat(policy.tokenizer, plan.chat)
+    found = problems(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
     _demand_room(plan, policy, found.longest)
+    _demand_chat(chat, policy, found, view)
     for line in found.notes:
         view.note(f"problems     {line}")
     reference = copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
     scorer = Scorer(plan.task, policy.decode, plan.mix, pool_of(plan), reads_steps=plan.algorithm.reads_steps)
-    judge = _reward_model(plan, policy, scorer, journal, view)
+    judge = _reward_model(plan, policy, chat, scorer, journal, view)
     critic = _critic(plan, policy)
     view.note(memory_estimate(plan, policy, critic, found.longest))
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
     learner = Learner(policy.model, reference, plan.learner, plan.sampling.temperature, plan.total_updates)
-    prompts = Prompts(found.train, policy.ask, plan.seed)
+    prompts = Prompts(found.train, chat.encode, plan.seed)
     rollout = Rollout(
         engine,
         scorer,
@@ -88,7 +93,7 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         engine=engine,
         learner=learner,
         probe=make_probe(plan, engine, learner, prompts, policy.pad),
-        evaluate=partial(_evaluate, plan, engine, policy, scorer, found.heldout),
+        evaluate=partial(_evaluate, plan, engine, chat, scorer, found.heldout),
         save=partial(save_run, policy, plan.checkpoint_keep),
         journal=journal,
         view=view,
@@ -110,12 +115,14 @@ def pool_of(plan: Blueprint) -> Pool | None:
     return Pool(slow, s.workers or os.cpu_count() or 1, s.deadline, s.memory)
 
 
-def _reward_model(plan: Blueprint, policy: Policy, scorer: Scorer, journal: Journal, view: View) -> RewardModel | None:
+def _reward_model(
+    plan: Blueprint, policy: Policy, chat: Chat, scorer: Scorer, journal: Journal, view: View
+) -> RewardModel | None:
     """The run's reward model, kept in its folder: a resumed run scores with the very same one."""
     if not plan.preference_source:
         return None
     folder = plan.folder / REWARD_MODEL
-    make_whole(folder, partial(_bring_reward_model, plan, policy, scorer, view), "the reward model")
+    make_whole(folder, partial(_bring_reward_model, plan, policy, chat, scorer, view), "the reward model")
     report = read_report(folder / REPORT) if (folder / REPORT).is_file() else None
     for line in report.in_words() if report else ():
         journal.log(line)
@@ -129,7 +136,7 @@ def _reward_model(plan: Blueprint, policy: Policy, scorer: Scorer, journal: Jour
     return judge
 
 
-def _bring_reward_model(plan: Blueprint, policy: Policy, scorer: Scorer, view: View, folder: Path) -> None:
+def _bring_reward_model(plan: Blueprint, policy: Policy, chat: Chat, scorer: Scorer, view: View, folder: Path) -> None:
     """A copy of the one that the recipe names, or of one made now (or before, the same)."""
     if plan.preference is None:
         origin = Path(plan.preference_source)
@@ -138,7 +145,7 @@ def _bring_reward_model(plan: Blueprint, policy: Policy, scorer: Scorer, view: V
         path = None if plan.preference_source == SAMPLED_PAIRS else Path(plan.preference_source)
         cache = plan.runs / ".cache"
         told = (plan.preference, plan.seed, cache, path, plan.max_rows, view.reward_model)
-        origin = reward_model(policy, scorer, plan.sampling, *told)
+        origin = reward_model(policy, chat, scorer, plan.sampling, *told)
     shutil.copytree(origin, folder)
 
 
@@ -184,8 +191,17 @@ def make_probe(plan: Blueprint, engine: Engine, learner: Learner, prompts: Promp
     return Probe(engine, partial(learner.completion_logprobs, prompt, pad), request, plan.sampling, plan.learner.bf16)
 
 
-def _evaluate(plan: Blueprint, engine: Engine, policy: Policy, scorer: Scorer, heldout: Sequence[Sample]) -> Evaluation:
-    return evaluate(engine, scorer, heldout, policy.ask, plan.evaluation_samples, plan.evaluation, plan.seed)
+def _evaluate(plan: Blueprint, engine: Engine, chat: Chat, scorer: Scorer, heldout: Sequence[Sample]) -> Evaluation:
+    return evaluate(engine, scorer, heldout, chat.encode, plan.evaluation_samples, plan.evaluation, plan.seed)
+
+
+def _demand_chat(chat: Chat, policy: Policy, found: Problems, view: View) -> None:
+    """What the chat template does to prompts: refused where a run would be wrong, told where it is only odd."""
+    view.note(f"prompts      {chat.describe()}")
+    findings = check_chat(chat, policy.eos, found.heldout)
+    demand(findings)
+    for finding in findings:
+        view.note(f"prompts      {finding}")
 
 
 def _demand_room(plan: Blueprint, policy: Policy, longest: int) -> None:

@@ -18,6 +18,7 @@ from groupwise.engines.base import Sampling
 from groupwise.errors import UsageError
 from groupwise.learner import LearnerSettings, Schedule
 from groupwise.mixing import demand_mix, describe_mix, mix_of
+from groupwise.models.chat import ChatSettings
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.parts.filters import KeepAll
 from groupwise.preference import PreferenceSettings
@@ -114,6 +115,7 @@ class Blueprint:
     preference_source: str
     old_from_engine: bool
     max_prompt_tokens: int
+    chat: ChatSettings
     mix: Mix
     scoring: ScoringSettings
     checkpoint_every: int
@@ -182,6 +184,7 @@ def resolve(recipe: Recipe) -> Blueprint:
         critic=_critic(r) if row.advantage.reads_value else None,
         old_from_engine=r.logp_old == "engine",
         max_prompt_tokens=r.max_prompt_tokens,
+        chat=ChatSettings(**_fields(r.chat, ChatSettings)),
         mix=mix_of(r.rewards, r.scoring.combine == "after"),
         scoring=_scoring(r.scoring),
         **_preference(r.preference),

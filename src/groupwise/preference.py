@@ -25,6 +25,7 @@ from groupwise.engines.base import Sampling
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import RunError, UsageError
 from groupwise.models import reward as reward_module
+from groupwise.models.chat import Chat
 from groupwise.models.load import Policy, digest
 from groupwise.models.reward import RewardModel, check_rows, reward_model_of
 from groupwise.pairs import Comparison, encode_pairs, read_pairs, sample_pairs, split_by_prompt
@@ -156,6 +157,7 @@ def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
 
 def reward_model(
     policy: Policy,
+    chat: Chat,
     scorer: Scorer,
     sampling: Sampling,
     settings: PreferenceSettings,
@@ -173,9 +175,9 @@ def reward_model(
     file = None if path is None else hashlib.sha256(_bytes_of(path)).hexdigest()
     device = next(policy.model.parameters()).device.type
     code = [inspect.getsource(module) for module in (pairs_module, reward_module)]
-    told = (*origin(policy), scorer.task, sampling, settings, seed, file, max_rows, device, *code)
+    told = (*origin(policy), chat.settings, scorer.task, sampling, settings, seed, file, max_rows, device, *code)
     folder = cache / f"reward-{fingerprint(*told)}"
-    make = partial(_make, policy, scorer, sampling, settings, seed, path, max_rows, on_step)
+    make = partial(_make, policy, chat, scorer, sampling, settings, seed, path, max_rows, on_step)
     make_whole(folder, make, "the reward model")
     return folder
 
@@ -291,6 +293,7 @@ def origin(policy: Policy) -> tuple[str, ...]:
 
 def _make(
     policy: Policy,
+    chat: Chat,
     scorer: Scorer,
     sampling: Sampling,
     settings: PreferenceSettings,
@@ -302,7 +305,7 @@ def _make(
 ) -> None:
     began = time.perf_counter()
     if path is None:
-        found = _sampled(policy, scorer, sampling, settings, seed, max_rows)
+        found = _sampled(policy, chat, scorer, sampling, settings, seed, max_rows)
         heldout, ceiling = settings.heldout_pairs, 1 - settings.noise
     else:
         found = encode_pairs(policy, read_pairs(path))
@@ -317,11 +320,17 @@ def _make(
 
 
 def _sampled(
-    policy: Policy, scorer: Scorer, sampling: Sampling, settings: PreferenceSettings, seed: int, max_rows: int
+    policy: Policy,
+    chat: Chat,
+    scorer: Scorer,
+    sampling: Sampling,
+    settings: PreferenceSettings,
+    seed: int,
+    max_rows: int,
 ) -> list[Comparison]:
     """Training and held-out pairs together, all from the task's training problems."""
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=max_rows)
-    prompts = Prompts(scorer.task.samples("train"), policy.ask, derive(seed, "preference"))
+    prompts = Prompts(scorer.task.samples("train"), chat.encode, derive(seed, "preference"))
     count = settings.pairs + settings.heldout_pairs
     return sample_pairs(engine, scorer, prompts, sampling, settings.samples, count, settings.noise, seed)
 

@@ -23,6 +23,7 @@ from groupwise.config import REWARD_MODEL, Blueprint, resolve, resolved_recipe
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import GroupwiseError, UsageError
 from groupwise.journal import Journal
+from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
 from groupwise.preference import REPORT, read_report
 from groupwise.problems import problems
@@ -86,10 +87,11 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     folder = Path(model) if model else _last_policy(Path(name))
     policy = load_policy(folder, device=plan.device)
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
-    found = problems(plan.task, policy.ask, plan.max_prompt_tokens, plan.evaluation_problems)
+    chat = Chat(policy.tokenizer, plan.chat)
+    found = problems(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
     with pool_of(plan) or nullcontext() as pool:
         scorer = Scorer(plan.task, policy.decode, pool=pool)
-        asked = (found.heldout, policy.ask, plan.evaluation_samples, plan.evaluation, plan.seed)
+        asked = (found.heldout, chat.encode, plan.evaluation_samples, plan.evaluation, plan.seed)
         return evaluate(engine, scorer, *asked)
 
 

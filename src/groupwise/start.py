@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from groupwise.errors import UsageError
+from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.load import Policy, digest, load_policy, save_policy
 from groupwise.models.tiny import ByteSpec, TinySpec
 from groupwise.supervised import WarmStart, fingerprint, warm_start
-from groupwise.tasks.base import Demonstrates, Task
+from groupwise.tasks.base import Demonstrates, Identified, Task
 from groupwise.whole import make_whole
 
 TINY = {"tiny-dense": TinySpec(), "tiny-bytes": ByteSpec(), "tiny-chat": ByteSpec(chat=True)}
@@ -30,6 +31,7 @@ def starting_policy(
     cache: Path,
     device: str,
     on_step: Callable[[int, int, float], None],
+    chat: ChatSettings | None = None,
 ) -> Policy:
     """The policy, ready to train. With a warm start it comes from `cache` where the same one was made before."""
     if model not in TINY and warm is None:
@@ -37,9 +39,15 @@ def starting_policy(
     if warm is not None and not isinstance(task, Demonstrates):
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model)).model)
-    folder = cache / fingerprint(origin, task, warm, seed)
-    make_whole(folder, partial(_make, model, task, warm, seed, on_step), "the warm-started policy")
+    asked = chat or ChatSettings()
+    folder = cache / fingerprint(origin, task, identity(task), warm, seed, asked)
+    make_whole(folder, partial(_make, model, task, warm, seed, on_step, asked), "the warm-started policy")
     return load_policy(folder, device=device)
+
+
+def identity(task: Task) -> str:
+    """What decides a task's problems beside its settings, such as the bytes of a file."""
+    return task.identity() if isinstance(task, Identified) else ""
 
 
 def _tell(on_step: Callable[[int, int, float], None], steps: int, step: int, loss: float) -> None:
@@ -52,6 +60,7 @@ def _make(
     warm: WarmStart | None,
     seed: int,
     on_step: Callable[[int, int, float], None],
+    chat: ChatSettings,
     folder: Path,
 ) -> None:
     if model in TINY:
@@ -61,5 +70,5 @@ def _make(
         assert isinstance(task, Demonstrates)
         shown = list(task.demonstrations(warm.demonstrations, seed))
         told = partial(_tell, on_step, warm.steps)
-        warm_start(policy.model, policy.tokenizer, shown, warm, seed, told)
+        warm_start(policy.model, Chat(policy.tokenizer, chat), shown, warm, seed, told)
     save_policy(policy.model, policy.tokenizer, folder)

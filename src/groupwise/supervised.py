@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from groupwise.errors import UsageError
-from groupwise.models.load import prompt_ids
+from groupwise.models.chat import Chat
 from groupwise.tasks.base import Demonstration
 
 IGNORED = -100  # the label that cross-entropy leaves out
@@ -59,19 +59,19 @@ class WarmStart:
 
 def warm_start(
     model: Any,
-    tokenizer: Any,
+    chat: Chat,
     demonstrations: Sequence[Demonstration],
     settings: WarmStart,
     seed: int,
     on_step: Callable[[int, float], None] | None = None,
 ) -> float:
     """Train `model` in place and return the last loss (nats a token); the same seed gives the same bits."""
-    examples = _encode(tokenizer, demonstrations)
+    examples = _encode(chat, demonstrations)
     optimizers = _optimizers(model, settings)
     model.train()
     loss = math.nan
     for step, rows in enumerate(_batches(len(examples), settings, seed), start=1):
-        loss = _backward(model, [examples[row] for row in rows], tokenizer.pad_token_id)
+        loss = _backward(model, [examples[row] for row in rows], chat.tokenizer.pad_token_id)
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         _step(optimizers, settings.rate(step))
         if on_step is not None:
@@ -91,13 +91,13 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
 
 
-def _encode(tokenizer: Any, demonstrations: Sequence[Demonstration]) -> list[Example]:
+def _encode(chat: Chat, demonstrations: Sequence[Demonstration]) -> list[Example]:
     """Prompt and completion are tokenised apart: when sampling, too, no token straddles the border."""
     if not demonstrations:
         raise UsageError("a warm start needs at least one demonstration")
-    prompts = prompt_ids(tokenizer, [d.prompt for d in demonstrations])
-    completions = tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
-    end = [tokenizer.eos_token_id]
+    prompts = chat.prompts([d.prompt for d in demonstrations])
+    completions = chat.tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
+    end = [chat.tokenizer.eos_token_id]
     return [(prompt + answer + end, len(prompt)) for prompt, answer in zip(prompts, completions, strict=True)]
 
 

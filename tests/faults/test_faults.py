@@ -72,8 +72,8 @@ def test_an_engine_that_gets_some_of_the_weights(small, monkeypatch):
 def test_an_engine_that_samples_another_distribution(small, monkeypatch):
     real = LocalEngine.generate
 
-    def cooler(self, requests, sampling):
-        return real(self, requests, dataclasses.replace(sampling, temperature=0.9))
+    def cooler(self, requests, sampling, *told):
+        return real(self, requests, dataclasses.replace(sampling, temperature=0.9), *told)
 
     monkeypatch.setattr(LocalEngine, "generate", cooler)
     with pytest.raises(CheckFailed, match=r"step 1: .*'learner = engine'.*look at temperature"):
@@ -210,7 +210,7 @@ def test_a_solved_task_does_not_end_it(small, monkeypatch):
 def test_a_completion_without_a_score_neither_votes_nor_trains(small, monkeypatch):
     real = Arithmetic.score
     monkeypatch.setattr(Arithmetic, "score", lambda self, s, text: math.nan if len(text) % 2 else real(self, s, text))
-    run = groupwise.train("quickstart", small(steps=2))
+    run = groupwise.train("quickstart", small(steps=2, scoring__fault_limit=1.0))
     for row in (r for r in read_metrics(run.folder) if "loss" in r):
         assert row["unscored_completions"] > 0
         assert row["trained_completions"] == row["generated_completions"] - row["unscored_completions"]

@@ -111,9 +111,9 @@ def test_a_task_that_nobody_can_solve_ends_the_command_in_one_line(changes, monk
     asked: list[int] = []
     real = LocalEngine.generate
 
-    def counted(self, requests, sampling):
+    def counted(self, requests, sampling, *told):
         asked.append(len(requests))
-        return real(self, requests, sampling)
+        return real(self, requests, sampling, *told)
 
     monkeypatch.setattr(LocalEngine, "generate", counted)
     settings = {**changes, "algorithm.filter.max_rounds": 3, "name": "hopeless"}

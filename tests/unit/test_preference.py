@@ -14,6 +14,7 @@ import torch
 from groupwise.engines.base import Sampling
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import RunError, UsageError
+from groupwise.models.chat import Chat
 from groupwise.models.load import Policy
 from groupwise.models.reward import RewardModel, load_reward_model, reward_model_of
 from groupwise.pairs import Comparison, Pair, encode_pairs, flip, read_pairs, sample_pairs, split_by_prompt
@@ -89,7 +90,7 @@ def write(path: Path, *rows: Any) -> Path:
 def sampled(policy: Policy, count: int = 20, noise: float = 0.0, seed: int = 0, spread: int = 3) -> list[Comparison]:
     engine = LocalEngine(policy.model, policy.eos, policy.pad)
     task = Remainder(spread)
-    prompts = Prompts(task.samples("train"), policy.ask, 0)
+    prompts = Prompts(task.samples("train"), Chat(policy.tokenizer).encode, 0)
     return sample_pairs(engine, Scorer(task, policy.decode), prompts, SHORT, 4, count, noise, seed)
 
 
@@ -211,7 +212,7 @@ def test_impossible_settings_are_refused_by_name(wrong):
 
 def test_the_cache_gives_the_same_model_and_report_without_training(policy, tmp_path):
     told: list[int] = []
-    make = (policy, Scorer(Remainder(), policy.decode), SHORT, SETTINGS, 0, tmp_path)
+    make = (policy, Chat(policy.tokenizer), Scorer(Remainder(), policy.decode), SHORT, SETTINGS, 0, tmp_path)
     model, report = opened(reward_model(*make, on_step=lambda step, steps, loss: told.append(step)))
     assert told == list(range(1, report.updates + 1)) != []
     assert report.pairs + report.heldout_pairs == 32
@@ -227,7 +228,9 @@ def test_whatever_changes_the_model_has_a_place_of_its_own(policy, tmp_path):
     cache = tmp_path / "cache"
 
     def count(settings: PreferenceSettings = SETTINGS, seed: int = 0, path: Path | None = data, spread: int = 3) -> int:
-        reward_model(policy, Scorer(Remainder(spread), policy.decode), SHORT, settings, seed, cache, path)
+        reward_model(
+            policy, Chat(policy.tokenizer), Scorer(Remainder(spread), policy.decode), SHORT, settings, seed, cache, path
+        )
         return len(list(cache.iterdir()))
 
     assert count() == count() == 1
@@ -244,11 +247,8 @@ def test_whatever_changes_the_model_has_a_place_of_its_own(policy, tmp_path):
 
 def test_a_file_is_held_out_in_part_and_has_no_ceiling(policy, tmp_path):
     data = write(tmp_path / "pairs.jsonl", *(vars(pair) for pair in sevens(50, seed=0)))
-    _, report = opened(
-        reward_model(
-            policy, Scorer(Remainder(), policy.decode), SHORT, replace(SETTINGS, heldout_pairs=500), 0, tmp_path, data
-        )
-    )
+    asked = policy, Chat(policy.tokenizer), Scorer(Remainder(), policy.decode), SHORT
+    _, report = opened(reward_model(*asked, replace(SETTINGS, heldout_pairs=500), 0, tmp_path, data))
     assert (report.pairs, report.heldout_pairs) == (40, 10)
     assert report.ceiling is report.accuracy_true is report.share_of_ceiling is None
 
@@ -258,7 +258,16 @@ def test_an_interruption_leaves_nothing_in_the_cache(policy, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reward_model(policy, Scorer(Remainder(), policy.decode), SHORT, SETTINGS, 0, tmp_path, on_step=interrupt)
+        reward_model(
+            policy,
+            Chat(policy.tokenizer),
+            Scorer(Remainder(), policy.decode),
+            SHORT,
+            SETTINGS,
+            0,
+            tmp_path,
+            on_step=interrupt,
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -133,6 +133,12 @@ OTHER: dict[str, Any] = {
     "algorithm": {"name": "dapo"},
     "sampling.top_p": 0.5,
     "evaluation.top_p": 0.5,
+    "rewards": {"task": {"weight": 0.5}},
+    "scoring.fault_limit": 0.5,
+    "chat.template": "none",
+    "chat.system": "Be brief.",
+    "chat.thinking": "on",
+    "chat.open": "<think>",
     "evaluation.problems": 100,
     "learner.beta1": 0.5,
     "learner.beta2": 0.5,
@@ -157,9 +163,14 @@ def test_every_key_changes_the_run(key: str):
     now: Any = base
     for part in key.split("."):
         now = getattr(now, part)
-    value = OTHER[key] if key in OTHER else now * 2 + 1
-    changed = resolve(recipe.load("quickstart", {key: value}))
-    before = resolve(base)
+    value: Any = OTHER.get(key)
+    given: dict[str, Any] = {}
+    if key == "scoring.combine":
+        value, given = "after", {"rewards": {"task": {}, "learned": {}}, "preference": {}}
+    elif value is None:
+        value = now * 2 + 1
+    changed = resolve(recipe.load("quickstart", {**given, key: value}))
+    before = resolve(recipe.load("quickstart", given))
     different = {f for f in vars(before) if f != "recipe" and getattr(before, f) != getattr(changed, f)}
     assert different
 

@@ -15,6 +15,7 @@ from groupwise.collate import collate
 from groupwise.engines.base import Sampling
 from groupwise.engines.local import LocalEngine
 from groupwise.journal import rollout_rows
+from groupwise.models.chat import Chat
 from groupwise.parts.filters import DropUniform, KeepAll, Signal, signal
 from groupwise.records import Completion, Group, Prompt
 from groupwise.rollout import Harvest, Prompts, Rollout, StreamState, evaluate, pass_at_k
@@ -40,7 +41,7 @@ class EvenLength:
 
 def make(policy, filter, task=None, state=None, samples=4, reads_steps=False) -> Rollout:
     engine = LocalEngine(policy.model, policy.eos, policy.pad)
-    prompts = Prompts(ARITHMETIC.samples("train"), policy.ask, seed=1)
+    prompts = Prompts(ARITHMETIC.samples("train"), Chat(policy.tokenizer).encode, seed=1)
     sampling = Sampling(temperature=1.5, max_new_tokens=6)
     scorer = Scorer(task or EvenLength(), policy.decode, reads_steps=reads_steps)
     return Rollout(engine, scorer, prompts, sampling, samples, filter, state)
@@ -69,12 +70,12 @@ def test_signal_is_about_correctness(scores, expected):
 
 def test_every_prompt_comes_once_an_epoch_in_an_order_of_the_seed(policy):
     samples = ARITHMETIC.samples("train")[:10]
-    draws = [Prompts(samples, policy.ask, seed=5).draw(i).sample.key for i in range(30)]
+    draws = [Prompts(samples, Chat(policy.tokenizer).encode, seed=5).draw(i).sample.key for i in range(30)]
     for epoch in (draws[:10], draws[10:20], draws[20:]):
         assert sorted(epoch) == sorted(s.key for s in samples)
     assert draws[:10] != draws[10:20]
-    assert Prompts(samples, policy.ask, seed=5).draw(17).sample.key == draws[17]
-    assert [Prompts(samples, policy.ask, seed=6).draw(i).sample.key for i in range(10)] != draws[:10]
+    assert Prompts(samples, Chat(policy.tokenizer).encode, seed=5).draw(17).sample.key == draws[17]
+    assert [Prompts(samples, Chat(policy.tokenizer).encode, seed=6).draw(i).sample.key for i in range(10)] != draws[:10]
 
 
 def test_without_a_filter_every_group_trains_in_order(policy):
@@ -175,8 +176,12 @@ def test_evaluation_counts_by_hand(policy):
     engine = LocalEngine(policy.model, policy.eos, policy.pad)
     problems = ARITHMETIC.samples("heldout")[:7]
     sampling = Sampling(temperature=1.5, max_new_tokens=6)
-    found = evaluate(engine, Scorer(EvenLength(), policy.decode), problems, policy.ask, 4, sampling, seed=3)
-    again = evaluate(engine, Scorer(EvenLength(), policy.decode), problems, policy.ask, 4, sampling, seed=3)
+    found = evaluate(
+        engine, Scorer(EvenLength(), policy.decode), problems, Chat(policy.tokenizer).encode, 4, sampling, seed=3
+    )
+    again = evaluate(
+        engine, Scorer(EvenLength(), policy.decode), problems, Chat(policy.tokenizer).encode, 4, sampling, seed=3
+    )
     assert found == again
     assert list(found.pass_at_k) == [1, 2, 4]
     assert found.pass_at_k[1] == pytest.approx(found.avg_at_k)

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise.errors import UsageError
+from groupwise.models.chat import Chat
 from groupwise.models.tiny import TinySpec
 from groupwise.supervised import WarmStart, fingerprint, warm_start
 from groupwise.tasks.arithmetic import Arithmetic
@@ -35,7 +36,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 def train(folder: Path, seed: int, shown: list[Demonstration], settings: WarmStart = SETTINGS) -> dict[str, Tensor]:
     model, tokenizer = load(folder)
-    warm_start(model, tokenizer, shown, settings, seed)
+    warm_start(model, Chat(tokenizer), shown, settings, seed)
     return model.state_dict()
 
 
@@ -46,7 +47,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_the_loss_falls_and_every_step_is_told(folder: Path) -> None:
     model, tokenizer = load(folder)
     told: list[tuple[int, float]] = []
-    last = warm_start(model, tokenizer, DEMONSTRATIONS, SETTINGS, 0, lambda step, loss: told.append((step, loss)))
+    last = warm_start(model, Chat(tokenizer), DEMONSTRATIONS, SETTINGS, 0, lambda step, loss: told.append((step, loss)))
     assert [step for step, _ in told] == list(range(1, SETTINGS.steps + 1))
     assert last == told[-1][1] < 0.75 * told[0][1]
 
@@ -73,7 +74,7 @@ def test_the_first_loss_is_the_mean_over_completion_tokens_and_the_end(folder: P
         with torch.no_grad():
             logp = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
         nats += [-float(logp[t - 1, ids[t]]) for t in range(len(d.prompt), len(ids))]
-    first = warm_start(model, tokenizer, shown, WarmStart(steps=1, batch_size=3), seed=0)
+    first = warm_start(model, Chat(tokenizer), shown, WarmStart(steps=1, batch_size=3), seed=0)
     assert first == pytest.approx(sum(nats) / len(nats), rel=1e-5)
 
 

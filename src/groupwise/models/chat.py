@@ -72,9 +72,11 @@ class Chat:
         """The ids the engine is given: the rendered prompt with exactly one BOS where the tokenizer puts one."""
         return self.ids(self.text(sample), f"sample {sample.key}")
 
-    def decode(self, tokens: tuple[int, ...]) -> str:
-        """A completion's text, without special tokens."""
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+    def prompts(self, texts: list[str]) -> list[list[int]]:
+        """The ids of prompts that are one text each, many at a time."""
+        if self.template is None:
+            return prompt_ids(self.tokenizer, [text + self.settings.open for text in texts])
+        return [list(self.encode(Sample(key="", prompt=text, answer=""))) for text in texts]
 
     def text(self, sample: Sample) -> str:
         """What the policy is to continue, as text; a BOS that the tokenizer will add is not in it."""

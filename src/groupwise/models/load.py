@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from groupwise.errors import UsageError
 from groupwise.models.heads import check_halves
 from groupwise.models.quiet import quiet
-from groupwise.samples import Sample
 
 
 @dataclass(frozen=True)
@@ -39,10 +38,6 @@ class Policy:
     def encode(self, prompt: str) -> tuple[int, ...]:
         """A prompt's ids, with what the tokenizer puts in front of a text (BOS) and nothing behind it."""
         return tuple(prompt_ids(self.tokenizer, [prompt])[0])
-
-    def ask(self, sample: Sample) -> tuple[int, ...]:
-        """The ids that the engine is given for a sample."""
-        return self.encode(sample.prompt)
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         """A completion's text, without special tokens."""

@@ -57,6 +57,13 @@ class Streams(Protocol):
 
 
 @runtime_checkable
+class Identified(Protocol):
+    """A task whose settings alone do not say what its problems are: identity() changes whenever they do."""
+
+    def identity(self) -> str: ...
+
+
+@runtime_checkable
 class Notes(Protocol):
     """A task that has something to say of its problems before a run: what was left out, and why."""
 
