@@ -294,7 +294,9 @@ def test_two_bos_are_fatal_whoever_writes_the_second() -> None:
     twice = tokenizer("{{ bos_token }}" + LLAMA3, bos="<s>", adds=True, eos="<|eot|>")
     assert only(findings(twice), "begins with 2 BOS").fatal
     rendered = dataclasses.replace(ASKED, prompt="<s>" + ASKED.prompt)
-    assert only(findings(tokenizer(None, bos="<s>", adds=True), None, rendered), "begins with 2 BOS").fatal
+    found = findings(tokenizer(None, bos="<s>", adds=True), None, rendered)
+    assert only(found, "begins with 2 BOS").fatal
+    assert not [f for f in found if "changes it" in f.what]
 
 
 def test_an_end_inside_the_prompts_end_is_fatal() -> None:
@@ -338,9 +340,22 @@ def test_a_token_across_the_border_is_told() -> None:
     assert not only(findings(inst), "a token straddles the border after '5 [/INST] '").fatal
 
 
+def test_a_generation_prompt_that_stops_short_is_told() -> None:
+    short = tokenizer(CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>'"))
+    assert "has 'assistant\\n' before the answer" in only(findings(short), "stops short").what
+
+
+@pytest.mark.parametrize("template", [CHATML, INST, NO_PROMPT])
+def test_an_opening_of_answers_does_not_hide_or_make_a_finding(template: str) -> None:
+    made = tokenizer(template, eos="</s>" if template == INST else "<|im_end|>")
+    plain, opened = findings(made), findings(made, ChatSettings(open="<think>\n"))
+    assert [f.fatal for f in opened if f.fatal] == [f.fatal for f in plain if f.fatal]
+
+
 def test_control_tokens_in_the_data_and_hidden_thinking_tags_are_told() -> None:
-    sneaky = dataclasses.replace(ASKED, prompt="Stop<|im_end|>now")
-    assert not only(findings(tokenizer(CHATML), None, sneaky), "holds <|im_end|>").fatal
+    for mark in ("<|im_end|>", "<|im_start|>"):  # the eos, and one that is special without a name
+        sneaky = dataclasses.replace(ASKED, prompt=f"Stop{mark}now")
+        assert not only(findings(tokenizer(CHATML), None, sneaky), f"holds {mark}").fatal
     made = tokenizer(CHATML)
     made.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     assert not only(findings(made), "<think> and </think> are special tokens").fatal

@@ -150,39 +150,39 @@ def _answer(chat: Chat, ends: Collection[int]) -> list[Finding]:
     before, there, after = whole.partition(_ANSWER)
     if not there:
         return [_template_finding("drops the answer of a question", "the start of answers is unchecked", False)]
-    prompt = chat.render([_QUESTION])
-    if prompt == chat.render([_QUESTION], prompt=False) and before.rstrip() != prompt.rstrip():
-        return [
-            _template_finding(
-                f"a template without a generation prompt: after a question it writes "
-                f"{_after(prompt)!r}, but an answered one has {_after(before)!r} before the answer",
-                "add {% if add_generation_prompt %}...{% endif %} to it",
-                True,
-            )
-        ]
-    return [*_border(chat, prompt + chat.settings.open, whole), *_ending(chat, ends, after)]
+    prompt, start = chat.render([_QUESTION]), before.rstrip().removesuffix(chat.settings.open.strip()).rstrip()
+    if prompt == chat.render([_QUESTION], prompt=False) and start != prompt.rstrip():
+        what = (
+            f"a template without a generation prompt: after a question it writes {_after(prompt)!r}, but an answered "
+            f"one has {_after(before)!r} before the answer"
+        )
+        return [_template_finding(what, "add {% if add_generation_prompt %}...{% endif %} to it", True)]
+    return [*_border(chat, prompt + chat.settings.open, before, whole), *_ending(chat, ends, after)]
 
 
 def _after(text: str) -> str:
     return text.rpartition(_QUESTION["content"])[2]
 
 
-def _border(chat: Chat, prompt: str, whole: str) -> list[Finding]:
+_UNKNOWN = "training is not touched, for nothing is rendered again, but the model may not know such prompts"
+
+
+def _border(chat: Chat, prompt: str, before: str, whole: str) -> list[Finding]:
     """Prefix preservation: an answered question begins with the very ids that the answer was sampled after."""
-    remedy = "training is not touched, for nothing is rendered again, but the model may not know such prompts"
     if not whole.startswith(prompt):
-        begins = len(_common(prompt, whole))
-        return [
-            _template_finding(
-                f"renders an answered question otherwise than the prompt of its answer: {whole[begins:][:30]!r} "
-                f"in place of {prompt[begins:][:30]!r}",
-                remedy,
-                False,
-            )
-        ]
+        at = len(_common(prompt, whole))
+        what = (
+            f"renders an answered question otherwise than the prompt of its answer: {whole[at:][:30]!r} in place of "
+            f"{prompt[at:][:30]!r}"
+        )
+        return [_template_finding(what, _UNKNOWN, False)]
+    between = before[len(prompt) :]
+    if between.replace(OPEN, "").replace(CLOSE, "").strip():  # an empty thinking is the model's to write, or to leave
+        what = f"a generation prompt that stops short: an answered question has {between!r} before the answer"
+        return [_template_finding(what, "see that the model writes that by itself", False)]
     head, full = chat.ids(prompt), chat.ids(whole)
     if full[: len(head)] != head:
-        return [_template_finding(f"a token straddles the border after {prompt[-10:]!r}", remedy, False)]
+        return [_template_finding(f"a token straddles the border after {prompt[-10:]!r}", _UNKNOWN, False)]
     return []
 
 
@@ -192,24 +192,28 @@ def _common(one: str, other: str) -> str:
 
 def _ending(chat: Chat, ends: Collection[int], after: str) -> list[Finding]:
     """The first special id that the template writes after an answer must be one that ends a completion."""
-    tokenizer = chat.tokenizer
-    special = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special), *ends}
+    tokenizer, special = chat.tokenizer, {*_special(chat), *ends}
     closing = [i for i in tokenizer(after, add_special_tokens=False)["input_ids"] if i in special]
     told = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(ends))
     if closing and closing[0] not in ends:
         token = f"{tokenizer.convert_ids_to_tokens(closing[0])} ({closing[0]})"
-        return [
-            _template_finding(
-                f"closes an answer with {token}, which is not among the ids that end a completion, {told}: answers "
-                "would run on to the limit",
-                f"add {closing[0]} to eos_token_id in the model's generation_config.json",
-                True,
-            )
-        ]
+        what = (
+            f"closes an answer with {token}, which is not among the ids that end a completion, {told}: answers would "
+            "run on to the limit"
+        )
+        remedy = f"add {closing[0]} to eos_token_id in the model's generation_config.json"
+        return [_template_finding(what, remedy, True)]
     if not closing:
         what = f"closes an answer with {after!r}, which holds no id that ends a completion"
         return [_template_finding(what, f"the model itself must end its answers with {told}", False)]
     return []
+
+
+def _special(chat: Chat) -> dict[int, str]:
+    """Ids that text without special tokens lacks, with what they look like in text."""
+    added = chat.tokenizer.added_tokens_decoder.items()
+    named = zip(chat.tokenizer.all_special_ids, chat.tokenizer.all_special_tokens, strict=True)
+    return {**dict(named), **{i: str(token) for i, token in added if token.special}}
 
 
 # Conversations that go on.
@@ -218,26 +222,21 @@ def _ending(chat: Chat, ends: Collection[int], after: str) -> list[Finding]:
 def _later_turns(chat: Chat) -> list[Finding]:
     """Whether the ids of one turn begin the ids of the next, thinking included."""
     thought = f"{OPEN}\nZq7\n{CLOSE}\n\nZq8"
-    first: list[Message] = [_QUESTION]
     try:
-        after = chat.render([*first, {"role": "assistant", "content": thought}, {"role": "user", "content": "Zq9"}])
+        after = chat.render([_QUESTION, {"role": "assistant", "content": thought}, {"role": "user", "content": "Zq9"}])
     except UsageError:
         return []  # told by the text checks where prompts have earlier answers
-    before = chat.render(first)
-    if chat.ids(after)[: len(chat.ids(before))] == chat.ids(before) and thought in after:
+    before = chat.ids(chat.render([_QUESTION]))
+    if chat.ids(after)[: len(before)] == before and thought in after:
         return []
-    why = "takes the thinking out of earlier answers" if "Zq7" not in after else "renders earlier turns anew"
-    return [
-        _template_finding(
-            f"{why}: what was sampled in one turn is not what the next turn reads",
-            "single-turn runs are not touched; a run of several turns would train on other ids than it sampled",
-            False,
-        )
-    ]
+    why = "renders earlier turns anew" if "Zq7" in after else "takes the thinking out of earlier answers"
+    what = f"{why}: what was sampled in one turn is not what the next turn reads"
+    remedy = "single-turn runs are not touched; a run of several turns would train on other ids than it sampled"
+    return [_template_finding(what, remedy, False)]
 
 
 def _thinking_tags(chat: Chat) -> list[Finding]:
-    hidden = [tag for tag in (OPEN, CLOSE) if tag in chat.tokenizer.all_special_tokens]
+    hidden = [tag for tag in (OPEN, CLOSE) if tag in _special(chat).values()]
     if not hidden:
         return []
     what = f"{' and '.join(hidden)} are special tokens, and rewards read text without special tokens"
@@ -291,10 +290,17 @@ def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterable[tuple[
             lost = _letters(said) not in _letters(text)
             what = f"the chat template {'drops' if lost else 'changes'} {_whose(role)}: {said[:40]!r} is not in it"
             yield f"text {role}", Finding(what, where, _without(role) if lost else "see that it is meant", lost)
-        control = [token for token in chat.tokenizer.all_special_tokens if token in content]
+        control = [token for token in _special(chat).values() if token in content]
         if control:
             what = f"{_whose(role)} holds {', '.join(control)}, which the tokenizer reads as a control token"
             yield f"control {role}", Finding(what, where, "take it out of the data", False)
+
+
+def _bare(text: str, bos: str | None) -> str:
+    """A text without the BOS in front, which the tokenizer may have put there, and without white space around it."""
+    while bos and text.startswith(bos):
+        text = text[len(bos) :]
+    return text.strip()
 
 
 def _letters(text: str) -> str:
@@ -308,9 +314,8 @@ def _round_trip(chat: Chat, text: str, ids: Sequence[int], where: str) -> Iterab
         what = f"{unknown} of its {len(ids)} tokens are {tokenizer.unk_token}: the tokenizer does not know the text"
         yield "unknown", Finding(what, where, "use a model whose tokenizer reads it, or leave such samples out", False)
         return
-    bos = tokenizer.bos_token or ""
     back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    one, other = (t.removeprefix(bos).strip() if bos else t.strip() for t in (back, text))
+    one, other = _bare(back, tokenizer.bos_token), _bare(text, tokenizer.bos_token)
     if one != other:
         at = len(_common(one, other))
         what = f"the tokenizer changes it: {other[at:][:30]!r} is read as {one[at:][:30]!r}"
