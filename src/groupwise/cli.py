@@ -46,6 +46,8 @@ def train(
         f"held-out pass rate {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on {s['heldout_problems']} problems"
         f" x {s['heldout_samples']} samples, mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
     )
+    for source, score in s.get("heldout_by_source", {}).items():
+        say(f"{source}: held-out score {score['before']:.3f} -> {score['after']:.3f}")
     say(f"{s['steps']} steps of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all")
     for name, check in s["checks"].items():
         if check["steps"]:
@@ -74,6 +76,12 @@ def evaluate(
     for k, value in found.pass_at_k.items():
         say(f"pass@{k}  {value:.4f}")
     say(f"mean length {found.length_mean:.1f} tokens, {found.truncated_share:.1%} cut off at the limit")
+    for source, row in found.by_source.items():
+        say(
+            f"{source}: {row['problems']} problems, avg@{found.samples} {row['avg_at_k']:.4f}, mean score {row['score_mean']:.4f}"
+        )
+    if found.unscored:
+        say(f"{found.unscored} completions could not be scored and count as wrong")
 
 
 @app.command()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from groupwise.errors import UsageError
 from groupwise.models.chat import Chat, ChatSettings
-from groupwise.models.load import Policy, digest, load_policy, save_policy
+from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
 from groupwise.models.tiny import ByteSpec, TinySpec
 from groupwise.supervised import WarmStart, fingerprint, warm_start
 from groupwise.tasks.base import Demonstrates, Identified, Task
@@ -16,10 +17,13 @@ from groupwise.whole import make_whole
 
 TINY = {"tiny-dense": TinySpec(), "tiny-bytes": ByteSpec(), "tiny-chat": ByteSpec(chat=True)}
 
+#: owner/name, as model hubs have it; a relative path would be a folder that exists.
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
 
 def check_model(model: str) -> None:
-    """Raises UsageError where `model` is neither a tiny model's name nor a folder."""
-    if model not in TINY and not Path(model).is_dir():
+    """Raises UsageError where `model` is neither a tiny model's name, nor a folder, nor looks like a hub's id."""
+    if model not in TINY and not Path(model).is_dir() and not HUB_ID.fullmatch(model):
         raise UsageError(f"model = {model!r}: there is no such folder; or one of: {', '.join(TINY)}")
 
 
@@ -34,8 +38,10 @@ def starting_policy(
     chat: ChatSettings | None = None,
 ) -> Policy:
     """The policy, ready to train. With a warm start it comes from `cache` where the same one was made before."""
-    if model not in TINY and warm is None:
-        return load_policy(Path(model), device=device)
+    if model not in TINY:
+        model = str(model_folder(model))
+        if warm is None:
+            return load_policy(Path(model), device=device)
     if warm is not None and not isinstance(task, Demonstrates):
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model)).model)

@@ -73,7 +73,7 @@ class PlainView:
     def evaluation(self, step: int, found: Evaluation) -> None:
         self.say(
             f"held out after step {step}: pass rate {found.avg_at_k:.3f} on {found.problems} problems x "
-            f"{found.samples}, length {found.length_mean:.1f}"
+            f"{found.samples}, length {found.length_mean:.1f}{sources(found)}{unscored(found)}"
         )
 
     def close(self) -> None:
@@ -131,7 +131,8 @@ class LiveView(PlainView):
         for step, found in self.heldout[:1] + self.heldout[1:][-1:]:
             parts.append(
                 Text(
-                    f"held out after step {step:>3}  pass rate {found.avg_at_k:.3f}  length {found.length_mean:.1f}",
+                    f"held out after step {step:>3}  pass rate {found.avg_at_k:.3f}  length {found.length_mean:.1f}"
+                    f"{sources(found)}{unscored(found)}",
                     style="bold" if step else "",
                 )
             )
@@ -181,6 +182,16 @@ def curve(values: list[float], width: int) -> str:
         return ""
     low, span = min(known), (max(known) - min(known)) or 1.0
     return "".join(" " if v != v else BARS[min(7, int((v - low) / span * 8))] for v in values)
+
+
+def sources(found: Evaluation) -> str:
+    """The mean score of each source, where a task mixes several: "; chain_sum 0.41, gcd 0.38"."""
+    told = ", ".join(f"{source} {row['score_mean']:.3f}" for source, row in found.by_source.items())
+    return f"; {told}" if told else ""
+
+
+def unscored(found: Evaluation) -> str:
+    return f"; {found.unscored} could not be scored and count as wrong" if found.unscored else ""
 
 
 def _extras(row: Row) -> str:

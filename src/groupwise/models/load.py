@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -42,6 +43,22 @@ class Policy:
     def decode(self, tokens: tuple[int, ...]) -> str:
         """A completion's text, without special tokens."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def model_folder(model: str) -> Path:
+    """A model's folder, from its path or its id on a model hub (which is downloaded once, or found in the cache).
+
+    Raises UsageError where there is no such folder, and no such id can be had.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        with quiet():
+            return Path(snapshot_download(model))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"model = {model!r}: no such folder, and as an id it cannot be had: {error_line(error)}"
+        ) from None
 
 
 def load_policy(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Policy:
