@@ -77,9 +77,7 @@ def evaluate(
         say(f"pass@{k}  {value:.4f}")
     say(f"mean length {found.length_mean:.1f} tokens, {found.truncated_share:.1%} cut off at the limit")
     for source, row in found.by_source.items():
-        say(
-            f"{source}: {row['problems']} problems, avg@{found.samples} {row['avg_at_k']:.4f}, mean score {row['score_mean']:.4f}"
-        )
+        say(f"{source}  avg@{found.samples} {row['avg_at_k']:.4f}, mean score {row['score_mean']:.4f}")
     if found.unscored:
         say(f"{found.unscored} completions could not be scored and count as wrong")
 
