@@ -37,7 +37,7 @@ def starting_policy(
     if warm is not None and not isinstance(task, Demonstrates):
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model)).model)
-    folder = cache / fingerprint(origin, task, warm, seed)
+    folder = cache / fingerprint(origin, task, getattr(task, "contents", ""), warm, seed)
     make_whole(folder, partial(_make, model, task, warm, seed, on_step), "the warm-started policy")
     return load_policy(folder, device=device)
 

@@ -9,8 +9,15 @@ from typing import Any
 from groupwise.errors import UsageError, nearest
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.base import Task
+from groupwise.tasks.data import Data
+from groupwise.tasks.mappings import MAPPINGS
 
-TASKS: Mapping[str, Any] = {"arithmetic": Arithmetic}
+#: name -> class, and the keys that the name itself sets.
+TASKS: Mapping[str, tuple[Any, Mapping[str, object]]] = {
+    "arithmetic": (Arithmetic, {}),
+    "data": (Data, {}),
+    **{name: (Data, keys) for name, keys in MAPPINGS.items()},
+}
 
 
 def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
@@ -20,13 +27,17 @@ def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
     """
     if name not in TASKS:
         raise UsageError(f"task.name = {name!r}: there is no such task; {nearest(name, list(TASKS))}")
-    kind = TASKS[name]
+    kind, preset = TASKS[name]
     known = {f.name: f for f in dataclasses.fields(kind)}
     for key, value in (settings or {}).items():
         if key not in known:
             raise UsageError(f"task.{key}: {name} has no such key; {nearest(key, ['name', *known])}")
-        _demand_type(f"task.{key}", value, known[key].default)
-    return kind(**(settings or {}))
+        _demand_type(f"task.{key}", value, _default(known[key]))
+    return kind(**{**preset, **(settings or {})})
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _demand_type(where: str, value: object, like: object) -> None:
@@ -36,6 +47,8 @@ def _demand_type(where: str, value: object, like: object) -> None:
         expected = f"a list of {len(like)} whole numbers"
     elif isinstance(like, float):
         good, expected = isinstance(value, (int, float)) and not isinstance(value, bool), "a number"
+    elif isinstance(like, dict):
+        good, expected = isinstance(value, Mapping), f"a table, such as [{where}]"
     else:
         good, expected = (
             type(value) is type(like),
