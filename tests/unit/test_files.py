@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +185,17 @@ def test_a_path_that_leads_nowhere_is_named(path: str, words: str) -> None:
     with pytest.raises(UsageError) as told:
         Data(path=path, check="exact").samples("train")
     assert str(told.value) == words
+
+
+def test_an_id_that_the_library_cannot_load_is_told_in_its_words() -> None:
+    code = (
+        "import groupwise\ntry: groupwise.task('gsm8k').samples('train')\n"
+        "except groupwise.UsageError as error: print(error)"
+    )
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": os.devnull}
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=offline).stdout
+    assert told.startswith("task.path = 'openai/gsm8k:main': no such file; datasets cannot load 'openai/gsm8k:main': ")
+    assert told.count("\n") == 1
 
 
 def test_a_folder_without_data_and_a_file_of_no_known_kind_are_named(tmp_path: Path) -> None:

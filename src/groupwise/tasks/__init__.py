@@ -12,12 +12,8 @@ from groupwise.tasks.base import Task
 from groupwise.tasks.data import Data
 from groupwise.tasks.mappings import MAPPINGS
 
-#: name -> class, and the keys that the name itself sets.
-TASKS: Mapping[str, tuple[Any, Mapping[str, object]]] = {
-    "arithmetic": (Arithmetic, {}),
-    "data": (Data, {}),
-    **{name: (Data, keys) for name, keys in MAPPINGS.items()},
-}
+#: A mapping is the task `data` with keys of its own.
+TASKS: Mapping[str, Any] = {"arithmetic": Arithmetic, "data": Data, **dict.fromkeys(MAPPINGS, Data)}
 
 
 def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
@@ -27,13 +23,13 @@ def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
     """
     if name not in TASKS:
         raise UsageError(f"task.name = {name!r}: there is no such task; {nearest(name, list(TASKS))}")
-    kind, preset = TASKS[name]
+    kind = TASKS[name]
     known = {f.name: f for f in dataclasses.fields(kind)}
     for key, value in (settings or {}).items():
         if key not in known:
             raise UsageError(f"task.{key}: {name} has no such key; {nearest(key, ['name', *known])}")
         _demand_type(f"task.{key}", value, _default(known[key]))
-    return kind(**{**preset, **(settings or {})})
+    return kind(**{**MAPPINGS.get(name, {}), **(settings or {})})
 
 
 def _default(field: dataclasses.Field[Any]) -> object:

@@ -41,7 +41,7 @@ def place(key: str, path: str) -> Place:
 
 def _folder(key: str, folder: Path) -> Place:
     """Files whose names begin with "train" and, say, "test" are what they say; other files are training rows all."""
-    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name.endswith(SUFFIXES))
+    files = sorted(file for file in folder.glob("[!.]*") if file.is_file() and file.name.endswith(SUFFIXES))
     if not files:
         raise UsageError(f"{key} = {str(folder)!r}: no data file in this folder ({', '.join(SUFFIXES)})")
     words: dict[str, list[Path]] = {}
