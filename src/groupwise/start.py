@@ -52,8 +52,8 @@ def starting_policy(
 
 
 def identity(task: Task) -> str:
-    """What decides a task's problems beside its settings, such as the bytes of a file."""
-    return task.identity() if isinstance(task, Identified) else ""
+    """What decides a task's problems beside its settings, such as what a file says."""
+    return task.contents if isinstance(task, Identified) else ""
 
 
 def _tell(on_step: Callable[[int, int, float], None], steps: int, step: int, loss: float) -> None:

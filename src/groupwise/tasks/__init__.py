@@ -9,8 +9,11 @@ from typing import Any
 from groupwise.errors import UsageError, nearest
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.base import Task
+from groupwise.tasks.data import Data
+from groupwise.tasks.mappings import MAPPINGS
 
-TASKS: Mapping[str, Any] = {"arithmetic": Arithmetic}
+#: A mapping is the task `data` with keys of its own.
+TASKS: Mapping[str, Any] = {"arithmetic": Arithmetic, "data": Data, **dict.fromkeys(MAPPINGS, Data)}
 
 
 def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
@@ -25,8 +28,12 @@ def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
     for key, value in (settings or {}).items():
         if key not in known:
             raise UsageError(f"task.{key}: {name} has no such key; {nearest(key, ['name', *known])}")
-        _demand_type(f"task.{key}", value, known[key].default)
-    return kind(**(settings or {}))
+        _demand_type(f"task.{key}", value, _default(known[key]))
+    return kind(**{**MAPPINGS.get(name, {}), **(settings or {})})
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _demand_type(where: str, value: object, like: object) -> None:
@@ -36,6 +43,8 @@ def _demand_type(where: str, value: object, like: object) -> None:
         expected = f"a list of {len(like)} whole numbers"
     elif isinstance(like, float):
         good, expected = isinstance(value, (int, float)) and not isinstance(value, bool), "a number"
+    elif isinstance(like, dict):
+        good, expected = isinstance(value, Mapping), f"a table, such as [{where}]"
     else:
         good, expected = (
             type(value) is type(like),

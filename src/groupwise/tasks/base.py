@@ -58,9 +58,10 @@ class Streams(Protocol):
 
 @runtime_checkable
 class Identified(Protocol):
-    """A task whose settings alone do not say what its problems are: identity() changes whenever they do."""
+    """A task whose settings alone do not say what its problems are: `contents` changes whenever they do."""
 
-    def identity(self) -> str: ...
+    @property
+    def contents(self) -> str: ...
 
 
 @runtime_checkable
