@@ -1,0 +1,40 @@
+"""Whether two mathematical expressions are the same, by math-verify: what a guard runs as a process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+
+from groupwise.extras import need
+from groupwise.rewards.child import serve
+
+
+def prepare() -> Callable[[str, str], bool]:
+    """Loads math-verify and gives (gold, claim) -> whether they are equal, both LaTeX or plain text.
+
+    Its own time limits are off: they need the main thread and SIGALRM; the guard outside holds the deadline.
+    Its first parse builds tables for a good part of a second, which is done here and not in a question's time.
+    """
+    library = need("math_verify", "tasks", 'answers of kind "math"')
+    logging.disable(logging.CRITICAL)
+    kinds = [library.LatexExtractionConfig(boxed_match_priority=0), library.ExprExtractionConfig()]
+
+    @lru_cache(maxsize=4096)
+    def parsed(text: str) -> list[object]:
+        return library.parse(f"\\boxed{{{text}}}", kinds, parsing_timeout=None)
+
+    @lru_cache(maxsize=4096)
+    def same(gold: str, claim: str) -> bool:
+        try:
+            return bool(library.verify(parsed(gold), parsed(claim), timeout_seconds=None))
+        except (MemoryError, RecursionError, OverflowError):
+            return False
+
+    for gold, claim in ((r"\frac{\sqrt{3}}{2}", r"\{1, x^2\}"), ("x^2+2x+1", "(x+1)^2"), ("[0,1)", r"\sin x = 1")):
+        same(gold, claim)
+    return same
+
+
+if __name__ == "__main__":
+    serve(prepare)
