@@ -1,0 +1,183 @@
+"""What keeps a process that scores, and everything that it starts, from outliving or overrunning the run.
+
+Where Linux lets us (root, or user namespaces), the first process of a PID namespace of its own stands over the one that
+scores: when it ends, the kernel ends everything in the namespace, daemons included. Elsewhere on Linux the process
+above adopts what is orphaned below it and kills until nothing is left. On other systems the process group is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+_NEWNS, _NEWUSER, _NEWPID = 0x00020000, 0x10000000, 0x20000000
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
+_REC, _PRIVATE = 0x4000, 1 << 18
+_NOSUID, _NODEV, _NOEXEC = 2, 4, 8
+#: Tasks, threads included, that one worker and all it starts may be. Above the most that sympy or numpy want, and few
+#: enough that a fork bomb is over in a second.
+TASKS = 512
+
+
+class Walls(StrEnum):
+    """What can be had on this machine, the strongest first."""
+
+    NAMESPACE = "a PID namespace"
+    USER_NAMESPACE = "a user and a PID namespace"
+    REAPER = "a reaper of orphans"
+    GROUP = "a process group"
+
+
+def _libc(name: str, *arguments: object) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, name)(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """The kernel sends this process `number` when its parent ends, however that ends."""
+    if sys.platform == "linux":
+        _libc("prctl", _PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Processes below this one whose parent ends become children of this one."""
+    if sys.platform == "linux":
+        _libc("prctl", _CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+
+
+def enter(walls: Walls) -> None:
+    """After it, this process's next child is the first of its own PID namespace, where `walls` has one."""
+    if walls is Walls.NAMESPACE:
+        _libc("unshare", _NEWPID | _NEWNS)
+    elif walls is Walls.USER_NAMESPACE:
+        user, group = os.getuid(), os.getgid()
+        _libc("unshare", _NEWUSER | _NEWPID | _NEWNS)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def settle(walls: Walls) -> None:
+    """Called by the first process of a namespace: a limit on tasks, and a /proc that shows the namespace.
+
+    Linux before 6.14 has no limit of a namespace's own, and some containers forbid the mount: then there is neither.
+    """
+    if walls in (Walls.NAMESPACE, Walls.USER_NAMESPACE):
+        with contextlib.suppress(OSError):
+            if _release() >= (6, 14):  # before, it would be the whole machine's
+                Path("/proc/sys/kernel/pid_max").write_text(str(TASKS))
+        with contextlib.suppress(OSError):
+            _libc("mount", b"none", b"/", None, ctypes.c_ulong(_REC | _PRIVATE), None)
+            _libc("mount", b"proc", b"/proc", b"proc", ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC), None)
+
+
+def _release() -> tuple[int, int]:
+    major, minor = re.findall(r"\d+", os.uname().release)[:2]
+    return int(major), int(minor)
+
+
+def bound_resources(memory: int) -> None:
+    """Limits of this process and what it starts: `memory` bytes of address space (0: none), no core files, tasks."""
+    _lower(resource.RLIMIT_CORE, 0)
+    if memory:
+        _lower(resource.RLIMIT_AS, memory)
+    if os.getuid() != 0:  # root is not counted
+        _lower(resource.RLIMIT_NPROC, _tasks_of_user() + TASKS)
+
+
+def _lower(which: int, limit: int) -> None:
+    hard = resource.getrlimit(which)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses some
+        resource.setrlimit(which, (limit, limit))
+
+
+def _tasks_of_user() -> int:
+    user, count = os.getuid(), 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == user:
+                count += len(os.listdir(folder / "task"))
+    return count
+
+
+def yield_to_others() -> None:
+    """Run only where nothing else wants the core: generation's threads wait for each other, and the slowest decides."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def find_walls() -> Walls:
+    """The strongest that this machine gives, found by trying it in a child."""
+    if sys.platform != "linux":
+        return Walls.GROUP
+    tried = [Walls.NAMESPACE] if os.geteuid() == 0 else []
+    for walls in [*tried, Walls.USER_NAMESPACE]:
+        if _works(walls):
+            return walls
+    return Walls.REAPER
+
+
+def _works(walls: Walls) -> bool:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with contextlib.suppress(OSError):
+            enter(walls)
+            first = os.fork()
+            if first == 0:
+                os._exit(0 if os.getpid() == 1 else 1)
+            code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+        os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def kill_below(group: int) -> None:
+    """Ends and reaps every process below this one, those that left the group of the scoring process included.
+
+    Called where there is no namespace. It returns when this process has no child; new ones that are born meanwhile
+    are adopted and killed too.
+    """
+    while True:
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+        for process in below(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def below(root: int) -> list[int]:
+    """Processes whose chain of parents leads to `root`; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for process, parent in _parents():
+        children.setdefault(parent, []).append(process)
+    found, front = [], [root]
+    while front:
+        front = [child for parent in front for child in children.get(parent, [])]
+        found += front
+    return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for name in os.listdir("/proc") if sys.platform == "linux" else []:
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{name}/stat").read_text(errors="replace")
+                yield int(name), int(stat.rpartition(")")[2].split()[1])
