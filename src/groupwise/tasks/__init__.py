@@ -9,8 +9,9 @@ from typing import Any
 from groupwise.errors import UsageError, nearest
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.base import Task
+from groupwise.tasks.gym import Gym
 
-TASKS: Mapping[str, Any] = {"arithmetic": Arithmetic}
+TASKS: Mapping[str, Any] = {"arithmetic": Arithmetic, "reasoning_gym": Gym}
 
 
 def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
@@ -25,8 +26,12 @@ def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
     for key, value in (settings or {}).items():
         if key not in known:
             raise UsageError(f"task.{key}: {name} has no such key; {nearest(key, ['name', *known])}")
-        _demand_type(f"task.{key}", value, known[key].default)
+        _demand_type(f"task.{key}", value, _default(known[key]))
     return kind(**(settings or {}))
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _demand_type(where: str, value: object, like: object) -> None:
@@ -39,7 +44,7 @@ def _demand_type(where: str, value: object, like: object) -> None:
     else:
         good, expected = (
             type(value) is type(like),
-            {int: "a whole number", str: "text", bool: "true or false"}[type(like)],
+            {int: "a whole number", str: "text", bool: "true or false", dict: "a table"}[type(like)],
         )
     if not good:
         raise UsageError(f"{where} = {value!r}: must be {expected}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -48,3 +48,20 @@ class Demonstrates(Protocol):
     """A task that can also show how answers look, so that a tiny policy has something to start from."""
 
     def demonstrations(self, count: int, seed: int) -> Iterable[Demonstration]: ...
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """A task that deals its training problems one by one, from several sources whose difficulty may move.
+
+    sources                      their names; a run starts with each at level 0
+    draw(index, seed, levels)    training problem number `index`; a function of its arguments alone
+    moved(levels, rates)         the levels after a step with these (pass rate, completions) of each source
+    """
+
+    @property
+    def sources(self) -> Sequence[str]: ...
+
+    def draw(self, index: int, seed: int, levels: Mapping[str, int]) -> Sample: ...
+
+    def moved(self, levels: Mapping[str, int], rates: Mapping[str, tuple[float, int]]) -> Mapping[str, int]: ...
