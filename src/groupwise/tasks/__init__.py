@@ -9,11 +9,19 @@ from typing import Any
 from groupwise.errors import UsageError, nearest
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.base import Task
+from groupwise.tasks.code import Code
 from groupwise.tasks.data import Data
+from groupwise.tasks.gym import Gym
 from groupwise.tasks.mappings import MAPPINGS
 
 #: A mapping is the task `data` with keys of its own.
-TASKS: Mapping[str, Any] = {"arithmetic": Arithmetic, "data": Data, **dict.fromkeys(MAPPINGS, Data)}
+TASKS: Mapping[str, Any] = {
+    "arithmetic": Arithmetic,
+    "reasoning_gym": Gym,
+    "code": Code,
+    "data": Data,
+    **dict.fromkeys(MAPPINGS, Data),
+}
 
 
 def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
@@ -48,7 +56,7 @@ def _demand_type(where: str, value: object, like: object) -> None:
     else:
         good, expected = (
             type(value) is type(like),
-            {int: "a whole number", str: "text", bool: "true or false"}[type(like)],
+            {int: "a whole number", str: "text", bool: "true or false", dict: "a table"}[type(like)],
         )
     if not good:
         raise UsageError(f"{where} = {value!r}: must be {expected}")
