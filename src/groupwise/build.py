@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -28,12 +29,13 @@ from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.models.template_checks import check_chat, demand
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
 from groupwise.preference import REPORT, read_report, reward_model
-from groupwise.problems import Problems, problems
-from groupwise.rewards.pool import Pool, TaskScore
+from groupwise.rewards.pool import Pool
+from groupwise.rewards.user import TaskScore
 from groupwise.rollout import Evaluation, Prompts, Rollout, evaluate
 from groupwise.samples import Sample
 from groupwise.scoring import TASK, Scorer
 from groupwise.seeds import derive
+from groupwise.selection import Selection, select
 from groupwise.start import starting_policy
 from groupwise.state import save_run
 from groupwise.view import View
@@ -41,10 +43,15 @@ from groupwise.whole import make_whole
 
 #: How many completions the probe after a weight load asks for, and how long they may be.
 PROBE_SAMPLES, PROBE_TOKENS = 4, 8
+#: Rows that rewards are tried on before a run starts.
+TRIED_ROWS = 4
 
 
 def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[], bool]) -> Run:
     """Load or make the policy and put the run together, at step 0."""
+    pool = pool_of(plan)
+    for line in told_rewards(plan, pool):
+        view.note(line)
     policy = starting_policy(
         plan.model,
         plan.task,
@@ -56,7 +63,7 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         plan.chat,
     )
     chat = Chat(policy.tokenizer, plan.chat)
-    found = problems(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
+    found = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
     _demand_room(plan, policy, found.longest)
     _demand_chat(chat, policy, found, view)
     for line in found.notes:
@@ -64,7 +71,7 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
     reference = copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
-    scorer = Scorer(plan.task, policy.decode, plan.mix, pool_of(plan), reads_steps=plan.algorithm.reads_steps)
+    scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
     judge = _reward_model(plan, policy, chat, scorer, journal, view)
     critic = _critic(plan, policy)
     view.note(memory_estimate(plan, policy, critic, found.longest))
@@ -113,6 +120,17 @@ def pool_of(plan: Blueprint) -> Pool | None:
         return None
     s = plan.scoring
     return Pool(slow, s.workers or os.cpu_count() or 1, s.deadline, s.memory)
+
+
+def told_rewards(plan: Blueprint, pool: Pool | None) -> list[str]:
+    """How each reward of a process was understood, a line each, tried on the first rows before anything heavy loads.
+
+    Raises UsageError where a user's own cannot be loaded, or asks for a column that the problems do not have.
+    """
+    if pool is None:
+        return []
+    first = itertools.islice(plan.task.samples("train"), TRIED_ROWS)
+    return [f"scored by     {name}: {form}" for name, form in pool.check(list(first)).items()]
 
 
 def _reward_model(
@@ -195,7 +213,7 @@ def _evaluate(plan: Blueprint, engine: Engine, chat: Chat, scorer: Scorer, heldo
     return evaluate(engine, scorer, heldout, chat.encode, plan.evaluation_samples, plan.evaluation, plan.seed)
 
 
-def _demand_chat(chat: Chat, policy: Policy, found: Problems, view: View) -> None:
+def _demand_chat(chat: Chat, policy: Policy, found: Selection, view: View) -> None:
     """What the chat template does to prompts: refused where a run would be wrong, told where it is only odd."""
     view.note(f"prompts      {chat.describe()}")
     findings = check_chat(chat, policy.eos, found.heldout)

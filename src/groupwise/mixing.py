@@ -10,7 +10,7 @@ from groupwise.algo import Algorithm
 from groupwise.catalog import describe
 from groupwise.errors import UsageError
 from groupwise.rewards.base import Reward
-from groupwise.rewards.kinds import describe_reward, reward
+from groupwise.rewards.kinds import reward
 from groupwise.scoring import LEARNED, TASK, Mix
 
 #: How the plan tells the two rewards that are not functions.
@@ -65,7 +65,7 @@ def describe_mix(mix: Mix) -> list[str]:
     """What trains, a line for each reward."""
     lines = []
     for name, weight in mix.weights.items():
-        told = OF_THE_RUN.get(name) or describe_reward(mix.own[name])
+        told = OF_THE_RUN.get(name) or repr(mix.own[name])
         lines.append(f"{weight:g} x {name}: {told}")
     if mix.each:
         lines.append("advantages are computed for each reward by itself, then added by weight")

@@ -26,9 +26,9 @@ from groupwise.journal import Journal
 from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
 from groupwise.preference import REPORT, read_report
-from groupwise.problems import problems
 from groupwise.rollout import Evaluation, evaluate
 from groupwise.scoring import Scorer
+from groupwise.selection import select
 from groupwise.state import restore
 from groupwise.view import LiveView, PlainView, View
 
@@ -88,7 +88,7 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     policy = load_policy(folder, device=plan.device)
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
     chat = Chat(policy.tokenizer, plan.chat)
-    found = problems(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
+    found = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
     with pool_of(plan) or nullcontext() as pool:
         scorer = Scorer(plan.task, policy.decode, pool=pool)
         asked = (found.heldout, chat.encode, plan.evaluation_samples, plan.evaluation, plan.seed)

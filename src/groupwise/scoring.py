@@ -11,7 +11,8 @@ from typing import Protocol
 
 from groupwise.engines.base import Finished
 from groupwise.records import Completion, Prompt
-from groupwise.rewards.base import Mark, Reward, marks
+from groupwise.rewards.base import Mark, Reward
+from groupwise.rewards.tally import marks
 from groupwise.samples import Attempt
 from groupwise.tasks.base import ScoresSteps, Task
 
@@ -24,8 +25,8 @@ Decode = Callable[[tuple[int, ...]], str]
 class Pool(Protocol):
     """Processes that score while something else goes on here."""
 
-    def submit(self, name: str, attempt: Attempt) -> int:
-        """Begin to score; a ticket for the mark."""
+    def submit(self, name: str, attempts: Sequence[Attempt]) -> list[int]:
+        """Begin to score; a ticket for each mark."""
         ...
 
     def wait(self, tickets: Sequence[int]) -> list[Mark]:
@@ -126,7 +127,7 @@ class Marking:
         self._attempts[at] = attempt
         pool = self.scorer.pool
         if pool is not None:
-            self._tickets[at] = {name: pool.submit(name, attempt) for name in self._slow}
+            self._tickets[at] = {name: pool.submit(name, [attempt])[0] for name in self._slow}
 
     def scored(self, answers: Sequence[Sequence[Completion]]) -> list[tuple[Completion, ...]]:
         """The completions of each prompt with text, scores and faults, once every score is there."""

@@ -212,7 +212,10 @@ def test_what_does_not_load_stops_the_run_in_one_line(tmp_path: Path, left: Call
         with pytest.raises(UsageError):
             pool.submit("mine", attempts("good"))
     (tmp_path / "own.py").write_text("import time\ntime.sleep(60)\n")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, load=0.5) as pool, pytest.raises(UsageError, match="no score|load"):
+    with (
+        Pool({"mine": User(f"{tmp_path}/own.py:f")}, load=0.5) as pool,
+        pytest.raises(UsageError, match="no score|load"),
+    ):
         pool.score("mine", attempts("good"))
     with Pool({"mine": lambda attempts: [0.0]}) as pool, pytest.raises(UsageError, match="another process"):
         pool.check()
@@ -283,7 +286,11 @@ def test_a_new_worker_is_there_in_a_moment() -> None:
 
 @linux
 def test_time_without_a_core_is_not_charged() -> None:
-    busy = [sys.executable, "-c", "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"]
+    busy = [
+        sys.executable,
+        "-c",
+        "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass",
+    ]
     crowd = [subprocess.Popen(busy) for _ in range(4)]
     try:
         time.sleep(0.3)

@@ -10,7 +10,8 @@ import torch
 import groupwise
 from groupwise.collate import collate
 from groupwise.records import Completion, Group, Prompt
-from groupwise.rewards.base import Cause, Mark, mark, marks
+from groupwise.rewards.base import Cause, Mark
+from groupwise.rewards.tally import mark, marks
 from groupwise.samples import Sample
 from groupwise.scoring import LEARNED, TASK, Mix, with_learned
 

@@ -176,9 +176,7 @@ def test_the_answer_is_where_the_recipe_says() -> None:
 
 
 def test_part_of_a_point_is_passed_on_and_what_a_scorer_cannot_read_is_wrong() -> None:
-    sample = Sample(
-        "k", "q", "nus", {"question": "q", "metadata": {}, "level": 0, "answered": True}, "spell_backward"
-    )
+    sample = Sample("k", "q", "nus", {"question": "q", "metadata": {}, "level": 0, "answered": True}, "spell_backward")
     assert Gym(generator="spell_backward").score(sample, "nut") == pytest.approx(2 / 3)
     factors = problem("prime_factorization")  # its scorer reads every part with int()
     assert Gym(generator="prime_factorization").score(factors, "no idea") == 0.0

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from groupwise.errors import UsageError, nearest
-from groupwise.rewards.base import Describes, Reward
+from groupwise.rewards.base import Reward
+from groupwise.rewards.form import FORMS
+from groupwise.rewards.user import User
 
-KINDS: Mapping[str, Any] = {}
+KINDS: Mapping[str, Any] = {"user": User, **FORMS}
 
 
 def reward(name: str, told: Mapping[str, Any]) -> Reward:
@@ -31,8 +33,3 @@ def reward(name: str, told: Mapping[str, Any]) -> Reward:
         return KINDS[kind](**settings)
     except (TypeError, ValueError) as error:
         raise UsageError(f"rewards.{name}: {error}") from None
-
-
-def describe_reward(reward: Reward) -> str:
-    """For the plan: what a reward says of itself, or its settings."""
-    return reward.describe() if isinstance(reward, Describes) else repr(reward)

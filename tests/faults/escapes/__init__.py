@@ -96,7 +96,14 @@ class Outside:
         """What a program could have changed."""
         told = self.file.stat()
         heard = select.select(self.listeners, [], [], 0)[0]
-        return self.file.read_text(), told.st_mode, told.st_uid, told.st_mtime_ns, sorted(os.listdir(self.folder)), heard
+        return (
+            self.file.read_text(),
+            told.st_mode,
+            told.st_uid,
+            told.st_mtime_ns,
+            sorted(os.listdir(self.folder)),
+            heard,
+        )
 
     def preamble(self) -> str:
         values = (str(self.file), self.port, self.abstract, os.getpid(), str(Path.home()), SECRET_NAME,
@@ -124,7 +131,9 @@ def grading_faults(box: Sandbox, case: Case, outside: Outside) -> list[str]:
     }
     program = outside.preamble() + case.text
     try:
-        right = [way for way, test in list(ways.items())[: 1 if case.slow else 3] if any(judge.passed(box, program, [test]))]
+        right = [
+            way for way, test in list(ways.items())[: 1 if case.slow else 3] if any(judge.passed(box, program, [test]))
+        ]
         faults = [f"scored right by {way}" for way in right]
         return faults if case.slow else faults + _faults(box.run(program), outside)
     finally:

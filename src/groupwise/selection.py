@@ -17,7 +17,7 @@ Ask = Callable[[Sample], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Problems:
+class Selection:
     """What a run trains on and is evaluated on.
 
     train    the training problems, or the task itself where it makes them as they are asked for
@@ -32,7 +32,7 @@ class Problems:
     notes: tuple[str, ...]
 
 
-def problems(task: Task, ask: Ask, limit: int, evaluated: int) -> Problems:
+def select(task: Task, ask: Ask, limit: int, evaluated: int) -> Selection:
     """The task's problems whose prompts have at most `limit` tokens (0: all), and the first `evaluated` held-out ones.
 
     Raises UsageError where the limit leaves none.
@@ -49,7 +49,7 @@ def problems(task: Task, ask: Ask, limit: int, evaluated: int) -> Problems:
         left = f"max_prompt_tokens = {limit} leaves" if limit else "the task holds out"
         raise UsageError(f"evaluation.problems = {evaluated}: {left} only {len(heldout)}")
     chosen = heldout[:evaluated]
-    return Problems(train, chosen, _longest(train, chosen, ask), tuple(notes))
+    return Selection(train, chosen, _longest(train, chosen, ask), tuple(notes))
 
 
 def _fitting(samples: Sequence[Sample], ask: Ask, limit: int, what: str) -> tuple[Sequence[Sample], list[str]]:
