@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from groupwise.config import REWARD_MODEL
+from groupwise.blueprint import REWARD_MODEL
 from groupwise.journal import read_metrics
 from groupwise.preference import REPORT, read_report
 

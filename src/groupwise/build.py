@@ -6,15 +6,15 @@ import copy
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from groupwise.blueprint import REWARD_MODEL, SAMPLED_PAIRS, Blueprint
 from groupwise.checks import Probe
-from groupwise.config import REWARD_MODEL, SAMPLED_PAIRS, Blueprint
 from groupwise.critic import Critic
 from groupwise.engines.base import Engine, Request
 from groupwise.engines.local import LocalEngine
@@ -31,8 +31,7 @@ from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from
 from groupwise.preference import REPORT, read_report, reward_model
 from groupwise.rewards.pool import Pool
 from groupwise.rewards.user import TaskScore
-from groupwise.rollout import Evaluation, Prompts, Rollout, evaluate
-from groupwise.samples import Sample
+from groupwise.rollout import Prompts, Rollout, evaluate
 from groupwise.scoring import TASK, Scorer
 from groupwise.seeds import derive
 from groupwise.selection import Selection, select
@@ -100,7 +99,17 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         engine=engine,
         learner=learner,
         probe=make_probe(plan, engine, learner, prompts, policy.pad),
-        evaluate=partial(_evaluate, plan, engine, chat, scorer, found.heldout),
+        evaluate=partial(
+            evaluate,
+            engine,
+            scorer,
+            found.heldout,
+            chat.encode,
+            plan.evaluation_samples,
+            plan.evaluation,
+            plan.seed,
+            rollout.judge,
+        ),
         save=partial(save_run, policy, plan.checkpoint_keep),
         journal=journal,
         view=view,
@@ -129,8 +138,8 @@ def told_rewards(plan: Blueprint, pool: Pool | None) -> list[str]:
     """
     if pool is None:
         return []
-    first = itertools.islice(plan.task.samples("train"), TRIED_ROWS)
-    return [f"scored by     {name}: {form}" for name, form in pool.check(list(first)).items()]
+    first = list(itertools.islice(plan.task.samples("train"), TRIED_ROWS))
+    return [f"reward       {name} is {form}" for name, form in pool.check(first).items() if name != TASK]
 
 
 def _reward_model(
@@ -207,10 +216,6 @@ def make_probe(plan: Blueprint, engine: Engine, learner: Learner, prompts: Promp
     prompt = prompts.draw(0)
     request = Request(prompt.tokens, PROBE_SAMPLES, derive(plan.seed, "probe"), PROBE_TOKENS)
     return Probe(engine, partial(learner.completion_logprobs, prompt, pad), request, plan.sampling, plan.learner.bf16)
-
-
-def _evaluate(plan: Blueprint, engine: Engine, chat: Chat, scorer: Scorer, heldout: Sequence[Sample]) -> Evaluation:
-    return evaluate(engine, scorer, heldout, chat.encode, plan.evaluation_samples, plan.evaluation, plan.seed)
 
 
 def _demand_chat(chat: Chat, policy: Policy, found: Selection, view: View) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,23 @@ import torch
 from pydantic import BaseModel
 
 from groupwise.algo import Algorithm
-from groupwise.catalog import algorithm, describe, settings
+from groupwise.blueprint import SAMPLED_PAIRS, Blueprint, ScoringSettings
+from groupwise.catalog import algorithm, settings
 from groupwise.critic import CriticSettings
 from groupwise.engines.base import Sampling
 from groupwise.errors import UsageError
 from groupwise.learner import LearnerSettings, Schedule
-from groupwise.mixing import demand_mix, describe_mix, mix_of
+from groupwise.mixing import mix_of
 from groupwise.models.chat import ChatSettings
-from groupwise.models.value import POLICY_START, REWARD_START
-from groupwise.parts.filters import KeepAll
+from groupwise.possible import demand_possible
 from groupwise.preference import PreferenceSettings
 from groupwise.recipe import CriticSection, PreferenceSection, Recipe
-from groupwise.scoring import Mix
-from groupwise.start import check_model
 from groupwise.supervised import WarmStart
 from groupwise.tasks import task
-from groupwise.tasks.base import ScoresSteps, Task
+from groupwise.tasks.base import Task
 
 #: A critic without a learning rate of its own learns this many times as fast as the policy.
 CRITIC_RATE = 10
-#: Where a reward model's pairs come from without a file.
-SAMPLED_PAIRS = "pairs of the policy's own completions, ranked by the task"
-#: The reward model's place in the run folder.
-REWARD_MODEL = "reward_model"
 #: Keys of [preference] that nothing reads where the pairs are a file's.
 ONLY_SAMPLING = ("pairs", "noise", "samples")
 
@@ -67,95 +60,6 @@ def _keys_set(section: BaseModel, path: str = "") -> Iterator[str]:
             yield from _keys_set(value, f"{path}{key}.")
         else:
             yield path + key
-
-
-@dataclass(frozen=True)
-class ScoringSettings:
-    """The processes that score beside generation.
-
-    workers      how many; 0 is one for each core
-    deadline     seconds that one completion's score may take
-    memory       bytes that a process may hold
-    fault_limit  the largest share of a step's completions that may go without a score
-    """
-
-    workers: int
-    deadline: float
-    memory: int
-    fault_limit: float
-
-
-@dataclass(frozen=True)
-class Blueprint:
-    """A recipe resolved into settings and parts; nothing heavy is loaded yet."""
-
-    recipe: Recipe
-    name: str
-    seed: int
-    steps: int
-    model: str
-    device: str
-    runs: Path
-    prompts_per_step: int
-    samples_per_prompt: int
-    updates_per_batch: int
-    passes_per_batch: int
-    task: Task
-    algorithm: Algorithm
-    warm: WarmStart | None
-    sampling: Sampling
-    evaluation: Sampling
-    evaluation_problems: int
-    evaluation_samples: int
-    evaluation_every: int
-    max_rows: int
-    learner: LearnerSettings
-    critic: CriticSettings | None
-    preference: PreferenceSettings | None
-    preference_source: str
-    old_from_engine: bool
-    max_prompt_tokens: int
-    chat: ChatSettings
-    mix: Mix
-    scoring: ScoringSettings
-    checkpoint_every: int
-    checkpoint_keep: int
-
-    @property
-    def folder(self) -> Path:
-        return self.runs / self.name
-
-    @property
-    def updates_per_step(self) -> int:
-        return self.updates_per_batch * self.passes_per_batch
-
-    @property
-    def total_updates(self) -> int:
-        """The policy's: it waits while the critic learns alone."""
-        return (self.steps - (self.critic.warmup_steps if self.critic else 0)) * self.updates_per_step
-
-    def plan(self) -> str:
-        """What the run will do, before it does it."""
-        rows = self.prompts_per_step * self.samples_per_prompt
-        a = self.algorithm
-        lines = [
-            f"run          {self.folder}, seed {self.seed}, {self.device}",
-            f"policy       {self.model}, {f'warm start of {self.warm.steps} steps' if self.warm else 'as it is'}",
-            f"task         {self.task}",
-            f"algorithm    {a.name} ({a.paper})",
-            *(f"  {slot:<10} {describe(part)}" for slot, part in a.parts.items()),
-            *([f"critic       {_describe_critic(self.critic)}"] if self.critic else []),
-            *([f"reward model {_describe_preference(self)}"] if self.preference_source else []),
-            *(f"             beside it the task's own score decides {told}" for told in _leaks(self)),
-            *(f"reward       {line}" for line in describe_mix(self.mix)),
-            *([f"step scores  {_describe_steps(self.task)}"] if a.reads_steps else []),
-            f"step         {self.prompts_per_step} prompts x {self.samples_per_prompt} samples = {rows} completions of "
-            f"at most {self.sampling.max_new_tokens} tokens",
-            f"             {self.passes_per_batch} pass(es) of {self.updates_per_batch} update(s)",
-            f"run length   {self.steps} steps, {self.total_updates} optimizer updates",
-            f"evaluation   {self.evaluation_problems} held-out problems x {self.evaluation_samples} samples",
-        ]
-        return "\n".join(lines)
 
 
 def resolve(recipe: Recipe) -> Blueprint:
@@ -192,7 +96,7 @@ def resolve(recipe: Recipe) -> Blueprint:
         checkpoint_keep=r.checkpoint.keep,
     )
     r.demand_all_read()
-    _demand_possible(plan)
+    demand_possible(plan)
     return plan
 
 
@@ -209,66 +113,6 @@ def resolved_recipe(plan: Blueprint) -> Recipe:
             "preference": _told_preference(plan),
         }
     )
-
-
-def _demand_possible(plan: Blueprint) -> None:
-    """Combinations that no single key can be blamed for."""
-    needed = plan.algorithm.advantage.smallest_group
-    if plan.samples_per_prompt < needed:
-        raise UsageError(
-            f"samples_per_prompt = {plan.samples_per_prompt}: {describe(plan.algorithm.advantage)} compares the "
-            f"completions of one prompt and needs at least {needed}"
-        )
-    if plan.sampling.temperature == 0:
-        raise UsageError("sampling.temperature = 0: greedy completions are all equal, so nothing can be compared")
-    if plan.updates_per_batch > plan.prompts_per_step:
-        raise UsageError(
-            f"updates_per_batch = {plan.updates_per_batch}: a batch of {plan.prompts_per_step} groups cannot be split "
-            "into more minibatches than that"
-        )
-    check_model(plan.model)
-    if plan.critic is not None:
-        _demand_critic(plan)
-    _demand_sources(plan)
-    demand_mix(plan.mix, plan.algorithm, bool(plan.preference_source))
-    held = len(plan.task.samples("heldout"))
-    if held < plan.evaluation_problems:
-        raise UsageError(f"evaluation.problems = {plan.evaluation_problems}: the task holds out only {held}")
-
-
-def _demand_critic(plan: Blueprint) -> None:
-    assert plan.critic is not None
-    start = plan.critic.start
-    if start == REWARD_START and not plan.preference_source:
-        raise UsageError(f"critic.start = {start!r}: this run has no reward model; add [preference], or a folder")
-    if start not in (POLICY_START, REWARD_START) and not Path(start).is_dir():
-        raise UsageError(f"critic.start = {start!r}: no such folder; or {POLICY_START!r}, or {REWARD_START!r}")
-    if plan.critic.warmup_steps >= plan.steps:
-        raise UsageError(
-            f"critic.warmup_steps = {plan.critic.warmup_steps}: the policy would wait through all {plan.steps} steps"
-        )
-
-
-def _demand_sources(plan: Blueprint) -> None:
-    """What scores, and what the old log-probabilities are taken from."""
-    if plan.algorithm.needs_steps and not isinstance(plan.task, ScoresSteps):
-        raise UsageError(
-            f"algorithm.name = {plan.algorithm.name!r}: it needs scores of steps, and {plan.task} has none"
-        )
-    if plan.algorithm.advantage.reads_steps and not plan.algorithm.shaping.reads_steps:
-        raise UsageError(
-            f"algorithm.advantage.kind: {describe(plan.algorithm.advantage)} reads rewards at step ends, and "
-            f'{describe(plan.algorithm.shaping)} gives none there; set algorithm.shaping.kind = "steps"'
-        )
-    # A run that has begun has a copy of its own.
-    folders = Path(plan.preference_source), plan.folder / REWARD_MODEL
-    if plan.preference is None and plan.preference_source and not any(folder.is_dir() for folder in folders):
-        raise UsageError(f"preference.model = {plan.preference_source!r}: there is no such folder")
-    if plan.old_from_engine and plan.algorithm.mismatch.reads_engine:
-        raise UsageError(
-            f"logp_old = 'engine': then pi_old / pi_engine is 1 and {describe(plan.algorithm.mismatch)} corrects "
-            'nothing; set algorithm.mismatch.kind = "none", or logp_old = "learner"'
-        )
 
 
 def _scoring(section: Any) -> ScoringSettings:
@@ -351,35 +195,6 @@ def _told_preference(plan: Blueprint) -> PreferenceSection | None:
         return section
     unread = ONLY_SAMPLING if plan.preference else [f.name for f in dataclasses.fields(PreferenceSettings)]
     return section.model_copy(update=dict.fromkeys(unread))
-
-
-def _describe_preference(plan: Blueprint) -> str:
-    made = plan.preference
-    if made is None:
-        return f"from {plan.preference_source}"
-    if plan.preference_source != SAMPLED_PAIRS:
-        return f"from the pairs in {plan.preference_source}, {made.epochs} epochs"
-    return f"from {made.pairs} {SAMPLED_PAIRS}, {made.noise:.0%} of the labels wrong, {made.epochs} epochs"
-
-
-def _leaks(plan: Blueprint) -> list[str]:
-    """Where the truth reaches a policy that is said to be trained on a learned score."""
-    if not plan.preference_source:
-        return []
-    steps = plan.algorithm.reads_steps and isinstance(plan.task, ScoresSteps)
-    by_correctness = not isinstance(plan.algorithm.filter, KeepAll)
-    told = ((by_correctness, "which groups train (algorithm.filter)"), (steps, "step rewards (algorithm.shaping)"))
-    return [words for found, words in told if found]
-
-
-def _describe_steps(task: Task) -> str:
-    return "by the task" if isinstance(task, ScoresSteps) else "this task has none: rewards come at the end only"
-
-
-def _describe_critic(critic: CriticSettings) -> str:
-    start = f"from the {critic.start}" if critic.start in (POLICY_START, REWARD_START) else f"from {critic.start}"
-    alone = f", {critic.warmup_steps} step(s) before the policy's first" if critic.warmup_steps else ""
-    return f"{start}, learning rate {critic.learning_rate:g}, clip {critic.clip:g}{alone}"
 
 
 def _optimizer(section: Any, kind: type) -> dict[str, Any]:

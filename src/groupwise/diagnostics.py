@@ -179,6 +179,10 @@ def in_words(groups: Sequence[Group]) -> str:
         return "every group is all right: nothing left to learn here, advantages are 0"
     if all(s is Signal.ALL_WRONG for s in found):
         return "every group is all wrong: no group has a right completion to prefer, advantages are 0"
+    if all(s is Signal.UNSCORED for s in found) and any(
+        not math.isnan(c.trains_on) for g in groups for c in g.completions
+    ):
+        return ""  # a reward model scores, and nobody knows what is right
     if all(s is Signal.UNSCORED for s in found):
         return "no completion has a score: nothing trains"
     return "no group mixes right and wrong completions: advantages are 0"

@@ -188,6 +188,7 @@ class Evaluation:
 
     avg_at_k      mean over problems of the share of its k samples that are right: the pass rate
     pass_at_k     {k: chance that at least one of k samples is right}, unbiased, for k = 1, 2, 4, ... up to the samples
+    learned_mean  mean of the reward model's score, where the task has none of its own; the shares are NaN then
     score_mean    mean of the task's score, reward units; a completion that could not be scored counts 0
     unscored      completions that could not be scored; they count as wrong
     by_source     {source: its problems, avg_at_k and score_mean} where the task names sources
@@ -201,6 +202,7 @@ class Evaluation:
     truncated_share: float
     score_mean: float = math.nan
     unscored: int = 0
+    learned_mean: float = math.nan
     by_source: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
@@ -217,20 +219,23 @@ def evaluate(
     """Sample every problem `samples` times and score; the same seed asks with the same random numbers each time."""
     prompts = [Prompt(s, encode(s)) for s in problems]
     seeds = [derive(seed, "evaluation", i) for i in range(len(prompts))]
-    groups = answered(engine, scorer.truth(), prompts, seeds, samples, sampling, judge)
+    groups = answered(engine, scorer.truth(), prompts, seeds, samples, sampling, judge if scorer.judged else None)
     completions = [c for g in groups for c in g.completions]
     right = [sum(c.score >= RIGHT for c in g.completions) for g in groups]
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples]
     return Evaluation(
         problems=len(problems),
         samples=samples,
-        avg_at_k=math.fsum(right) / len(completions),
-        pass_at_k={k: math.fsum(pass_at_k(samples, c, k) for c in right) / len(groups) for k in ks},
+        avg_at_k=math.nan if scorer.judged else math.fsum(right) / len(completions),
+        pass_at_k={
+            k: math.fsum(pass_at_k(samples, c, k) for c in right) / len(groups) for k in ks if not scorer.judged
+        },
         length_mean=sum(len(c.tokens) for c in completions) / len(completions),
         truncated_share=sum(c.finish == "length" for c in completions) / len(completions),
         score_mean=_score_mean(groups),
-        unscored=sum(math.isnan(c.score) for c in completions),
-        by_source=_by_source(groups),
+        unscored=0 if scorer.judged else sum(math.isnan(c.score) for c in completions),
+        learned_mean=_mean([c.learned for c in completions if c.learned is not None]),
+        by_source={} if scorer.judged else _by_source(groups),
     )
 
 
@@ -247,6 +252,10 @@ def _by_source(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
         for source, own in sorted(found.items())
         if source
     }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def _share(told: Sequence[bool]) -> float:

@@ -18,13 +18,15 @@ import transformers
 from rich.console import Console
 
 from groupwise import checkpoint, journal, loop, recipe
+from groupwise.blueprint import REWARD_MODEL, Blueprint
 from groupwise.build import build, pool_of
-from groupwise.config import REWARD_MODEL, Blueprint, resolve, resolved_recipe
+from groupwise.config import resolve, resolved_recipe
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import GroupwiseError, UsageError
 from groupwise.journal import Journal
 from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
+from groupwise.models.reward import load_reward_model
 from groupwise.preference import REPORT, read_report
 from groupwise.rollout import Evaluation, evaluate
 from groupwise.scoring import Scorer
@@ -91,7 +93,8 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     found = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
     with pool_of(plan) or nullcontext() as pool:
         scorer = Scorer(plan.task, policy.decode, pool=pool)
-        asked = (found.heldout, chat.encode, plan.evaluation_samples, plan.evaluation, plan.seed)
+        judge = load_reward_model(Path(name) / REWARD_MODEL, device=plan.device).scores if scorer.judged else None
+        asked = (found.heldout, chat.encode, plan.evaluation_samples, plan.evaluation, plan.seed, judge)
         return evaluate(engine, scorer, *asked)
 
 
@@ -99,13 +102,15 @@ def summarise(plan: Blueprint, run: loop.Run) -> dict[str, Any]:
     """summary.json, from the rows of metrics.jsonl, so that a resumed run says the same."""
     found = [r for r in journal.read_metrics(plan.folder) if "evaluation" in r]
     before, after = found[0]["evaluation"], found[-1]["evaluation"]
+    judged = run.rollout.scorer.judged
     return {
         "name": plan.name,
         "algorithm": plan.algorithm.name,
         "seed": plan.seed,
         "steps": run.step,
-        "heldout_before": before["avg_at_k"],
-        "heldout_after": after["avg_at_k"],
+        "heldout_measure": "learned score" if judged else "pass rate",
+        "heldout_before": before["learned_mean" if judged else "avg_at_k"],
+        "heldout_after": after["learned_mean" if judged else "avg_at_k"],
         "length_before": before["length_mean"],
         "length_after": after["length_mean"],
         **_by_source(before, after),

@@ -14,7 +14,7 @@ from groupwise.records import Completion, Prompt
 from groupwise.rewards.base import Mark, Reward
 from groupwise.rewards.tally import marks
 from groupwise.samples import Attempt
-from groupwise.tasks.base import ScoresSteps, Task
+from groupwise.tasks.base import Judged, ScoresSteps, Task
 
 #: Names of the two rewards that are not functions of a recipe: the task's own score, and the reward model's.
 TASK, LEARNED = "task", "learned"
@@ -94,6 +94,11 @@ class Scorer:
             self.pool.close()
 
     @property
+    def judged(self) -> bool:
+        """Whether nobody knows the right answers, so that the task has no score of its own."""
+        return isinstance(self.task, Judged) and self.task.judged
+
+    @property
     def slow(self) -> list[str]:
         """The names of what the pool scores."""
         named = {TASK: self.task.quick, **{name: reward.quick for name, reward in self.mix.own.items()}}
@@ -102,7 +107,9 @@ class Scorer:
     def quick_marks(self, attempts: Sequence[Attempt]) -> dict[str, list[Mark]]:
         """What is scored here, by name."""
         found = {}
-        if TASK not in self.slow:
+        if self.judged:
+            found[TASK] = [Mark()] * len(attempts)
+        elif TASK not in self.slow:
             found[TASK] = marks([self.task.score(a.sample, a.completion) for a in attempts], len(attempts))
         for name, reward in self.mix.own.items():
             if name not in self.slow:

@@ -72,7 +72,7 @@ class PlainView:
 
     def evaluation(self, step: int, found: Evaluation) -> None:
         self.say(
-            f"held out after step {step}: pass rate {found.avg_at_k:.3f} on {found.problems} problems x "
+            f"held out after step {step}: {rate(found)} on {found.problems} problems x "
             f"{found.samples}, length {found.length_mean:.1f}{sources(found)}{unscored(found)}"
         )
 
@@ -131,7 +131,7 @@ class LiveView(PlainView):
         for step, found in self.heldout[:1] + self.heldout[1:][-1:]:
             parts.append(
                 Text(
-                    f"held out after step {step:>3}  pass rate {found.avg_at_k:.3f}  length {found.length_mean:.1f}"
+                    f"held out after step {step:>3}  {rate(found)}  length {found.length_mean:.1f}"
                     f"{sources(found)}{unscored(found)}",
                     style="bold" if step else "",
                 )
@@ -182,6 +182,12 @@ def curve(values: list[float], width: int) -> str:
         return ""
     low, span = min(known), (max(known) - min(known)) or 1.0
     return "".join(" " if v != v else BARS[min(7, int((v - low) / span * 8))] for v in values)
+
+
+def rate(found: Evaluation) -> str:
+    """The pass rate, or the learned score where nobody knows what is right."""
+    known = found.avg_at_k == found.avg_at_k
+    return f"pass rate {found.avg_at_k:.3f}" if known else f"learned score {found.learned_mean:.3f}"
 
 
 def sources(found: Evaluation) -> str:

@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 
 import groupwise
 from groupwise import checkpoint, checks, recipe, tasks
+from groupwise.blueprint import Blueprint
 from groupwise.catalog import CATALOG, settings
-from groupwise.config import Blueprint, resolve
+from groupwise.config import resolve
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import UsageError
 from groupwise.journal import read_metrics

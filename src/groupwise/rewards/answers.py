@@ -5,6 +5,7 @@ How the final answer is found is written in groupwise.rewards.extract: the same 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -217,7 +218,26 @@ class Math:
 
 
 #: The word a recipe uses -> the checker.
-CHECKERS: Mapping[str, type[Checker]] = {"math": Math, "numeric": Numeric, "exact": Exact, "choice": Choice}
+@dataclass(frozen=True)
+class Learned:
+    """No answer to compare with: a reward model scores, and this says NaN to everything."""
+
+    quick = True
+
+    def readable(self, answer: str) -> bool:
+        return True
+
+    def __call__(self, completion: str, answer: str) -> float:
+        return math.nan
+
+
+CHECKERS: Mapping[str, type[Checker]] = {
+    "math": Math,
+    "numeric": Numeric,
+    "exact": Exact,
+    "choice": Choice,
+    "learned": Learned,
+}
 
 
 def _last_formula(text: str) -> list[str]:

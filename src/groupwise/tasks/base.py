@@ -57,6 +57,14 @@ class Streams(Protocol):
 
 
 @runtime_checkable
+class Judged(Protocol):
+    """A task of which `judged` says that nobody knows the right answers: a reward model's score is all there is."""
+
+    @property
+    def judged(self) -> bool: ...
+
+
+@runtime_checkable
 class Identified(Protocol):
     """A task whose settings alone do not say what its problems are: `contents` changes whenever they do."""
 

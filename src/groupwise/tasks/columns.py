@@ -48,7 +48,9 @@ class Columns:
         return _demand_prompt(values[self.prompt], where, self.prompt)
 
     def gold(self, values: Mapping[str, Any]) -> str | None:
-        """The answer, or None where the row has none: no text, no mark before it, no box."""
+        """The answer; None where the row has none (no text, no mark, no box), "" where no column is asked for one."""
+        if not self.answer:
+            return ""
         value = values[self.answer]
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             return None

@@ -40,7 +40,8 @@ class Data:
     limit             at most so many rows of `path`, the first ones that stay; 0: all
     seed              the order of the problems
     instruction       put after each prompt
-    check             how a completion is compared with the gold answer: math, numeric, exact, choice
+    check             how a completion is compared with the gold answer: math, numeric, exact, choice; learned: a
+                      reward model scores it, and there is no gold answer
     unreadable_limit  the largest share of gold answers that may be missing or that the check cannot read
     """
 
@@ -83,6 +84,11 @@ class Data:
     def quick(self) -> bool:
         """Whether scoring takes microseconds and cannot hang."""
         return self._checker.quick
+
+    @property
+    def judged(self) -> bool:
+        """Whether there are no gold answers, so that a reward model's score is all there is."""
+        return self.check == "learned"
 
     @property
     def contents(self) -> str:
@@ -152,7 +158,7 @@ def _demand_settings(data: Data) -> None:
             raise UsageError(f"task.{name} must be at least 0 and below 1, not {getattr(data, name)}")
     if data.limit < 0:
         raise UsageError(f"task.limit must not be negative, not {data.limit}")
-    if not data.answer or not (data.prompt or data.messages):
+    if not (data.answer or data.check == "learned") or not (data.prompt or data.messages):
         raise UsageError("task.prompt and task.answer must name columns")
     if data.check not in _checkers():
         raise UsageError(f"task.check = {data.check!r}: there is no such check; {nearest(data.check, _checkers())}")

@@ -18,6 +18,8 @@ MAPPINGS: Mapping[str, Mapping[str, object]] = {
         "instruction": "\nReason step by step, and end with a line that holds #### and the number alone.",
         "check": "math",
     },
+    # Prompts alone, or a file of pairs: what a completion is worth, the reward model of [preference] says.
+    "preference": {"answer": "", "check": "learned"},
     "math": {
         "path": "DigitalLearningGmbH/MATH-lighteval",
         "prompt": "problem",
