@@ -1,0 +1,203 @@
+"""Runs whose rewards are a user's own: faults of every kind in one run, other frameworks' signatures, several at once."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import groupwise
+from groupwise.errors import RunError, UsageError
+from groupwise.journal import read_metrics
+from groupwise.run import resume
+from tests.runs.rewards_of_a_run import FAULTS, kind_of
+
+HERE = Path(__file__).parent
+MINE = str(HERE / "rewards_of_a_run.py")
+#: What each fault of the file is counted as. A bomb goes off until its deadline, or until the system refuses a fork.
+CAUSES = {
+    "loop in C": {"timeout"},
+    "segfault": {"crash"},
+    "fork bomb": {"timeout", "exception", "crash"},
+    "ten gigabytes": {"memory"},
+    "exception": {"exception"},
+    "not a number": {"nan"},
+    "sleep": {"timeout"},
+}
+
+
+def own(name: str, function: str, **more: object) -> dict[str, object]:
+    return {f"rewards.{name}": {"use": f"{MINE}:{function}", **more}}
+
+
+def rollouts(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+
+
+def rows(folder: Path) -> list[dict]:
+    return [row for row in read_metrics(folder) if "pass_rate" in row]
+
+
+def children() -> set[int]:
+    """Processes below this one that are alive."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+        except OSError:
+            continue
+        if not lines["State"].startswith("Z"):
+            found.add((int(lines["Pid"]), int(lines["PPid"])))
+    mine, grown = {os.getpid()}, True
+    while grown:
+        more = {pid for pid, parent in found if parent in mine} - mine
+        mine, grown = mine | more, bool(more)
+    return mine - {os.getpid()}
+
+
+def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
+    before = children()
+    changes = small(
+        prompts_per_step=24, steps=4, scoring__deadline=1.0, scoring__fault_limit=0.5, **{"warm_start.steps": 30}
+    )
+    done = groupwise.train("quickstart", {**changes, **own("mine", "risky")})
+    assert children() <= before, "no process of the pool is left"
+    met: Counter[str] = Counter()
+    for row in rollouts(done.folder):
+        kind = kind_of(row["key"], row["completion"])
+        if kind >= len(FAULTS):
+            assert "fault" not in row
+            assert math.isfinite(row["parts"]["mine"])
+            continue
+        name = FAULTS[kind][0]
+        met[name] += 1
+        cause, of = row["fault"].split(" in ")
+        assert of == "mine"
+        assert cause in CAUSES[name], name
+        assert row["parts"]["mine"] is None
+    assert set(met) == set(CAUSES), "every kind has happened"
+    told = Counter()
+    for row in rows(done.folder):
+        assert row["trained_completions"] == row["generated_completions"] - sum(
+            count for key, count in row.items() if key.startswith("faults.")
+        )
+        told.update({key: count for key, count in row.items() if key.startswith("faults.")})
+    assert sum(told.values()) == sum(met.values())
+    assert {"faults.crash in mine", "faults.memory in mine", "faults.nan in mine"} <= set(told)
+    log = (done.folder / "log.txt").read_text()
+    assert log.count("timeout in mine:") == 1, "each kind is shown once"
+    assert "IndexError: list index out of range" in log, "with the user's own traceback"
+    assert "groupwise/rewards" not in log
+
+
+def test_too_many_faults_stop_the_run_and_name_the_causes(small):
+    changes = small(scoring__deadline=1.0, scoring__fault_limit=0.01, prompts_per_step=24)
+    with pytest.raises(RunError, match=r"step 1: \d+ of 96 completions could not be scored \(.* in mine.*fault_limit"):
+        groupwise.train("quickstart", {**changes, **own("mine", "risky")})
+
+
+@pytest.mark.parametrize(
+    ("function", "form"),
+    [("short", "TRL reward_funcs"), ("compute_score", "verl compute_score"), ("patient", ""), ("Counts", "")],
+)
+def test_rewards_of_every_form_train_unchanged_and_are_told(function, form, small, capsys):
+    done = groupwise.train("quickstart", {**small(steps=1), **own("mine", function), "rewards.task": {"weight": 0.5}})
+    told = capsys.readouterr().out
+    assert "reward       1 x mine: User(" in told
+    assert f"mine is {form}" in told
+    by_hand = {
+        "short": lambda text, answer: -len(text),
+        "compute_score": lambda text, answer: text.endswith(answer),
+        "patient": lambda text, answer: "=" in text,
+        "Counts": lambda text, answer: text.count("="),
+    }[function]
+    for row in rollouts(done.folder):
+        assert row["parts"]["mine"] == float(by_hand(row["completion"], row["answer"]))
+        assert row["parts"]["task"] == row["score"]
+        assert row["reward"] == pytest.approx(row["parts"]["mine"] + 0.5 * row["score"])
+    row = rows(done.folder)[0]
+    mine = [r["parts"]["mine"] for r in rollouts(done.folder)]
+    assert row["rewards.mine.mean"] == pytest.approx(sum(mine) / len(mine))
+
+
+def test_combined_after_normalisation_a_run_stops_and_goes_on_with_the_same_bits(small):
+    changes = {
+        **small(scoring__combine="after", steps=3),
+        **own("mine", "Counts", settings={"letter": "-"}, weight=0.3),
+        "rewards.repetition": {"weight": 0.1},
+        "rewards.task": {},
+    }
+    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
+    short = groupwise.train("quickstart", {**changes, "name": "short", "steps": 2}).folder
+    recipe = (short / "recipe.toml").read_text()
+    (short / "recipe.toml").write_text(recipe.replace("\nsteps = 2\n", "\nsteps = 3\n", 1))
+    assert resume(short).finished
+    keys = ("step", "tokens", "completion", "advantage", "parts", "reward")
+    assert [[r[k] for k in keys] for r in rollouts(short)] == [[r[k] for k in keys] for r in rollouts(whole)]
+    assert tomllib.loads((whole / "recipe.toml").read_text())["rewards"]["mine"]["weight"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rewards.x": {"kind": "tag"}}, "rewards.x.kind = 'tag': there is no such reward; did you mean 'tags'"),
+        ({"rewards.tags": {"tag": 1}}, "rewards.tags.tag: tags has no such key; did you mean 'tags'"),
+        ({"rewards.tags": {"weight": "1"}}, "rewards.tags.weight = '1': must be a number"),
+        ({"rewards.task": {"weight": 0.0}}, "rewards: every weight is 0"),
+        ({"rewards.task": {"kind": "tags"}}, "rewards.task: it has a weight and nothing else"),
+        ({"rewards.learned": {}}, "rewards.learned: this run has no reward model"),
+        ({"preference": {}, "rewards.task": {}}, "its score would train nothing"),
+        ({"scoring.combine": "after"}, "there is one reward only"),
+        (
+            {"scoring.combine": "after", "rewards.task": {}, "algorithm.name": "ppo"},
+            "compares no outcomes inside a group",
+        ),
+        ({"scoring.combine": "after", "rewards.task": {}, "algorithm.name": "dapo"}, "overlong_cache = 0.0"),
+        (own("mine", "shor"), "did you mean 'short'"),
+        ({"rewards.mine": {"use": "nowhere.py:f"}}, "nowhere.py"),
+        ({"task": {"name": "data", "path": __file__}}, "test_rewards_run.py"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(changes, told, small):
+    settings = {**small(), **changes}
+    if "task" in changes:
+        settings = {key: value for key, value in settings.items() if not key.startswith("task.")}
+    with pytest.raises(UsageError) as error:
+        groupwise.train("quickstart", settings)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def write_pairs(path: Path) -> Path:
+    pairs = [{"prompt": f"{i}+1=", "chosen": f"{i}+1={i + 1}", "rejected": f"{i}"} for i in range(60)]
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return path
+
+
+def test_a_task_without_answers_trains_on_the_learned_score_alone(small, tmp_path):
+    path = write_pairs(tmp_path / "pairs.jsonl")
+    changes = {key: value for key, value in small(steps=2).items() if not key.startswith("task.")}
+    changes |= {
+        "task": {"name": "preference", "path": str(path)},
+        "model": "tiny-bytes",
+        "preference": {"path": str(path), "epochs": 1},
+        "warm_start.steps": 0,
+        "evaluation.problems": 4,
+    }
+    done = groupwise.train("quickstart", changes)
+    assert done.summary["heldout_measure"] == "learned score"
+    assert math.isfinite(done.summary["heldout_after"])
+    for row in rollouts(done.folder):
+        assert row["score"] is None
+        assert row["reward"] == pytest.approx(row["learned"])
+    assert all(row["trained_completions"] > 0 for row in rows(done.folder))
+    assert "nothing trains" not in (done.folder / "log.txt").read_text()
+    with pytest.raises(UsageError, match="a reward model must score"):
+        groupwise.train("quickstart", {**changes, "preference": {}})
+    with pytest.raises(UsageError, match="goes by what is right"):
+        groupwise.train("quickstart", {**changes, "algorithm.name": "dapo"})
