@@ -142,7 +142,9 @@ def test_a_task_scores_as_a_reward() -> None:
     task = Arithmetic()
     sample = task.samples("heldout")[0]
     assert list(TaskScore(task)([Attempt(sample, sample.answer), Attempt(sample, "x")])) == [1.0, 0.0]
-    assert [m.value for part in TaskScore(task).bind().score([Attempt(sample, sample.answer)], print) for m in part] == [1]
+    assert [
+        m.value for part in TaskScore(task).bind().score([Attempt(sample, sample.answer)], print) for m in part
+    ] == [1]
 
 
 # What cannot be used
@@ -173,9 +175,7 @@ def test_a_module_that_raises_is_told_with_its_own_line(tmp_path: Path) -> None:
     assert "groupwise/rewards" not in note
 
 
-def test_what_a_module_needs_and_is_missing_is_not_the_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_module_needs_and_is_missing_is_not_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "needs_more.py").write_text("import not_installed_here\n")
     with pytest.raises(UsageError, match=r"raised ModuleNotFoundError: No module named 'not_installed_here'"):
@@ -254,9 +254,7 @@ CALLS = re.findall(r"^\| `(\w+\.py:\w+)` \| ([^|]+) \|", DOC.read_text(), re.MUL
 
 
 @pytest.mark.parametrize(("use", "words"), CALLS)
-def test_the_examples_of_the_page_score(
-    use: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_examples_of_the_page_score(use: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in BLOCKS:
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)

@@ -56,6 +56,7 @@ class Dispatcher:
         self.rewards, self.limits = rewards, limits
         self.queue: deque[Entry] = deque()
         self.marks: dict[int, Mark] = {}
+        self.owed: set[int] = set()
         self.changed = threading.Condition()
         self.waiting_since: float | None = None
         self.broken: GroupwiseError | None = None
@@ -75,6 +76,7 @@ class Dispatcher:
             if self.broken is not None:
                 raise self.broken
             self.queue.extend(entries)
+            self.owed.update(entry.ticket for entry in entries)
             if self.thread is None:
                 self.thread = threading.Thread(target=self._work, name="rewards", daemon=True)
                 self.thread.start()
@@ -82,6 +84,8 @@ class Dispatcher:
 
     def wait(self, tickets: Sequence[int]) -> list[Mark]:
         with self.changed:
+            if unknown := set(tickets) - self.owed:
+                raise ValueError(f"tickets that were never given, or were waited for already: {sorted(unknown)}")
             self.waiting_since = time.monotonic()
             try:
                 while self.broken is None and not all(ticket in self.marks for ticket in tickets):
@@ -92,6 +96,7 @@ class Dispatcher:
                 self.waiting_since = None
             if self.broken is not None:
                 raise self.broken
+            self.owed.difference_update(tickets)
             return [self.marks.pop(ticket) for ticket in tickets]
 
     def close(self) -> None:
