@@ -22,6 +22,7 @@ from groupwise.rewards.chunks import FEW, MANY, first_chunk, whole_groups
 from groupwise.rewards.frames import frames, received
 from groupwise.rewards.isolate import Walls
 from groupwise.rewards.slot import Entry, Slot
+from groupwise.rewards.tally import exhausted
 
 #: A worker that gives way to others is not charged for it, but while the run itself waits there is an end: this many
 #: times its seconds.
@@ -88,16 +89,20 @@ class Dispatcher:
                 raise ValueError(f"tickets that were never given, or were waited for already: {sorted(unknown)}")
             self.waiting_since = time.monotonic()
             try:
-                while self.broken is None and not all(ticket in self.marks for ticket in tickets):
-                    if self.closing:
-                        raise RunError("rewards: the pool was closed before every completion was scored")
-                    self.changed.wait()
+                for ticket in tickets:
+                    while ticket not in self.marks:
+                        self._open()
+                        self.changed.wait()
             finally:
                 self.waiting_since = None
-            if self.broken is not None:
-                raise self.broken
             self.owed.difference_update(tickets)
             return [self.marks.pop(ticket) for ticket in tickets]
+
+    def _open(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        if self.closing:
+            raise RunError("rewards: the pool was closed before every completion was scored")
 
     def close(self) -> None:
         self.closing = True
@@ -247,7 +252,7 @@ class Dispatcher:
         answered, slot.entries = slot.entries[: len(marks)], slot.entries[len(marks) :]
         with self.changed:
             for entry, mark in zip(reversed(answered), reversed(marks), strict=True):
-                doubtful = mark.cause in (Cause.MEMORY, Cause.CRASH) and slot.served and not entry.fresh
+                doubtful = (mark.cause is Cause.CRASH or exhausted(mark)) and slot.served and not entry.fresh
                 if doubtful:
                     self.queue.appendleft(replace(entry, fresh=True))
                 else:

@@ -92,7 +92,7 @@ def bound_resources(memory: int) -> None:
     _lower(resource.RLIMIT_CORE, 0)
     if memory:
         _lower(resource.RLIMIT_AS, memory)
-    if os.getuid() != 0:  # root is not counted
+    if sys.platform == "linux" and os.getuid() != 0:  # root is not counted
         _lower(resource.RLIMIT_NPROC, _tasks_of_user() + TASKS)
 
 

@@ -59,6 +59,17 @@ def whole(given: Sequence[Mark]) -> bool:
     return given[0].cause is not None and all(one is given[0] for one in given)
 
 
+def exhausted(mark: Mark) -> bool:
+    """Whether the process ran out of memory or tasks: what it still holds would fail the next completion as well.
+
+    >>> exhausted(Mark(cause=Cause.EXCEPTION, detail="BlockingIOError: [Errno 11] Resource temporarily unavailable"))
+    True
+    """
+    last = mark.detail.rpartition("\n")[2]
+    spent = last.startswith("BlockingIOError") or "can't start new thread" in last or "Cannot allocate memory" in last
+    return mark.cause is Cause.MEMORY or (mark.cause is Cause.EXCEPTION and spent)
+
+
 @dataclass(frozen=True)
 class Tally:
     """Faults so far.

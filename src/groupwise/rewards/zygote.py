@@ -62,6 +62,8 @@ def main(control: int, setting: Setting) -> None:
 def _guarded(handed: list[int], setting: Setting, walls: Walls) -> None:
     try:
         keep(socket.socket(fileno=handed[0]), socket.socket(fileno=handed[1]), setting, walls)
+    except BaseException as error:
+        print(f"rewards: {walls}: {type(error).__name__}: {error}", file=sys.stderr)
     finally:
         os._exit(1)
 
@@ -177,11 +179,9 @@ def _scoring(jobs: socket.socket, printed: int, _tells: int, setting: Setting, w
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (printed, 1), (printed, 2)):
-        os.dup2(source, target)
+    os.dup2(printed, 1)  # 0 is /dev/null since the zygote
+    os.dup2(printed, 2)
     os.close(printed)
-    os.close(null)
     sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     isolate.bound_resources(setting.memory)
     worker.score(jobs, lambda: isolate.settle(walls))
