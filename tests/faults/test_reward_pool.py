@@ -150,6 +150,19 @@ def test_each_kind_of_wall_ends_what_was_started(walls: Walls, left: Callable[[]
 
 
 @linux
+def test_the_limit_on_tasks_is_never_the_machines() -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root could change it")
+    limit = Path("/proc/sys/kernel/pid_max")
+    before = limit.read_text()
+    inside = "from groupwise.rewards import isolate as i; i._libc('unshare', i._NEWNS); i.settle(i.space())"
+    subprocess.run([sys.executable, "-c", inside], check=True)
+    after = limit.read_text()
+    limit.write_text(before)
+    assert after == before
+
+
+@linux
 def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
     if isolate._release() < (6, 14) or isolate.find_walls() is Walls.REAPER:
         pytest.skip("this machine has no limit of a namespace's own")
