@@ -12,7 +12,7 @@ from typing import Protocol
 from groupwise.engines.base import Finished
 from groupwise.records import Completion, Prompt
 from groupwise.rewards.base import Mark, Reward
-from groupwise.rewards.tally import marks
+from groupwise.rewards.marks import marks
 from groupwise.samples import Attempt
 from groupwise.tasks.base import Judged, ScoresSteps, Task
 

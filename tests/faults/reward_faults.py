@@ -26,6 +26,17 @@ def _stubborn_bomb() -> float:
             time.sleep(0.001)
 
 
+def _forks() -> float:
+    """How many processes may be started: what a fork bomb comes to."""
+    for count in range(2000):
+        try:
+            if os.fork() == 0:
+                time.sleep(600)
+        except OSError:
+            return float(count)
+    return 2000.0
+
+
 def _daemon() -> float:
     """Leaves a process in a session of its own, with nothing that ties it to this one."""
     if os.fork() == 0:
@@ -71,6 +82,7 @@ ACTS: dict[str, Any] = {
     "segfault": lambda: ctypes.string_at(0),
     "bomb": _bomb,
     "stubborn bomb": _stubborn_bomb,
+    "forks": _forks,
     "daemon": _daemon,
     "twice": _twice,
     "memory": lambda: bytearray(10 * 2**30),

@@ -11,7 +11,7 @@ import groupwise
 from groupwise.collate import collate
 from groupwise.records import Completion, Group, Prompt
 from groupwise.rewards.base import Cause, Mark
-from groupwise.rewards.tally import mark, marks
+from groupwise.rewards.marks import mark, marks
 from groupwise.samples import Sample
 from groupwise.scoring import LEARNED, TASK, Mix, with_learned
 

@@ -1,4 +1,4 @@
-"""Reward functions as their users write them for TRL's GRPOTrainer: after its documentation, and nothing else in mind."""
+"""Reward functions as users write them for TRL's GRPOTrainer, after its documentation."""
 
 import asyncio
 import re

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from groupwise.errors import RunError, UsageError
+from groupwise.errors import UsageError
 from groupwise.rewards.adapters import bound
-from groupwise.rewards.base import Cause, Mark
-from groupwise.rewards.tally import Tally, demand, mark, marks
+from groupwise.rewards.base import Cause
+from groupwise.rewards.marks import mark, marks
 from groupwise.rewards.user import TaskScore, User
 from groupwise.samples import Attempt, Sample
 from groupwise.tasks.arithmetic import Arithmetic
@@ -220,25 +220,6 @@ def test_a_value_is_a_score_or_a_cause(value: object, expected: object) -> None:
 )  # fmt: skip
 def test_a_wrong_list_gives_nobody_a_score(values: object, cause: Cause) -> None:
     assert [one.cause for one in marks(values, 2)] == [cause, cause]
-
-
-def test_a_tally_counts_and_keeps_the_first() -> None:
-    bad = [Mark(cause=Cause.TIMEOUT, detail="a"), Mark(cause=Cause.TIMEOUT, detail="b"), Mark(1.0)]
-    before = Tally().add("mine", bad)
-    after = before.add("mine", [Mark(cause=Cause.NAN, detail="returned nan"), *bad])
-    assert after.counts == {("mine", Cause.TIMEOUT): 4, ("mine", Cause.NAN): 1}
-    assert before.first == {("mine", Cause.TIMEOUT): "a"}
-    assert after.unseen(before) == {("mine", Cause.NAN): "returned nan"}
-
-
-def test_faults_above_their_limit_stop_a_run() -> None:
-    timeout = Mark(cause=Cause.TIMEOUT, detail="x\nno score after 1 s")
-    tally = Tally().add("mine", [timeout] * 4).add("mine", [Mark(cause=Cause.EXCEPTION, detail="KeyError")] * 3)
-    demand(tally, 140, 0.05)
-    with pytest.raises(RunError, match="rewards: 7 of 64 completions could not be scored") as told:
-        demand(tally, 64, 0.05)
-    assert "3 exception in mine, 4 timeout in mine" in str(told.value)
-    assert str(told.value).endswith("above rewards.fault_limit = 0.05; first: no score after 1 s")
 
 
 def test_workers_start_without_torch() -> None:

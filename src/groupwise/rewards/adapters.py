@@ -6,11 +6,12 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from groupwise.errors import UsageError
 from groupwise.rewards.base import Cause, Mark
-from groupwise.rewards.tally import mark, marks
+from groupwise.rewards.marks import mark, marks
 from groupwise.rewards.trace import own_traceback
 from groupwise.samples import Attempt, Sample
 
@@ -128,11 +129,11 @@ class Bound:
     where: str
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.function).parameters
 
-    @property
+    @cached_property
     def asynchronous(self) -> bool:
         call = getattr(self.function, "__call__", None)  # noqa: B004  an instance whose __call__ is a coroutine
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
@@ -181,6 +182,8 @@ class Bound:
     def _one(self, attempt: Attempt) -> Mark:
         try:
             return self._mark(self.function(**self.arguments([attempt])))
+        except UsageError:
+            raise
         except BaseException as error:  # sys.exit and KeyboardInterrupt of a user's function are faults like others
             return fault(error)
 
@@ -188,6 +191,8 @@ class Bound:
         async def one(attempt: Attempt) -> Mark:
             try:
                 return self._mark(await self.function(**self.arguments([attempt])))
+            except UsageError:
+                raise
             except BaseException as error:
                 return fault(error)
 

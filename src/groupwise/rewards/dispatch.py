@@ -21,6 +21,7 @@ from groupwise.rewards.base import Cause, Mark
 from groupwise.rewards.chunks import FEW, MANY, first_chunk, whole_groups
 from groupwise.rewards.frames import frames, received
 from groupwise.rewards.isolate import Walls
+from groupwise.rewards.marks import exhausted
 from groupwise.rewards.slot import Entry, Slot
 
 #: A worker that gives way to others is not charged for it, but while the run itself waits there is an end: this many
@@ -56,6 +57,7 @@ class Dispatcher:
         self.rewards, self.limits = rewards, limits
         self.queue: deque[Entry] = deque()
         self.marks: dict[int, Mark] = {}
+        self.owed: set[int] = set()
         self.changed = threading.Condition()
         self.waiting_since: float | None = None
         self.broken: GroupwiseError | None = None
@@ -75,6 +77,7 @@ class Dispatcher:
             if self.broken is not None:
                 raise self.broken
             self.queue.extend(entries)
+            self.owed.update(entry.ticket for entry in entries)
             if self.thread is None:
                 self.thread = threading.Thread(target=self._work, name="rewards", daemon=True)
                 self.thread.start()
@@ -82,17 +85,24 @@ class Dispatcher:
 
     def wait(self, tickets: Sequence[int]) -> list[Mark]:
         with self.changed:
+            if unknown := set(tickets) - self.owed:
+                raise ValueError(f"tickets that were never given, or were waited for already: {sorted(unknown)}")
             self.waiting_since = time.monotonic()
             try:
-                while self.broken is None and not all(ticket in self.marks for ticket in tickets):
-                    if self.closing:
-                        raise RunError("rewards: the pool was closed before every completion was scored")
-                    self.changed.wait()
+                for ticket in tickets:
+                    while ticket not in self.marks:
+                        self._open()
+                        self.changed.wait()
             finally:
                 self.waiting_since = None
-            if self.broken is not None:
-                raise self.broken
+            self.owed.difference_update(tickets)
             return [self.marks.pop(ticket) for ticket in tickets]
+
+    def _open(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        if self.closing:
+            raise RunError("rewards: the pool was closed before every completion was scored")
 
     def close(self) -> None:
         self.closing = True
@@ -242,7 +252,7 @@ class Dispatcher:
         answered, slot.entries = slot.entries[: len(marks)], slot.entries[len(marks) :]
         with self.changed:
             for entry, mark in zip(reversed(answered), reversed(marks), strict=True):
-                doubtful = mark.cause in (Cause.MEMORY, Cause.CRASH) and slot.served and not entry.fresh
+                doubtful = (mark.cause is Cause.CRASH or exhausted(mark)) and slot.served and not entry.fresh
                 if doubtful:
                     self.queue.appendleft(replace(entry, fresh=True))
                 else:

@@ -68,12 +68,21 @@ def enter(walls: Walls) -> None:
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
-def settle(walls: Walls) -> None:
-    """Called by the first process of a namespace: a limit on tasks, and a /proc that shows the namespace.
+def space() -> str:
+    """Which PID namespace this process is in; "" where the system does not say."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+def settle(outside: str) -> None:
+    """Called inside a namespace: a limit on its tasks, and a /proc that shows it. Outside of one it does nothing.
+
+    outside  the namespace of the run, which must not be limited
 
     Linux before 6.14 has no limit of a namespace's own, and some containers forbid the mount: then there is neither.
     """
-    if walls in (Walls.NAMESPACE, Walls.USER_NAMESPACE):
+    if "" != space() != outside:
         with contextlib.suppress(OSError):
             if _release() >= (6, 14):  # before, it would be the whole machine's
                 Path("/proc/sys/kernel/pid_max").write_text(str(TASKS))
@@ -92,7 +101,7 @@ def bound_resources(memory: int) -> None:
     _lower(resource.RLIMIT_CORE, 0)
     if memory:
         _lower(resource.RLIMIT_AS, memory)
-    if os.getuid() != 0:  # root is not counted
+    if sys.platform == "linux" and os.getuid() != 0:  # root is not counted
         _lower(resource.RLIMIT_NPROC, _tasks_of_user() + TASKS)
 
 

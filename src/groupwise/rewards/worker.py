@@ -15,9 +15,9 @@ from typing import Any
 
 from groupwise.errors import UsageError
 from groupwise.rewards.adapters import ATTEMPTS, Bound, fault
-from groupwise.rewards.base import Cause, Mark
+from groupwise.rewards.base import Mark
 from groupwise.rewards.frames import frame
-from groupwise.rewards.tally import whole
+from groupwise.rewards.marks import exhausted, whole
 from groupwise.rewards.trace import own_traceback
 from groupwise.rewards.user import finisher
 from groupwise.samples import Attempt
@@ -90,17 +90,6 @@ def _outer_pid() -> int:
     with contextlib.suppress(OSError):
         return int(os.readlink("/proc/self"))
     return os.getpid()
-
-
-def exhausted(mark: Mark) -> bool:
-    """Whether the process ran out of memory or tasks: what it still holds would fail the next completion as well.
-
-    >>> exhausted(Mark(cause=Cause.EXCEPTION, detail="BlockingIOError: [Errno 11] Resource temporarily unavailable"))
-    True
-    """
-    last = mark.detail.rpartition("\n")[2]
-    spent = last.startswith("BlockingIOError") or "can't start new thread" in last or "Cannot allocate memory" in last
-    return mark.cause is Cause.MEMORY or (mark.cause is Cause.EXCEPTION and spent)
 
 
 def score(line: socket.socket, settle: Callable[[], None]) -> None:

@@ -44,6 +44,7 @@ def main(control: int, setting: Setting) -> None:
     for module in setting.preload:
         with contextlib.suppress(ImportError):  # what needs it says so itself, in words, when it is loaded
             importlib.import_module(module)
+    outside = isolate.space()
     walls = Walls(setting.walls) if setting.walls else isolate.find_walls()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=control) as line:
@@ -54,19 +55,21 @@ def main(control: int, setting: Setting) -> None:
             if os.fork() == 0:
                 line.detach()
                 os.close(control)
-                _guarded(handed, setting, walls)
+                _guarded(handed, setting, walls, outside)
             for descriptor in handed:
                 os.close(descriptor)
 
 
-def _guarded(handed: list[int], setting: Setting, walls: Walls) -> None:
+def _guarded(handed: list[int], setting: Setting, walls: Walls, outside: str) -> None:
     try:
-        keep(socket.socket(fileno=handed[0]), socket.socket(fileno=handed[1]), setting, walls)
+        keep(socket.socket(fileno=handed[0]), socket.socket(fileno=handed[1]), setting, walls, outside)
+    except BaseException as error:
+        print(f"rewards: {walls}: {type(error).__name__}: {error}", file=sys.stderr)
     finally:
         os._exit(1)
 
 
-def keep(jobs: socket.socket, leash: socket.socket, setting: Setting, walls: Walls) -> None:
+def keep(jobs: socket.socket, leash: socket.socket, setting: Setting, walls: Walls, outside: str) -> None:
     """Makes a worker, waits until it or the run has had enough, ends all that is left of it, says how it ended.
 
     jobs   the worker's line to the run
@@ -89,7 +92,7 @@ def keep(jobs: socket.socket, leash: socket.socket, setting: Setting, walls: Wal
         leash.close()
         for end in (output, told, wakened, wakes):
             os.close(end)
-        (_first if spaced else _scoring)(jobs, printed, tells, setting, walls)
+        (_first if spaced else _scoring)(jobs, printed, tells, setting.memory, outside)
     jobs.close()
     os.close(printed)
     os.close(tells)
@@ -153,14 +156,14 @@ def _readable(descriptor: int) -> bool:
     return bool(select.select([descriptor], [], [], 0)[0])
 
 
-def _first(jobs: socket.socket, printed: int, tells: int, setting: Setting, walls: Walls) -> None:
+def _first(jobs: socket.socket, printed: int, tells: int, memory: int, outside: str) -> None:
     """The first process of a namespace: reaps what is orphaned, ends with the worker, and the namespace with it."""
     isolate.die_with_parent()
     signal.set_wakeup_fd(-1)
     scoring = os.fork()
     if scoring == 0:
         os.close(tells)
-        _scoring(jobs, printed, -1, setting, walls)
+        _scoring(jobs, printed, -1, memory, outside)
     jobs.close()
     os.close(printed)
     signal.signal(worker.WHERE, lambda *_: os.kill(scoring, worker.WHERE))
@@ -171,17 +174,15 @@ def _first(jobs: socket.socket, printed: int, tells: int, setting: Setting, wall
             os._exit(0)
 
 
-def _scoring(jobs: socket.socket, printed: int, _tells: int, setting: Setting, walls: Walls) -> None:
+def _scoring(jobs: socket.socket, printed: int, _tells: int, memory: int, outside: str) -> None:
     isolate.die_with_parent()
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (printed, 1), (printed, 2)):
-        os.dup2(source, target)
+    os.dup2(printed, 1)  # 0 is /dev/null since the zygote
+    os.dup2(printed, 2)
     os.close(printed)
-    os.close(null)
     sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
-    isolate.bound_resources(setting.memory)
-    worker.score(jobs, lambda: isolate.settle(walls))
+    isolate.bound_resources(memory)
+    worker.score(jobs, lambda: isolate.settle(outside))

@@ -1,13 +1,10 @@
-"""What scores look like and what faults there were: pure functions from values to marks and from marks to counts."""
+"""What a reward returned, as marks: a score for each completion, or the cause why there is none."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
 
-from groupwise.errors import RunError
 from groupwise.rewards.base import Cause, Mark
 
 
@@ -59,50 +56,12 @@ def whole(given: Sequence[Mark]) -> bool:
     return given[0].cause is not None and all(one is given[0] for one in given)
 
 
-@dataclass(frozen=True)
-class Tally:
-    """Faults so far.
+def exhausted(mark: Mark) -> bool:
+    """Whether the process ran out of memory or tasks: what it still holds would fail the next completion as well.
 
-    counts  (reward's name, cause) -> completions without a score
-    first   (reward's name, cause) -> the detail of the first of them, to be shown once
+    >>> exhausted(Mark(cause=Cause.EXCEPTION, detail="BlockingIOError: [Errno 11] Resource temporarily unavailable"))
+    True
     """
-
-    counts: Mapping[tuple[str, Cause], int] = field(default_factory=lambda: MappingProxyType({}))
-    first: Mapping[tuple[str, Cause], str] = field(default_factory=lambda: MappingProxyType({}))
-
-    @property
-    def faults(self) -> int:
-        return sum(self.counts.values())
-
-    def add(self, name: str, given: Sequence[Mark]) -> Tally:
-        """This tally with the faults among the marks that reward `name` gave.
-
-        >>> Tally().add("mine", [Mark(1.0), Mark(cause=Cause.NAN, detail="returned nan")]).counts
-        {('mine', <Cause.NAN: 'nan'>): 1}
-        """
-        counts, first = dict(self.counts), dict(self.first)
-        for one in given:
-            if one.cause is not None:
-                key = (name, one.cause)
-                counts[key] = counts.get(key, 0) + 1
-                first.setdefault(key, one.detail)
-        return Tally(counts, first)
-
-    def unseen(self, before: Tally) -> dict[tuple[str, Cause], str]:
-        """The kinds of fault that `before` did not have, with their details: what is to be shown now."""
-        return {key: detail for key, detail in self.first.items() if key not in before.first}
-
-
-def demand(tally: Tally, scored: int, limit: float) -> None:
-    """Raises RunError where more than `limit` (a share) of `scored` completions have no score.
-
-    scored  completions that were given to rewards, those without a score included
-    """
-    if tally.faults <= limit * scored:
-        return
-    words = ", ".join(f"{count} {cause} in {name}" for (name, cause), count in sorted(tally.counts.items()))
-    lines = next(iter(tally.first.values())).strip().splitlines() or [""]
-    raise RunError(
-        f"rewards: {tally.faults} of {scored} completions could not be scored ({words}): "
-        f"above rewards.fault_limit = {limit:g}; first: {lines[-1].strip()}"
-    )
+    last = mark.detail.rpartition("\n")[2]
+    spent = last.startswith("BlockingIOError") or "can't start new thread" in last or "Cannot allocate memory" in last
+    return mark.cause is Cause.MEMORY or (mark.cause is Cause.EXCEPTION and spent)
