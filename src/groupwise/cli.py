@@ -44,7 +44,8 @@ def train(
     say = Console(highlight=False, soft_wrap=True).print
     say(
         f"held-out {s['heldout_measure']} {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on "
-        f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
+        f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
+        f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
     )
     for source, score in s.get("heldout_by_source", {}).items():
         say(f"{source}: held-out score {score['before']:.3f} -> {score['after']:.3f}")

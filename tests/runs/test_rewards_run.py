@@ -1,4 +1,4 @@
-"""Runs whose rewards are a user's own: faults of every kind in one run, other frameworks' signatures, several at once."""
+"""Runs whose rewards are a user's own: faults of every kind in one run, other frameworks' signatures, several."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def children() -> set[int]:
 
 def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
     before = children()
-    changes = small(
-        prompts_per_step=24, steps=4, scoring__deadline=1.0, scoring__fault_limit=0.5, **{"warm_start.steps": 30}
-    )
+    changes = small(prompts_per_step=24, steps=3, scoring__deadline=0.5, scoring__fault_limit=0.5)
     done = groupwise.train("quickstart", {**changes, **own("mine", "risky")})
     assert children() <= before, "no process of the pool is left"
     met: Counter[str] = Counter()
@@ -96,7 +94,7 @@ def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
 
 
 def test_too_many_faults_stop_the_run_and_name_the_causes(small):
-    changes = small(scoring__deadline=1.0, scoring__fault_limit=0.01, prompts_per_step=24)
+    changes = small(scoring__deadline=0.3, scoring__fault_limit=0.01, prompts_per_step=24)
     with pytest.raises(RunError, match=r"step 1: \d+ of 96 completions could not be scored \(.* in mine.*fault_limit"):
         groupwise.train("quickstart", {**changes, **own("mine", "risky")})
 

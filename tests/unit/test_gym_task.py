@@ -1,4 +1,4 @@
-"""Laws of the reasoning_gym task: any generator, its own scorer, splits that never meet, levels that move, no answer run."""
+"""Laws of the reasoning_gym task: any generator, its own scorer, splits that never meet, levels that move."""
 
 from __future__ import annotations
 
