@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -296,3 +298,17 @@ def test_the_recipe_holds_together() -> None:
     assert isinstance(task, Gym)
     longest = max(len(d.completion) for d in task.demonstrations(3000, 0))
     assert longest <= resolve(load("reasoning-gym")).sampling.max_new_tokens
+
+
+def test_the_page_is_right_about_names_and_its_recipes_can_be_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reasoning_gym.md").read_text()
+    assert f"Any of the {len(generators())} generators" in page
+    for name in (*RUN_AS_CODE, *WITHOUT_ANSWERS, *FORMS):
+        assert f"`{name}`" in page
+    told = {}
+    for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL):
+        told = {**tomllib.loads(block)["task"], "problems": 60}
+        if "curriculum" in told:
+            told["generator"] = "chain_sum"
+        assert tasks.task(told.pop("name", "reasoning_gym"), told).samples("heldout")
+    assert told["curriculum"]["levels"] == 4
