@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +26,21 @@ from groupwise.tasks.gym import Gym
 from groupwise.tasks.gym_answers import harmless
 from groupwise.tasks.gym_curriculum import Curriculum, parameters_at
 from groupwise.tasks.gym_forms import FORMS
-from groupwise.tasks.gym_problems import dataset, generators, packed, pool, source, unpacked
+from groupwise.tasks.gym_problems import dataset, entry_of, generators, packed, pool, source, unpacked
 
 #: reasoning_gym names no answer of these; its scorers judge what the policy finds.
 WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+RUN_AS_CODE = (
+    "binary_matrix",
+    "countdown",
+    "intermediate_integration",
+    "n_queens",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+    "spiral_matrix",
+    "string_insertion",
+)
 TINY = {
     "chain_sum": {"weight": 2.0, "min_terms": 3, "max_terms": 4, "max_digits": 1},
     "spell_backward": {"max_word_len": 4},
@@ -118,8 +131,8 @@ def test_the_generators_own_parameters_are_obeyed() -> None:
     assert {len(s.prompt.replace("-", "+").split("+")) for s in sums} == {3, 4}
     lower = Gym(generator="word_sorting", parameters={"transformation": "lowercase"}, problems=20).samples("train")
     assert all(s.answer == s.answer.lower() for s in lower)
-    only = Gym(generator="basic_arithmetic", parameters={"operators": ["+"]}, problems=20).samples("train")
-    assert not any(set("-*/") & set(s.prompt) for s in only)
+    only = Gym(generator="basic_arithmetic", parameters={"operators": ["+", "-"]}, problems=20).samples("train")
+    assert not any(set("*/") & set(s.prompt) for s in only)
 
 
 @pytest.mark.parametrize(
@@ -182,13 +195,14 @@ def test_part_of_a_point_is_passed_on_and_what_a_scorer_cannot_read_is_wrong() -
     assert Gym(generator="prime_factorization").score(factors, "no idea") == 0.0
 
 
-@pytest.mark.parametrize("name", ["binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown"])
-@pytest.mark.parametrize("name_", ["puzzle24", "simple_integration", "polynomial_multiplication"])
-def test_no_answer_is_run_as_code(name: str, name_: str, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    for generator in (name, name_):
-        Gym(generator=generator).score(problem(generator), f"__import__('pathlib').Path({str(mark)!r}).touch()")
+@pytest.mark.parametrize("name", RUN_AS_CODE)
+def test_no_answer_is_run_as_code(name: str, tmp_path: Path) -> None:
+    mark, sample = tmp_path / "mark", problem(name)
+    Gym(generator=name).score(sample, f"__import__('pathlib').Path({str(mark)!r}).touch()")
     assert not mark.exists()
+    scorer = dataset(source(name, {}, "test"), {}, seed=3, size=1)
+    scorer.score_answer(f"__import__('pathlib').Path({str(mark)!r}).touch()", entry_of(sample))
+    assert mark.exists(), "this scorer runs nothing, so it needs no guard"
 
 
 @pytest.mark.parametrize("text", ["9**9**9**9", "((9**99)**99)**99", "99999999!", "9**(99*99*99*99)", "9**(1/1e-99)"])
@@ -284,3 +298,17 @@ def test_the_recipe_holds_together() -> None:
     assert isinstance(task, Gym)
     longest = max(len(d.completion) for d in task.demonstrations(3000, 0))
     assert longest <= resolve(load("reasoning-gym")).sampling.max_new_tokens
+
+
+def test_the_page_is_right_about_names_and_its_recipes_can_be_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reasoning_gym.md").read_text()
+    assert f"Any of the {len(generators())} generators" in page
+    for name in (*RUN_AS_CODE, *WITHOUT_ANSWERS, *FORMS):
+        assert f"`{name}`" in page
+    told = {}
+    for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL):
+        told = {**tomllib.loads(block)["task"], "problems": 60}
+        if "curriculum" in told:
+            told["generator"] = "chain_sum"
+        assert tasks.task(told.pop("name", "reasoning_gym"), told).samples("heldout")
+    assert told["curriculum"]["levels"] == 4

@@ -49,6 +49,8 @@ def source(name: str, table: Mapping[str, Any], where: str) -> Source:
     known = generators()
     if name not in known:
         raise UsageError(f"{where}: reasoning_gym has no generator {name!r}; {nearest(name, known)}")
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where} = {table!r}: must be a table; such as [{where}]")
     weight = table.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
         raise UsageError(f"{where}.weight = {weight!r}: must be a number above 0")
