@@ -100,9 +100,7 @@ class Sandbox:
     '42\n'
     """
 
-    def __init__(
-        self, limits: Limits | None = None, accept_risk: bool = False, without: Collection[str] = ()
-    ) -> None:
+    def __init__(self, limits: Limits | None = None, accept_risk: bool = False, without: Collection[str] = ()) -> None:
         self.limits, self._accept_risk, self._without = limits or Limits(), accept_risk, frozenset(without)
         self._zygote: Zygote | None = None
 

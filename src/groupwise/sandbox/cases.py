@@ -1,9 +1,9 @@
 """Tests as a file writes them (JSON), made into tests that the judge runs.
 
-    {"input": text, "output": text}                      a script's stdin and stdout
-    {"call": "f", "args": [...], "kwargs": {...}, "expected": value}
-    "assert f(2) == 3"                                   one test; a list of them, or one text with everything
-    "def check(candidate): assert candidate(2) == 3"     with an entry point: the function that it is given
+{"input": text, "output": text}                      a script's stdin and stdout
+{"call": "f", "args": [...], "kwargs": {...}, "expected": value}
+"assert f(2) == 3"                                   one test; a list of them, or one text with everything
+"def check(candidate): assert candidate(2) == 3"     with an entry point: the function that it is given
 """
 
 from __future__ import annotations

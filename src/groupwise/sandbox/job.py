@@ -135,7 +135,9 @@ class Job:
             name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
             if number == signal.SIGKILL or number == signal.SIGXCPU:
                 spent = cpu >= self.limits.seconds
-                return (Kind.TIMEOUT, "killed: out of processor time") if spent else (Kind.MEMORY, "killed by the system")
+                return (
+                    (Kind.TIMEOUT, "killed: out of processor time") if spent else (Kind.MEMORY, "killed by the system")
+                )
             return Kind.CRASH, name
         code = os.waitstatus_to_exitcode(status)
         if code == 0:

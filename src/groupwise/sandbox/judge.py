@@ -111,7 +111,9 @@ def _asserts(box: Sandbox, program: str, test: Asserts) -> list[bool]:
     if verdict is None or verdict.get("nonce") != nonce:
         return failed
     marks = verdict.get("passed")
-    return marks if type(marks) is list and len(marks) == len(failed) and all(type(m) is bool for m in marks) else failed
+    return (
+        marks if type(marks) is list and len(marks) == len(failed) and all(type(m) is bool for m in marks) else failed
+    )
 
 
 def _mediate(tester: Job, session: Session, names: Sequence[str]) -> dict[str, Any] | None:

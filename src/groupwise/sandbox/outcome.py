@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-
 REFUSED = 97  # the exit code of a child that could not put a layer in place
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from groupwise.errors import UsageError, nearest
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.base import Task
+from groupwise.tasks.code import Code
 
-TASKS: Mapping[str, Any] = {"arithmetic": Arithmetic}
+TASKS: Mapping[str, Any] = {"arithmetic": Arithmetic, "code": Code}
 
 
 def task(name: str, settings: Mapping[str, object] | None = None) -> Task:

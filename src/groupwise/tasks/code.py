@@ -162,7 +162,11 @@ class Code:
         missing = [column for column in (self.prompt, self.tests) if column not in row]
         if missing:
             raise UsageError(f"{where}: no column {missing[0]!r}; it has {', '.join(row)}")
-        extra = {"tests": row[self.tests], "entry_point": row.get(self.entry_point) or "", "prefix": row.get("prefix", "")}
+        extra = {
+            "tests": row[self.tests],
+            "entry_point": row.get(self.entry_point) or "",
+            "prefix": row.get("prefix", ""),
+        }
         texts = {self.prompt: row[self.prompt], **{key: extra[key] for key in ("entry_point", "prefix")}}
         for column, text in texts.items():
             if not isinstance(text, str):
@@ -190,7 +194,9 @@ def assemble(completion: str, prefix: str, entry_point: str) -> str:
     blocks = [code for language, code in _FENCE.findall(completion) if language.lower() in _LANGUAGES]
     if not blocks:
         return prefix + completion
-    alone = not prefix or (entry_point and re.search(rf"^\s*(def|class)\s+{re.escape(entry_point)}\b", blocks[-1], re.M))
+    alone = not prefix or (
+        entry_point and re.search(rf"^\s*(def|class)\s+{re.escape(entry_point)}\b", blocks[-1], re.M)
+    )
     return blocks[-1] if alone else prefix + blocks[-1]
 
 

@@ -75,9 +75,7 @@ def hashed(text: str) -> float:
 
 
 @lru_cache(maxsize=8)
-def _splits(
-    steps: tuple[int, int], heldout_share: float, problems: int, seed: int
-) -> dict[str, tuple[Sample, ...]]:
+def _splits(steps: tuple[int, int], heldout_share: float, problems: int, seed: int) -> dict[str, tuple[Sample, ...]]:
     rng, drawn = random.Random(seed), set()
     counts = range(steps[0], steps[1] + 1)
     for count in counts:

@@ -96,7 +96,14 @@ class Outside:
         """What a program could have changed."""
         told = self.file.stat()
         heard = select.select(self.listeners, [], [], 0)[0]
-        return self.file.read_text(), told.st_mode, told.st_uid, told.st_mtime_ns, sorted(os.listdir(self.folder)), heard
+        return (
+            self.file.read_text(),
+            told.st_mode,
+            told.st_uid,
+            told.st_mtime_ns,
+            sorted(os.listdir(self.folder)),
+            heard,
+        )
 
     def preamble(self) -> str:
         values = (str(self.file), self.port, self.abstract, os.getpid(), str(Path.home()), SECRET_NAME,
@@ -108,10 +115,10 @@ class Outside:
             listener.close()
 
 
-def escape_faults(box: Sandbox, case: Case, outside: Outside) -> list[str]:
-    """Runs the program and says what it achieved; empty where nothing."""
+def escape_faults(box: Sandbox, case: Case, outside: Outside) -> tuple[list[str], Outcome]:
+    """Runs the program; what it achieved (empty where nothing), and how it ended."""
     outcome = box.run(outside.preamble() + case.text, "2\n", SHORT if case.slow else LIMITS)
-    return _faults(outcome, outside)
+    return _faults(outcome, outside), outcome
 
 
 def grading_faults(box: Sandbox, case: Case, outside: Outside) -> list[str]:
@@ -124,7 +131,9 @@ def grading_faults(box: Sandbox, case: Case, outside: Outside) -> list[str]:
     }
     program = outside.preamble() + case.text
     try:
-        right = [way for way, test in list(ways.items())[: 1 if case.slow else 3] if any(judge.passed(box, program, [test]))]
+        right = [
+            way for way, test in list(ways.items())[: 1 if case.slow else 3] if any(judge.passed(box, program, [test]))
+        ]
         faults = [f"scored right by {way}" for way in right]
         return faults if case.slow else faults + _faults(box.run(program), outside)
     finally:
@@ -169,8 +178,10 @@ def every_fault(box: Sandbox, outside: Outside, slow: bool = False) -> list[str]
                 continue
             if name == "honest":
                 faults = honest_faults(box, case)
+            elif name == "grading":
+                faults = grading_faults(box, case, outside)
             else:
-                faults = (grading_faults if name == "grading" else escape_faults)(box, case, outside)
+                faults = escape_faults(box, case, outside)[0]
             told += [f"{name}: {case.name}: {fault}" for fault in faults]
     return told
 
