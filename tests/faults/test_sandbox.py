@@ -104,7 +104,7 @@ def test_the_corpus_is_as_large_as_promised() -> None:
 
 def test_too_few_layers_are_refused_and_the_sentence_accepts_them() -> None:
     bare = ("namespaces", "bubblewrap", "landlock")
-    with Sandbox(without=bare) as made, pytest.raises(UsageError, match="Landlock.*task.sandbox = ") as told:
+    with Sandbox(without=bare) as made, pytest.raises(UsageError, match=r"Landlock.*task.sandbox = ") as told:
         made.run("print(1)")
     assert ACCEPTED in str(told.value)
     with Sandbox(without=("seccomp",)) as made, pytest.raises(UsageError, match="seccomp"):
@@ -116,7 +116,7 @@ def test_too_few_layers_are_refused_and_the_sentence_accepts_them() -> None:
 def test_a_layer_that_does_not_hold_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe runs before the first program; a way out that is open stops the run."""
     monkeypatch.setattr(box_module, "_PROBE", "import os\nos.getpid()\nprint('signals')")
-    with Sandbox() as made, pytest.raises(RunError, match="tries to get out succeeds: .*signals"):
+    with Sandbox() as made, pytest.raises(RunError, match=r"tries to get out succeeds: .*signals"):
         made.run("print(1)")
 
 
@@ -128,6 +128,20 @@ def test_each_program_is_fresh(box: Sandbox) -> None:
     )
     drawn = {box.run("import random\nprint(random.random(), list({'a', 'b', 'c', 'd'}))").stdout for _ in range(3)}
     assert len(drawn) == 1, "the same program gives the same output in every run"
+
+
+def test_answers_without_the_questions_nonce_end_the_program(box: Sandbox) -> None:
+    forged = """
+        import json, os
+        for message in ({"value": None}, {"value": 42}):
+            body = json.dumps(message).encode()
+            os.write(3, len(body).to_bytes(4, "big") + body)
+        def f(): return 42
+    """
+    with box.session(textwrap.dedent(forged)) as session:
+        assert session.loaded is None
+        assert session.call("f") is None
+        assert session.close().detail == "it sent a message without the question's nonce"
 
 
 def test_a_script_reads_its_input_and_keeps_its_exit_code(box: Sandbox) -> None:
