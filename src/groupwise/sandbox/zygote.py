@@ -24,8 +24,8 @@ from groupwise.sandbox import child, isolate, landlock, seccomp, system
 # What programs import most, loaded once; and the modules that need a library of the system, out of reach later.
 _LOADED = (
     "abc array ast asyncio bisect bz2 calendar cmath collections.abc contextlib copy csv ctypes dataclasses datetime "
-    "decimal enum fractions functools hashlib heapq io itertools json lzma math numbers operator pprint queue random re "
-    "statistics string struct textwrap threading time traceback types typing unicodedata uuid zlib"
+    "decimal enum fractions functools hashlib heapq io itertools json lzma math numbers operator pprint queue random "
+    "re statistics string struct textwrap threading time traceback types typing unicodedata uuid zlib"
 )
 
 

@@ -115,10 +115,10 @@ class Outside:
             listener.close()
 
 
-def escape_faults(box: Sandbox, case: Case, outside: Outside) -> list[str]:
-    """Runs the program and says what it achieved; empty where nothing."""
+def escape_faults(box: Sandbox, case: Case, outside: Outside) -> tuple[list[str], Outcome]:
+    """Runs the program; what it achieved (empty where nothing), and how it ended."""
     outcome = box.run(outside.preamble() + case.text, "2\n", SHORT if case.slow else LIMITS)
-    return _faults(outcome, outside)
+    return _faults(outcome, outside), outcome
 
 
 def grading_faults(box: Sandbox, case: Case, outside: Outside) -> list[str]:
@@ -178,8 +178,10 @@ def every_fault(box: Sandbox, outside: Outside, slow: bool = False) -> list[str]
                 continue
             if name == "honest":
                 faults = honest_faults(box, case)
+            elif name == "grading":
+                faults = grading_faults(box, case, outside)
             else:
-                faults = (grading_faults if name == "grading" else escape_faults)(box, case, outside)
+                faults = escape_faults(box, case, outside)[0]
             told += [f"{name}: {case.name}: {fault}" for fault in faults]
     return told
 
