@@ -12,7 +12,7 @@ from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.parts.filters import KeepAll
 from groupwise.scoring import LEARNED, TASK
 from groupwise.start import check_model
-from groupwise.tasks.base import Judged, ScoresSteps
+from groupwise.tasks.base import Judged, Notes, ScoresSteps
 
 
 def demand_possible(plan: Blueprint) -> None:
@@ -31,6 +31,8 @@ def demand_possible(plan: Blueprint) -> None:
             "into more minibatches than that"
         )
     check_model(plan.model)
+    if isinstance(plan.task, Notes):
+        plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
     if plan.critic is not None:
         _demand_critic(plan)
     _demand_sources(plan)

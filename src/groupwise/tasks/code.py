@@ -8,6 +8,7 @@ tasks.functions, which a tiny policy can learn to write.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,6 +99,16 @@ class Code:
     def layers(self) -> Layers:
         """What protects this machine from the completions. Raises UsageError where that is too little."""
         return self._box.layers
+
+    @property
+    def contents(self) -> str:
+        """A hash of what the files say."""
+        rows = [*self._of_files["train"], *self._of_files["heldout"]] if self.path else []
+        return hashlib.sha256(repr(rows).encode()).hexdigest()
+
+    def notes(self) -> list[str]:
+        """What stands between the completions and this machine. Raises UsageError where that is too little."""
+        return [f"sandbox: {self.layers}"]
 
     def samples(self, split: str) -> Sequence[Sample]:
         """The problems of "train" or "heldout", in the same order in every process.
