@@ -40,7 +40,9 @@ _LISTED = re.compile(
     r"[\s,;/|&.()\[\]%$-]*(?:(?:and|to|then|maybe|perhaps|possibly)\b[\s,;:-]*)*|.*\bor\b.*", re.IGNORECASE | re.DOTALL
 )
 _OPERATOR = "+-*/×÷^(<>!≤≥"
-_ALGEBRA = re.compile(r"\\[A-Za-z]|[\^_π√]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b")
+_ALGEBRA = re.compile(
+    r"\\[A-Za-z]|[\^_π√]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
+)
 _ENDING = re.compile(r"[\s.,;:!?)\]\"'$%°€£*]*")
 _NUMERAL = re.compile(r"[+-]?[$£€]?\d[\d,]*(?:\.\d+)?")
 
