@@ -195,8 +195,9 @@ class Math:
             value = ending(text)
             if value is not None:
                 return float(close(value, gold, self.tolerance))
-        claimed_texts = marked or _last_formula(text)
-        return float(bool(claimed_texts) and all(self._same(answer, gold, claim) for claim in claimed_texts))
+            marked = [formula for formula in _last_formula(text) if not listed(clean(formula))]
+        marked = marked or (_last_formula(text) if gold is None else [])
+        return float(bool(marked) and all(self._same(answer, gold, claim) for claim in marked))
 
     def _same(self, answer: str, gold: Fraction | None, claim: str) -> bool:
         value = claimed(claim) if gold is not None else read(claim)

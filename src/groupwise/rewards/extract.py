@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from groupwise.rewards.numerals import Found, clean, read, scan
 
@@ -30,7 +30,7 @@ _MOST_BOXES = 64
 _ANSWER_TAG = re.compile(r"<answer>([^<]*(?:<(?!/?answer>)[^<]*)*)</answer>", re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t]*#### *([^\n]+)$", re.MULTILINE)
 _HEADING = re.compile(r"\d{1,3}[.):]\s+[A-Za-z]|[A-Za-z*_]")
-_PHRASE = re.compile(r"\banswers?\b[\s*_]{0,4}(?:is|are|was|=|:)[\s*_:]*([^\n]*)", re.IGNORECASE)
+_PHRASE = re.compile(r"\banswers?\b[\s*_]{0,4}(?:is|are|was|=|:)[\s*_:]*", re.IGNORECASE)
 _SENTENCE = re.compile(r"\n|(?<=[.!?])\s+")
 _CLAUSE = re.compile(r"\n|(?<=[.!?])\s+|[,;]\s+|\bor\b|\band\b", re.IGNORECASE)
 _ASIDE = re.compile(r"[,;]\s+(?!or\b|and\b|maybe\b|perhaps\b|[$£€\d-])|\b(?:because|since)\b|\s\(")
@@ -40,7 +40,9 @@ _LISTED = re.compile(
     r"[\s,;/|&.()\[\]%$-]*(?:(?:and|to|then|maybe|perhaps|possibly)\b[\s,;:-]*)*|.*\bor\b.*", re.IGNORECASE | re.DOTALL
 )
 _OPERATOR = "+-*/×÷^(<>!≤≥"
-_ALGEBRA = re.compile(r"\\[A-Za-z]|[\^_π√]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b")
+_ALGEBRA = re.compile(
+    r"\\[A-Za-z]|[\^_π√]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
+)
 _ENDING = re.compile(r"[\s.,;:!?)\]\"'$%°€£*]*")
 _NUMERAL = re.compile(r"[+-]?[$£€]?\d[\d,]*(?:\.\d+)?")
 
@@ -191,9 +193,8 @@ def _balanced(text: str, start: int) -> str | None:
 
 
 def _phrases(text: str, numeric: bool) -> Iterator[str]:
-    for match in _PHRASE.finditer(text):
-        claim = match.group(1)
-        if not any(letter.isalnum() for letter in claim):
-            claim = next((line for line in text[match.end() :].split("\n", 8) if re.search(r"\w", line)), "")
+    found = list(_PHRASE.finditer(text))
+    for match, following in zip_longest(found, found[1:]):
+        claim = text[match.end() : following.start() if following else len(text)].lstrip().split("\n", 1)[0]
         if not numeric or re.search(r"\d", claim):
             yield claim

@@ -1,4 +1,4 @@
-r"""Numbers as people write them, read exactly: `1,000`, `$18`, `18.00`, `\frac{3}{4}`, `1.5e3`, `18 dollars`.
+r"""Numbers as people and models write them, read exactly: `1,000`, `$18`, `18.00`, `\frac{3}{4}`, `18 dollars`.
 
 Nothing is evaluated: a number is recognised as text and becomes a Fraction, so `10^10^10` costs nothing.
 """
