@@ -96,8 +96,8 @@ class Sandbox:
     without      layers to leave out, of "namespaces", "bubblewrap", "landlock", "seccomp"
 
     >>> with Sandbox() as box:
-    ...     box.run("print(int(input()) + 1)", "41").stdout
-    '42\n'
+    ...     print(box.run("print(int(input()) + 1)", "41").stdout.strip())
+    42
     """
 
     def __init__(self, limits: Limits | None = None, accept_risk: bool = False, without: Collection[str] = ()) -> None:
