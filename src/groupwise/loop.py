@@ -134,7 +134,8 @@ def train_step(run: Run) -> dict[str, Any]:
     run.journal.rollouts(run.step, harvest, batch)
     report(run, checks, harvest)
     trained = {**batch_metrics(batch), **reward_kl_metrics(batch, row.kl)}
-    metrics = merge([group_metrics(harvest.generated), harvest_metrics(harvest), trained, *updates])
+    told = [group_metrics(harvest.generated), harvest_metrics(harvest), level_metrics(run.rollout.state)]
+    metrics = merge([*told, trained, *updates])
     return finish_row(run, metrics, checks)
 
 
@@ -273,6 +274,11 @@ def harvest_metrics(harvest: Harvest) -> Metrics:
         "groups_fallback": Sum(harvest.fallback),
         "groups_surplus": Last(len(harvest.surplus)),
     }
+
+
+def level_metrics(state: StreamState) -> Metrics:
+    """Where each source of a task with levels stands after the step."""
+    return {f"sources.{source}.level": Last(level) for source, level in state.levels.items()}
 
 
 def finish_row(run: Run, metrics: Metrics, checks: list[Check]) -> dict[str, Any]:
