@@ -135,6 +135,8 @@ def train_step(run: Run) -> dict[str, Any]:
     report(run, checks, harvest)
     trained = {**batch_metrics(batch), **reward_kl_metrics(batch, row.kl)}
     told = [group_metrics(harvest.generated), harvest_metrics(harvest), level_metrics(run.rollout.state)]
+    if run.rollout.scorer.pool is not None:
+        told.append({"scoring_seconds": Sum(run.rollout.scorer.take_seconds())})
     metrics = merge([*told, trained, *updates])
     return finish_row(run, metrics, checks)
 

@@ -170,7 +170,7 @@ def moved(source: object, levels: Mapping[str, int], generated: Sequence[Group])
     """The levels after a step, where the task has any."""
     if not isinstance(source, Streams):
         return levels
-    return source.moved(levels, pass_rates(generated))
+    return source.moved({**dict.fromkeys(source.sources, 0), **levels}, pass_rates(generated))
 
 
 def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:

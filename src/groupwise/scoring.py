@@ -33,6 +33,11 @@ class Pool(Protocol):
         """The marks, in the order of the tickets, once all are there."""
         ...
 
+    @property
+    def seconds(self) -> float:
+        """What the processes have spent on scoring so far."""
+        ...
+
     def close(self) -> None:
         """End the processes."""
         ...
@@ -70,6 +75,7 @@ class Scorer:
         self.reads_steps = reads_steps
         self._shown: set[str] = set()
         self._unshown: list[str] = []
+        self._told = 0.0
 
     def truth(self) -> Scorer:
         """The same with the task's own score alone, which is what evaluation measures."""
@@ -87,6 +93,11 @@ class Scorer:
         """Faults of kinds that nobody has been shown yet, with the user's own traceback where there is one."""
         unshown, self._unshown = self._unshown, []
         return unshown
+
+    def take_seconds(self) -> float:
+        """Seconds that processes have scored since this was last asked, all of them together."""
+        before, self._told = self._told, self.pool.seconds if self.pool else 0.0
+        return self._told - before
 
     def close(self) -> None:
         """End the processes that score."""

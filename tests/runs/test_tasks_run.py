@@ -98,7 +98,8 @@ def test_prompts_longer_than_the_limit_are_left_out_and_told(word_changes, capsy
     with pytest.raises(UsageError, match="beyond the model's 2048 positions"):
         groupwise.train("gsm8k-tiny", {**word_changes, "sampling.max_new_tokens": 2000})
     length = len("Ann 9 has 10 pears and buys 10 more. How many has she?")
-    limit = 1 + length + len("\nReason step by step, and end with a line that holds #### and the number alone.") + 30
+    instruction = len("\nReason step by step, and end with a line that holds #### and the number alone.")
+    limit = length + instruction + len("suser\n" + "e\n" + "sassistant\n")  # s and e: the marks of a turn, one id each
     groupwise.train("gsm8k-tiny", {**word_changes, "steps": 1, "max_prompt_tokens": limit, "evaluation.problems": 2})
     assert f"training problems have more than max_prompt_tokens = {limit} and are left out" in capsys.readouterr().out
 
@@ -129,8 +130,8 @@ def test_generators_are_mixed_scored_and_told_apart_and_levels_move(tmp_path):
         for name in names & {r["source"] for r in own}:
             right = [r["score"] >= 1 for r in own if r["source"] == name]
             assert step[f"sources.{name}.pass_rate"] == pytest.approx(sum(right) / len(right))
-    reached = {name: rows(done.folder)[-1].get(f"sources.{name}.level", 0) for name in names}
-    assert max(reached.values()) > 0, "a level has moved"
+    reached = [step[f"sources.{name}.level"] for step in rows(done.folder) for name in names]
+    assert max(reached) > 0, "a level has moved"
     goes_on_the_same("reasoning-gym", changes, done.folder)
 
 

@@ -64,6 +64,7 @@ class Dispatcher:
         self.closing = False
         self.thread: threading.Thread | None = None
         self.slots: list[Slot] = []
+        self.spent = 0.0  # seconds that workers have scored
         self.single: dict[str, bool] = {}  # by reward: whether it scores one by one, once a worker has said so
         self.called, self.call = socket.socketpair()
         self.call.setblocking(False)
@@ -216,6 +217,8 @@ class Dispatcher:
             return []
 
     def _hear(self, slot: Slot, message: dict[str, Any]) -> None:
+        if slot.busy:
+            self.spent += slot.clock.seconds()
         slot.clock.start()
         if "hello" in message:
             self._welcome(slot, message["hello"])
@@ -332,6 +335,7 @@ class Dispatcher:
             limit = self._limit(slot)
             starved = since is not None and now - max(since, slot.clock.started) > PATIENCE * limit
             if slot.clock.seconds() >= limit or starved:
+                self.spent += slot.clock.seconds()
                 slot.late = True
                 slot.end()
 

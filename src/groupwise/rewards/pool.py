@@ -61,6 +61,11 @@ class Pool:
         """
         return self._dispatcher.wait(tickets)
 
+    @property
+    def seconds(self) -> float:
+        """What the workers have spent on scoring so far, all together, waiting for a core not counted."""
+        return self._dispatcher.spent
+
     def score(self, name: str, attempts: Sequence[Attempt]) -> list[Mark]:
         """Submit and wait."""
         return self.wait(self.submit(name, attempts))
