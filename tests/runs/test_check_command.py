@@ -299,6 +299,7 @@ def test_no_prompt_fits_the_limit(check: Check) -> None:
     code, lines, _ = check("max_prompt_tokens=20")
     assert code == 1
     assert faults(lines) == ["lengths: max_prompt_tokens = 20: every held-out prompt is longer; raise it"]
+    assert any(line.startswith("  ok    prompts: ") for line in lines)
 
 
 def test_a_model_that_is_not_there_hides_nothing_else(check: Check, tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ JUDGED: dict[str, tuple[Callable[[float, Kind, int], float], list[Level]]] = {
     "constant": (lambda noise, kind, i: 0.3, [Level.NOTE]),
     "noise": (lambda noise, kind, i: noise, [Level.NOTE]),
     "prefers short": (lambda noise, kind, i: 10.0 * (kind is Kind.EMPTY) - (kind is Kind.MORE) * 0.01, [Level.NOTE]),
+    "prefers long": (lambda noise, kind, i: -10.0 * (kind is Kind.EMPTY) + (kind is Kind.MORE) * 0.01, [Level.NOTE]),
     "off by one": (lambda noise, kind, i: float(kind in (*RIGHT, Kind.MORE)), [Level.OK, Level.FAULT]),
     "off by one now and then": (
         lambda noise, kind, i: float(kind in RIGHT or (kind is Kind.LESS and i % 5 == 0)),
@@ -130,6 +131,13 @@ JUDGED: dict[str, tuple[Callable[[float, Kind, int], float], list[Level]]] = {
 def test_a_reward_is_judged_by_differences(name: str) -> None:
     reward, expected = JUDGED[name]
     assert levels(of_own(given(reward))) == expected
+
+
+def test_noise_on_few_problems_is_no_correctness() -> None:
+    found = given(lambda noise, kind, i: -noise, count=6)
+    gaps = [gold - other for gold, other in found.pairs(Kind.OTHER)]
+    assert sum(gaps) / len(gaps) > 0.05
+    assert levels(of_own(found)) == [Level.NOTE]
 
 
 @pytest.mark.parametrize(("wrong", "level"), [(0, Level.OK), (5, Level.NOTE), (6, Level.FAULT), (100, Level.FAULT)])
