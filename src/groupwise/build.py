@@ -63,7 +63,8 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
     )
     chat = Chat(policy.tokenizer, plan.chat)
     found = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
-    _demand_room(plan, policy, found.longest)
+    if wrong := too_long(plan, policy.positions, found.longest):
+        raise UsageError(wrong)
     _demand_chat(chat, policy, found, view)
     for line in found.notes:
         view.note(f"problems     {line}")
@@ -73,7 +74,7 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
     scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
     judge = _reward_model(plan, policy, chat, scorer, journal, view)
     critic = _critic(plan, policy)
-    view.note(memory_estimate(plan, policy, critic, found.longest))
+    view.note(memory_estimate(plan, policy, critic.model if critic else None, found.longest))
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
     learner = Learner(policy.model, reference, plan.learner, plan.sampling.temperature, plan.total_updates)
     prompts = Prompts(found.train, chat.encode, plan.seed)
@@ -189,8 +190,8 @@ def _critic(plan: Blueprint, policy: Policy) -> Critic | None:
     return Critic(model, plan.critic, plan.steps * plan.updates_per_step)
 
 
-def memory_estimate(plan: Blueprint, policy: Policy, critic: Critic | None, longest: int) -> str:
-    """What the run will hold at its largest, as far as the shapes say."""
+def memory_estimate(plan: Blueprint, policy: Policy, critic: nn.Module | None, longest: int) -> str:
+    """What the run will hold at its largest, as far as the shapes say; `critic` is the critic's model."""
     shape = policy.model.config.get_text_config()
     weights = _bytes(policy.model)
     # Weights, gradient, two moments of AdamW, the engine's copy; the reference.
@@ -202,7 +203,7 @@ def memory_estimate(plan: Blueprint, policy: Policy, critic: Critic | None, long
     logits = 4 * 4 * min(CHUNK_ELEMENTS, plan.learner.tokens_per_microbatch * shape.vocab_size)
     parts = {"weights and optimizer": weights * copies, "engine cache": cache, "logits": logits}
     if critic is not None:  # weights, gradient, two moments of AdamW
-        parts["critic and optimizer"] = 4 * _bytes(critic.model)
+        parts["critic and optimizer"] = 4 * _bytes(critic)
     return "memory       about " + ", ".join(f"{size / 2**20:,.0f} MiB {name}" for name, size in parts.items())
 
 
@@ -227,15 +228,19 @@ def _demand_chat(chat: Chat, policy: Policy, found: Selection, view: View) -> No
         view.note(f"prompts      {finding}")
 
 
-def _demand_room(plan: Blueprint, policy: Policy, longest: int) -> None:
-    """The longest prompt and a whole completion must fit the model's positions."""
-    if longest + plan.sampling.max_new_tokens > policy.positions:
-        remedy = (
-            f"set it to at most {policy.positions - longest}, or leave longer prompts out with max_prompt_tokens"
-            if longest < policy.positions
-            else "leave longer prompts out with max_prompt_tokens"
-        )
-        raise UsageError(
-            f"sampling.max_new_tokens = {plan.sampling.max_new_tokens}: with a prompt of {longest} tokens that is "
-            f"beyond the model's {policy.positions} positions; {remedy}"
-        )
+def too_long(plan: Blueprint, positions: int, longest: int) -> str:
+    """What is wrong, and what to do, where the longest prompt and a whole completion exceed the model's positions; else
+    "".
+    """
+    limit = plan.sampling.max_new_tokens
+    if longest + limit <= positions:
+        return ""
+    remedy = (
+        f"set it to at most {positions - longest}, or leave longer prompts out with max_prompt_tokens"
+        if longest < positions
+        else "leave longer prompts out with max_prompt_tokens"
+    )
+    return (
+        f"sampling.max_new_tokens = {limit}: with a prompt of {longest} tokens that is beyond the model's {positions} "
+        f"positions; {remedy}"
+    )

@@ -84,6 +84,24 @@ def evaluate(
 
 
 @app.command()
+def check(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or its path.")],
+    set: Settings = None,
+    rows: Annotated[int, typer.Option(min=0, help="How many rows are shown as the model will see them.")] = 3,
+    model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model too, which comes last.")] = True,
+) -> None:
+    """Look at a recipe's problems, rewards, lengths and model before a run; exit code 1 where there is a fault."""
+    from groupwise.config import resolve
+    from groupwise.inspection.inspect import inspect
+    from groupwise.inspection.report import report
+    from groupwise.recipe import assignment, load
+
+    plan = resolve(load(recipe, dict(map(assignment, set or []))))
+    if report(inspect(plan, rows, model), Console(highlight=False, soft_wrap=True)):
+        raise typer.Exit(1)
+
+
+@app.command()
 def explain(
     algorithm: Annotated[str, typer.Argument(help="An algorithm of the catalog, such as gspo.")],
     against: Annotated[str | None, typer.Option(help="Another one: print what differs.")] = None,

@@ -99,6 +99,10 @@ class Arithmetic:
             found.append((end, 1.0 if right else 0.0))
         return found
 
+    def gold(self, sample: Sample) -> str:
+        """The problem worked step by step: a completion that scores 1.0."""
+        return worked(sample.prompt)
+
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """`count` demonstrations on training problems: a `worked_share` of them worked and right, the rest guesses."""
         train, rng = self.samples("train"), random.Random(seed)

@@ -79,6 +79,28 @@ class Notes(Protocol):
     def notes(self) -> Sequence[str]: ...
 
 
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A task whose data held problems more than once; a run does not see these.
+
+    repeated   problems that come again in their own split
+    leaked     held-out problems that are training problems too
+    """
+
+    @property
+    def repeated(self) -> Sequence[Sample]: ...
+
+    @property
+    def leaked(self) -> Sequence[Sample]: ...
+
+
+@runtime_checkable
+class ShowsGold(Protocol):
+    """A task that knows a completion of each problem that should score 1.0; "" where it knows none."""
+
+    def gold(self, sample: Sample) -> str: ...
+
+
 @dataclass(frozen=True)
 class Demonstration:
     """A prompt with a completion to imitate, for the warm start."""

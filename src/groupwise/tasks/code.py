@@ -129,6 +129,10 @@ class Code:
         results = passed(self._box, program, cases.parse(extra["tests"], entry), every=self.partial)
         return sum(results) / len(results) if self.partial else float(all(results))
 
+    def gold(self, sample: Sample) -> str:
+        """The problem's solution, "" where its row has none."""
+        return sample.answer
+
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """`count` demonstrations: of generated functions a mixture of right and hasty ones, of a file its solutions."""
         train = self.samples("train")

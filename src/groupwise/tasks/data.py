@@ -109,6 +109,20 @@ class Data:
         """What a person should know about the files: rows read, and rows left out, with the reason."""
         return list(self._problems.notes)
 
+    @property
+    def repeated(self) -> Samples:
+        """Rows whose problem stands in their own split before; none of them is a sample."""
+        return self._problems.repeated
+
+    @property
+    def leaked(self) -> Samples:
+        """Held-out rows whose problem is trained on; none of them is a sample."""
+        return self._problems.leaked
+
+    def gold(self, sample: Sample) -> str:
+        """The row's solution, or its answer where there is none: a completion that should score 1.0."""
+        return self._solution(sample) or sample.answer
+
     def demonstrations(self, count: int, seed: int) -> Iterable[Demonstration]:
         """`count` solutions of training problems, drawn with replacement. Raises UsageError where there are none."""
         if not self.solution:
@@ -120,7 +134,11 @@ class Data:
         text = self._columns.worked(sample)
         if not text:
             raise UsageError(f"{sample.key}: task.solution = {self.solution!r} holds no text, so nothing to imitate")
-        return Demonstration(sample.prompt, re.sub(self.solution_without, "", text) if self.solution_without else text)
+        return Demonstration(sample.prompt, self._solution(sample))
+
+    def _solution(self, sample: Sample) -> str:
+        text = self._columns.worked(sample)
+        return re.sub(self.solution_without, "", text) if self.solution_without else text
 
     @cached_property
     def _columns(self) -> Columns:

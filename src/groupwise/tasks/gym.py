@@ -115,6 +115,10 @@ class Gym:
         except Exception:  # some scorers take for granted that an answer looks like one
             return 0.0
 
+    def gold(self, sample: Sample) -> str:
+        """A right completion, in the form that answers are looked for; "" where the generator names no answer."""
+        return show(sample, self.answer_after, self.tags) if sample.extra["answered"] else ""
+
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """`count` demonstrations on training problems of all levels, the generators by weight: a `worked_share` of them
         right, the others mistaken. Raises UsageError where no generator names its answers.

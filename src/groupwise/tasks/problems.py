@@ -24,10 +24,16 @@ _LISTED = 3
 
 @dataclass(frozen=True)
 class Problems:
-    """Both splits, what a person should know about the rows, and a hash of all that was kept."""
+    """Both splits, what a person should know about the rows, and a hash of all that was kept.
+
+    repeated  rows that repeat a problem of their own split
+    leaked    held-out rows whose problem is trained on
+    """
 
     train: Samples
     heldout: Samples
+    repeated: Samples
+    leaked: Samples
     notes: Sequence[str]
     contents: str
 
@@ -47,9 +53,9 @@ def read_problems(data: Data, columns: Columns, readable: Callable[[str], bool])
     for origin in range(len(here.train), len(sources)):
         scan.read(origin, 0)
     scan.demand_enough()
-    train, heldout, notes = _splits(scan.table, trained, data)
+    (train, heldout, repeated, leaked), notes = _splits(scan.table, trained, data)
     contents = scan.table.contents.hexdigest()
-    return Problems(train, heldout, [*scan.notes(), *notes, *_unread(here)], contents)
+    return Problems(train, heldout, repeated, leaked, [*scan.notes(), *notes, *_unread(here)], contents)
 
 
 @dataclass
@@ -143,28 +149,30 @@ def _demand_columns(needed: Mapping[str, str], values: Mapping[str, Any], source
             raise UsageError(f"{who}: {where} has no {what}; columns there: {', '.join(values) or 'none'}")
 
 
-def _splits(table: Table, trained: int, data: Data) -> tuple[Samples, Samples, list[str]]:
-    """Training rows, held-out rows and what to tell; the first `trained` rows are not from a held-out set."""
+def _splits(table: Table, trained: int, data: Data) -> tuple[list[Samples], list[str]]:
+    """Rows to train on, held out, that repeat and that leak; and what to tell. The first `trained` rows are not from a
+    held-out set.
+    """
     import numpy as np  # not at the top: processes that only score never come here
 
     digests = np.array(table.digest, dtype=np.uint64)
     first, second = _once(digests[:trained]), trained + _once(digests[trained:])
-    repeated = len(digests) - len(first) - len(second)
+    again = np.setdiff1d(np.arange(len(digests)), np.concatenate([first, second]))
     if trained < len(digests):
         meets = np.isin(digests[second], digests[first])
         train, heldout = first, second[~meets]
     else:
-        meets = np.zeros(0, dtype=bool)
+        meets = np.zeros(len(second), dtype=bool)
         out = split_off(digests[first], data.heldout_share)
         train, heldout = first[~out], first[out]
     if not len(train):
         raise UsageError(f"no problem is left to train on: {len(heldout)} of {len(heldout)} are held out")
     how = "" if trained < len(digests) else ", split off by a hash of each problem's text"
     notes = [f"{len(train):,} problems to train on, {len(heldout):,} held out{how}"]
-    notes += [f"{repeated:,} rows repeat a problem: the first is kept"] * bool(repeated)
+    notes += [f"{len(again):,} rows repeat a problem: the first is kept"] * bool(len(again))
     notes += [f"{meets.sum():,} held-out problems are training problems too: not held out"] * bool(meets.sum())
     made = [Samples(table, shuffled(rows, digests, data.seed)) for rows in (train, heldout)]
-    return made[0], made[1], notes
+    return [*made, Samples(table, again), Samples(table, second[meets])], notes
 
 
 def _once(digests: np.ndarray) -> np.ndarray:

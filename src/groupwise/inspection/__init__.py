@@ -1,0 +1,1 @@
+"""What `groupwise check` looks at before a run: problems, rewards, lengths, repeats, prompts, and the model itself."""
