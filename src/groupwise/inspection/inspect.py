@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from groupwise.blueprint import Blueprint
 from groupwise.build import pool_of, told_rewards
-from groupwise.config import Blueprint
 from groupwise.errors import UsageError
 from groupwise.inspection.golds import gold_of, probes
 from groupwise.inspection.lengths import ending, lengths, rows
@@ -65,9 +65,13 @@ def _rewards(plan: Blueprint, paper: Paper | None) -> list[Remark]:
         remarks = [ok(" ".join(line.split())) for line in told_rewards(plan, pool)]
         if not found:
             return [*remarks, note("no problem shows a gold completion, so no reward can be tried")]
-        first, *own = tried(Scorer(plan.task, str, plan.mix, pool), found, encode)
+        scorer = Scorer(plan.task, str, plan.mix, pool)
+        first, *own = tried(scorer, found, encode)
     limit = plan.scoring.fault_limit
-    remarks += [*of_task(first, found), *without_score(first, limit)]
+    if scorer.judged:
+        remarks.append(note("a reward model scores, and nobody knows the right answers: nothing to try it on"))
+    else:
+        remarks += [*of_task(first, found), *without_score(first, limit)]
     return remarks + [remark for one in own for remark in (*of_own(one), *without_score(one, limit))]
 
 

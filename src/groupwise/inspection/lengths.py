@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from groupwise.blueprint import Blueprint
 from groupwise.build import too_long
-from groupwise.config import Blueprint
 from groupwise.errors import UsageError
 from groupwise.inspection.golds import gold_of
 from groupwise.inspection.remarks import Remark, Row, fault, graded, note, ok

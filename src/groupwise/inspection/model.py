@@ -11,10 +11,10 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
 
+from groupwise.blueprint import Blueprint
 from groupwise.build import memory_estimate
 from groupwise.checks import Check, Verdict, learner_equals_engine
 from groupwise.collate import collate
-from groupwise.config import Blueprint
 from groupwise.engines.base import Request
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import GroupwiseError, UsageError
