@@ -35,7 +35,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *wo
         (["train", "quickstart", "--set", "sampling.top_p=0"], "sampling.top_p = 0"),
         (
             ["train", "quickstart", "--set", "sampling.max_new_tokens=300"],
-            "that is beyond the model's 256 positions; at most 248",
+            "that is beyond the model's 256 positions; set it to at most 248",
         ),
         (["train"], "a recipe or --resume RUN"),
         (["train", "quickstart", "--resume", "x"], "a recipe or --resume RUN"),
