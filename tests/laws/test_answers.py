@@ -160,8 +160,8 @@ def test_what_makes_the_library_faster_changes_no_tree_and_no_verdict(monkeypatc
     pairs = [*AWKWARD, *(made_up(rng) for _ in range(60))]
 
     def judged(gold: str, claim: str) -> tuple[str, bool]:
-        trees = [parser.parse(f"\\boxed{{{text}}}", parsing_timeout=0) for text in (gold, claim)]
-        return repr(trees), grader.verify(*trees, timeout_seconds=0)
+        one, other = (parser.parse(f"\\boxed{{{text}}}", parsing_timeout=0) for text in (gold, claim))
+        return repr((one, other)), grader.verify(one, other, timeout_seconds=0)
 
     before = [judged(*pair) for pair in pairs]
     parser.parse_latex_cached.cache_clear()
