@@ -218,7 +218,6 @@ class Math:
         return self._guard.ask([_outer(answer), _outer(spans[0] if spans else claim)]) is True
 
 
-#: The word a recipe uses -> the checker.
 @dataclass(frozen=True)
 class Learned:
     """No answer to compare with: a reward model scores, and this says NaN to everything."""
@@ -232,6 +231,7 @@ class Learned:
         return math.nan
 
 
+#: The word a recipe uses -> the checker.
 CHECKERS: Mapping[str, type[Checker]] = {
     "math": Math,
     "numeric": Numeric,
