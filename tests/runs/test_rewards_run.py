@@ -62,14 +62,14 @@ def children() -> set[int]:
 
 def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
     before = children()
-    changes = small(prompts_per_step=24, steps=3, scoring__deadline=0.5, scoring__fault_limit=0.5)
+    changes = small(prompts_per_step=24, steps=3, scoring__deadline=1.0, scoring__fault_limit=0.5)
     done = groupwise.train("quickstart", {**changes, **own("mine", "risky")})
     assert children() <= before, "no process of the pool is left"
     met: Counter[str] = Counter()
     for row in rollouts(done.folder):
         kind = kind_of(row["key"], row["completion"])
         if kind >= len(FAULTS):
-            assert "fault" not in row
+            assert "fault" not in row, row["fault"]
             assert math.isfinite(row["parts"]["mine"])
             continue
         name = FAULTS[kind][0]
@@ -89,7 +89,7 @@ def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
     assert {"faults.crash in mine", "faults.memory in mine", "faults.nan in mine"} <= set(told)
     log = (done.folder / "log.txt").read_text()
     assert log.count("timeout in mine:") == 1, "each kind is shown once"
-    assert "IndexError: list index out of range" in log, "with the user's own traceback"
+    assert "in risky" in log, "with the user's own traceback"
     assert "groupwise/rewards" not in log
 
 

@@ -242,6 +242,7 @@ class Dispatcher:
 
     def _welcome(self, slot: Slot, pid: int) -> None:
         slot.clock.watch(pid)
+        slot.pid = pid
         try:
             slot.send(self.rewards)
             slot.ready = True
@@ -334,7 +335,7 @@ class Dispatcher:
         for slot in self._running():
             limit = self._limit(slot)
             starved = since is not None and now - max(since, slot.clock.started) > PATIENCE * limit
-            if slot.clock.seconds() >= limit or starved:
+            if slot.clock.seconds() >= limit or starved or slot.swarms(limit):
                 self.spent += slot.clock.seconds()
                 slot.late = True
                 slot.end()

@@ -25,7 +25,7 @@ _REC, _PRIVATE = 0x4000, 1 << 18
 _NOSUID, _NODEV, _NOEXEC = 2, 4, 8
 #: Tasks, threads included, that one worker and all it starts may be. Above the most that sympy or numpy want, and few
 #: enough that a fork bomb is over in a second.
-TASKS = 512
+TASKS = 320
 
 
 class Walls(StrEnum):

@@ -13,8 +13,15 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from groupwise.rewards.base import Cause, Mark
+from groupwise.rewards.isolate import below
 from groupwise.rewards.trace import own_lines
 from groupwise.samples import Attempt
+
+
+#: A worker that has started more processes than this is not given time for those that keep it from running.
+SWARM = 16
+#: Seconds between two counts of them.
+LOOK_AGAIN = 0.1
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,11 @@ class Clock:
 
     def start(self) -> None:
         self.started, self.waited = time.monotonic(), self._delay()
+
+    @property
+    def wall(self) -> float:
+        """Seconds since the start, waiting for a core included."""
+        return time.monotonic() - self.started
 
     def seconds(self) -> float:
         return time.monotonic() - self.started - (self._delay() - self.waited)
@@ -90,6 +102,8 @@ class Slot:
     served: bool = False
     ending: bool = False
     late: bool = False
+    pid: int = 0
+    looked: float = 0.0
     ended: dict[str, Any] = field(default_factory=dict)
 
     def send(self, message: object) -> None:
@@ -97,6 +111,17 @@ class Slot:
         pipe: Connection[Any, Any] = Connection(os.dup(self.line.fileno()), readable=False)
         with contextlib.closing(pipe):
             pipe.send(message)
+
+    def swarms(self, limit: float) -> bool:
+        """Whether it is past its seconds on the wall and has started so many processes that they starve each other.
+
+        Such a wait is its own doing, and the workers beside it must not pay for it.
+        """
+        now = time.monotonic()
+        if self.clock.wall < limit or now - self.looked < LOOK_AGAIN:
+            return False
+        self.looked = now
+        return len(below(self.pid)) > SWARM
 
     def end(self) -> None:
         """Asks the keeper to end it; the leash's end says when nothing is left."""
