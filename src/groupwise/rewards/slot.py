@@ -17,7 +17,6 @@ from groupwise.rewards.isolate import below
 from groupwise.rewards.trace import own_lines
 from groupwise.samples import Attempt
 
-
 #: A worker that has started more processes than this is not given time for those that keep it from running.
 SWARM = 16
 #: Seconds between two counts of them.
