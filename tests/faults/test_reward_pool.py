@@ -317,3 +317,19 @@ def test_time_without_a_core_is_not_charged() -> None:
         for process in crowd:
             process.kill()
             process.wait()
+
+
+def test_rewards_whose_completions_come_interleaved_each_score_their_own(tmp_path: Path) -> None:
+    """As a run hands them over: every completion to each reward in turn, all of a group together or not."""
+    (tmp_path / "own.py").write_text(
+        "def tens(samples, completions):\n    return [10.0 * int(c) for c in completions]\n"
+        "def ones(sample, completion):\n    return float(completion)\n"
+        "def hundreds(completions, **kwargs):\n    return [100.0 * int(c) for c in completions]\n"
+    )
+    names = {"tens": 10, "ones": 1, "hundreds": 100}
+    given = [Attempt(Sample(f"k{i // 8}", "", ""), str(i)) for i in range(200)]
+    with Pool({name: User(f"{tmp_path}/own.py:{name}") for name in names}, workers=2, seconds=5.0) as pool:
+        tickets = [(name, pool.submit(name, [attempt])[0]) for attempt in given for name in names]
+        for name, scale in names.items():
+            marks = pool.wait([ticket for own, ticket in tickets if own == name])
+            assert [mark.value for mark in marks] == [scale * float(i) for i in range(200)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice, takewhile
 
 from groupwise.rewards.slot import Entry
 
@@ -11,34 +10,36 @@ from groupwise.rewards.slot import Entry
 MANY, FEW = 32, 8
 
 
-def first_chunk(queue: Sequence[Entry], limit: int) -> int:
-    """How many entries at the front of the queue, `limit` at most, one worker can be given together.
+def alike(queue: Sequence[Entry]) -> list[Entry]:
+    """The entries that can go to a worker together with the first, it included: those of its reward, in their order.
 
-    >>> first_chunk([Entry(0, "a", None), Entry(1, "a", None)], 8)
-    1
+    Entries of several rewards come interleaved, as each completion is handed over when it ends.
+
+    >>> from groupwise.samples import Attempt, Sample
+    >>> some = Attempt(Sample("k", "", ""), "")
+    >>> [entry.ticket for entry in alike([Entry(i, name, some) for i, name in enumerate("abba")])]
+    [0, 3]
     """
     head = queue[0]
     if _by_itself(head):
-        return 1
-    alike = takewhile(lambda entry: entry.name == head.name and not _by_itself(entry), queue)
-    return sum(1 for _ in islice(alike, max(limit, 1)))
+        return [head]
+    return [entry for entry in queue if entry.name == head.name and not _by_itself(entry)]
 
 
 def _by_itself(entry: Entry) -> bool:
     return entry.attempt is None or entry.alone or entry.fresh
 
 
-def whole_groups(queue: Sequence[Entry], count: int) -> int:
-    """`count`, or as many entries as make it end with a group: with the one before where there is one, else with this.
+def whole_groups(entries: Sequence[Entry], count: int) -> int:
+    """`count`, or as many entries of one reward as make it end with a group: with the one before, else with this.
 
     >>> from groupwise.samples import Attempt, Sample
     >>> entries = [Entry(i, "mine", Attempt(Sample(key, "", ""), "")) for i, key in enumerate("aabbb")]
     >>> whole_groups(entries, 4), whole_groups(entries[2:], 2)
     (2, 3)
     """
-    near = list(islice(queue, MANY + 1))
-    groups = [entry.attempt.sample.key if entry.attempt and not _by_itself(entry) else None for entry in near]
+    groups = [entry.attempt.sample.key if entry.attempt else None for entry in entries[: MANY + 1]]
     if count >= len(groups) or groups[count] is None or groups[count] != groups[count - 1]:
         return count
-    same = [i for i, group in enumerate(groups) if group == groups[count] and near[i].name == near[0].name]
+    same = [i for i, group in enumerate(groups) if group == groups[count]]
     return same[0] or min(same[-1] + 1, MANY)

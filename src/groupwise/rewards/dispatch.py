@@ -18,7 +18,7 @@ from typing import Any
 
 from groupwise.errors import GroupwiseError, RunError, UsageError
 from groupwise.rewards.base import Cause, Mark
-from groupwise.rewards.chunks import FEW, MANY, first_chunk, whole_groups
+from groupwise.rewards.chunks import FEW, MANY, alike, whole_groups
 from groupwise.rewards.frames import frames, received
 from groupwise.rewards.isolate import Walls
 from groupwise.rewards.marks import exhausted
@@ -163,17 +163,21 @@ class Dispatcher:
                 if self.queue[0].fresh and slot.served:
                     slot.end()
                     return
-                self._give(slot, [self.queue.popleft() for _ in range(self._share())])
+                self._give(slot, self._next())
             coming = sum(not slot.ready and not slot.ending for slot in self.slots)
             for _ in range(min(len(self.queue) - coming, self.limits.workers - len(self.slots))):
                 self._start(zygote)
 
-    def _share(self) -> int:
-        """How many entries the next worker gets."""
-        even = -(-len(self.queue) // self.limits.workers)
-        if self.single.get(self.queue[0].name):
-            return first_chunk(self.queue, min(FEW, even))
-        return whole_groups(self.queue, first_chunk(self.queue, min(MANY, even)))
+    def _next(self) -> list[Entry]:
+        """What the next worker gets, taken out of the queue: entries of one reward, an even share of them."""
+        found = alike(self.queue)
+        even = -(-len(found) // self.limits.workers)
+        single = self.single.get(found[0].name)
+        count = min(FEW, even) if single else whole_groups(found, min(MANY, even))
+        taken = found[:count]
+        gone = {entry.ticket for entry in taken}
+        self.queue = deque(entry for entry in self.queue if entry.ticket not in gone)
+        return taken
 
     def _start(self, zygote: socket.socket) -> None:
         line, theirs = socket.socketpair()
