@@ -58,7 +58,7 @@ MODES = list(escapes.MODES)
 
 
 def across(cases: Iterable[Case], modes: Sequence[str] = MODES) -> list[Any]:
-    """Each case under each mode. One that ends by its deadline does so whatever the layers: under the first mode only."""
+    """Each case under each mode; one that ends by its deadline, whatever the layers, under the first alone."""
     return [
         pytest.param(mode, case, id=f"{mode}: {case.name}")
         for mode in modes
