@@ -51,23 +51,10 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
     pool = pool_of(plan)
     for line in told_rewards(plan, pool):
         view.note(line)
-    policy = starting_policy(
-        plan.model,
-        plan.task,
-        plan.warm,
-        plan.seed,
-        plan.runs / ".cache",
-        plan.device,
-        view.warm_start,
-        plan.chat,
-    )
+    told = (plan.seed, plan.runs / ".cache", plan.device, view.warm_start, plan.chat)
+    policy = starting_policy(plan.model, plan.task, plan.warm, *told)
     chat = Chat(policy.tokenizer, plan.chat)
-    found = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
-    if wrong := too_long(plan, policy.positions, found.longest):
-        raise UsageError(wrong)
-    _demand_chat(chat, policy, found, view)
-    for line in found.notes:
-        view.note(f"problems     {line}")
+    found = _selection(plan, policy, chat, view)
     reference = copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
@@ -78,15 +65,10 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
     learner = Learner(policy.model, reference, plan.learner, plan.sampling.temperature, plan.total_updates)
     prompts = Prompts(found.train, chat.encode, plan.seed)
-    rollout = Rollout(
-        engine,
-        scorer,
-        prompts,
-        plan.sampling,
-        plan.samples_per_prompt,
-        plan.algorithm.filter,
-        judge=None if judge is None else judge.scores,
-    )
+    scores = None if judge is None else judge.scores
+    rules = (plan.sampling, plan.samples_per_prompt, plan.algorithm.filter)
+    rollout = Rollout(engine, scorer, prompts, *rules, judge=scores)
+    asked = (found.heldout, chat.encode, plan.evaluation_samples, plan.evaluation, plan.seed, scores)
     return Run(
         folder=plan.folder,
         **{k: getattr(plan, k) for k in ("seed", "steps", "prompts_per_step", "updates_per_batch", "passes_per_batch")},
@@ -100,17 +82,7 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         engine=engine,
         learner=learner,
         probe=make_probe(plan, engine, learner, prompts, policy.pad),
-        evaluate=partial(
-            evaluate,
-            engine,
-            scorer,
-            found.heldout,
-            chat.encode,
-            plan.evaluation_samples,
-            plan.evaluation,
-            plan.seed,
-            rollout.judge,
-        ),
+        evaluate=partial(evaluate, engine, scorer, *asked),
         save=partial(save_run, policy, plan.checkpoint_keep),
         journal=journal,
         view=view,
@@ -119,6 +91,17 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         old_from_engine=plan.old_from_engine,
         fault_limit=plan.scoring.fault_limit,
     )
+
+
+def _selection(plan: Blueprint, policy: Policy, chat: Chat, view: View) -> Selection:
+    """The problems that the run uses. Raises UsageError where one does not fit, or the template is wrong for them."""
+    found = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
+    if wrong := too_long(plan, policy.positions, found.longest):
+        raise UsageError(wrong)
+    _demand_chat(chat, policy, found, view)
+    for line in found.notes:
+        view.note(f"problems     {line}")
+    return found
 
 
 def pool_of(plan: Blueprint) -> Pool | None:
