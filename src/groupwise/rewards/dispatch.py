@@ -246,7 +246,6 @@ class Dispatcher:
 
     def _welcome(self, slot: Slot, pid: int) -> None:
         slot.clock.watch(pid)
-        slot.pid = pid
         try:
             slot.send(self.rewards)
             slot.ready = True
@@ -339,7 +338,7 @@ class Dispatcher:
         for slot in self._running():
             limit = self._limit(slot)
             starved = since is not None and now - max(since, slot.clock.started) > PATIENCE * limit
-            if slot.clock.seconds() >= limit or starved or slot.swarms(limit):
+            if slot.clock.over(limit) or starved or slot.swarms(limit):
                 self.spent += slot.clock.seconds()
                 slot.late = True
                 slot.end()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from groupwise.rewards.base import Cause, Mark
@@ -19,8 +20,8 @@ from groupwise.samples import Attempt
 
 #: A worker that has started more processes than this is not given time for those that keep it from running.
 SWARM = 16
-#: Seconds between two counts of them.
-LOOK_AGAIN = 0.1
+#: Seconds between two counts of them, and between two looks at one that may be waiting for a core.
+LOOK_AGAIN, LOOK = 0.1, 0.02
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,31 @@ class Clock:
     started: float = 0.0
     waited: float = 0.0
     stat: int = -1
+    pid: int = 0
+    seen: tuple[float, int] | None = None
 
     def watch(self, pid: int) -> None:
+        self.pid = pid
         with contextlib.suppress(OSError):
             self.stat = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY)
 
     def start(self) -> None:
-        self.started, self.waited = time.monotonic(), self._delay()
+        self.started, self.waited, self.seen = time.monotonic(), self._delay(), None
+
+    def over(self, limit: float) -> bool:
+        """Whether its time is up: past the limit, and not just waiting for a core at this moment.
+
+        The system tells of a wait only when it has ended, so the worker is looked at twice: ready to run both times,
+        and no further, it is waiting still.
+        """
+        now = time.monotonic()
+        if self.seconds() < limit:
+            self.seen = None
+            return False
+        if self.seen is not None and now - self.seen[0] < LOOK:
+            return False
+        before, self.seen = self.seen, (now, self._ran())
+        return before is not None and not (before[1] == self.seen[1] and self._ready())
 
     @property
     def wall(self) -> float:
@@ -72,12 +91,26 @@ class Clock:
 
     def _delay(self) -> float:
         """Seconds that the process was ready to run and did not; 0 where the system does not say."""
-        if self.stat < 0:
-            return 0.0
+        told = self._told()
+        return told[1] * 1e-9 if told else self.waited
+
+    def _ran(self) -> int:
+        """Nanoseconds that the process has run."""
+        told = self._told()
+        return told[0] if told else 0
+
+    def _told(self) -> list[int]:
         try:
-            return int(os.pread(self.stat, 128, 0).split()[1]) * 1e-9
-        except (OSError, IndexError, ValueError):
-            return self.waited
+            return [int(number) for number in os.pread(self.stat, 128, 0).split()] if self.stat >= 0 else []
+        except (OSError, ValueError):
+            return []
+
+    def _ready(self) -> bool:
+        """Whether it would run if it had a core."""
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{self.pid}/stat").read_text(errors="replace") if self.stat >= 0 else ""
+            return text.rpartition(")")[2].split()[:1] == ["R"]
+        return False
 
 
 @dataclass
@@ -101,7 +134,6 @@ class Slot:
     served: bool = False
     ending: bool = False
     late: bool = False
-    pid: int = 0
     looked: float = 0.0
     ended: dict[str, Any] = field(default_factory=dict)
 
@@ -120,7 +152,7 @@ class Slot:
         if self.clock.wall < limit or now - self.looked < LOOK_AGAIN:
             return False
         self.looked = now
-        return len(below(self.pid)) > SWARM
+        return len(below(self.clock.pid)) > SWARM
 
     def end(self) -> None:
         """Asks the keeper to end it; the leash's end says when nothing is left."""
