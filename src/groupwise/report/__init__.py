@@ -1,0 +1,1 @@
+"""A run folder -> one page that a person reads, offline."""
