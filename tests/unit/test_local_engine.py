@@ -308,6 +308,16 @@ def test_bad_logits_stop_the_run_in_one_line(qwen: Any) -> None:
     engine.generate(REQUESTS, Sampling(max_new_tokens=8))
 
 
+def test_bad_logits_of_a_single_row_are_seen_among_sound_ones() -> None:
+    engine = LocalEngine(build("llama"), frozenset(), pad=0)
+    weights = {name: p.detach().clone() for name, p in engine._model.named_parameters()}
+    weights["model.embed_tokens.weight"][4] = math.nan
+    engine.load_weights(weights.items(), version=1)
+    engine.generate([Request((5,), 3, 0, 1)], Sampling())
+    with pytest.raises(RunError, match="NaN or infinite"):
+        engine.generate([Request((5,), 3, 0, 1), Request((4,), 1, 0, 1), Request((6,), 3, 0, 1)], Sampling())
+
+
 @pytest.mark.parametrize(
     ("request_", "message"),
     [

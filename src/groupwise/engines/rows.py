@@ -5,6 +5,7 @@ Shapes: R live rows, N completions, L the longest limit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,13 +106,14 @@ class Rows:
         self._ledger.log(step)
         self._number += 1
         column, stopped = self.cache.column, stops[step.tokens]
-        found, sound = torch.stack([stopped.any(), step.finite.all()]).tolist()
+        # Totals are about 1, so that their sum is finite if each of them is; one look at the device for both answers.
+        found, total = torch.stack([stopped.any(), step.total.sum()]).tolist()
         if found:
             ended = self._table[:, 2]
             ended.masked_fill_(stopped & (ended > column), column)
         if found or column >= self._next_end:
             self._count_live(column)
-        return self._live, sound
+        return self._live, math.isfinite(total)
 
     def _count_live(self, column: int) -> None:
         """How many rows go on after `column`, and the first column in which one of them reaches its limit."""
