@@ -1,0 +1,58 @@
+"""Two losses on the routers of a mixture-of-experts model: one evens the experts' load, one keeps router logits small.
+
+Both are sums over tokens, divided by a count of the whole optimizer batch, and the load is a constant of that batch: so
+microbatches simply add, and the gradient does not depend on how a batch is cut. A load counted in each microbatch by
+itself would make it depend on that: the mean of products is not the product of means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The routers' own loss, for one layer; 0 and 0 is none.
+
+    L = load * E sum_e f_e P_e + z * mean_t (log sum_e exp x_te)^2
+
+    f_e is the share of the batch's choices that fell on expert e (no gradient), P_e the mean over its tokens of
+    softmax(x)_e. An even load gives the first term 1, its least where f follows P (Switch Transformer, 2101.03961, with
+    shares of choices in place of shares of tokens); the second is the router z-loss (ST-MoE, 2202.08906).
+    """
+
+    load: float = 0.0
+    z: float = 0.0
+    equation: ClassVar[str] = "load * E sum_e f_e P_e + z * mean_t (log sum_e exp x_te)^2"
+
+    @property
+    def none(self) -> bool:
+        """Whether nothing is added to the loss."""
+        return not self.load and not self.z
+
+    def __call__(self, logits: Tensor, share: Tensor, tokens: int) -> Tensor:
+        """logits [M,E] of some of the batch's tokens, share [E] and tokens of the whole batch -> their part of L.
+
+        >>> logits, share = torch.zeros(4, 2), torch.tensor([0.75, 0.25])
+        >>> float(Balance(load=1.0)(logits, share, tokens=4))
+        1.0
+        >>> part = Balance(load=1.0)
+        >>> float(part(logits[:1], share, tokens=4) + part(logits[1:], share, tokens=4))
+        1.0
+        """
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        even = logits.shape[-1] * (wide.softmax(-1) @ share.to(wide.dtype)).sum()
+        return (self.load * even + self.z * wide.logsumexp(-1).square().sum()) / tokens
+
+
+def load_share(routes: Tensor, experts: int) -> Tensor:
+    """Choices [...] of one layer -> [E] float64, the share that fell on each expert.
+
+    >>> load_share(torch.tensor([[0, 1], [0, 2]]), 4)
+    tensor([0.5000, 0.2500, 0.2500, 0.0000], dtype=torch.float64)
+    """
+    return torch.bincount(routes.flatten().long(), minlength=experts).double() / max(1, routes.numel())
