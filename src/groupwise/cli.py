@@ -102,6 +102,32 @@ def check(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="A run folder, or several to see them side by side.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; RUN/report.html, or comparison.html beside the runs.")
+    ] = None,
+) -> None:
+    """One page, readable offline, of a run that has ended, goes on or crashed; of several runs, a comparison."""
+    from groupwise.report.make import make
+
+    made = make(runs, out)
+    Console(highlight=False, soft_wrap=True).print(f"{made.path} ({made.size / 1e6:.1f} MB, {made.seconds:.1f} s)")
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 0,
+) -> None:
+    """The report of a run, served on this machine alone and fresh while the run goes on; Ctrl-C ends it."""
+    from groupwise.report.make import watched
+
+    say = Console(highlight=False, soft_wrap=True).print
+    watched(run, port, lambda url: say(f"{url} shows {run} and stays fresh; Ctrl-C ends"))
+
+
+@app.command()
 def explain(
     algorithm: Annotated[str, typer.Argument(help="An algorithm of the catalog, such as gspo.")],
     against: Annotated[str | None, typer.Option(help="Another one: print what differs.")] = None,

@@ -1,0 +1,60 @@
+"""Run folders in, a page out: what the commands call."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from groupwise.errors import UsageError
+from groupwise.report import several, single
+from groupwise.report.page import html, write
+from groupwise.report.serve import watch
+from groupwise.report.watched import Watched
+
+REPORT, COMPARISON = "report.html", "comparison.html"
+#: How a page of ours begins; no other file is written over.
+MARK = b"<!doctype html>\n<!-- groupwise -->"
+
+
+class Made(NamedTuple):
+    """A page that was written: where, its size in bytes, and the seconds it took."""
+
+    path: Path
+    size: int
+    seconds: float
+
+
+def make(runs: Sequence[Path], out: Path | None = None) -> Made:
+    """The page of one run, or of several side by side, written whole or not at all.
+
+    Raises UsageError where a folder is none of a run, or where `out` is a file that is no such page.
+    """
+    began = time.perf_counter()
+    path = out or place(runs)
+    demand_ours(path)
+    write(single.page(runs[0]) if len(runs) == 1 else several.page(runs), path)
+    return Made(path, path.stat().st_size, time.perf_counter() - began)
+
+
+def watched(run: Path, port: int, ready: Callable[[str], None]) -> None:
+    """Serve a run's page until Ctrl-C. Raises UsageError where the folder is none of a run, or the port is taken."""
+    watch(Watched(run), port, ready, html=html)
+
+
+def place(runs: Sequence[Path]) -> Path:
+    """Where a page goes: into the run's own folder, or beside the runs where they have one parent."""
+    if len(runs) == 1:
+        return runs[0] / REPORT
+    parents = {run.resolve().parent for run in runs}
+    return Path(os.path.relpath(parents.pop())) / COMPARISON if len(parents) == 1 else Path(COMPARISON)
+
+
+def demand_ours(path: Path) -> None:
+    """Raises UsageError where another kind of file would be written over."""
+    if path.is_dir():
+        raise UsageError(f"--out {path}: that is a folder; name a file, such as {path / REPORT}")
+    if path.is_file() and not path.read_bytes()[: len(MARK)].lower().startswith(MARK):
+        raise UsageError(f"--out {path}: the file exists and is no page of groupwise's; choose another name")
