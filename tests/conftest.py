@@ -31,6 +31,7 @@ SMALL: dict[str, Any] = {
     "evaluation.samples": 2,
     "evaluation.every": 0,
     "checkpoint.every": 1,
+    "journal.report": False,
     "learner.learning_rate": 1e-3,
 }
 

@@ -43,6 +43,20 @@ class ScoringSettings:
 
 
 @dataclass(frozen=True)
+class JournalSettings:
+    """What a run writes about itself beside its metrics.
+
+    token_budget  completion tokens a step, whole groups in order, whose columns per token are written; 0 is none
+    report        whether a finished run leaves a report
+    tracker       where metrics go as well; "none" is nowhere
+    """
+
+    token_budget: int
+    report: bool
+    tracker: str
+
+
+@dataclass(frozen=True)
 class Blueprint:
     """A recipe resolved into settings and parts; nothing heavy is loaded yet."""
 
@@ -77,6 +91,7 @@ class Blueprint:
     scoring: ScoringSettings
     checkpoint_every: int
     checkpoint_keep: int
+    journal: JournalSettings
 
     @property
     def folder(self) -> Path:

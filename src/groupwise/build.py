@@ -35,6 +35,7 @@ from groupwise.rollout import Prompts, Rollout, evaluate
 from groupwise.scoring import TASK, Scorer
 from groupwise.seeds import derive
 from groupwise.selection import Selection, select
+from groupwise.spelling import Spelling
 from groupwise.start import starting_policy
 from groupwise.state import save_run
 from groupwise.view import View
@@ -90,6 +91,8 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         critic=critic,
         old_from_engine=plan.old_from_engine,
         fault_limit=plan.scoring.fault_limit,
+        spell=Spelling(policy.tokenizer),
+        token_budget=plan.journal.token_budget,
     )
 
 

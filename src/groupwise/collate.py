@@ -42,6 +42,7 @@ def collate(
         score=torch.tensor([c.trains_on for _, _, c in rows], dtype=torch.float64),
         version=torch.tensor([c.version for _, _, c in rows]),
         logp_engine=logp,
+        row=torch.arange(len(rows)),
         parts=_parts(rows, parts) if parts else None,
         kept=tuple(c.kept for _, _, c in rows) if any(c.kept is not None for _, _, c in rows) else None,
         step_score=step_score,

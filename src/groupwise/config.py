@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel
 
 from groupwise.algo import Algorithm
-from groupwise.blueprint import SAMPLED_PAIRS, Blueprint, ScoringSettings
+from groupwise.blueprint import SAMPLED_PAIRS, Blueprint, JournalSettings, ScoringSettings
 from groupwise.catalog import algorithm, settings
 from groupwise.critic import CriticSettings
 from groupwise.engines.base import Sampling
@@ -94,6 +94,7 @@ def resolve(recipe: Recipe) -> Blueprint:
         **_preference(r.preference),
         checkpoint_every=r.checkpoint.every,
         checkpoint_keep=r.checkpoint.keep,
+        journal=JournalSettings(**_fields(r.journal, JournalSettings)),
     )
     r.demand_all_read()
     demand_possible(plan)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from groupwise.masked import keep, row_mean
 from groupwise.metrics import Last, Max, Mean, Sum, Value, mean_over
 from groupwise.parts.critic import explained_variance
 from groupwise.parts.filters import RIGHT, Signal, signal
 from groupwise.parts.kl import KL
+from groupwise.parts.ratio import bounded
 from groupwise.parts.shaping import sampled_kl
 from groupwise.records import Batch, Completion, Group
+
+#: Of the ratios of a step, which places in their order are told.
+QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Value]:
         "length_wrong_mean": _mean([len(c.tokens) for c in wrong]),
         "truncated_share": Mean(sum(c.finish == "length" for c in completions), len(completions)),
         "unscored_completions": Sum(len(completions) - len(scored)),
+        "score_spread_batch": Mean(_deviation([c.score for c in completions]), 1.0 if len(scored) > 1 else 0.0),
         "score_spread_within_groups": _mean([_deviation(g.scores) for g in groups]),
         "groups_mixed_share": Mean(found.count(Signal.MIXED), n),
         "groups_all_right_share": Mean(found.count(Signal.ALL_RIGHT), n),
@@ -65,7 +73,7 @@ def batch_metrics(batch: Batch) -> dict[str, Value]:
     return {
         **_correction_metrics(batch),
         "reward_mean": _mean(reward.tolist()),
-        "advantage_abs_mean": mean_over(batch.need("advantage").abs(), batch.mask),
+        "advantage_abs_mean": mean_over(seen_by_loss(batch.need("advantage")).abs(), batch.mask),
         "trained_completions": Sum(float(rows.sum())),
         "trained_tokens": Sum(float(batch.mask.sum())),
         "stale_rows_share": Mean(float((batch.version < batch.version.max()).sum()), len(batch)),
@@ -74,7 +82,7 @@ def batch_metrics(batch: Batch) -> dict[str, Value]:
 
 def value_metrics(batch: Batch) -> dict[str, Value]:
     """Of the critic's values that credit the batch, before any update on it; explained variance is 1 at best."""
-    value, returns = batch.need("value"), batch.need("returns")
+    value, returns = seen_by_loss(batch.need("value")), seen_by_loss(batch.need("returns"))
     return {
         "explained_variance": Last(explained_variance(value, returns, batch.mask)),
         "value_mean": mean_over(value, batch.mask),
@@ -138,7 +146,10 @@ def _correction_metrics(batch: Batch) -> dict[str, Value]:
 
 def reward_kl_metrics(batch: Batch, kl: KL) -> dict[str, Value]:
     """The KL to the reference that the reward is charged with, where it is."""
-    return {"kl_reward_mean": mean_over(sampled_kl(batch, kl), batch.mask)} if kl.in_reward else {}
+    if not kl.in_reward:
+        return {}
+    exact = {name: batch.need(name).double() for name in ("logp_old", "logp_ref")}
+    return {"kl_reward_mean": mean_over(sampled_kl(dataclasses.replace(batch, **exact), kl), batch.mask)}
 
 
 def update_metrics(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
@@ -156,6 +167,7 @@ def update_metrics(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
         "log_ratio_clamped_tokens": Sum(float((seen.log_ratio[mask].abs() >= 60).sum())),
         "effective_sample_share": _effective_share(ratio, mask),
         "entropy_mean": mean_over(seen.entropy, mask),
+        **_ratio_quantiles(minibatch, seen),
     }
     if seen.kl is not None:
         metrics["kl_mean"] = _weighted(seen.kl, weight, mask)
@@ -163,11 +175,44 @@ def update_metrics(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
 
 
 def engine_gap(logp: Tensor, batch: Batch, newest: int) -> dict[str, Value]:
-    """|learner - engine| in nats over the rows that the current weights sampled; older rows are left out."""
+    """Learner against engine over the rows that the current weights sampled; older rows are left out.
+
+    The gap in nats; the same as a factor of the probability, exp(|gap|); and what the factors k = exp(gap) leave of the
+    sample, (sum k)^2 / (n sum k^2). A factor stays within the bounds of every ratio.
+    """
     mask = batch.mask & (batch.version == newest)[:, None]
-    gap = (logp - batch.logp_engine).abs()
-    largest = float(gap[mask].max()) if mask.any() else 0.0
-    return {"engine_gap_mean": mean_over(gap, mask), "engine_gap_max": Max(largest)}
+    gap = logp.double() - batch.logp_engine.double()
+    largest = float(gap[mask].abs().max()) if mask.any() else 0.0
+    return {
+        "engine_gap_mean": mean_over(gap.abs(), mask),
+        "engine_gap_max": Max(largest),
+        "engine_probability_error": mean_over(bounded(gap.abs()).exp(), mask),
+        "engine_effective_sample_share": _effective_share(bounded(gap).exp(), mask),
+    }
+
+
+def seen_by_loss(column: Tensor) -> Tensor:
+    """A column as the loss reads it and rollouts.jsonl has it, in float32; then float64 again, to be added up."""
+    return column.float().double()
+
+
+def _ratio_quantiles(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
+    """How far live is from old: of each token, and of each completion (its geometric mean). Of the last update only."""
+    mask = minibatch.mask
+    old = seen.logp_live if minibatch.logp_old is None else minibatch.logp_old
+    gap = keep(seen.logp_live.double() - old.double(), mask)
+    rows = mask.any(-1)
+    told = {"token": gap[mask], "sequence": row_mean(gap, mask)[rows]}
+    return {
+        f"ratio_{name}_p{round(100 * place):02d}": Last(value)
+        for name, log_ratio in told.items()
+        for place, value in zip(QUANTILES, _quantiles(bounded(log_ratio).exp()), strict=True)
+    }
+
+
+def _quantiles(x: Tensor) -> list[float]:
+    """Between two numbers of the order by straight line; NaN where there is none."""
+    return np.quantile(x.numpy(), QUANTILES).tolist() if len(x) else [math.nan] * len(QUANTILES)
 
 
 def in_words(groups: Sequence[Group]) -> str:

@@ -22,13 +22,13 @@ completions of the optimizer batch; |o_i| trained tokens; sg[] is a stop-gradien
 def explain(name: str, settings: dict[str, object] | None = None) -> str:
     """One algorithm, for a terminal. Raises UsageError where there is none of that name."""
     row = algorithm(name, settings)
-    return "\n".join([*_head(row), "", *_table(_lines(row)), "", f"watch      {row.watch}"])
+    return "\n".join([*_head(row), "", *_table(lines(row)), "", f"watch      {row.watch}"])
 
 
 def compare(name: str, other: str) -> str:
     """What differs between two algorithms, slot by slot."""
     left, right = algorithm(name), algorithm(other)
-    pairs = list(zip(_lines(left), _lines(right), strict=True))
+    pairs = list(zip(lines(left), lines(right), strict=True))
     told: list[str] = []
     for a, b in pairs:
         if a != b:
@@ -106,7 +106,7 @@ def _page() -> Iterator[str]:
         yield ""
         yield "| slot | part | equation |"
         yield "|---|---|---|"
-        for slot, told, equation in _lines(row):
+        for slot, told, equation in lines(row):
             yield f"| {slot} | `{told}` | {_cell(equation)} |"
         yield ""
         yield f"Watch: {row.watch}"
@@ -116,15 +116,15 @@ def _head(row: Algorithm) -> list[str]:
     return [_summary(row), f"Source: {row.paper}.", "", objective(row), "", NOTATION]
 
 
-def _lines(row: Algorithm) -> list[tuple[str, str, str]]:
+def lines(row: Algorithm) -> list[tuple[str, str, str]]:
     """(slot, part with its values, its equation), in the order that data passes them; then what is not a part."""
-    lines = [(slot, describe(part), part.equation) for slot, part in row.parts.items()]
+    parts = [(slot, describe(part), part.equation) for slot, part in row.parts.items()]
     passes = (f"{row.passes}", "passes over a batch unless the recipe says otherwise")
     bonus = (
         f"{row.entropy_coefficient:g}",
         "h, the weight of the entropy H" if row.entropy_coefficient else "no bonus",
     )
-    return [*lines, ("entropy", *bonus), ("passes", *passes)]
+    return [*parts, ("entropy", *bonus), ("passes", *passes)]
 
 
 def _summary(row: Algorithm) -> str:

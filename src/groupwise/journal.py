@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import fcntl
-import json
-import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from groupwise.errors import RunError, UsageError
-from groupwise.records import Batch, Completion, Group
-from groupwise.rollout import Harvest
+import orjson
 
-METRICS, ROLLOUTS, LOG, RECIPE, SUMMARY = "metrics.jsonl", "rollouts.jsonl", "log.txt", "recipe.toml", "summary.json"
+from groupwise import jsonl
+from groupwise.errors import RunError, UsageError
+from groupwise.machine import machine_row
+from groupwise.per_token import PerToken
+from groupwise.records import Batch
+from groupwise.rollout import Harvest
+from groupwise.rollouts import Spell, rollout_rows
+
+METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
+LOG, RECIPE, ABOUT, SUMMARY = "log.txt", "recipe.toml", "about.json", "summary.json"
 
 
 class Journal:
@@ -57,124 +62,70 @@ class Journal:
     def reopen(cls, folder: Path, step: int) -> Journal:
         """An existing run, with every line after `step` taken out: they will be written again, the same."""
         journal = cls(folder)
-        for name in (METRICS, ROLLOUTS):
-            path = folder / name
-            if path.exists():
-                lines = [line for line in complete_lines(path) if json.loads(line)["step"] <= (step if step else -1)]
-                _replace(path, "".join(line + "\n" for line in lines))
+        for name in (METRICS, ROLLOUTS, MACHINE):
+            if (folder / name).exists():
+                jsonl.cut(folder / name, step if step else -1)
         return journal
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl; a number that is not finite becomes null."""
         self._append(METRICS, [row])
 
-    def rollouts(self, step: int, harvest: Harvest, batch: Batch) -> None:
+    def machine(self, step: int) -> None:
+        """One line of machine.jsonl: what the step took, which differs from run to run."""
+        self._append(MACHINE, [machine_row(step)])
+
+    def rollouts(
+        self, step: int, harvest: Harvest, batch: Batch, tokens: PerToken | None = None, spell: Spell | None = None
+    ) -> None:
         """One line of rollouts.jsonl per completion that the step generated or trains."""
-        self._append(ROLLOUTS, rollout_rows(step, harvest, batch))
+        self._append(ROLLOUTS, rollout_rows(step, harvest, batch, tokens, spell))
 
     def log(self, line: str) -> None:
         """One line of log.txt."""
-        self._write(LOG, line + "\n")
+        self._write(LOG, [(line + "\n").encode(errors="replace")])
+
+    def about(self, about: Mapping[str, Any]) -> None:
+        """about.json, whole or not at all."""
+        _replace(self.folder / ABOUT, about)
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """summary.json, whole or not at all."""
-        _replace(self.folder / SUMMARY, json.dumps(_clean(summary), indent=2) + "\n")
+        _replace(self.folder / SUMMARY, summary)
 
-    def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._write(name, "".join(json.dumps(_clean(row), ensure_ascii=False) + "\n" for row in rows))
+    def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._write(name, (jsonl.encoded(row) + b"\n" for row in rows))
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, lines: Iterable[bytes]) -> None:
         try:
-            with (self.folder / name).open("a", encoding="utf-8") as file:
-                file.write(text)
+            with (self.folder / name).open("ab") as file:
+                file.writelines(lines)
         except OSError as error:
             raise RunError(
                 f"{self.folder / name}: cannot be written: {error.strerror}; free space, then resume"
             ) from None
 
 
-def rollout_rows(step: int, harvest: Harvest, batch: Batch) -> list[dict[str, Any]]:
-    """What rollouts.jsonl says of each completion: those of the batch, in its order, then those that do not train.
-
-    fate is "trained", "dropped" (by the filter) or "surplus" (trains in a later step); fresh says whether it was
-    generated in this step.
-    """
-    fresh = {id(g) for g in harvest.generated}
-    trained, waiting = {id(g) for g in harvest.groups}, {id(g) for g in harvest.surplus}
-    reward = (batch.need("reward") * batch.mask).sum(-1).tolist()
-    advantage = (batch.need("advantage").double().sum(-1) / batch.mask.sum(-1).clamp(min=1)).tolist()
-    credit = iter(zip(reward, advantage, strict=True))
-    rows = []
-    for number, group in enumerate([*harvest.groups, *(g for g in harvest.generated if id(g) not in trained)]):
-        fate = "trained" if id(group) in trained else "surplus" if id(group) in waiting else "dropped"
-        for completion in group.completions:
-            r, a = next(credit) if fate == "trained" else (None, None)
-            told = {
-                "step": step,
-                "group": number,
-                "fate": fate,
-                "fresh": id(group) in fresh,
-                "reward": r,
-                "advantage": a,
-            }
-            rows.append({**told, **_describe(group, completion)})
-    return rows
-
-
-def _describe(group: Group, completion: Completion) -> dict[str, Any]:
-    sample = group.prompt.sample
-    return {
-        "key": sample.key,
-        **({"source": sample.source} if sample.source else {}),
-        "prompt": sample.prompt,
-        "answer": sample.answer,
-        "completion": completion.text,
-        "tokens": len(completion.tokens),
-        "finish": completion.finish,
-        "score": completion.score,
-        **({} if completion.learned is None else {"learned": completion.learned}),
-        **({"parts": dict(completion.parts)} if completion.parts else {}),
-        **({"fault": completion.fault} if completion.fault else {}),
-        "logp_engine": math.fsum(completion.logp_engine),
-        "version": completion.version,
-        **({"steps": completion.steps} if completion.steps else {}),
-    }
-
-
-def complete_lines(path: Path) -> list[str]:
-    """The lines of a JSONL file that are whole: a run killed in the middle of a line leaves half of one."""
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    good = []
-    for line in lines:
-        try:
-            json.loads(line)
-        except ValueError:
-            continue
-        good.append(line)
-    return good
-
-
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl."""
     path = folder / METRICS
-    return [json.loads(line) for line in complete_lines(path)] if path.exists() else []
+    return list(jsonl.rows(path)) if path.exists() else []
 
 
-def _replace(path: Path, text: str) -> None:
+def read_about(folder: Path) -> dict[str, Any]:
+    """about.json; empty where there is none, or it cannot be read."""
+    path = folder / ABOUT
+    try:
+        found = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _replace(path: Path, row: Mapping[str, Any]) -> None:
     beside = path.with_name(path.name + ".partial")
     try:
-        beside.write_text(text, encoding="utf-8")
+        beside.write_bytes(jsonl.encoded(row, indent=True) + b"\n")
         beside.replace(path)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def _clean(value: Any) -> Any:
-    """JSON has no NaN: null says that there is no number."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {k: _clean(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_clean(v) for v in value]
-    return value

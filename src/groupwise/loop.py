@@ -23,7 +23,7 @@ from groupwise.checks import (
     reference_is_start,
     weights_reach_total,
 )
-from groupwise.clock import Clock
+from groupwise.clock import BEFORE, Clock
 from groupwise.collate import collate, minibatches
 from groupwise.critic import Critic
 from groupwise.diagnostics import (
@@ -41,8 +41,10 @@ from groupwise.journal import LOG, Journal
 from groupwise.learner import Learner
 from groupwise.metrics import Last, Metrics, Sum, merge, read
 from groupwise.parts.filters import Signal, signal
+from groupwise.per_token import PerToken
 from groupwise.records import Batch
 from groupwise.rollout import Evaluation, Harvest, Rollout, StreamState
+from groupwise.rollouts import Spell
 from groupwise.seeds import stream
 from groupwise.view import View
 
@@ -78,6 +80,8 @@ class Run:
     critic: Critic | None = None
     old_from_engine: bool = False
     fault_limit: float = 0.0
+    spell: Spell | None = None
+    token_budget: int = 0
     clock: Clock = field(default_factory=Clock)
     step: int = 0
     step_began: tuple[StreamState, int, int] = (StreamState(), 0, 0)
@@ -99,13 +103,16 @@ def train(run: Run) -> bool:
         run.step += 1
         row = train_step(run)
         run.journal.metrics(row)
+        run.journal.machine(run.step)
         run.view.step(row)
         last = run.step == run.steps
         if last or (run.evaluate_every and run.step % run.evaluate_every == 0):
             evaluation(run)
         stop = run.stop_asked()
         if last or stop or run.step % run.checkpoint_every == 0:
+            run.clock.switch("save")
             run.save(run)
+            run.clock.switch("other")
         if stop and not last:
             return False
     return True
@@ -125,13 +132,14 @@ def train_step(run: Run) -> dict[str, Any]:
     batch = collate(harvest.groups, run.pad, parts=tuple(mix.weights) if mix.each else (), **kept)
     batch = prepare(run, batch)
     run.clock.switch("update")
-    updates, checks = update(run, batch)
+    tokens = PerToken(batch, run.token_budget)
+    updates, checks = update(run, batch, tokens)
     run.clock.switch("load weights")
     run.engine.load_weights(run.learner.model.named_parameters(), version=run.step)
     run.clock.switch("check")
     checks.append(run.probe())
     run.clock.switch("journal")
-    run.journal.rollouts(run.step, harvest, batch)
+    run.journal.rollouts(run.step, harvest, batch, tokens, run.spell)
     report(run, checks, harvest)
     trained = {**batch_metrics(batch), **reward_kl_metrics(batch, row.kl)}
     told = [group_metrics(harvest.generated), harvest_metrics(harvest), level_metrics(run.rollout.state)]
@@ -154,8 +162,8 @@ def prepare(run: Run, batch: Batch) -> Batch:
     return run.algorithm.credit(batch, tuple(mix.weights.values()) if mix.each else None)
 
 
-def update(run: Run, batch: Batch) -> tuple[list[Metrics], list[Check]]:
-    """Every optimizer update on the batch, and the checks that the policy's first one allows."""
+def update(run: Run, batch: Batch, tokens: PerToken) -> tuple[list[Metrics], list[Check]]:
+    """Every optimizer update on the batch, each told to `tokens`; and the checks that the policy's first one allows."""
     metrics: list[Metrics] = [] if run.critic is None else [value_metrics(batch)]
     checks: list[Check] = []
     for minibatch in passes(run, batch):
@@ -174,6 +182,9 @@ def update(run: Run, batch: Batch) -> tuple[list[Metrics], list[Check]]:
                 metrics.append(gap)
             checks.append(weights_reach_total(minibatch.need("weight"), minibatch.mask, run.algorithm.aggregate))  # type: ignore[arg-type]
             metrics.append(done.metrics)
+            run.clock.switch("journal")
+            tokens.update(minibatch, done.seen)
+            run.clock.switch("update")
         count_skipped(run, applied)
     return metrics, worst(checks)
 
@@ -269,12 +280,15 @@ def report(run: Run, checks: list[Check], harvest: Harvest) -> None:
 
 
 def harvest_metrics(harvest: Harvest) -> Metrics:
+    used = {id(g) for g in (*harvest.groups, *harvest.surplus)}
+    wasted = [c for g in harvest.generated if id(g) not in used for c in g.completions]
     return {
         "rounds": Sum(harvest.rounds),
         "groups_generated": Sum(len(harvest.generated)),
         "groups_dropped": Sum(harvest.dropped),
         "groups_fallback": Sum(harvest.fallback),
         "groups_surplus": Last(len(harvest.surplus)),
+        "generated_tokens_dropped": Sum(sum(len(c.tokens) for c in wasted)),
     }
 
 
@@ -285,14 +299,13 @@ def level_metrics(state: StreamState) -> Metrics:
 
 def finish_row(run: Run, metrics: Metrics, checks: list[Check]) -> dict[str, Any]:
     seconds = run.clock.lap()
-    run.seconds_training += math.fsum(seconds.values())
+    run.seconds_training += math.fsum(value for phase, value in seconds.items() if phase not in BEFORE)
     told = {c.name: {"verdict": c.verdict.value, "value": c.value, "limit": c.limit} for c in checks}
     return {"step": run.step, **read(metrics), "checks": told, "seconds": seconds}
 
 
 def evaluation(run: Run) -> None:
-    """Sample the held-out problems under the engine's current weights."""
-    run.clock.lap()
+    """Sample the held-out problems under the engine's current weights. Its row has the seconds since the one before."""
     run.clock.switch("evaluate")
     found = run.evaluate()
     row = {"step": run.step, "evaluation": dataclasses.asdict(found), "seconds": run.clock.lap()}

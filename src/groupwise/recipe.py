@@ -128,6 +128,14 @@ class CheckpointSection(Section):
     keep: int = Field(2, ge=1)
 
 
+class JournalSection(Section):
+    """What a run writes about itself beside its metrics; `token_budget` completion tokens a step have columns each."""
+
+    token_budget: int = Field(200_000, ge=0)
+    report: bool = True
+    tracker: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
+
+
 class Recipe(Section):
     """One run. `[task]` and `[algorithm]` hold the keys of the task and of the catalog's row named there."""
 
@@ -156,6 +164,7 @@ class Recipe(Section):
     critic: CriticSection | None = None
     preference: PreferenceSection | None = None
     checkpoint: CheckpointSection = CheckpointSection()  # type: ignore[call-arg]
+    journal: JournalSection = JournalSection()  # type: ignore[call-arg]
 
 
 def recipe_folder() -> Path:

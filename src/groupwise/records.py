@@ -104,6 +104,7 @@ class Batch:
     score        [N] reward units (the task's, a reward model's where one scores, or the weighted sum of several)
     parts        [N,K] reward units, one column a reward, where they are combined after group normalisation
     version      [N] int64, which weights sampled the row
+    row          [N] int64, the place in the batch that the step trains, kept by every part of it
     logp_engine  [N,T] nats (the engine's)
     kept         per row, the sampling support of its completion tokens, or None
     logp_old     [N,T] nats, the learner's before the first update on this batch
@@ -125,6 +126,7 @@ class Batch:
     score: Tensor
     version: Tensor
     logp_engine: Tensor
+    row: Tensor | None = None
     parts: Tensor | None = None
     kept: tuple[Kept | None, ...] | None = None
     logp_old: Tensor | None = None

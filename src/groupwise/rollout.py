@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -191,6 +192,7 @@ class Evaluation:
     learned_mean  mean of the reward model's score, where the task has none of its own; the shares are NaN then
     score_mean    mean of the task's score, reward units; a completion that could not be scored counts 0
     unscored      completions that could not be scored; they count as wrong
+    standard_error  of avg_at_k, over problems: the deviation of their pass rates by the root of how many there are
     by_source     {source: its problems, avg_at_k and score_mean} where the task names sources
     """
 
@@ -203,6 +205,7 @@ class Evaluation:
     score_mean: float = math.nan
     unscored: int = 0
     learned_mean: float = math.nan
+    standard_error: float = math.nan
     by_source: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
@@ -235,6 +238,7 @@ def evaluate(
         score_mean=_score_mean(groups),
         unscored=0 if scorer.judged else sum(math.isnan(c.score) for c in completions),
         learned_mean=_mean([c.learned for c in completions if c.learned is not None]),
+        standard_error=math.nan if scorer.judged else standard_error([count / samples for count in right]),
         by_source={} if scorer.judged else _by_source(groups),
     )
 
@@ -265,6 +269,15 @@ def _share(told: Sequence[bool]) -> float:
 def _score_mean(groups: Sequence[Group]) -> float:
     scores = [c.score for g in groups for c in g.completions]
     return math.fsum(s for s in scores if not math.isnan(s)) / len(scores)
+
+
+def standard_error(rates: Sequence[float]) -> float:
+    """Of their mean: the sample deviation by the root of how many there are; NaN of fewer than two.
+
+    >>> standard_error([0.0, 1.0])
+    0.5
+    """
+    return statistics.stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else math.nan
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import platform
+import math
 import re
 import signal
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -13,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from rich.console import Console
 
-from groupwise import checkpoint, journal, loop, recipe
+from groupwise import about, checkpoint, journal, loop, recipe
 from groupwise.blueprint import REWARD_MODEL, Blueprint
 from groupwise.build import build, pool_of
+from groupwise.clock import START, Clock
 from groupwise.config import resolve, resolved_recipe
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import GroupwiseError, UsageError
@@ -59,7 +59,9 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
         loaded = loaded.model_copy(update={"name": _free_name(Path(loaded.runs), loaded.name)})
     plan = resolve(loaded)
     text = recipe.dump(resolved_recipe(plan), f"Everything this run was started with, from {name}.")
-    return _go(plan, Journal.create(plan.folder, text), None, fresh=True)
+    book = Journal.create(plan.folder, text)
+    book.about(about.about(plan, time.time()))
+    return _go(plan, book, None, fresh=True)
 
 
 def resume(folder: Path) -> Run:
@@ -77,6 +79,8 @@ def resume(folder: Path) -> Run:
     newest, told = checkpoint.newest_good(folder / "checkpoints")
     step = checkpoint.read_state(newest)["step"] if newest else 0
     book = Journal.reopen(folder, step)
+    before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
+    book.about(about.resumed(before, step, time.time(), plan.device))
     for line in told:
         book.log(line)
         Console(stderr=True, soft_wrap=True).print(line, markup=False)
@@ -119,14 +123,10 @@ def summarise(plan: Blueprint, run: loop.Run) -> dict[str, Any]:
         **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
         "checks": worst_checks(plan.folder),
         "seconds_total": round(run.seconds_before + run.clock.total, 3),
+        "seconds_after": round(math.fsum(run.clock.lap().values()), 3),
         "seconds_training": round(run.seconds_training, 3),
         "policy": str(checkpoint.folder_of(plan.folder / "checkpoints", run.step) / checkpoint.POLICY),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, {plan.device}",
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        **about.where(plan.device),
     }
 
 
@@ -168,7 +168,7 @@ def _go(plan: Blueprint, book: Journal, newest: Path | None, fresh: bool) -> Run
     scorers: list[Scorer] = []
     try:
         with _signals(asked, view):
-            clock = loop.Clock()
+            clock = Clock(START)
             run = _build_or_discard(plan, book, view, lambda: bool(asked), fresh)
             scorers.append(run.rollout.scorer)
             run.clock = clock

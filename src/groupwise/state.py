@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from groupwise import checkpoint
+from groupwise.clock import LOST
 from groupwise.errors import UsageError
+from groupwise.journal import read_metrics
 from groupwise.loop import Run
 from groupwise.models.load import Policy, save_policy
 
@@ -54,5 +57,7 @@ def restore(run: Run, folder: Path) -> None:
     run.rollout.state = checkpoint.stream_from_json(state["stream"])
     run.step, run.skipped_in_a_row = state["step"], state["skipped_in_a_row"]
     run.seconds_before, run.seconds_training = state["seconds_total"], state["seconds_training"]
+    told = math.fsum(value for row in read_metrics(run.folder) for value in row.get("seconds", {}).values())
+    run.clock.add(LOST, max(0.0, run.seconds_before - told))
     run.engine.load_weights(learner.model.named_parameters(), version=run.step)
     run.probe.restart()

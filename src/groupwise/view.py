@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from groupwise.clock import BEFORE
 from groupwise.rollout import Evaluation
 
 #: Shown where a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.
@@ -104,7 +105,8 @@ class LiveView(PlainView):
 
     def step(self, row: Row) -> None:
         if not self.rows:
-            self.started = time.perf_counter() - sum(row["seconds"].values())
+            own = sum(value for phase, value in row["seconds"].items() if phase not in BEFORE)
+            self.started = time.perf_counter() - own
         self.rows.append(row)
         self.open()
 

@@ -109,11 +109,53 @@ def test_a_phase_has_the_seconds_between_its_switch_and_the_next(monkeypatch):
     assert clock.total == 21.0
 
 
+def accounted(folder: Path, summary: dict[str, Any]) -> float:
+    """The seconds of every line of metrics.jsonl, and those after the last."""
+    return sum(sum(row["seconds"].values()) for row in read_metrics(folder)) + summary["seconds_after"]
+
+
 def test_phases_add_up_to_the_wall_clock(small):
-    run = groupwise.train("quickstart", small())
+    run = groupwise.train("quickstart", small(evaluation__every=2))
     seconds = sum(sum(r["seconds"].values()) for r in read_metrics(run.folder) if "pass_rate" in r)
     assert seconds == pytest.approx(run.summary["seconds_training"], abs=1e-3)
     assert run.summary["seconds_training"] < run.summary["seconds_total"]
+    assert accounted(run.folder, run.summary) == pytest.approx(run.summary["seconds_total"], rel=0.01, abs=0.05)
+    first, *rest = read_metrics(run.folder)
+    assert first["seconds"]["start"] > 0
+    assert [r["step"] for r in rest if "save" in r["seconds"]] == [2, 3, 4], "the last one is after the last line"
+    assert not any("start" in r["seconds"] or "lost" in r["seconds"] for r in rest)
+
+
+def test_phases_add_up_after_a_resume_too(small):
+    folder = groupwise.train("quickstart", small(checkpoint__keep=4)).folder
+    for step in (3, 4):
+        (checkpoint.folder_of(folder / "checkpoints", step) / checkpoint.MANIFEST).unlink()
+    run = resume(folder)
+    assert accounted(folder, run.summary) == pytest.approx(run.summary["seconds_total"], rel=0.01, abs=0.05)
+    by_step = {row["step"]: row["seconds"] for row in read_metrics(folder) if "pass_rate" in row}
+    assert [step for step, seconds in by_step.items() if seconds.get("start")] == [3]
+    assert by_step[3]["lost"] > 0, "what saving the checkpoint took until its state was written"
+
+
+def test_a_resumed_run_says_so_and_its_machine_lines_are_cut(small):
+    folder = groupwise.train("quickstart", small(checkpoint__keep=4)).folder
+    about, before = (folder / "about.json"), (folder / "machine.jsonl").read_text().splitlines()
+    started = json.loads(about.read_text())["started"]
+    assert [json.loads(line)["step"] for line in before] == [1, 2, 3, 4]
+    (checkpoint.folder_of(folder / "checkpoints", 4) / checkpoint.MANIFEST).unlink()
+    resume(folder)
+    after = (folder / "machine.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in after] == [1, 2, 3, 4]
+    assert after[:3] == before[:3]
+    assert after[3] != before[3]
+    told = json.loads(about.read_text())
+    assert [entry["step"] for entry in told["resumed"]] == [3]
+    assert started == told["started"] < told["resumed"][0]["started"]
+    about.unlink()
+    resume(folder)
+    told = json.loads(about.read_text())
+    assert [entry["step"] for entry in told["resumed"]] == [4]
+    assert abs(told["started"] - started) < 60, "an older run began when its recipe was written"
 
 
 def test_seconds_go_on_after_a_resume(small, monkeypatch):

@@ -147,6 +147,8 @@ OTHER: dict[str, Any] = {
     "learner.beta1": 0.5,
     "learner.beta2": 0.5,
     "warm_start.warmup": 0.5,
+    "journal.report": False,
+    "journal.tracker": "wandb",
 }
 
 

@@ -1,0 +1,38 @@
+"""What a run depends on and its recipe does not say: the machine, the libraries, and the memory it took."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+from typing import Any
+
+import torch
+import transformers
+
+#: What getrusage counts memory in: kibibytes on Linux, bytes on macOS.
+RSS_UNIT = 1 if sys.platform == "darwin" else 2**10
+
+
+def words(device: str) -> str:
+    """The machine in a few words: "x86_64, 2 threads, cpu"."""
+    return f"{platform.machine()}, {torch.get_num_threads()} threads, {device}"
+
+
+def versions() -> dict[str, str]:
+    """Of what computes the numbers."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def machine_row(step: int) -> dict[str, Any]:
+    """A line of machine.jsonl: the time, unix seconds, and the most memory held so far, MiB."""
+    row = {"step": step, "time": round(time.time(), 3)}
+    row["memory_peak_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / 2**20, 1)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        row["device_memory_peak_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+    return row

@@ -1,0 +1,228 @@
+"""The metrics of a step once more, from nothing but its rows of rollouts.jsonl and the recipe: plain numpy, float64."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+NOTHING = math.nan
+
+
+def given(row: Row, name: str) -> np.ndarray:
+    """A column of the row's tokens, float32 as written, NaN where it has none."""
+    return spread(row["per_token"].get(name), len(row["pieces"]), np.float32)
+
+
+def seen(row: Row, number: int, name: str) -> np.ndarray:
+    """What optimizer update `number` saw of the row's tokens."""
+    (update,) = [u for u in row["updates"] if u["update"] == number]
+    return spread(update.get(name), len(row["pieces"]), np.float64 if name == "weight" else np.float32)
+
+
+def spread(value: Any, length: int, kind: type) -> np.ndarray:
+    column = np.asarray(value, dtype=kind).astype(np.float64)
+    assert column.shape in ((), (length,))
+    return np.broadcast_to(column, (length,))
+
+
+def mean(values: Iterable[float]) -> float:
+    told = list(values)
+    return math.fsum(told) / len(told) if told else NOTHING
+
+
+def together(columns: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(columns) if columns else np.zeros(0)
+
+
+def quantile(values: np.ndarray, place: float) -> float:
+    """Between neighbours by straight line."""
+    order = sorted(values.tolist())
+    at = place * (len(order) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(order) - 1)
+    return order[low] + (at - low) * (order[high] - order[low])
+
+
+def deviation(scores: Sequence[float | None]) -> float:
+    votes = [s for s in scores if s is not None]
+    return statistics.stdev(votes) if len(votes) > 1 else 0.0
+
+
+def effective_share(ratio: np.ndarray) -> float:
+    return ratio.sum() ** 2 / (ratio**2).sum() / len(ratio) if len(ratio) else NOTHING
+
+
+def by_group(rows: Sequence[Row]) -> list[list[Row]]:
+    return [[r for r in rows if r["group"] == number] for number in sorted({r["group"] for r in rows})]
+
+
+def right(row: Row) -> bool:
+    return row["score"] is not None and row["score"] >= 1 - 1e-6
+
+
+def mixed(group: Sequence[Row]) -> bool:
+    return any(right(r) for r in group) and any(not right(r) and r["score"] is not None for r in group)
+
+
+def of_generated(rows: Sequence[Row]) -> dict[str, float]:
+    scored = [r for r in rows if r["score"] is not None]
+    good, bad = [r for r in scored if right(r)], [r for r in scored if not right(r)]
+    groups = by_group(rows)
+    uniform = [g for g in groups if any(r["score"] is not None for r in g) and not mixed(g)]
+    lengths: Callable[[Sequence[Row]], list[int]] = lambda some: [r["tokens"] for r in some]  # noqa: E731
+    return {
+        "score_mean": mean(r["score"] for r in scored),
+        "pass_rate": len(good) / len(scored) if scored else NOTHING,
+        "length_mean": mean(lengths(rows)),
+        "length_max": max(lengths(rows)),
+        "length_right_mean": mean(lengths(good)),
+        "length_wrong_mean": mean(lengths(bad)),
+        "truncated_share": mean(r["finish"] == "length" for r in rows),
+        "unscored_completions": len(rows) - len(scored),
+        "score_spread_batch": deviation([r["score"] for r in rows]) if len(scored) > 1 else NOTHING,
+        "score_spread_within_groups": mean(deviation([r["score"] for r in g]) for g in groups),
+        "groups_mixed_share": mean(mixed(g) for g in groups),
+        "groups_all_right_share": mean(g in uniform and any(right(r) for r in g) for g in groups),
+        "groups_all_wrong_share": mean(g in uniform and not any(right(r) for r in g) for g in groups),
+        "generated_completions": len(rows),
+        "generated_tokens": sum(lengths(rows)),
+        "generated_tokens_dropped": sum(lengths([r for r in rows if r["fate"] == "dropped"])),
+        "groups_generated": len(groups),
+        **of_rewards(groups),
+        **of_learned(rows, good, bad),
+    }
+
+
+def of_rewards(groups: Sequence[Sequence[Row]]) -> dict[str, float]:
+    told: dict[str, float] = {}
+    for name in {name for g in groups for r in g for name in r.get("parts", {})}:
+        each = [[r["parts"][name] for r in g] for g in groups]
+        told[f"rewards.{name}.mean"] = mean(s for scores in each for s in scores if s is not None)
+        told[f"rewards.{name}.spread_within_groups"] = mean(deviation(scores) for scores in each)
+    return told
+
+
+def of_learned(rows: Sequence[Row], good: Sequence[Row], bad: Sequence[Row]) -> dict[str, float]:
+    if not any("learned" in r for r in rows):
+        return {}
+    told = (("", rows), ("_right", good), ("_wrong", bad))
+    return {f"learned{of}_mean": mean(r["learned"] for r in some) for of, some in told}
+
+
+def of_refill(rows: Sequence[Row], waiting: int, drops: bool) -> dict[str, float]:
+    """`waiting` groups were left over before the step; `drops` says whether uniform groups are replaced."""
+    kinds = [(g[0]["fate"], g[0]["fresh"], mixed(g)) for g in by_group(rows)]
+    fallback = sum(fate == "trained" and fresh and not mix for fate, fresh, mix in kinds) if drops else 0
+    surplus = sum(fate == "surplus" for fate, _, _ in kinds)
+    used = sum(fate == "trained" and not fresh for fate, fresh, _ in kinds)
+    return {
+        "groups_fallback": fallback,
+        "groups_dropped": fallback + sum(fate == "dropped" for fate, _, _ in kinds),
+        "groups_surplus": waiting + surplus - used,
+    }
+
+
+def of_batch(rows: Sequence[Row], kl: dict[str, Any]) -> dict[str, float]:
+    """Of the rows with fate "trained"; those that do train have pieces."""
+    training = [r for r in rows if "pieces" in r]
+    newest = max(r["version"] for r in rows)
+    told = {
+        "reward_mean": mean(r["reward"] for r in training),
+        "advantage_abs_mean": np.abs(together([given(r, "advantage") for r in training])).mean(),
+        "trained_completions": len(training),
+        "trained_tokens": sum(r["tokens"] for r in training),
+        "stale_rows_share": mean(r["version"] < newest for r in rows),
+    }
+    value, returns = (together([given(r, name) for r in training]) for name in ("value", "returns"))
+    if not np.isnan(value).any():
+        told["value_mean"], told["returns_mean"] = value.mean(), returns.mean()
+        spread = np.var(returns)
+        told["explained_variance"] = 1 - np.var(returns - value) / spread if spread else 0.0
+    correction = together([given(r, "correction") for r in training])
+    if not np.isnan(correction).any():
+        told["correction_mean"], told["correction_rejected_share"] = correction.mean(), (correction == 0).mean()
+    if kl["beta"] and kl["place"] == "reward":
+        assert kl["estimator"] == "k1"
+        old, ref = (together([given(r, name) for r in training]) for name in ("logp_old", "logp_ref"))
+        told["kl_reward_mean"] = (old - ref).mean()
+    return told
+
+
+def of_engine(rows: Sequence[Row], newest: int) -> dict[str, float]:
+    """Rows that the newest weights sampled, against the log-probabilities of the learner with those weights."""
+    gaps = []
+    for row in (r for r in rows if "pieces" in r and r["version"] == newest):
+        if "logp_old" in row["per_token"]:
+            gaps.append(given(row, "logp_old") - given(row, "logp_engine"))
+        elif any(u["update"] == 1 for u in row["updates"]):
+            gaps.append(seen(row, 1, "logp_live") - given(row, "logp_engine"))
+    gap = together(gaps)
+    return {
+        "engine_gap_mean": np.abs(gap).mean(),
+        "engine_gap_max": np.abs(gap).max(),
+        "engine_probability_error": np.exp(np.abs(gap)).mean(),
+        "engine_effective_sample_share": effective_share(np.exp(gap)),
+    }
+
+
+def of_updates(rows: Sequence[Row]) -> dict[str, float]:
+    count = max(u["update"] for r in rows for u in r.get("updates", []))
+    numbers = range(1, count + 1)
+    by_update = [[r for r in rows if any(u["update"] == k for u in r.get("updates", []))] for k in numbers]
+    names = ("weight", "log_ratio", "share", "entropy", "kl")
+    parts = [{n: together([seen(r, k, n) for r in by_update[k - 1]]) for n in names} for k in numbers]
+    signs = [together([given(r, "advantage") for r in some]) for some in by_update]
+    whole = {n: together([p[n] for p in parts]) for n in names}
+    sign, ratio = together(signs), np.exp(whole["log_ratio"])
+
+    def weighted(x: np.ndarray, where: np.ndarray) -> float:
+        total = whole["weight"][where].sum()
+        return (x * whole["weight"])[where].sum() / total if total else NOTHING
+
+    told = {
+        "updates": count,
+        "share_passed": weighted(whole["share"], sign == sign),
+        "share_passed_positive": weighted(whole["share"], sign > 0),
+        "share_passed_negative": weighted(whole["share"], sign < 0),
+        "ratio_mean": ratio.mean(),
+        "ratio_max": ratio.max(),
+        "log_ratio_abs_max": np.abs(whole["log_ratio"]).max(),
+        "log_ratio_clamped_tokens": (np.abs(whole["log_ratio"]) >= 60).sum(),
+        "effective_sample_share": mean(effective_share(np.exp(p["log_ratio"])) for p in parts),
+        "entropy_mean": whole["entropy"].mean(),
+        **of_ratios(by_update[-1], count),
+    }
+    if not np.isnan(whole["kl"]).any():
+        told["kl_mean"] = weighted(whole["kl"], sign == sign)
+    return told
+
+
+def of_ratios(rows: Sequence[Row], last: int) -> dict[str, float]:
+    """Live against old in the step's last update; without an old column both are one."""
+    gaps = []
+    for row in rows:
+        live = seen(row, last, "logp_live")
+        gaps.append(live - given(row, "logp_old") if "logp_old" in row["per_token"] else np.zeros(len(live)))
+    told = {"token": together(gaps), "sequence": np.array([gap.mean() for gap in gaps])}
+    return {
+        f"ratio_{name}_p{place:02d}": quantile(np.exp(gap), place / 100)
+        for name, gap in told.items()
+        for place in (1, 10, 50, 90, 99)
+    }
+
+
+def recomputed(step: int, rows: Sequence[Row], waiting: int, algorithm: dict[str, Any]) -> dict[str, float]:
+    """Every metric of the step that its rollouts decide; `algorithm` is the recipe's section."""
+    trained = [r for r in rows if r["fate"] == "trained"]
+    return {
+        **of_generated([r for r in rows if r["fresh"]]),
+        **of_refill(rows, waiting, algorithm["filter"]["kind"] == "drop-uniform"),
+        **of_batch(trained, algorithm["kl"]),
+        **of_engine(trained, step - 1),
+        **of_updates(trained),
+    }
