@@ -1,0 +1,149 @@
+"""Where each step and each group stands in rollouts.jsonl, found by the beginnings of its lines: no line is parsed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import IO
+
+#: A completion with at least this score is right.
+RIGHT = 1.0 - 1e-6
+
+_BEGIN = re.compile(rb'\{"step": ?(\d{1,15}), ?"group": ?(\d{1,15}), ?"fate": ?"(\w+)"')
+_SCORE = re.compile(rb'"score": ?(-?\d[0-9.eE+-]*)')
+_FAULT, _ROW = b'"fault":', b'{"step"'
+
+
+@dataclass
+class Span:
+    """The lines of one step, one after the other: bytes start to end, how many rows and groups."""
+
+    step: int
+    start: int
+    end: int
+    rows: int = 0
+    groups: int = 0
+
+
+@dataclass
+class Scan:
+    """A file of rollouts as a whole.
+
+    spans  by step; of a step that was written twice, the later lines
+    usual  rows of the largest group
+    odd    lines that do not begin as a row does, or do not end
+    end    the first byte after the last whole line
+    """
+
+    spans: dict[int, Span] = field(default_factory=dict)
+    usual: int = 0
+    odd: int = 0
+    end: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(span.rows for span in self.spans.values())
+
+
+@dataclass
+class Place:
+    """The lines of one group, bytes start to end.
+
+    right, scored  how many of its completions are right, and have a score
+    faulty         one of them has a fault
+    doubtful       it stands at an end of its step, or beside a line that cannot be read: it may not be whole
+    """
+
+    group: int
+    fate: str
+    start: int
+    end: int
+    rows: int = 0
+    right: int = 0
+    scored: int = 0
+    faulty: bool = False
+    doubtful: bool = False
+
+    @property
+    def kind(self) -> str:
+        """mixed | all right | all wrong | unscored
+
+        >>> Place(0, "trained", 0, 0, rows=4, right=1, scored=4).kind
+        'mixed'
+        """
+        return kind_of(self.right, self.scored)
+
+
+def kind_of(right: int, scored: int) -> str:
+    """What a group's correctness says about it, over its completions that have a score."""
+    if not scored:
+        return "unscored"
+    return "all wrong" if not right else "all right" if right == scored else "mixed"
+
+
+def scan(file: IO[bytes]) -> Scan:
+    """One pass over every line, in memory that grows with the number of steps only."""
+    found, at = Scan(), 0
+    span, group, size = Span(-1, 0, 0), -1, 0
+    for line in file:
+        begin = _BEGIN.match(line)
+        if begin is None or not _ends(line):
+            found.odd += bool(line.strip())
+        else:
+            step, number = int(begin[1]), int(begin[2])
+            if step != span.step or number < group:
+                span, group = Span(step, at, at), -1
+                found.spans[step] = span
+            if number != group:
+                span.groups, group, size = span.groups + 1, number, 0
+            span.rows, size = span.rows + 1, size + 1
+            found.usual = max(found.usual, size)
+            span.end = at + len(line)
+        at += len(line)
+        found.end = at if line.endswith(b"\n") else found.end
+    return found
+
+
+def places(file: IO[bytes], span: Span, usual: int) -> list[Place]:
+    """The whole groups of a step, in their order.
+
+    At an end of the step, or beside a damaged line, a group with fewer rows than usual was cut.
+    """
+    file.seek(span.start)
+    at, found, doubtful = span.start, [], True
+    while at < span.end:
+        line = file.readline()
+        begin = _BEGIN.match(line)
+        if begin is None or not _ends(line) or line.find(_ROW, 1) > 0:
+            doubtful = True
+            if found:
+                found[-1].doubtful = True
+        else:
+            if not found or found[-1].group != int(begin[2]):
+                found.append(Place(int(begin[2]), begin[3].decode(), at, at, doubtful=doubtful))
+            _count(found[-1], line)
+            found[-1].end, doubtful = at + len(line), False
+        at += len(line)
+    if found:
+        found[-1].doubtful = True
+    return [place for place in found if place.rows >= usual or not place.doubtful]
+
+
+def _ends(line: bytes) -> bool:
+    return line.endswith(b"\n") and line[-3:].rstrip().endswith(b"}")
+
+
+def _count(place: Place, line: bytes) -> None:
+    place.rows += 1
+    score = _SCORE.search(line)
+    if score:
+        place.scored += 1
+        place.right += _is_right(score[1])
+    place.faulty = place.faulty or _FAULT in line
+
+
+def _is_right(text: bytes) -> bool:
+    try:
+        return float(text) >= RIGHT
+    except ValueError:
+        return False
