@@ -15,10 +15,12 @@ from torch import nn
 
 from groupwise.blueprint import REWARD_MODEL, SAMPLED_PAIRS, Blueprint
 from groupwise.checks import Probe
+from groupwise.config import resolved_recipe
 from groupwise.critic import Critic
 from groupwise.engines.base import Engine, Request
 from groupwise.engines.local import LocalEngine
 from groupwise.errors import UsageError
+from groupwise.health import Watch
 from groupwise.journal import Journal
 from groupwise.learner import Learner
 from groupwise.loop import Run
@@ -93,6 +95,7 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
         fault_limit=plan.scoring.fault_limit,
         spell=Spelling(policy.tokenizer),
         token_budget=plan.journal.token_budget,
+        watch=Watch(resolved_recipe(plan).model_dump(exclude_none=True)),
     )
 
 

@@ -37,6 +37,7 @@ from groupwise.diagnostics import (
 )
 from groupwise.engines.base import Engine
 from groupwise.errors import RunError
+from groupwise.health import Watch
 from groupwise.journal import LOG, Journal
 from groupwise.learner import Learner
 from groupwise.metrics import Last, Metrics, Sum, merge, read
@@ -83,6 +84,7 @@ class Run:
     spell: Spell | None = None
     token_budget: int = 0
     clock: Clock = field(default_factory=Clock)
+    watch: Watch = field(default_factory=Watch)
     step: int = 0
     step_began: tuple[StreamState, int, int] = (StreamState(), 0, 0)
     skipped_in_a_row: int = 0
@@ -105,6 +107,7 @@ def train(run: Run) -> bool:
         run.journal.metrics(row)
         run.journal.machine(run.step)
         run.view.step(row)
+        warn(run, row)
         last = run.step == run.steps
         if last or (run.evaluate_every and run.step % run.evaluate_every == 0):
             evaluation(run)
@@ -277,6 +280,14 @@ def report(run: Run, checks: list[Check], harvest: Harvest) -> None:
             run.journal.log(f"step {run.step}: {check}")
             run.view.note(f"check        {check}")
     demand(checks, run.step)
+
+
+def warn(run: Run, row: dict[str, Any]) -> None:
+    """Tell each early warning once, when it first becomes true."""
+    for found in run.watch(row):
+        line = f"step {run.step}: warning, {found.name}: {found.words} Try: {found.advice}."
+        run.journal.log(line)
+        run.view.note(line)
 
 
 def harvest_metrics(harvest: Harvest) -> Metrics:

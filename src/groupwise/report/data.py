@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-Number = float | int | None
+from groupwise.symptoms.base import BAD as BAD
+from groupwise.symptoms.base import GOOD as GOOD
+from groupwise.symptoms.base import NEUTRAL, Finding
+from groupwise.symptoms.base import WARN as WARN
 
-#: How a sentence is meant: nothing to say, well, to be looked at, wrong.
-NEUTRAL, GOOD, WARN, BAD = "neutral", "good", "warn", "bad"
+Number = float | int | None
 
 
 @dataclass(frozen=True)
@@ -100,16 +102,6 @@ class CheckLine:
     steps: int
     largest: Number
     limit: Number
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something seen in the metrics: what it is, what it means, and what one would try."""
-
-    name: str
-    tone: str
-    words: str
-    advice: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,201 @@
+"""What a watcher sees of a run, and what it says: rows of metrics.jsonl in, a sentence with its numbers out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+Row = Mapping[str, Any]
+
+#: How a sentence is meant: nothing to say, well, to be looked at, wrong.
+NEUTRAL, GOOD, WARN, BAD = "neutral", "good", "warn", "bad"
+#: Steps that "now" is made of: enough for chance to average out, few enough to warn in time.
+RECENT = 10
+#: From this pass rate on a task counts as solved: what is left is too little to warn about.
+SOLVED = 0.9
+#: Advantages that compare the completions of one prompt: a group that is all right, or all wrong, gives 0.
+GROUP_RELATIVE = ("group-zscore", "group-mean", "leave-one-out", "process-zscore")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something seen in the metrics: what it is, what it means, and what one would try."""
+
+    name: str
+    tone: str
+    words: str
+    advice: str = ""
+
+
+class Seen(NamedTuple):
+    """What a watcher says when it has something to say."""
+
+    tone: str
+    words: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class History:
+    """The steps of a run that are known, in order; its evaluations; its recipe.
+
+    A number that is missing, null or not finite is a gap: it is left out of every mean.
+    """
+
+    rows: Sequence[Row]
+    evaluations: Sequence[Row] = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def recent(self) -> Sequence[Row]:
+        return self.rows[-RECENT:]
+
+    @cached_property
+    def over(self) -> str:
+        """Which steps `recent` is, in words."""
+        n = len(self.recent)
+        return f"step {self.rows[-1].get('step', n)}" if n == 1 else f"the last {n} steps"
+
+    @property
+    def step(self) -> int:
+        return int(self.rows[-1].get("step", 0)) if self.rows else 0
+
+    @property
+    def from_start(self) -> bool:
+        """Whether the first row is the run's first step."""
+        return bool(self.rows) and self.rows[0].get("step") == 1
+
+    @property
+    def ended(self) -> bool:
+        return self.step >= self.asks("steps", math.inf)
+
+    def asks(self, key: str, default: Any = None) -> Any:
+        """What the recipe says under a dotted key."""
+        value: Any = self.recipe
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return default if value is None else value
+
+    def numbers(self, name: str, rows: Sequence[Row] | None = None) -> list[float]:
+        """The metric's numbers in `rows` (the recent ones by default), gaps left out."""
+        return numbers(name, self.recent if rows is None else rows)
+
+    def mean(self, name: str, rows: Sequence[Row] | None = None) -> float | None:
+        found = self.numbers(name, rows)
+        return fmean(found) if found else None
+
+    def median(self, name: str, rows: Sequence[Row] | None = None) -> float | None:
+        """The middle of the numbers: one odd step does not move it."""
+        found = self.numbers(name, rows)
+        return median(found) if found else None
+
+    def total(self, name: str, rows: Sequence[Row] | None = None) -> float:
+        return math.fsum(self.numbers(name, self.rows if rows is None else rows))
+
+    def names(self, start: str) -> list[str]:
+        """The metrics of the recent rows whose names begin so."""
+        return [name for name in self._known if name.startswith(start)]
+
+    @cached_property
+    def _known(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.recent for name in row))
+
+    @cached_property
+    def solved(self) -> bool:
+        rate = self.mean("pass_rate")
+        return rate is not None and rate >= SOLVED
+
+    @cached_property
+    def moving(self) -> bool:
+        """Whether the problems change under the pass rate: a curriculum has raised a level."""
+        return any(len(set(self.numbers(name, self.rows))) > 1 for name in self.names("sources.") if _is_level(name))
+
+    @property
+    def tied_train_nothing(self) -> bool:
+        """Whether a group that is all right or all wrong has advantages of 0: they compare it by the task's score."""
+        own = self.asks("rewards", {})
+        task_alone = not self.asks("preference") and set(own) <= {"task"}
+        tied = not self.asks("algorithm.shaping.overlong_cache", 0) and not self.asks("algorithm.shaping.step_scale", 0)
+        return task_alone and tied and self.asks("algorithm.advantage.kind") in GROUP_RELATIVE
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """One thing to look for.
+
+    name   of the finding, in words
+    look   History with at least one row -> what there is to say, or None
+    limit  when it speaks, with its thresholds
+    why    why the thresholds are there and not elsewhere
+    live   whether a run also says it while it goes on, when it first becomes true
+    """
+
+    name: str
+    look: Callable[[History], Seen | None]
+    limit: str
+    why: str
+    live: bool = True
+
+
+def numbers(name: str, rows: Iterable[Row]) -> list[float]:
+    """The finite numbers under `name`, in order."""
+    found = (row.get(name) for row in rows)
+    return [x for x in found if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)]
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of a mean of independent values; 0 for fewer than two."""
+    n = len(values)
+    if n < 2:
+        return 0.0
+    mean = math.fsum(values) / n
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (n - 1) / n)
+
+
+def percent(share: float) -> str:
+    """A share for a sentence.
+
+    >>> percent(0.623), percent(0.0042), percent(0.9996)
+    ('62 %', '0.4 %', '99.96 %')
+    """
+    x = 100 * share
+    near = round(min(abs(x), abs(100 - x)), 9)
+    if near >= 1 or near == 0:
+        return f"{x:.0f} %"
+    digits = 1 if near >= 0.1 else 2
+    return f"{x:.{digits}f} %"
+
+
+def short(x: float) -> str:
+    """A number for a sentence.
+
+    >>> short(0.97314), short(12.19), short(3e-4), short(20480)
+    ('0.973', '12.2', '0.0003', '20480')
+    """
+    return f"{x:.0f}" if abs(x) >= 100 else f"{x:.3g}"
+
+
+def many(count: float, thing: str) -> str:
+    """A count with its noun.
+
+    >>> many(1, "update"), many(3, "update")
+    ('1 update', '3 updates')
+    """
+    return f"{count:.0f} {thing}" if count == 1 else f"{count:.0f} {thing}s"
+
+
+def lower(rate: float) -> str:
+    """A learning rate a third as large, as one would type it.
+
+    >>> lower(3e-4)
+    '1e-04'
+    """
+    return f"{rate / 3:.0e}"
+
+
+def _is_level(name: str) -> bool:
+    return name.endswith(".level")
