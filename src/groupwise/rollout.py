@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -191,6 +192,7 @@ class Evaluation:
     learned_mean  mean of the reward model's score, where the task has none of its own; the shares are NaN then
     score_mean    mean of the task's score, reward units; a completion that could not be scored counts 0
     unscored      completions that could not be scored; they count as wrong
+    standard_error  of avg_at_k, over problems: NaN for fewer than 2
     by_source     {source: its problems, avg_at_k and score_mean} where the task names sources
     """
 
@@ -202,6 +204,7 @@ class Evaluation:
     truncated_share: float
     score_mean: float = math.nan
     unscored: int = 0
+    standard_error: float = math.nan
     learned_mean: float = math.nan
     by_source: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -234,9 +237,19 @@ def evaluate(
         truncated_share=sum(c.finish == "length" for c in completions) / len(completions),
         score_mean=_score_mean(groups),
         unscored=0 if scorer.judged else sum(math.isnan(c.score) for c in completions),
+        standard_error=math.nan if scorer.judged else standard_error([r / samples for r in right]),
         learned_mean=_mean([c.learned for c in completions if c.learned is not None]),
         by_source={} if scorer.judged else _by_source(groups),
     )
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of their mean: the sample deviation over the square root of how many there are; NaN for fewer than two.
+
+    >>> standard_error([0.0, 1.0])
+    0.5
+    """
+    return math.sqrt(statistics.variance(values) / len(values)) if len(values) > 1 else math.nan
 
 
 def _by_source(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
