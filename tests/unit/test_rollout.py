@@ -189,6 +189,31 @@ def test_evaluation_counts_by_hand(policy):
     assert (found.problems, found.samples) == (7, 4)
 
 
+class OnlyTheFirst(EvenLength):
+    """Right for one problem, whatever is written."""
+
+    def __init__(self, right: str) -> None:
+        self.right = right
+
+    def score(self, sample, completion):
+        return float(sample.key == self.right)
+
+
+def test_the_standard_error_of_an_evaluation_is_over_problems_by_hand(policy):
+    engine = LocalEngine(policy.model, policy.eos, policy.pad)
+    problems = ARITHMETIC.samples("heldout")[:3]
+    sampling = Sampling(temperature=1.5, max_new_tokens=6)
+
+    def of(count: int, samples: int):
+        scorer = Scorer(OnlyTheFirst(problems[0].key), policy.decode)
+        return evaluate(engine, scorer, problems[:count], Chat(policy.tokenizer).encode, samples, sampling, seed=3)
+
+    # Shares 1, 0, 0: deviation sqrt((4/9 + 1/9 + 1/9) / 2), over sqrt(3); more samples of a problem tell nothing new.
+    assert of(3, 2).standard_error == pytest.approx(math.sqrt((4 / 9 + 1 / 9 + 1 / 9) / 2 / 3))
+    assert of(3, 2).standard_error == of(3, 8).standard_error
+    assert math.isnan(of(1, 4).standard_error)
+
+
 #: Pieces of several characters and of none, as real tokenizers have them: a step may end inside one.
 PIECES = ["", "4-4", "+2=", "0", "+2", "=2", "="]
 
