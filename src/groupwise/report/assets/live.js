@@ -1,0 +1,150 @@
+// A page that is being watched: asks for what is new, hands it on, and says how fresh it is.
+"use strict";
+
+(() => {
+  const MOST_WAIT = 30; // seconds between two tries while nothing answers
+  const HIDDEN = 5; // times slower in a tab that nobody sees
+  const PATIENCE = 20; // seconds after which an answer counts as lost
+  const OVER = ["finished", "stopped", "failed"];
+
+  const last = (list) => (list.length ? list[list.length - 1] : -1);
+  const newest = (rollouts) => (rollouts ? rollouts.groups : []).reduce((most, group) => Math.max(most, group.step), -1);
+  const cursor = (told) => ({
+    step: last(told.steps.step),
+    evaluation: last(told.evaluations.step),
+    rollout: newest(told.rollouts),
+  });
+
+  /** What the page holds once `fresh` is added to what it had. */
+  function moved(have, fresh) {
+    const more = cursor(fresh);
+    return Object.fromEntries(Object.keys(have).map((name) => [name, Math.max(have[name], more[name])]));
+  }
+
+  const same = (one, other) => Object.keys(one).every((name) => one[name] === other[name]);
+
+  /** 4 -> "4 s", 130 -> "2 min", 7300 -> "2 h". */
+  function span(seconds) {
+    if (seconds < 100) return `${Math.round(seconds)} s`;
+    return seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
+  }
+
+  /** The line in the header: (state, words, seconds or null) => void. What changes each second is not read out. */
+  function line() {
+    const box = document.createElement("p");
+    const part = (role) => {
+      const made = box.appendChild(document.createElement("span"));
+      made.setAttribute(role === "status" ? "role" : "aria-hidden", role === "status" ? role : "true");
+      return made;
+    };
+    box.id = box.className = "live";
+    const [dot, words, age] = [part(""), part("status"), part("")];
+    dot.textContent = "\u25cf ";
+    words.setAttribute("aria-live", "polite");
+    (document.querySelector("header") || document.body).append(box);
+    const colours = { going: "var(--good, #1a7f37)", lost: "var(--warn, #9a6700)", over: "var(--muted, #6e7781)" };
+    return (state, said, ago) => {
+      box.dataset.state = state;
+      dot.style.color = colours[state];
+      if (words.textContent !== said) words.textContent = said;
+      age.textContent = ago === null ? "" : `, ${span(ago)} ago`;
+    };
+  }
+
+  /** One question: the answer, null where nothing changed. Throws Error with words for a person. */
+  async function request(url, have, tag) {
+    const cut = new AbortController();
+    const clock = setTimeout(() => cut.abort(), PATIENCE * 1000);
+    const headers = tag ? { "If-None-Match": tag } : {};
+    try {
+      const response = await fetch(`${url}?${new URLSearchParams(have)}`, { cache: "no-store", headers, signal: cut.signal });
+      const text = await response.text();
+      return { status: response.status, text, tag: response.headers.get("ETag") || "" };
+    } catch {
+      throw new Error("connection lost");
+    } finally {
+      clearTimeout(clock);
+    }
+  }
+
+  function watch(page) {
+    const { url, seconds } = page.live;
+    const show = line();
+    let have = cursor(page.runs[0]);
+    let status = page.runs[0].status;
+    let tag = ""; // of the last answer for these rows: the same need not be sent again
+    let heard = Date.now();
+    let failures = 0;
+    let trouble = "";
+    let timer = 0;
+    let asking = false;
+    let lastTime = OVER.includes(status.state);
+    let over = false;
+
+    function tell() {
+      if (trouble) show("lost", over ? trouble : `${trouble}, trying again`, null);
+      else if (over) show("over", status.words, null);
+      else show("going", `live, ${status.words}`, (Date.now() - heard) / 1000);
+    }
+
+    function wait() {
+      const usual = seconds * (document.hidden ? HIDDEN : 1);
+      return failures ? Math.max(usual, Math.min(MOST_WAIT, seconds * 2 ** failures)) : usual;
+    }
+
+    function later(delay) {
+      clearTimeout(timer);
+      timer = setTimeout(ask, delay * 1000);
+    }
+
+    function take(answer) {
+      if (answer.status === 304) return;
+      if (answer.status !== 200) throw new Error(answer.text.trim() || `the server answered ${answer.status}`);
+      const fresh = JSON.parse(answer.text);
+      if (fresh.restart) {
+        over = true;
+        location.reload();
+        return;
+      }
+      const now = moved(have, fresh);
+      tag = same(now, have) ? answer.tag : "";
+      if (!same(now, have)) heard = Date.now();
+      have = now; // before they are drawn: rows that cannot be are not asked for again
+      status = fresh.status;
+      groupwise.apply(fresh);
+      if (fresh.rollouts && fresh.rollouts.groups.length && groupwise.moreRollouts) groupwise.moreRollouts(fresh.rollouts);
+    }
+
+    async function ask() {
+      if (asking || over) return;
+      asking = true;
+      try {
+        take(await request(url, have, tag));
+        [failures, trouble] = [0, ""];
+        over = over || lastTime;
+        lastTime = OVER.includes(status.state);
+      } catch (error) {
+        [failures, trouble] = [failures + 1, error.message];
+      }
+      asking = false;
+      tell();
+      if (over) clearInterval(ticking);
+      else later(wait());
+    }
+
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden && !over && !asking) later(0);
+    });
+    const ticking = setInterval(tell, 1000);
+    tell();
+    later(wait());
+  }
+
+  function start() {
+    const page = groupwise.page;
+    if (page && page.live && page.runs.length) watch(page);
+  }
+
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
+  else start();
+})();
