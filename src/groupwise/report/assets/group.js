@@ -25,13 +25,18 @@
     return list.every((value) => value === null || Math.abs(value) < NO_ADVANTAGE);
   }
 
+  function rewardsDiffer(group) {
+    return new Set(group.completions.map((row) => row.reward).filter((reward) => reward !== null)).size > 1;
+  }
+
   /** What became of a group, and where it does not train, why. */
   function fateOf(group) {
     if (group.fate === "surplus") return "surplus: trains next step";
     if (group.fate === "dropped") return DROPPED[group.kind] || "dropped by the filter";
     if (group.completions.every(hasNoScore)) return "does not train: nothing in it has a score";
     if (group.completions.every(hasNoAdvantage)) return `${group.kind}: every advantage is 0`;
-    return group.fresh ? "trains" : "trains, generated in an earlier step";
+    const words = group.fresh ? "trains" : "trains, generated in an earlier step";
+    return group.kind !== "mixed" && rewardsDiffer(group) ? `${words}: ${group.kind}, but rewards differ` : words;
   }
 
   function kindChip(kind) {
@@ -59,7 +64,7 @@
     const count = (kind) => kinds.filter((found) => found === kind).length;
     const there = Object.keys(MARK_WORDS).filter(count);
     const label = there.map((kind) => `${count(kind)} ${MARK_WORDS[kind]}`).join(", ");
-    const many = kinds.length > 16 ? "marks many" : "marks";
+    const many = kinds.length > 16 ? "marks crowded" : "marks";
     return make("span", { class: many, role: "img", "aria-label": label }, ...group.completions.map(mark));
   }
 
@@ -145,7 +150,7 @@
   function whyNoTokens(group, row, told) {
     if (group.fate !== "trained") return "Tokens are written only of completions that train.";
     if (hasNoScore(row)) return "It has no score and does not train, so its tokens were not written.";
-    if (told) return "Its tokens were not written: they did not fit the step's journal.token_budget.";
+    if (told) return "Its tokens are not shown: beyond the step's journal.token_budget, or too many for this page.";
     return "This run did not write tokens (journal.token_budget); this is the text as it is.";
   }
 

@@ -36,7 +36,7 @@
     },
     { name: "value", label: "value", centre: 0, words: ["low", "high"] },
     { name: "returns", label: "returns", centre: 0, words: ["low", "high"] },
-    { name: "kl", label: "KL to the reference", words: ["near", "far"] },
+    { name: "kl", label: "KL (to the reference)", words: ["near", "far"] },
     { name: "correction", label: "correction", centre: 1, words: ["weighs less", "weighs more"] },
     { name: "step_score", label: "score of the step", centre: 0, words: ["low", "high"] },
   ];

@@ -21,9 +21,9 @@
   }
 
   /** An empty browser inside the container. */
-  function build(container) {
+  function build(container, first) {
     const parts = {
-      words: make("p", { class: "words" }),
+      shown: make("p", { class: "shown" }),
       controls: filters.draw(),
       count: make("p", { class: "count", role: "status" }),
       list: make("div", { class: "groups" }),
@@ -32,7 +32,7 @@
     const root = make("div", { class: "rollouts" }, ...Object.values(parts));
     container.replaceChildren(root);
     watch(root);
-    return { ...parts, root, entries: [], hits: [], page: 0, dropped: 0, taste: { column: "", own: false } };
+    return { ...parts, root, first, entries: [], hits: [], page: 0, came: 0, dropped: 0, taste: { column: "", own: false } };
   }
 
   function hasTokens(browser) {
@@ -161,24 +161,38 @@
     return ordered.filter((entry) => !gone.has(entry));
   }
 
+  /** What the page was made of, and what came to it since. */
+  function tellShown({ shown, first, came }) {
+    const made = first.groups.length || !came ? [first.words || "no completion has been written yet"] : [];
+    const since = came ? [`${plural(came, "group")} more since this page was opened`] : [];
+    shown.textContent = [...made, ...since].join("; ");
+  }
+
+  /** Adds groups to those that the browser holds -> how many were new. */
   function take(browser, rollouts) {
     const there = new Set(browser.entries.map(({ id }) => id));
     const fresh = rollouts.groups.map(filters.entryOf).filter(({ id }) => !there.has(id));
     const all = [...browser.entries, ...fresh];
     browser.entries = newest(all);
     browser.dropped += all.length - browser.entries.length;
-    if (rollouts.words !== "") browser.words.textContent = rollouts.words;
     filters.offer(browser.controls, browser.entries);
     refresh(browser);
+    return fresh.length;
+  }
+
+  function more(browser, rollouts) {
+    browser.came += take(browser, rollouts);
+    tellShown(browser);
   }
 
   /** Draws the browser of the page's first run into the container. */
   groupwise.rollouts = function (container, page) {
-    const browser = build(container);
+    const browser = build(container, page.runs[0].rollouts || { words: "", groups: [] });
     listen(browser);
-    take(browser, page.runs[0].rollouts || { words: "No completion has been written yet.", groups: [] });
+    take(browser, browser.first);
+    tellShown(browser);
     openNamed(browser);
-    groupwise.moreRollouts = (rollouts) => rollouts && take(browser, rollouts);
+    groupwise.moreRollouts = (rollouts) => rollouts && more(browser, rollouts);
   };
 
   /** Adds the groups that a watched run brought since; where no browser is drawn there is nothing to add to. */

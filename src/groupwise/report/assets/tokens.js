@@ -21,7 +21,7 @@
   }
 
   function isSpecial(row, index) {
-    return SPECIAL.test(row.pieces[index]) || (row.finish === "stop" && index === row.pieces.length - 1);
+    return SPECIAL.test(row.pieces[index]) || (row.finish === "stop" && index === row.tokens - 1);
   }
 
   function tokenOf(row, index) {
@@ -62,13 +62,13 @@
 
   /** The colours of a scale with its two ends in numbers. */
   function legend(column, scale) {
-    if (scale === null) return make("div", { class: "legend" }, "no token has a number here");
+    if (scale === null) return make("div", { class: "heat-legend" }, "no token has a number here");
     if (scale.flat) {
-      return make("div", { class: "legend" }, `every token has ${heat.brief(scale.ends[1])}: nothing to colour`);
+      return make("div", { class: "heat-legend" }, `every token has ${heat.brief(scale.ends[1])}: nothing to colour`);
     }
     const bar = make("span", { class: "bar", "data-kind": scale.kind, "aria-hidden": "true" });
     const [low, high] = column.words;
-    return make("div", { class: "legend" }, end(scale.ends[0], low, "low"), bar, end(scale.ends[1], high, "high"));
+    return make("div", { class: "heat-legend" }, end(scale.ends[0], low, "low"), bar, end(scale.ends[1], high, "high"));
   }
 
   function line(name, label, text) {
