@@ -11,7 +11,7 @@ from groupwise.report import columns, facts
 from groupwise.report.answers import Told, answers, check_lines
 from groupwise.report.data import Curves, Page, Rollouts, RunPage
 from groupwise.report.plots import SECTIONS, plots_for
-from groupwise.report.read import RunFolder, read
+from groupwise.report.read import ROLLOUTS, RunFolder, read
 from groupwise.report.sample import points, sample
 
 #: Rows of curves that a page holds; of a longer run, rows spread evenly.
@@ -21,7 +21,7 @@ MOST_ROWS = 4000
 def page(folder: Path) -> Page:
     """The page of one run. Raises UsageError where the folder is none of a run."""
     run = read(folder)
-    return page_of(run, sample(run.folder / "rollouts.jsonl"))
+    return page_of(run, sample(run.folder / ROLLOUTS))
 
 
 def page_of(run: RunFolder, rollouts: Rollouts) -> Page:

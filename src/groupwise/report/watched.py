@@ -14,8 +14,8 @@ from groupwise.report.answers import Told, answers, check_lines
 from groupwise.report.data import Curves, Fresh, Page, Plot, RolloutGroup, Rollouts
 from groupwise.report.lines import ByStep, Tail, told
 from groupwise.report.plots import plots_for
-from groupwise.report.read import MACHINE, METRICS, place, read, signs, status
-from groupwise.report.sample import ROLLOUTS, fresh, sample_to
+from groupwise.report.read import MACHINE, METRICS, ROLLOUTS, place, read, signs, status
+from groupwise.report.sample import fresh, sample_to
 from groupwise.report.single import page_of
 
 #: Groups that came in since the page was made and are kept for pages that ask late.
