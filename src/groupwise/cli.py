@@ -56,6 +56,8 @@ def train(
         else:
             say(f"not measured: {name}")
     say(f"the run is in {done.folder} (summary.json, metrics.jsonl, rollouts.jsonl, checkpoints)")
+    if (done.folder / "report.html").is_file():
+        say(f"read it in a browser: {done.folder / 'report.html'}")
 
 
 @app.command("eval")

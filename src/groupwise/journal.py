@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._listeners: list[Callable[[Mapping[str, Any]], None]] = []
         self._lock = (folder / ".lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,9 +68,15 @@ class Journal:
                 jsonl.cut(folder / name, step if step else -1)
         return journal
 
+    def listen(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
+        """Tell each row of metrics.jsonl elsewhere too, once it is written."""
+        self._listeners.append(listener)
+
     def metrics(self, row: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl; a number that is not finite becomes null."""
         self._append(METRICS, [row])
+        for listener in self._listeners:
+            listener(row)
 
     def machine(self, step: int) -> None:
         """One line of machine.jsonl: what the step took, which differs from run to run."""

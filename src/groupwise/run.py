@@ -28,10 +28,12 @@ from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
 from groupwise.models.reward import load_reward_model
 from groupwise.preference import REPORT, read_report
+from groupwise.report.make import make
 from groupwise.rollout import Evaluation, evaluate
 from groupwise.scoring import Scorer
 from groupwise.selection import select
 from groupwise.state import restore
+from groupwise.trackers import Sender, tracker
 from groupwise.view import LiveView, PlainView, View
 
 
@@ -58,10 +60,11 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     if "name" not in chosen:
         loaded = loaded.model_copy(update={"name": _free_name(Path(loaded.runs), loaded.name)})
     plan = resolve(loaded)
+    told = tracker(plan.journal.tracker)
     text = recipe.dump(resolved_recipe(plan), f"Everything this run was started with, from {name}.")
     book = Journal.create(plan.folder, text)
     book.about(about.about(plan, time.time()))
-    return _go(plan, book, None, fresh=True)
+    return _go(plan, book, None, Sender(told, book.log), fresh=True)
 
 
 def resume(folder: Path) -> Run:
@@ -76,6 +79,7 @@ def resume(folder: Path) -> Run:
     # The folder is the run, wherever it was moved or started from.
     table |= {"runs": str(folder.resolve().parent), "name": folder.resolve().name}
     plan = resolve(recipe.parse(table, str(path)))
+    sent_to = tracker(plan.journal.tracker)
     newest, told = checkpoint.newest_good(folder / "checkpoints")
     step = checkpoint.read_state(newest)["step"] if newest else 0
     book = Journal.reopen(folder, step)
@@ -84,7 +88,7 @@ def resume(folder: Path) -> Run:
     for line in told:
         book.log(line)
         Console(stderr=True, soft_wrap=True).print(line, markup=False)
-    return _go(plan, book, newest, fresh=False)
+    return _go(plan, book, newest, Sender(sent_to, book.log), fresh=False)
 
 
 def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | None) -> Evaluation:
@@ -160,12 +164,13 @@ def worst_checks(folder: Path) -> dict[str, dict[str, Any]]:
     return worst
 
 
-def _go(plan: Blueprint, book: Journal, newest: Path | None, fresh: bool) -> Run:
+def _go(plan: Blueprint, book: Journal, newest: Path | None, send: Sender, fresh: bool) -> Run:
     console = Console(highlight=False, soft_wrap=True)
     view = LiveView(plan.steps, plan.name, console) if console.is_terminal else PlainView(plan.steps, console)
     view.plan(plan.plan())
     asked: list[int] = []
     scorers: list[Scorer] = []
+    summary: dict[str, Any] | None = None
     try:
         with _signals(asked, view):
             clock = Clock(START)
@@ -175,11 +180,12 @@ def _go(plan: Blueprint, book: Journal, newest: Path | None, fresh: bool) -> Run
             if newest is not None:
                 restore(run, newest)
                 view.note(f"going on after step {run.step}")
+            book.listen(send.metrics)
+            send.start(plan.folder, plan.name, resolved_recipe(plan).model_dump(exclude_none=True), after=run.step)
             finished = loop.train(run)
         if finished:
             summary = summarise(plan, run)
             book.summary(summary)
-            return Run(plan.folder, summary)
     except GroupwiseError as error:
         if plan.folder.is_dir():
             book.log(f"error: {error}")
@@ -188,9 +194,24 @@ def _go(plan: Blueprint, book: Journal, newest: Path | None, fresh: bool) -> Run
         for scorer in scorers:
             scorer.close()
         view.close()
+        send.close(summary)
         book.close()
+    if summary is not None:
+        _leave_report(plan, view)
+        return Run(plan.folder, summary)
     view.say(f"stopped after step {run.step}, saved; go on with: groupwise train --resume {plan.folder}")
     return Run(plan.folder, {}, stopped_by=asked[0])
+
+
+def _leave_report(plan: Blueprint, view: View) -> None:
+    """The page of a finished run. A run that ended well stays so, whatever its page runs into."""
+    if not plan.journal.report:
+        return
+    try:
+        make([plan.folder])
+    except Exception as error:  # nothing of the run is lost, and `groupwise report` shows the same again
+        words = str(error) if isinstance(error, GroupwiseError) else f"{type(error).__name__}: {error}"
+        view.say(f"no report was made ({words}); the run is whole. Try: groupwise report {plan.folder}")
 
 
 def _build_or_discard(plan: Blueprint, book: Journal, view: View, stop: Callable[[], bool], fresh: bool) -> loop.Run:
