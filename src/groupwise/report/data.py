@@ -26,13 +26,19 @@ class Curves:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot. `low` and `high` name columns that bound a band around it; "" is none."""
+    """One line of a plot. `low` and `high` name columns that bound a band around it; "" is none.
+
+    column   "" is a band without a line
+    dash     solid | dash | dot | dashdot | longdash
+    table    where its columns are, if not in the plot's table
+    """
 
     name: str
     column: str
     low: str = ""
     high: str = ""
-    dash: str = "solid"  # solid | dash | dot
+    dash: str = "solid"
+    table: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class Plot:
     kind    lines | stack (areas that add up) | points (x and y are the two series' columns)
     table   which curves of a run it draws: steps | evaluations | points
     limits  of the vertical axis; None follows the data
+    reach   what the vertical axis shows at least, where it follows the data: keeps small wobbles small
     """
 
     id: str
@@ -64,6 +71,7 @@ class Plot:
     limits: tuple[Number, Number] = (None, None)
     log: bool = False
     marks: tuple[Mark, ...] = ()
+    reach: tuple[Number, Number] = (None, None)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ SCRIPTS = (
     "core.js",
     "traces.js",
     "plots.js",
+    "words.js",
     "page.js",
     "heat.js",
     "tokens.js",

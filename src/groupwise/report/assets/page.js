@@ -1,0 +1,170 @@
+/* Puts the page together, and takes in what a watched run brings. */
+"use strict";
+
+(function () {
+  const groupwise = window.groupwise;
+  const { page, element, several, words, plots } = groupwise;
+  const SMOOTHING = [["off", "Off"], ["light", "Light"], ["strong", "Strong"]];
+  const places = {}; // the parts that a watched run replaces
+  const sections = new Map(); // id -> {node, grid, extra, spec}
+
+  function start() {
+    document.getElementById("header").prepend(...words.header().filter(Boolean));
+    const main = document.getElementById("main");
+    for (const name of ["answers", "tables", "findings", "notes"]) places[name] = element("div", { class: `place-${name}` });
+    main.append(places.answers, places.tables, places.findings, places.notes);
+    for (const spec of page.sections) main.append(section(spec));
+    if (page.tables.length) places.tables.append(element("div", { class: "tables" }, page.tables.map((one) => words.table(one))));
+    bar();
+    say();
+    fillPlots();
+    rollouts();
+    for (const run of page.runs) if (sections.has("ran")) sections.get("ran").extra.append(...words.facts(run));
+    shown();
+    document.getElementById("footer").append("This page is one file: it holds its data and asks nothing of the network.");
+    if (page.live) document.getElementById("footer").textContent = "This page is being watched: it asks the run's own server for what is new.";
+    if (window.location.hash) jump();
+  }
+
+  function section(spec) {
+    const made = { spec, grid: element("div", { class: "plots" }), extra: element("div", { class: spec.id === "ran" ? "tables" : "extra" }) };
+    if (spec.id === "writes") made.extra.id = "rollouts";
+    made.node = element("section", { id: spec.id, "aria-labelledby": `title-${spec.id}` },
+      element("h2", { id: `title-${spec.id}` }, spec.title), spec.lead ? element("p", { class: "lead" }, spec.lead) : null, made.grid, made.extra);
+    sections.set(spec.id, made);
+    return made.node;
+  }
+
+  /** The browser of rollouts is another script's; a watched run may have none yet. */
+  function rollouts() {
+    const [run] = page.runs;
+    if (several || !run || !groupwise.rollouts || !sections.has("writes")) return;
+    if (!run.rollouts && page.live) run.rollouts = { words: "", groups: [] };
+    if (run.rollouts) groupwise.rollouts(sections.get("writes").extra, page);
+  }
+
+  function fillPlots() {
+    for (const [id, made] of sections) made.grid.replaceChildren(...page.plots.filter((plot) => plot.section === id).map(plots.card));
+    plots.keep(new Set(page.plots.map((plot) => plot.id)));
+  }
+
+  /** Everything in words, as it is now. */
+  function say() {
+    replace(places.answers, several || !page.runs.length ? [] : page.runs[0].answers, (list) => (list.length ? [element("ul", { class: "answers" }, words.answers(list))] : []));
+    replace(places.findings, page.runs.map((run) => run.findings), () => [words.findings(page.runs)]);
+    replace(places.notes, page.runs.map((run) => run.notes), () => [words.notes(page.runs)]);
+    if (several || !page.runs.length) return;
+    replace(document.getElementById("status"), page.runs[0].status, () => [words.statusOf(page.runs[0])]);
+    if (sections.has("healthy")) {
+      replace(sections.get("healthy").extra, page.runs[0].checks, (list) => [words.checks(list)]);
+    }
+  }
+
+  /** Makes the content of a place anew, only where what it is made from has changed. */
+  function replace(place, from, make) {
+    const now = JSON.stringify(from);
+    if (place.made === now) return;
+    place.made = now;
+    place.replaceChildren(...make(from).filter(Boolean));
+  }
+
+  /** Sections without content are left out, also of the contents. */
+  function shown() {
+    const links = [];
+    for (const [id, made] of sections) {
+      made.node.hidden = !made.grid.childElementCount && !made.extra.childElementCount;
+      if (!made.node.hidden) links.push(element("a", { href: `#${id}`, "data-place": id }, made.spec.title));
+    }
+    places.contents.replaceChildren(...links);
+    places.empty.hidden = page.plots.length > 0;
+  }
+
+  /** Buttons of which one is pressed. */
+  function choice(title, options, chosen, onchoose) {
+    const buttons = options.map(([name, said]) => element("button", {
+      type: "button", "aria-pressed": String(name === chosen), "data-choice": name, onclick: () => {
+        for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.choice === name));
+        onchoose(name);
+      },
+    }, said));
+    return element("div", { class: "choice", role: "group", "aria-label": title, "data-control": title.toLowerCase() }, element("span", {}, title), element("span", { class: "options" }, buttons));
+  }
+
+  function bar() {
+    places.contents = element("div", { class: "places" });
+    places.empty = element("p", { class: "empty" }, "No numbers yet: the plots come with the first step.");
+    places.notes.after(places.empty);
+    const themes = groupwise.THEMES.map((name) => [name, name[0].toUpperCase() + name.slice(1)]);
+    document.getElementById("bar").append(element("div", { class: "inner" }, places.contents,
+      choice("Smoothing", SMOOTHING, "off", plots.setSmoothing), choice("Theme", themes, groupwise.theme(), groupwise.setTheme),
+      several ? runs() : null));
+    const watcher = new IntersectionObserver(mark, { rootMargin: "-15% 0px -75% 0px" });
+    for (const made of sections.values()) watcher.observe(made.node);
+    roomForBar();
+    window.addEventListener("resize", roomForBar);
+  }
+
+  /** What is jumped to comes to stand below the bar, where that stays on screen. */
+  function roomForBar() {
+    const node = document.getElementById("bar");
+    const covered = window.getComputedStyle(node).position === "sticky" ? node.offsetHeight : 0;
+    document.documentElement.style.scrollPaddingTop = `${covered + 14}px`;
+  }
+
+  function mark(entries) {
+    for (const entry of entries) {
+      const link = places.contents.querySelector(`[data-place="${entry.target.id}"]`);
+      if (link) link.setAttribute("aria-current", String(entry.isIntersecting));
+    }
+  }
+
+  /** The legend of the runs: each can be hidden. */
+  function runs() {
+    return element("div", { class: "runs", role: "group", "aria-label": "Runs" }, page.runs.map((run, index) => {
+      const dot = element("span", { class: "dot", style: `background: var(--series-${(index % 8) + 1})` });
+      const button = element("button", { type: "button", "aria-pressed": "true", "data-run": run.id, onclick: () => {
+        const visible = button.getAttribute("aria-pressed") !== "true";
+        button.setAttribute("aria-pressed", String(visible));
+        plots.showRun(run.id, visible);
+      } }, dot, element("span", {}, run.label));
+      return button;
+    }));
+  }
+
+  /** Sections are made by this script, after the browser looked for the place in the address. */
+  function jump() {
+    const place = document.getElementById(window.location.hash.slice(1));
+    if (place) place.scrollIntoView();
+  }
+
+  /** Rows after those that the curves have; a column that one side lacks is a gap there. */
+  function extend(curves, more) {
+    const before = curves.step.length;
+    const gaps = (count) => new Array(count).fill(null);
+    for (const name of new Set([...Object.keys(curves.columns), ...Object.keys(more.columns)])) {
+      const column = curves.columns[name] || (curves.columns[name] = gaps(before));
+      for (const value of more.columns[name] || gaps(more.step.length)) column.push(value);
+    }
+    for (const step of more.step) curves.step.push(step);
+  }
+
+  /** Takes in what is new of a run, by its id. */
+  function updateRun(id, fresh) {
+    const run = page.runs.find((one) => one.id === id);
+    if (!run || fresh.restart) return;
+    for (const name of ["status", "notes", "answers", "checks", "findings"]) run[name] = fresh[name];
+    extend(run.steps, fresh.steps);
+    extend(run.evaluations, fresh.evaluations);
+    if (fresh.plots.length) {
+      page.plots = fresh.plots;
+      fillPlots();
+    }
+    say();
+    shown();
+    if (fresh.plots.length || fresh.steps.step.length || fresh.evaluations.step.length) groupwise.redraw();
+  }
+
+  groupwise.updateRun = updateRun;
+  groupwise.apply = (fresh) => { if (page.runs.length) updateRun(page.runs[0].id, fresh); };
+  document.addEventListener("DOMContentLoaded", start);
+})();

@@ -1,0 +1,109 @@
+/* What the page says in words: header, answers, findings, notes, checks, tables and texts. All of it as text, never as markup. */
+"use strict";
+
+(function () {
+  const { page, element, drawing, number, several } = window.groupwise;
+  const TONE_WORDS = { good: "Good", warn: "Look here", bad: "Trouble", neutral: "" };
+  const TONE_PATHS = {
+    good: "M4.5 8.5l2.5 2.5 4.5-5.5",
+    warn: "M8 4.2v4.6M8 11.2v.6",
+    bad: "M5 5l6 6M11 5l-6 6",
+    neutral: "M4.8 8h6.4",
+  };
+  const STATES = { finished: "good", going: "neutral", stopped: "warn", failed: "bad", empty: "neutral" };
+  const VERDICTS = { pass: ["good", "pass"], fail: ["bad", "fail"], "not measured": ["neutral", "not measured"] };
+
+  function icon(tone) {
+    return drawing("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" },
+      drawing("circle", { cx: 8, cy: 8, r: 7, fill: "none", stroke: "currentColor", "stroke-width": 1.4 }),
+      drawing("path", { d: TONE_PATHS[tone], fill: "none", stroke: "currentColor", "stroke-width": 1.7, "stroke-linecap": "round", "stroke-linejoin": "round" }));
+  }
+
+  /** A tone by icon, word and colour. */
+  function tone(name, words) {
+    const known = name in TONE_PATHS ? name : "neutral";
+    const said = words === undefined ? TONE_WORDS[known] : words;
+    return said ? element("span", { class: `tone ${known}` }, icon(known), element("span", {}, said)) : null;
+  }
+
+  function statusOf(run) {
+    const found = STATES[run.status.state] || "neutral";
+    return element("span", { class: `tone status ${found}`, "data-state": run.status.state }, icon(found), element("span", {}, run.status.words));
+  }
+
+  function header() {
+    const [run] = page.runs;
+    const name = !several && run && run.label !== page.title ? element("span", { class: "name" }, run.label) : null;
+    return [
+      element("h1", {}, page.title), name,
+      element("div", { id: "status" }, several ? [] : page.runs.map(statusOf)),
+      element("p", { class: "made" }, page.made),
+    ];
+  }
+
+  function answers(list) {
+    return list.map((one) => element("li", { class: one.tone, "data-tone": one.tone },
+      element("div", { class: "head" }, element("h2", {}, one.question), tone(one.tone)),
+      element("p", {}, one.answer)));
+  }
+
+  /** A titled box, null where there is nothing to put in it. */
+  function panel(title, children, name) {
+    return children.length ? element("div", { class: `panel ${name}-panel` }, element("h2", {}, title), element("ul", { class: name }, children)) : null;
+  }
+
+  const named = (run, words) => (several ? `${run.label}: ${words}` : words);
+
+  function findings(runs) {
+    return panel("What stands out", runs.flatMap((run) => run.findings.map((one) => element("li", { "data-finding": one.name },
+      element("div", {}, tone(one.tone, TONE_WORDS[one.tone] || "Note")),
+      element("div", {},
+        element("p", { class: "name" }, named(run, one.name)),
+        element("p", {}, one.words),
+        one.advice ? element("p", { class: "advice" }, "→ " + one.advice) : null)))), "findings");
+  }
+
+  function notes(runs) {
+    return panel("About the files", runs.flatMap((run) => run.notes.map((words) => element("li", {}, named(run, words)))), "notes");
+  }
+
+  function verdict(name) {
+    const [found, words] = VERDICTS[name] || ["neutral", name];
+    return tone(found, words);
+  }
+
+  function checks(list) {
+    if (!list.length) return null;
+    const head = ["Check", "Verdict", "What it says", "Steps", "Largest", "Limit"];
+    const rows = list.map((one) => [one.name, verdict(one.verdict), one.words, number(one.steps), number(one.largest), number(one.limit)]);
+    return element("div", { class: "panel checks-panel" }, element("h2", {}, "Checks that the run makes of itself"), grid(head, rows, [3, 4, 5]));
+  }
+
+  /** Head and rows as a table that scrolls by itself; `numbers` are flush right. */
+  function grid(head, rows, numbers) {
+    const right = (index) => (numbers.includes(index) ? "number" : null);
+    return element("div", { class: head.length > 3 ? "scroll many" : "scroll", tabindex: 0, role: "region", "aria-label": `Table: ${head.join(", ")}` }, element("table", {},
+      element("thead", {}, element("tr", {}, head.map((words, index) => element("th", { scope: "col", class: right(index) }, words)))),
+      element("tbody", {}, rows.map((row) => element("tr", {}, row.map((cell, index) => element("td", { class: right(index) }, cell)))))));
+  }
+
+  function table(one, inside) {
+    return element("div", { class: inside ? "plain" : "panel", "data-table": one.title },
+      element("h2", {}, one.title), grid(one.head, one.rows, one.numbers), one.words ? element("p", { class: "words" }, one.words) : null);
+  }
+
+  function text(one) {
+    return element("details", { class: "panel", "data-text": one.title },
+      element("summary", {}, one.title), element("pre", { tabindex: 0 }, one.text));
+  }
+
+  /** Tables and texts of one run; folded under its name where there are several. */
+  function facts(run) {
+    const found = [...run.tables.map((one) => table(one, several)), ...run.texts.map(text)];
+    if (!several) return found;
+    const own = [run.members > 1 ? null : element("p", {}, statusOf(run)), checks(run.checks), ...found].filter(Boolean);
+    return own.length ? [element("details", { class: "panel", "data-run": run.id }, element("summary", {}, run.label), element("div", { class: "tables" }, own))] : [];
+  }
+
+  window.groupwise.words = { header, statusOf, answers, findings, notes, checks, table, facts };
+})();
