@@ -17,7 +17,7 @@ from groupwise.report import intervals
 from groupwise.report.bands import mean_evaluations, mean_steps
 from groupwise.report.compare import comparison, notes, run_page, status, tables, what_differs
 from groupwise.report.data import Curves, Section, Status, Table, Text
-from groupwise.report.groups import Member, grouped, telling
+from groupwise.report.members import Member, grouped, telling
 from groupwise.report.scores import differences, final_scores, in_words, per_run, score_of
 
 #: The 0.975 quantiles of Student's t for 1 to 30 degrees of freedom, as tables print them.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from groupwise.report.bands import band_words, mean_evaluations, mean_steps, measured
 from groupwise.report.data import Curves, Number, Page, Plot, RunPage, Section, Status, Table, Text
-from groupwise.report.groups import Group, Member, differing, flat, grouped, shown
+from groupwise.report.members import Group, Member, differing, flat, grouped, shown
 from groupwise.report.scores import differences, final_scores, measures, per_run, score_of, scores_of
 
 Columns = Mapping[str, Sequence[Number]]

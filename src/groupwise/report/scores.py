@@ -10,8 +10,8 @@ from typing import Any
 
 from groupwise.report.bands import is_number, measured
 from groupwise.report.data import Table
-from groupwise.report.groups import Group, Member
 from groupwise.report.intervals import Interval, of_run, of_two_runs, over_seeds, paired, welch
+from groupwise.report.members import Group, Member
 
 #: Beyond so many pairs a table of differences is no longer read.
 MOST_PAIRS = 6
