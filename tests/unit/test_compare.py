@@ -221,6 +221,7 @@ def test_runs_given_by_another_name_of_the_same_folder_are_refused_in_one_line()
         ([{"steps": 20}, {"steps": 100}, {"steps": 3}], ["steps 3", "steps 20", "steps 100"]),
         ([{"model": "a/b"}, {"model": "a/c"}], ["a/b", "a/c"]),
         ([{}, {"critic": {"warmup_steps": 5}}], ["warmup_steps 5", "warmup_steps not set"]),
+        ([{"critic": {"from": ""}}, {"critic": {"from": "x"}}], ['from ""', "from x"]),
         ([{"critic": {"on": True}}, {"critic": {"on": False}}], ["on false", "on true"]),
         (
             [{**a, **b} for a, b in itertools.product(({}, DAPO), ({"steps": 1}, {"steps": 2}))],
@@ -425,6 +426,7 @@ def test_the_row_of_a_run():
     table = per_run(grouped([member("grpo-0", 0.9), old]))
     assert row(table, "runs/grpo-0")["95 % interval"] == "0.880 to 0.920 (normal over problems)"
     assert "too narrow" in row(table, "runs/grpo-1")["95 % interval"]
+    assert "samples of one problem are alike" in table.words
     assert row(table, "runs/grpo-1")["seed"] == "1"
     assert row(table, "runs/grpo-1")["at step"] == "3"
 
@@ -504,6 +506,10 @@ def test_other_problems_and_other_evaluations_are_said():
     found = tables(grouped([member(), member("harder", recipe=harder)]))
     assert "task differ (task.largest)" in found[0].words
     assert "Evaluations differ (evaluation.samples)" in found[0].words
+    often = tables(
+        grouped([member(), member("often", recipe={"evaluation": {"every": 1, "problems": 100, "samples": 4}})])
+    )
+    assert "Evaluations differ" not in often[0].words, "how often is not how"
     assert "Differences" in [table.title for table in found]
 
 

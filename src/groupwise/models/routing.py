@@ -297,7 +297,9 @@ def _check_routes(routes: Tensor, present: Tensor | None, found: Sequence[Router
         raise UsageError(f"`present` has shape {tuple(present.shape)}, the routes are of {tuple(routes.shape[:2])}")
     least = min(r.experts for r in found)
     if routes.numel() and (int(routes.min()) < 0 or int(routes.max()) >= least):
-        raise UsageError(f"the routes name experts {int(routes.min())} to {int(routes.max())}; there are 0 to {least - 1}")
+        raise UsageError(
+            f"the routes name experts {int(routes.min())} to {int(routes.max())}; there are 0 to {least - 1}"
+        )
 
 
 def _restore(module: Any, own: object) -> None:

@@ -62,14 +62,15 @@ def answers(told: Told) -> tuple[Answer, ...]:
 
 def learned(told: Told) -> tuple[str, str]:
     """Held out before and after, by whether their 95 % intervals overlap; (words, tone)."""
-    found = [row for row in told.evaluations if _measure(row["evaluation"])]
+    found = [row for row in told.evaluations if _measure(row.get("evaluation"))]
+    found = [row for row in found if _measure(row["evaluation"]) == _measure(found[0]["evaluation"])]
     if len(found) < 2 or found[-1].get("step") == found[0].get("step"):
         return _not_measured(told, found)
     first, last = found[0], found[-1]
     before, after = first["evaluation"], last["evaluation"]
     grown = _lengths(before, after)
     steps = f"in {last.get('step')} steps"
-    if _measure(before) != "avg_at_k" or _measure(after) != "avg_at_k":
+    if _measure(after) != "avg_at_k":
         a, b = before["learned_mean"], after["learned_mean"]
         yes, tone = ("Its score rose", GOOD) if b > a else ("No", WARN)
         return (

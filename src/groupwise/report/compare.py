@@ -16,6 +16,7 @@ PlotsFor = Callable[[Columns, Columns, Collection[str]], tuple[Plot, ...]]
 MOST_NAMES = 8
 #: Sections of a recipe, besides the task's, that change what an evaluation measures.
 EVALUATED_BY = ("evaluation.", "chat.", "sampling.max_new_tokens", "max_prompt_tokens")
+ONLY_HOW_OFTEN = "evaluation.every"
 #: Of two states of a group's runs, that which comes first here is the group's.
 STATES = ("going", "failed", "stopped", "empty", "finished")
 
@@ -65,7 +66,7 @@ def status(members: Sequence[Member]) -> Status:
     done = (
         f"{len(members) - len(others)} of {len(members)} runs have finished"
         if others
-        else f"{len(members)} runs, finished"
+        else f"{len(members)} runs, all finished"
     )
     return Status(state, f"{done}; {words}" if words else done)
 
@@ -113,7 +114,8 @@ def comparable(groups: Sequence[Group]) -> tuple[bool, list[str]]:
         found.append(f"Tasks differ: {', '.join(names)}: their scores are not comparable.")
     elif tasks := [key for key in keys if key.startswith("task.")]:
         found.append(f"Settings of the task differ ({_listed(tasks)}): the held-out problems may not be the same.")
-    if ways := [key for key in keys if key.startswith(EVALUATED_BY)]:
+    ways = [key for key in keys if key.startswith(EVALUATED_BY) and key != ONLY_HOW_OFTEN]
+    if ways and "task.name" not in keys:
         found.append(f"Evaluations differ ({_listed(ways)}): scores differ by that too.")
     if len(measures(groups)) > 1:
         found.append(f"Measures differ: {', '.join(measures(groups))}: scores are not comparable.")

@@ -14,6 +14,8 @@ from statistics import NormalDist, fmean, stdev, variance
 LEVEL = 0.95
 #: The point that a normal variable stays below with chance 0.975: 1.95996.
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+#: The name of an interval that takes samples of one problem for independent, which they are not.
+TOO_NARROW = "Wilson over samples, too narrow"
 #: Panels of Simpson's rule; the quantiles of 1 to 30 degrees are right to 1e-9 with it.
 PANELS = 400
 
@@ -55,10 +57,7 @@ def of_run(rate: float, standard_error: float | None, problems: int, samples: in
     if problems * samples < 1:
         return None
     if standard_error is None or math.isnan(standard_error):
-        name = "Wilson over samples"
-        return wilson(
-            rate, problems * samples, name + (", too narrow: samples of one problem are alike" * (samples > 1))
-        )
+        return wilson(rate, problems * samples, TOO_NARROW if samples > 1 else "Wilson over samples")
     if rate in (0.0, 1.0):
         return wilson(rate, problems, "Wilson over problems")
     return Interval(rate - Z * standard_error, rate + Z * standard_error, "normal over problems").clipped()

@@ -137,7 +137,7 @@ def shown(recipe: Mapping[str, object], key: str) -> str:
     if key not in recipe or recipe[key] is None:
         return "not set"
     value = recipe[key]
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return value if isinstance(value, str) and value else json.dumps(value, default=str)
 
 
 def counted(members: Sequence[Member]) -> tuple[Member, ...]:

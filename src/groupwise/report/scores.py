@@ -10,8 +10,8 @@ from typing import Any
 
 from groupwise.report.bands import is_number, measured
 from groupwise.report.data import Table
+from groupwise.report.intervals import TOO_NARROW, Interval, of_run, of_two_runs, over_seeds, paired, welch
 from groupwise.report.members import Group, Member
-from groupwise.report.intervals import Interval, of_run, of_two_runs, over_seeds, paired, welch
 
 #: Beyond so many pairs a table of differences is no longer read.
 MOST_PAIRS = 6
@@ -21,6 +21,10 @@ MEASURES = {PASS_RATE: "avg_at_k", LEARNED: "learned_mean"}
 ABOUT_INTERVALS = (
     "A 95 % interval over seeds (mean +- t s / sqrt(seeds)) is of a recipe's mean score over all seeds; one over "
     "problems is of this one run's score over all problems of the kind, and says nothing of other seeds."
+)
+ABOUT_TOO_NARROW = (
+    "Where a run has not logged its standard error, every sample is taken as independent: samples of one problem are "
+    "alike, so that the interval is too narrow."
 )
 ABOUT_WELCH = (
     "Welch's interval takes the seeds of the two as unrelated; the paired one takes the difference seed by seed, where "
@@ -117,10 +121,9 @@ def final_scores(groups: Sequence[Group], words: Sequence[str] = ()) -> Table:
         *("steps", "seconds of training", "best seed", "worst seed", "status"),
     )
     cells, how = _intervals([interval_of(group) for group in groups])
+    told = " ".join(filter(None, [*words, how, ABOUT_INTERVALS]))
     rows = tuple(_final_row(group, cell) for group, cell in zip(groups, cells, strict=True))
-    return Table(
-        "Final scores", head, rows, " ".join([*words, how, ABOUT_INTERVALS]).strip(), numbers=tuple(range(2, 9))
-    )
+    return Table("Final scores", head, rows, told, numbers=tuple(range(2, 9)))
 
 
 def _final_row(group: Group, interval: str) -> tuple[str, ...]:
@@ -241,9 +244,16 @@ def _verdict(interval: Interval) -> str:
 def _intervals(found: Sequence[Interval | None]) -> tuple[list[str], str]:
     """A cell for each, and words on how they were made: once for all, or in each cell where they differ."""
     names = list(dict.fromkeys(each.name for each in found if each))
-    if len(names) == 1:
-        return [str(each) if each else "none" for each in found], f"Intervals: {names[0]}."
-    return [f"{each} ({each.name})" if each else "none" for each in found], ""
+    told = [f"Intervals: {names[0]}."] if len(names) == 1 else []
+    if TOO_NARROW in names:
+        told.append(ABOUT_TOO_NARROW)
+    return [_cell(each, with_name=len(names) > 1) for each in found], " ".join(told)
+
+
+def _cell(interval: Interval | None, with_name: bool) -> str:
+    if interval is None:
+        return "none"
+    return f"{interval} ({interval.name})" if with_name else str(interval)
 
 
 def _score_mean(group: Group) -> float:
