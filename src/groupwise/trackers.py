@@ -102,12 +102,13 @@ class WandB:
         self._library = _library("wandb")
 
     def start(self, folder: Path, name: str, recipe: Row, after: int) -> str:
-        identity, settings = mark(folder, "wandb"), self._library.Settings(silent=True, console="off")
+        # Its process stays at a run's end until a server that does not answer was given up.
+        settings = self._library.Settings(silent=True, console="off", init_timeout=20)
         mode = self._mode(settings)
         again = {} if mode == "offline" else {"resume": "allow"}
-        place = {"project": PROJECT, "name": name, "id": identity, "dir": str(folder / FOLDER), "mode": mode}
-        self._run = self._library.init(**place, **again, config=dict(recipe), settings=settings)
-        return self._run.url or f"offline, to be sent by: wandb sync {folder / FOLDER}/wandb/offline-run-*"
+        place = {"project": PROJECT, "name": name, "id": mark(folder, "wandb"), "dir": str(folder / FOLDER)}
+        self._run = self._library.init(**place, **again, mode=mode, config=dict(recipe), settings=settings)
+        return self._run.url or f"{self._run.settings.mode}; {folder / FOLDER} has what wandb sync can send"
 
     def step(self, row: Row) -> None:
         self._run.log(numbers(row), step=row["step"])
@@ -263,9 +264,14 @@ def _is_number(value: object) -> bool:
 
 
 def _library(module: str) -> Any:
-    """The module. A tracker's own warnings while it is imported are nobody's concern here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if module.startswith("torch"):
-            return import_module(module)
-        return need(module, "trackers", f'journal.tracker = "{module}"')
+    """The module, or UsageError. A tracker's own warnings while it is imported are nobody's concern here."""
+    name = module.rpartition(".")[2]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module(module) if module != name else need(name, "trackers", f'journal.tracker = "{name}"')
+    except UsageError:
+        raise
+    except Exception as error:  # it is there and broken, such as by a version of something that it needs
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f'journal.tracker = "{name}": {name} cannot be imported: {words}') from None

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -172,6 +173,15 @@ def test_a_missing_library_says_what_to_install(name, monkeypatch):
         tracker(name)
 
 
+def test_a_broken_library_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "trackio.py").write_text("raise ImportError('it needs\\n protobuf 6')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    told = '^journal.tracker = "trackio": trackio cannot be imported: ImportError: it needs protobuf 6$'
+    with pytest.raises(UsageError, match=told):
+        tracker("trackio")
+
+
 def test_an_unknown_tracker_is_told():
     with pytest.raises(UsageError, match=r"journal.tracker = 'wand': .*did you mean 'wandb'"):
         tracker("wand")
@@ -224,3 +234,37 @@ def test_tensorboard_reads_back_what_was_told(tmp_path):
     again.Reload()
     assert [(e.step, e.value) for e in again.Scalars("pass_rate")] == [(1, 0.125), (2, 0.75), (3, 0.875)]
     assert "evaluation.avg_at_k" not in again.Tags()["scalars"] or not again.Scalars("evaluation.avg_at_k")
+
+
+def test_trackio_reads_back_what_was_told_and_goes_on_with_the_same_run(tmp_path):
+    pytest.importorskip("trackio")
+    run = tmp_path / "run"
+    for lines in (real("trackio", run), real("trackio", run, after=1, rows=LATER)):
+        assert len(lines) == 1
+        assert lines[0].startswith("tracker Trackio: trackio show --project groupwise, run run-")
+    with sqlite3.connect(run / "store" / "groupwise.db") as store:
+        found = store.execute("select run_id, run_name, step, metrics from metrics order by id").fetchall()
+        config = store.execute("select config from configs").fetchone()[0]
+    store.close()
+    assert {row[:2] for row in found} == {(found[0][0], lines[0].rpartition(" ")[2])}, "one run, not two"
+    rates = [(step, json.loads(told).get("pass_rate")) for *_, step, told in found]
+    assert rates == [(1, 0.125), (2, 0.25), (3, 0.375), (3, None), (2, 0.75), (3, 0.875)]
+    assert json.loads(found[3][3])["evaluation.avg_at_k"] == 0.625
+    assert json.loads(config)["task.name"] == "arithmetic"
+
+
+def test_wandb_is_offline_where_nobody_is_logged_in_and_goes_on_with_the_same_id(tmp_path):
+    pytest.importorskip("wandb")
+    run = tmp_path / "run"
+    told = [f"tracker WandB: offline; {run / 'trackers'} has what wandb sync can send"]
+    assert real("wandb", run) == told
+    first = {path.parent.name: path for path in run.glob("trackers/wandb/offline-run-*/*.wandb")}
+    time.sleep(1.1)  # its folders are named by the second
+    assert real("wandb", run, after=1, rows=LATER) == told
+    files = {path.parent.name: path for path in run.glob("trackers/wandb/offline-run-*/*.wandb")}
+    assert (len(first), len(files)) == (1, 2)
+    assert {name.rpartition("-")[2] for name in files} == {(run / "trackers" / "wandb.id").read_text()}
+    written = next(iter(first.values())).read_bytes()
+    for name, value in (("pass_rate", "0.375"), ("evaluation.avg_at_k", "0.625"), ("heldout_after", "0.625")):
+        assert re.search(rf"{name}.{{0,8}}{value}".encode(), written, re.DOTALL), name
+    assert re.search(rb"operands.{0,4}\[2,3\]", written, re.DOTALL)

@@ -46,7 +46,7 @@ HEADERS = {
 
 
 class Source(Protocol):
-    """What is watched. One call at a time; a folder that is gone raises GroupwiseError or OSError, which the page shows.
+    """What is watched; one call at a time. A folder that is gone raises GroupwiseError or OSError: the page shows it.
 
     fresh answers with the rows after step `step`, evaluations after step `evaluation`, groups after step `rollout`; -1
     is "none yet". It costs what is new, however long the run is.
