@@ -40,11 +40,12 @@ def test_every_plot_is_drawn_and_nothing_is_asked_of_the_network(size, scheme, l
 
 
 def test_the_page_answers_the_five_questions_first(look, run_folder):
-    text = look(run_folder / "report.html").page.locator("body").inner_text()
-    places = [text.index(question) for question in QUESTIONS]
-    assert places == sorted(places)
-    assert "arithmetic" in text
-    assert "live = old on the first update" in text
+    page = look(run_folder / "report.html").page
+    cards = page.locator(".answers > li")
+    assert [card.split("\n")[0] for card in cards.all_inner_texts()] == list(QUESTIONS)
+    assert all(len(card.split("\n")[-1]) > 20 for card in cards.all_inner_texts())
+    assert page.locator(".answers").bounding_box()["y"] < DESKTOP[1]
+    assert "live = old on the first update" in page.locator("body").inner_text()
 
 
 def test_the_heat_map_tells_the_numbers_of_rollouts_jsonl(look, run_folder):
