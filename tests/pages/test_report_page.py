@@ -49,7 +49,7 @@ def test_the_page_answers_the_five_questions_first(look, run_folder):
 
 
 def test_the_heat_map_tells_the_numbers_of_rollouts_jsonl(look, run_folder):
-    rows = [json.loads(line) for line in (run_folder / "rollouts.jsonl").open()]
+    rows = read_rows(run_folder / "rollouts.jsonl")
     draw = random.Random(7)
     seen = look(run_folder / "report.html")
     for _ in range(5):
@@ -62,15 +62,14 @@ def test_the_heat_map_tells_the_numbers_of_rollouts_jsonl(look, run_folder):
         last = row["updates"][-1]
         for name, column in {"log_ratio": last["log_ratio"], "share": last["share"], **row["per_token"]}.items():
             wanted = column[token] if isinstance(column, list) else column
-            shown = seen.page.locator(f'.rollouts [data-column="{name}"], body > [data-column="{name}"]')
-            shown = shown if shown.count() else seen.page.locator(f'[data-column="{name}"]')
-            assert float(shown.first.inner_text().replace("−", "-")) == pytest.approx(wanted, rel=1e-5, abs=1e-12), name
+            shown = seen.page.locator(f'.rollouts-numbers[data-index="{token}"] [data-column="{name}"]')
+            assert float(shown.inner_text().replace("−", "-")) == pytest.approx(wanted, rel=1e-5, abs=1e-12), name
     assert seen.complaints == []
 
 
 def test_the_browser_of_rollouts_filters_and_opens(look, run_folder):
     seen = look(run_folder / "report.html")
-    rows = [json.loads(line) for line in (run_folder / "rollouts.jsonl").open()]
+    rows = read_rows(run_folder / "rollouts.jsonl")
     count = seen.page.locator(".rollouts .count")
     assert int(count.get_attribute("data-completions")) == len(rows)
     prompt = rows[0]["prompt"]
@@ -80,7 +79,6 @@ def test_the_browser_of_rollouts_filters_and_opens(look, run_folder):
         f"document.querySelector('.rollouts .count').dataset.completions === '{len(holds)}'", timeout=5000
     )
     seen.page.locator('[data-filter="reset"]').click()
-    seen.page.evaluate("document.querySelector('.rollouts details').open = true")  # the filters are folded
     seen.page.locator('[data-filter="kind"]').select_option("mixed")
     shown = int(count.get_attribute("data-groups"))
     assert 0 < shown < len({(r["step"], r["group"]) for r in rows})
@@ -97,7 +95,7 @@ HOSTILE = "<script>window.hit=1</script><img src=x onerror='window.hit=1'></scri
 def test_nothing_in_a_prompt_is_executed(look, run_folder, tmp_path):
     folder = tmp_path / "hostile"
     shutil.copytree(run_folder, folder)
-    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").open()]
+    rows = read_rows(folder / "rollouts.jsonl")
     for row in rows:
         row |= {"prompt": HOSTILE, "completion": HOSTILE, "answer": HOSTILE, "key": HOSTILE}
     (folder / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -114,7 +112,7 @@ def test_nothing_in_a_prompt_is_executed(look, run_folder, tmp_path):
 def test_numbers_that_are_none_leave_gaps_and_a_page_that_works(look, run_folder, tmp_path):
     folder = tmp_path / "gaps"
     shutil.copytree(run_folder, folder)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    rows = read_rows(folder / "metrics.jsonl")
     for row in rows[1:]:
         row |= dict.fromkeys(("entropy_mean", "loss", "pass_rate"), None)
     text = "".join(json.dumps(row) + "\n" for row in rows).replace('"gradient_norm": ', '"gradient_norm": NaN, "was": ')
@@ -142,12 +140,16 @@ def test_runs_side_by_side_share_their_plots(look, run_folder, tmp_path):
     assert seen.requests == []
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def _like(folder: Path, to: Path, name: str, seed: int) -> Path:
     """A run as if of another recipe and seed, its numbers moved a little."""
     shutil.copytree(folder, to, ignore=shutil.ignore_patterns("checkpoints", "report.html"))
     recipe = (to / "recipe.toml").read_text().replace("seed = 0", f"seed = {seed}", 1)
     (to / "recipe.toml").write_text(recipe.replace("beta = 0.04", f"beta = {0.01 if name == 'a' else 0.04}"))
-    rows = [json.loads(line) for line in (to / "metrics.jsonl").open()]
+    rows = read_rows(to / "metrics.jsonl")
     noise = np.random.default_rng(seed)
     for row in rows:
         told: dict[str, Any] = row.get("evaluation", row)

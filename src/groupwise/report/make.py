@@ -15,8 +15,8 @@ from groupwise.report.serve import watch
 from groupwise.report.watched import Watched
 
 REPORT, COMPARISON = "report.html", "comparison.html"
-#: How a page of ours begins; no other file is written over.
-MARK = b"<!doctype html>\n<!-- groupwise -->"
+#: What a page of ours has in its first lines; no other file is written over.
+MARK = b'<meta name="generator" content="groupwise">'
 
 
 class Made(NamedTuple):
@@ -55,6 +55,11 @@ def place(runs: Sequence[Path]) -> Path:
 def demand_ours(path: Path) -> None:
     """Raises UsageError where another kind of file would be written over."""
     if path.is_dir():
-        raise UsageError(f"--out {path}: that is a folder; name a file, such as {path / REPORT}")
-    if path.is_file() and not path.read_bytes()[: len(MARK)].lower().startswith(MARK):
-        raise UsageError(f"--out {path}: the file exists and is no page of groupwise's; choose another name")
+        raise UsageError(f"{path}: that is a folder; name a file, such as --out {path / REPORT}")
+    if path.is_file() and MARK not in _beginning(path):
+        raise UsageError(f"{path}: the file exists and is no page of groupwise's; choose another with --out")
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(1000)
