@@ -149,16 +149,22 @@
     };
   }
 
-  function layoutOf(plot, log, drawn) {
+  /** Pixels within which a point answers: half the way to the next, so that none answers for another step. */
+  function hoverReach(drawn, width) {
+    const most = Math.max(1, ...drawn.filter((trace) => trace.fill !== "toself").map((trace) => trace.x.length));
+    return Math.max(3, Math.ceil(width / most / 2));
+  }
+
+  function layoutOf(plot, log, drawn, width) {
     const base = {
       gridcolor: palette.line, linecolor: palette.line, zeroline: false, ticks: "outside", ticklen: 4, tickcolor: palette.line,
       fixedrange: coarse, color: palette.muted, tickfont: { size: 11.5, color: palette.muted },
     };
     return {
       autosize: true, margin: { l: 44, r: 10, t: 8, b: 38 }, showlegend: false, uirevision: "kept",
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      paper_bgcolor: palette.surface, plot_bgcolor: palette.surface,
       font: { family: palette.font, size: 12, color: palette.muted },
-      hovermode: plot.kind === "points" ? "closest" : "x unified", dragmode: coarse ? false : "zoom",
+      hovermode: plot.kind === "points" ? "closest" : "x unified", hoverdistance: plot.kind === "points" ? 20 : hoverReach(drawn, width), dragmode: coarse ? false : "zoom",
       hoverlabel: { bgcolor: palette.surface, bordercolor: palette.line, font: { family: palette.font, size: 12.5, color: palette.text } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: palette.muted, activecolor: palette.text },
       xaxis: xAxis(plot, base), yaxis: yAxis(plot, base, log, drawn), ...marksOf(plot, log),
@@ -175,7 +181,7 @@
     drawLegend(made);
     describe(made);
     const drawn = traces.tracesOf(plot, page.runs, context);
-    Plotly.react(made.area, drawn, layoutOf(plot, log, drawn), CONFIG);
+    Plotly.react(made.area, drawn, layoutOf(plot, log, drawn, context.width), CONFIG);
     made.node.dataset.drawn = "true";
   }
 

@@ -6,6 +6,7 @@
   const SMOOTH = { off: null, light: { least: 2, share: 0.012 }, strong: { least: 5, share: 0.04 } }; // rows to each side
   const PIXELS_PER_BUCKET = 3; // a bucket keeps its lowest and its highest row
   const WITHOUT_UNIT = new Set(["", "share", "ratio", "level", "norm", "absolute value"]);
+  const MOST_LETTERS = 44;
   const MOST_LINES = 3; // of a stack drawn as lines, for several runs; beyond, their sum
 
   /** The rows that a series of a run is drawn from, null where the run has none of them. */
@@ -32,9 +33,10 @@
     return WITHOUT_UNIT.has(unit) || /share|;/.test(unit) ? number(value) : number(value) + " " + unit;
   }
 
-  /** Text that plotly shows as it is: it reads a few tags. */
+  /** Text that plotly shows as it is, for it reads a few tags; a name too long for a hover box is cut. */
   function plain(text) {
-    return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+    const short = text.length > MOST_LETTERS ? text.slice(0, MOST_LETTERS - 1) + "…" : text;
+    return short.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   }
 
   /** Mean over the rows around each, nearer ones counting more: it lags behind nothing. A gap stays a gap. */
@@ -120,24 +122,36 @@
     };
   }
 
-  function bandOf(run, plot, series, style, context) {
+  /** The columns around a series: the spread of the runs taken together, or the ones that the plot names. */
+  function edgesOf(run, plot, series) {
     const members = run.members > 1 && columnOf(run, plot, series, series.column + ".low");
     const [lowName, highName] = members ? [series.column + ".low", series.column + ".high"] : [series.low, series.high];
     const low = lowName && columnOf(run, plot, series, lowName);
     const high = highName && columnOf(run, plot, series, highName);
-    if (!low || !high) return [];
+    return low && high ? { low, high } : null;
+  }
+
+  function bandOf(run, plot, series, style, context) {
+    const edges = edgesOf(run, plot, series);
+    if (!edges) return [];
     const step = curvesOf(run, plot, series).step;
     const rows = evenly(step.length, context.width);
-    const cut = (values) => onAxis(pick(values, rows), context.log);
-    if (several && !series.column) {
-      const edge = (values) => ({
-        x: pick(step, rows), y: cut(values), type: "scatter", mode: "lines", hoverinfo: "skip",
-        line: { color: style.colour, width: 1, dash: "dot" }, opacity: 0.7,
-      });
-      return [edge(low), edge(high)];
-    }
-    return [band(pick(step, rows), cut(low), cut(high), style.colour, several ? 0.13 : series.column ? 0.22 : 0.12)];
+    const x = pick(step, rows);
+    const [low, high] = [edges.low, edges.high].map((values) => onAxis(pick(values, rows), context.log));
+    const dotted = (y) => ({
+      x, y, type: "scatter", mode: "lines", hoverinfo: "skip", line: { color: style.colour, width: 1, dash: "dot" }, opacity: 0.7,
+    });
+    if (several && !series.column) return [dotted(low), dotted(high)];
+    const area = band(x, low, high, style.colour, several ? 0.13 : series.column ? 0.22 : 0.12);
+    return series.column ? [area] : [area, bandHover(x, high, style, rows.map((row) => between(edges, row)))];
   }
+
+  /** A band without a line has its numbers at its upper edge. */
+  function bandHover(x, y, style, text) {
+    return { x, y, type: "scatter", mode: "lines", line: { width: 0, color: style.colour }, name: plain(style.name), text, hovertemplate: "%{text}" };
+  }
+
+  const between = (edges, row) => `${number(edges.low[row])} to ${number(edges.high[row])}`;
 
   /** Points without a neighbour would not show as a line. */
   function markerSizes(values, size) {
@@ -147,9 +161,9 @@
     });
   }
 
-  function hoverTexts(values, raw, rows, unit) {
+  function hoverTexts(values, raw, rows, unit, edges) {
     return rows.map((row) => {
-      const shown = withUnit(values[row], unit);
+      const shown = withUnit(values[row], unit) + (edges ? ` (${between(edges, row)})` : "");
       return values === raw || several ? shown : `${shown} (raw ${number(raw[row])})`;
     });
   }
@@ -178,7 +192,7 @@
       ...base, x: pick(step, rows), y, name: plain(style.name), mode: sizes.some(Boolean) ? "lines+markers" : "lines",
       line: { color: style.colour, width: 1.8, dash: series.dash },
       marker: { color: style.colour, size: sizes, opacity: 1, line: { width: 0 } },
-      text: hoverTexts(values, raw, rows, plot.unit), hovertemplate: "%{text}",
+      text: hoverTexts(values, raw, rows, plot.unit, edgesOf(run, plot, series)), hovertemplate: "%{text}",
     });
     return traces;
   }
@@ -191,7 +205,7 @@
     return [{
       type: "scatter", mode: rows.length > 1 ? "lines" : "lines+markers", stackgroup: "all", x: pick(curvesOf(run, plot, series).step, rows),
       y: pick(values, rows), name: plain(style.name), line: { color: style.colour, width: 0.8 }, fillcolor: faded(style.colour, 0.55),
-      text: hoverTexts(values, values, rows, plot.unit), hovertemplate: "%{text}",
+      text: hoverTexts(values, values, rows, plot.unit, null), hovertemplate: "%{text}",
     }];
   }
 
