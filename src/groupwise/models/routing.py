@@ -146,7 +146,7 @@ class Replay:
         given = tuple(self._routes.shape[:2])
         if given != shape:
             raise UsageError(
-                f"the routes are of {given[0]} rows of {given[1]} tokens, the forward of {shape[0]} rows of {shape[1]}; "
+                f"the routes are of {given[0]} rows of {given[1]} tokens, the forward of {shape[0]} of {shape[1]}; "
                 "a token without a route is marked in `present`, not left out"
             )
         if self._watched is not None:

@@ -111,8 +111,7 @@ def plotly() -> str:
 
 
 def _assets(names: Sequence[str]) -> tuple[str, ...]:
-    folder = files("groupwise.report").joinpath("assets")
-    return tuple(_asset(name) for name in names if folder.joinpath(name).is_file())
+    return tuple(_asset(name) for name in names)
 
 
 @cache

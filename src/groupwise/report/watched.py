@@ -38,7 +38,7 @@ class Watched:
         self._lines = Tail(self.folder / ROLLOUTS, end)
         self._steps, self._evaluations, self._memory = ByStep(), ByStep(), ByStep()
         self._odd: Counter[str] = Counter()
-        self._first: dict[str, int] = {}
+        self._first: dict[tuple[str, bool], int] = {}
         self._early: list[bytes] = []
         self._groups: list[RolloutGroup] = []
         self._take()
@@ -82,12 +82,12 @@ class Watched:
         return any(tail.restarted for tail in (self._metrics, self._machine, self._lines))
 
     def _know(self, rows: list[dict[str, Any]]) -> None:
-        """Which columns there are, and the first step that has each."""
+        """Which columns there are, and the first step that has each: any number, and one that is not 0."""
         curves = columns.steps(rows)
         for name, values in curves.columns.items():
-            known = [at for at, value in zip(curves.step, values, strict=True) if value is not None]
-            if known and name not in self._first:
-                self._first[name] = known[0]
+            for at, value in zip(curves.step, values, strict=True):
+                if value is not None:
+                    self._first.setdefault((name, bool(value)), at)
 
     def _show(self) -> None:
         """A sample of the rollouts of steps that are done; of the step that is being written, nothing yet."""
@@ -99,7 +99,8 @@ class Watched:
 
     def _plots(self) -> tuple[Plot, ...]:
         held = columns.evaluations(self._evaluations.rows).columns
-        return plots_for({name: [0.0] for name in self._first}, held, ())
+        told = {name: [float((name, True) in self._first)] for name, _ in self._first}
+        return plots_for(told, held, ())
 
     def _told(
         self, restart: bool, steps: Curves, held: Curves, rollouts: Rollouts | None, plots: tuple[Plot, ...]
