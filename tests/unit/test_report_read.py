@@ -83,7 +83,7 @@ def test_a_sound_folder(folder: Path) -> None:
     ("metrics", "steps", "note"),
     [
         (GOOD[:-30], [1, 2, 3, 4], "the last line is cut off and was left out"),
-        (GOOD[:-1], [1, 2, 3, 4], None),
+        (lines(step(1), step(2))[:-1], [1, 2], None),
         (lines(step(1)) + b'{"step": 2, "lo\n' + lines(step(3)), [1, 3], "1 line is cut off or damaged"),
         (lines(step(1)) + b'{"step": 2, "lo' + lines(step(3)), [1, 3], "1 line is cut off or damaged"),
         (lines(step(1))[:-1] + lines(step(2)), [1, 2], "1 line is cut off or damaged"),
@@ -110,6 +110,7 @@ def test_metrics_that_are_not_as_they_should_be(
     assert len(run.notes) == (note is not None)
     assert not note or f"{read.METRICS}: {note}" in run.notes[0]
     columns.steps(run.step_rows)
+    columns.evaluations(run.evaluation_rows)
     json.dumps(run.step_rows, ensure_ascii=False).encode()
 
 
@@ -285,6 +286,10 @@ def test_a_tail_reads_new_bytes_only(tmp_path: Path) -> None:
         file.write(lines(step(500)) + b'{"step"')
     assert [row["step"] for row in tail.take()] == [500]
     assert tail.offset == before + len(lines(step(500)))
+    assert (tail.take(), tail.restarted) == ([], False)
+    path.write_bytes(lines(*map(step, range(2, 600))))
+    assert len(tail.take()) == 598
+    assert tail.restarted
 
 
 @pytest.mark.parametrize(
@@ -307,6 +312,20 @@ def test_a_tail_tells_a_file_that_is_not_the_same(now: bytes, tmp_path: Path) ->
     assert rows == [json.loads(line) for line in now.splitlines()]
     tail.take()
     assert not tail.restarted
+
+
+@pytest.mark.parametrize("changed", [0, 99])
+def test_a_tail_tells_a_long_file_that_differs_at_one_end(changed: int, tmp_path: Path) -> None:
+    """The middle may be the same: a run that goes on from a checkpoint writes its last steps once more."""
+    path = tmp_path / "metrics.jsonl"
+    rows = [step(number) for number in range(100)]
+    path.write_bytes(lines(*rows))
+    tail = Tail(path)
+    tail.take()
+    rows[changed] = step(changed, seconds={"update": 0.7, "generate": 0.25})
+    path.write_bytes(lines(*rows, step(100)))
+    assert len(tail.take()) == 101
+    assert tail.restarted
 
 
 def test_a_tail_of_a_file_that_comes_and_goes(tmp_path: Path) -> None:

@@ -146,6 +146,20 @@ def test_no_more_groups_than_the_browser_can_filter(tmp_path: Path) -> None:
     found = sample(path, most_groups=50)
     assert len(found.groups) == 50
     assert found.words.startswith("200 of 2,560 completions: 50 whole groups from 10 of 40 steps")
+    gaps = {b - a for a, b in pairwise(sorted({one.step for one in found.groups}))}
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_steps_stay_spread_where_a_page_holds_fewer_groups_than_the_file_promised(tmp_path: Path) -> None:
+    """A number that stands for all tokens is one number in the file and many in the page."""
+    told = {f"c{i}": 0.1234567 for i in range(20)}
+    made = {"pieces": ["x"] * 50, "per_token": told}
+    path = file(tmp_path, dumped(*(one for step in range(1, 101) for one in group(step, 0, **made))))
+    found = sample(path, bytes_budget=400_000)
+    steps = [one.step for one in found.groups]
+    assert 5 < len(steps) < 50
+    assert (steps[0], steps[-1]) == (1, 100)
+    assert max(b - a for a, b in pairwise(steps)) <= 2.1 * 100 / (len(steps) - 1)
 
 
 def test_only_the_later_lines_of_a_step_that_was_written_twice(tmp_path: Path) -> None:
@@ -174,6 +188,14 @@ def test_a_group_with_a_line_that_is_gone_or_damaged_is_left_out_whole(
     )
     assert all(len(one.completions) == 4 for one in found.groups)
     assert {number for _, number in places(found.groups)} == {0, 1, 2} - {place // 4}
+    assert found.words.startswith("8 of 11 completions: 2 whole groups from 1 of 1 step")
+
+
+@pytest.mark.parametrize("place", range(11))
+def test_half_a_line_that_runs_into_the_next_one_takes_the_groups_of_both(place: int, tmp_path: Path) -> None:
+    found = sample(file(tmp_path, b"".join([*LINES[:place], LINES[place][:200], *LINES[place + 1 :]])))
+    assert all(len(one.completions) == 4 for one in found.groups)
+    assert {number for _, number in places(found.groups)} == {0, 1, 2} - {place // 4, (place + 1) // 4}
 
 
 @pytest.mark.parametrize("cut", range(1, 400, 23))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +104,17 @@ ABOUT["algorithm"] = {"name": "grpo", "paper": "a paper, 2024", "watch": "share_
 ABOUT["algorithm"]["parts"] = PARTS
 
 
-def test_what_was_run() -> None:
+@pytest.fixture
+def in_tokyo() -> Iterator[None]:
+    """A place whose clocks show another time than UTC."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_what_was_run(in_tokyo: None) -> None:
     short, parts = facts.tables(run(RECIPE, ABOUT, None))
     assert dict(short.rows) == {
         "folder": "runs/x",
@@ -136,7 +148,13 @@ def test_what_was_run_in_a_folder_from_before() -> None:
 
 
 @pytest.mark.parametrize(
-    "about", [{}, {"algorithm": 3, "versions": [], "resumed": {}, "started": "x"}, {"algorithm": {"parts": [1]}}]
+    "about",
+    [
+        {},
+        {"algorithm": 3, "versions": [], "resumed": {}, "started": "x"},
+        {"algorithm": {"parts": [1]}},
+        {"algorithm": {"parts": 3}},
+    ],
 )
 def test_what_was_run_in_a_folder_that_says_little(about: dict[str, Any]) -> None:
     for recipe in (None, {}, {"task": 3, "algorithm": [], "prompts_per_step": "many"}):
