@@ -81,10 +81,17 @@
     let lastTime = OVER.includes(status.state);
     let over = false;
 
+    /** The status has its own place in words; here only how far, "step 12 of 60" where they say that. */
+    function far() {
+      const told = /step [\d,]+ of [\d,]+/.exec(status.words);
+      if (told) return told[0];
+      return have.step < 0 ? "no step yet" : `step ${have.step}`;
+    }
+
     function tell() {
-      if (trouble) show("lost", over ? trouble : `${trouble}, trying again`, null);
-      else if (over) show("over", status.words, null);
-      else show("going", `live, ${status.words}`, (Date.now() - heard) / 1000);
+      if (trouble) show("lost", `${trouble}, trying again`, null);
+      else if (over) show("over", `no longer watched: the run has ${status.state}`, null);
+      else show("going", `live, ${far()}`, (Date.now() - heard) / 1000);
     }
 
     function wait() {
