@@ -299,11 +299,23 @@ def test_entropy_that_falls_while_the_run_learns_is_no_cliff() -> None:
     assert "entropy cliff" not in named(findings(rows, RECIPE))
 
 
+def test_entropy_that_changes_a_little_is_neither_a_cliff_nor_an_explosion() -> None:
+    falls = planted(entropy_mean=lambda i: 1.0 if i < 5 else 0.5, pass_rate=0.6)
+    assert "entropy cliff" not in named(findings(falls, RECIPE))
+    rises = planted(entropy_mean=lambda i: 1.0 if i < 5 else 1.4, pass_rate=lambda i: 0.7 - 0.05 * i)
+    assert "entropy explosion" not in named(findings(rises, RECIPE))
+
+
 def test_a_curriculum_may_lower_the_pass_rate() -> None:
     rows = planted(pass_rate=0.3)
     for row in rows:
         row["sources.sums.level"] = row["step"] // 31
     assert "pass rate falling" not in named(findings(rows, RECIPE))
+
+
+def test_only_a_run_at_its_end_was_stopped_too_early() -> None:
+    assert "still rising" in named(findings(healthy(), RECIPE))
+    assert "still rising" not in named(findings(healthy(), recipe(steps=80)))
 
 
 def test_an_older_run_has_its_engine_gap_from_the_mean() -> None:
@@ -335,7 +347,13 @@ def test_a_spike_that_was_clipped_long_ago_is_no_warning() -> None:
     assert named(findings(rows, RECIPE))["gradient spikes"].tone == NEUTRAL
     watch = Watch(RECIPE)
     assert [row["step"] for row in rows for f in watch(row) if f.name == "gradient spikes"] == [21]
-    assert "gradient spikes" not in named(findings(planted(1, gradient_norm_max=0.9, gradient_norm=0.01), RECIPE))
+    harmless = everywhere(gradient_norm=0.01, gradient_norm_max=0.02)
+    harmless[-1]["gradient_norm_max"] = 0.9  # 90 times the steps before, and still below the clip
+    assert "gradient spikes" not in named(findings(harmless, RECIPE))
+    for row in rows[21:]:
+        row["gradient_norm"] = 10.0  # what comes later says nothing of what was a spike then
+    words = named(findings(rows, RECIPE))["gradient spikes"].words
+    assert words.startswith("The gradient's norm jumped to 30 at step 21")
 
 
 def test_short_completions_are_named_where_gspos_epsilons_do_not_fit() -> None:
