@@ -211,7 +211,7 @@ def _leave_report(plan: Blueprint, view: View) -> None:
         make([plan.folder])
     except Exception as error:  # nothing of the run is lost, and `groupwise report` shows the same again
         words = str(error) if isinstance(error, GroupwiseError) else f"{type(error).__name__}: {error}"
-        view.say(f"no report was made ({words}); the run is whole. Try: groupwise report {plan.folder}")
+        view.note(f"no report was made ({words}); the run is whole. Try: groupwise report {plan.folder}")
 
 
 def _build_or_discard(plan: Blueprint, book: Journal, view: View, stop: Callable[[], bool], fresh: bool) -> loop.Run:

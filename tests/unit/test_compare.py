@@ -220,6 +220,7 @@ def test_runs_given_by_another_name_of_the_same_folder_are_refused_in_one_line()
         ),
         ([{"steps": 20}, {"steps": 100}, {"steps": 3}], ["steps 3", "steps 20", "steps 100"]),
         ([{"model": "a/b"}, {"model": "a/c"}], ["a/b", "a/c"]),
+        ([{"steps": 1}, {"steps": 2, "model": "b"}, {"steps": 3}], ["steps 1", "steps 2", "steps 3"]),
         ([{}, {"critic": {"warmup_steps": 5}}], ["warmup_steps 5", "warmup_steps not set"]),
         ([{"critic": {"from": ""}}, {"critic": {"from": "x"}}], ['from ""', "from x"]),
         ([{"critic": {"on": True}}, {"critic": {"on": False}}], ["on false", "on true"]),
@@ -238,6 +239,8 @@ def test_a_label_is_the_fewest_keys_that_tell_the_groups_apart(changes, labels):
 def test_groups_stand_in_the_order_of_their_values():
     members = [member(f"run-{steps}", recipe={"steps": steps}) for steps in (100, 20, 3)]
     assert [group.label for group in grouped(members)] == ["steps 3", "steps 20", "steps 100"]
+    members = [member(f"run-{i}", recipe={"model": model}) for i, model in enumerate(("c", "a", "b"))]
+    assert [group.label for group in grouped(members)] == ["a", "b", "c"]
 
 
 def test_where_no_few_keys_tell_recipes_apart_the_runs_names_do():
@@ -411,6 +414,8 @@ def test_two_runs_of_one_seed_each_are_told_apart_by_problems_alone():
     table = differences(grouped([member("grpo-0", 0.90), member("dapo-0", 0.95, recipe=DAPO)]))
     assert table.rows[0][2] == "-0.078 to -0.022 (normal over problems, one run each)"
     assert "another seed may say otherwise" in table.rows[0][4]
+    assert table.words == "", "nothing of Welch where there are no seeds to compare"
+    assert "Welch" in differences(grouped(six())).words
 
 
 def test_of_many_groups_the_best_is_set_against_the_next():
@@ -485,7 +490,9 @@ def test_scores_that_are_no_numbers():
 
 
 def test_a_reward_models_score_is_measured_where_there_is_no_pass_rate():
-    rows = [{"step": s, "evaluation": {"avg_at_k": None, "learned_mean": value}} for s, value in ((0, -1.0), (3, 2.5))]
+    asked = {"avg_at_k": None, "problems": 100, "samples": 4}
+    rows = [{"step": s, "evaluation": {**asked, "learned_mean": value}} for s, value in ((0, -1.0), (3, 2.5))]
+    assert score_of(member(evaluation_rows=rows)).interval is None, "the standard error is a pass rate's"
     learned = [member(f"ppo-{s}", seed=s, evaluation_rows=rows, recipe={"steps": 4}) for s in range(2)]
     table = tables(grouped(learned))[0]
     assert row(table, "grpo (2 seeds)")["held-out learned score"] == "2.500"

@@ -194,7 +194,7 @@ def differences(groups: Sequence[Group]) -> Table | None:
     """One row a pair of groups that were evaluated, at most MOST_PAIRS; None where there is no pair."""
     scored = [group for group in groups if scores_of(group)]
     pairs = list(combinations(scored, 2))
-    words = [ABOUT_WELCH]
+    words = [ABOUT_WELCH] if any(len(scores_of(group)) > 1 for group in scored) else []
     if len(pairs) > MOST_PAIRS:
         ranked = sorted(scored, key=_score_mean)
         words.insert(0, f"{MOST_PAIRS} of {len(pairs)} pairs: the highest score against the next.")
