@@ -182,8 +182,8 @@ def replay_routes(
     """Run one forward of `model`, and its backward, on the given experts; gates' weights come from the live logits.
 
     The backward belongs inside the `with`: activation checkpointing runs the routers again there, and torch refuses a
-    backward outside, where they would choose anew. One `with` inside
-    another over the same model is refused; record_routes inside it records what was replayed.
+    backward outside, where they would choose anew. One replay inside another over the same model is refused;
+    record_routes inside it records what was replayed.
 
     routes   what record_routes gave, or [N,T,L,K] integers
     present  [N,T] bool, False where a token has no route and chooses for itself; None: all have one
@@ -313,7 +313,7 @@ def _check_routes(routes: Tensor, present: Tensor | None, found: Sequence[Router
             f"`present` has shape {tuple(present.shape)} and is {present.dtype}; it has to be bool and of shape "
             f"{tuple(routes.shape[:2])}, a place for each token of the routes"
         )
-    _check_experts(routes.flatten(0, 1) if present is None else routes[present], found)
+    _check_experts(routes.flatten(0, 1) if present is None else routes[present.to(routes.device)], found)
 
 
 def _check_experts(routes: Tensor, found: Sequence[Router]) -> None:
