@@ -68,6 +68,7 @@ def test_the_load_gradient_is_the_closed_form() -> None:
     """E / tokens * p_e (f_e - sum_j f_j p_j), and none through the share."""
     logits = normal(2, 5, 4).requires_grad_()
     share = load_share(torch.tensor([[0, 1], [0, 1], [0, 2], [0, 3]]), 4)
+    assert share.tolist() == [0.5, 0.25, 0.125, 0.125]
     Balance(load=1.0)(logits, share, 5).backward()
     p = logits.detach().softmax(-1)
     torch.testing.assert_close(logits.grad, 4 / 5 * p * (share - (p @ share)[:, None]))
