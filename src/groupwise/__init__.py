@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from groupwise.algo import Algorithm, LossOut
     from groupwise.catalog import algorithm
     from groupwise.errors import CheckFailed, GroupwiseError, RunError, UsageError
+    from groupwise.models.routing import record_routes, replay_routes
     from groupwise.parts.advantage import gae
     from groupwise.parts.shaping import overlong_penalty
     from groupwise.run import Run, train
@@ -27,6 +28,8 @@ __all__ = [
     "algorithm",
     "gae",
     "overlong_penalty",
+    "record_routes",
+    "replay_routes",
     "task",
     "train",
 ]
@@ -42,6 +45,8 @@ _HOME = {
     "algorithm": "catalog",
     "gae": "parts.advantage",
     "overlong_penalty": "parts.shaping",
+    "record_routes": "models.routing",
+    "replay_routes": "models.routing",
     "task": "tasks",
     "train": "run",
 }

@@ -78,7 +78,7 @@ class Routes:
     """What one forward chose. Empty until the forward has run."""
 
     def __init__(self, found: Sequence[Router]) -> None:
-        self._dtype = route_dtype(max(r.experts for r in found))
+        self._routers, self._dtype = found, route_dtype(max(r.experts for r in found))
         self._layers: list[Tensor | None] = [None] * len(found)
         self._shape: tuple[int, int] | None = None
 
@@ -87,18 +87,23 @@ class Routes:
         """[N,T,L,K] on the CPU, uint8 (int16 above 256 experts). Raises UsageError before a forward has run."""
         layers = [choice for choice in self._layers if choice is not None]
         if self._shape is None or len(layers) < len(self._layers):
-            raise UsageError("no routes were recorded: run the model's forward inside `with record_routes(model)`")
-        return torch.stack([layer.view(*self._shape, -1) for layer in layers], dim=2)
+            raise UsageError(
+                "no routes were recorded: run a forward of the very model that was given, not of a part of it, inside "
+                "`with record_routes(model)`"
+            )
+        for router, layer in zip(self._routers, layers, strict=True):
+            _check_length(router, self._shape[0] * self._shape[1], len(layer))
+        return torch.stack([layer.view(*self._shape, -1).cpu() for layer in layers], dim=2)
 
     def begin(self, shape: tuple[int, int]) -> None:
         """A forward over [N,T] tokens begins. Raises UsageError on a second one."""
         if self._shape is not None:
-            raise UsageError("one forward for each `with record_routes(model)`: a second would overwrite the routes")
+            raise UsageError("one forward for each `with`: a second one would overwrite the routes of the first")
         self._shape = shape
 
     def take(self, layer: int, choice: Tensor) -> None:
         """[N*T,K] of one layer; the same again where activation checkpointing runs it twice."""
-        self._layers[layer] = choice.detach().to("cpu", self._dtype)
+        self._layers[layer] = choice.detach().to(self._dtype)  # on its device: a copy to the CPU would wait for it
 
 
 @contextmanager
@@ -126,12 +131,13 @@ def record_routes(model: nn.Module) -> Iterator[Routes]:
 class Replay:
     """A replay that goes on.
 
-    live     positions that had no route and were routed live, once the forward has run
+    live     positions without a route, routed live: padding counts where `present` is False there
     own      [N,T,L,K] what the routers would have chosen themselves, where the replay was asked to watch
     """
 
     def __init__(self, found: Sequence[Router], routes: Tensor, present: Tensor | None, watch: bool) -> None:
         self._routers, self._routes, self._present = found, routes, present
+        self._forced: Tensor | None = None
         self._watched = Routes(found) if watch else None
         self.live = 0 if present is None else int((~present).sum())
 
@@ -143,7 +149,7 @@ class Replay:
 
     def begin(self, shape: tuple[int, int]) -> None:
         """A forward over [N,T] tokens begins. Raises UsageError where the routes are of another shape."""
-        given = tuple(self._routes.shape[:2])
+        given = self._routes.shape[:2]
         if given != shape:
             raise UsageError(
                 f"the routes are of {given[0]} rows of {given[1]} tokens, the forward of {shape[0]} of {shape[1]}; "
@@ -151,21 +157,19 @@ class Replay:
             )
         if self._watched is not None:
             self._watched.begin(shape)
+        # One transfer for all layers: they are small integers, and a transfer for each would be waited for.
+        device = next(self._routers[0].module.parameters()).device
+        self._forced = self._routes.flatten(0, 1).to(device)
+        self._present = None if self._present is None else self._present.flatten()[:, None].to(device)
 
     def route(self, layer: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The router's own forward, with its choice taken from the routes."""
-        router = self._routers[layer]
-        device = next(router.module.parameters()).device
-        forced = self._routes[:, :, layer].flatten(0, 1).to(device, torch.int64)
-        present = None if self._present is None else self._present.flatten().to(device)
-        question = _Question(router, forced, present)
+        if self._forced is None:
+            raise UsageError("a part of the model ran: replay_routes has to be given the very model that runs")
+        question = _Question(self._routers[layer], self._forced[:, layer].long(), self._present)
         with question:
             out = forward(*args, **kwargs)
-        if question.asked != 1 or not torch.equal(_choice(router, out).long(), question.answer):
-            raise UsageError(
-                f"{router.name} ({type(router.module).__name__}) does not choose its experts by one torch.topk over "
-                f"all {router.experts} of them: its routes cannot be replayed"
-            )
+        _check_answer(question, out)
         if self._watched is not None:
             self._watched.take(layer, question.own)
         return out
@@ -177,12 +181,16 @@ def replay_routes(
 ) -> Iterator[Replay]:
     """Run one forward of `model`, and its backward, on the given experts; gates' weights come from the live logits.
 
+    The backward belongs inside the `with`: activation checkpointing runs the routers again there, and torch refuses a
+    backward outside, where they would choose anew. One replay inside another over the same model is refused;
+    record_routes inside it records what was replayed.
+
     routes   what record_routes gave, or [N,T,L,K] integers
     present  [N,T] bool, False where a token has no route and chooses for itself; None: all have one
     watch    keep what the routers would have chosen, in `own`
 
-    Raises UsageError for a dense model, for routes of another depth, number or length, and for a router that cannot be
-    replayed.
+    Raises UsageError for a dense model, for routes of another depth, number or length, for experts out of range or
+    twice in one token, and for a router that cannot be replayed.
 
         with replay_routes(model, routes):
             model(input_ids=ids).logits.sum().backward()
@@ -190,6 +198,8 @@ def replay_routes(
     found = need_routers(model)
     given = routes.tensor if isinstance(routes, Routes) else routes
     _check_routes(given, present, found)
+    if any(_replays(router.module) for router in found):
+        raise UsageError("a replay over this model is already going on: end its `with` before the next")
     replay = Replay(found, given, present, watch)
     with _forward_of(model, replay.begin), ExitStack() as stack:
         for layer, router in enumerate(found):
@@ -201,31 +211,30 @@ def replay_routes(
 class _Question(TorchFunctionMode):
     """Answers a router's torch.topk over all experts with the given ones, and with today's values at them.
 
-    forced [tokens,K] int64; present [tokens] bool or None. After: `answer` and `own` [tokens,K], `asked` how often.
+    forced [tokens,K] int64; present [tokens,1] bool or None. After: `answer` and `own` [tokens,K], `asked` how often,
+    and whether the router is `limited`: it asked about something else than all experts too, groups of them.
     """
 
     def __init__(self, router: Router, forced: Tensor, present: Tensor | None) -> None:
         super().__init__()
         self.router, self.forced, self.present = router, forced, present
-        self.asked = 0
+        self.asked, self.limited = 0, False
         self.answer = self.own = forced
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func not in (torch.topk, Tensor.topk) or not self._is_choice(args[0] if args else kwargs["input"], out):
+        if func not in (torch.topk, Tensor.topk):
             return out
-        values = args[0] if args else kwargs["input"]
+        values = args[0] if args else (kwargs or {})["input"]
+        # With a single group of experts its members are asked about in [tokens,1,E]: only [tokens,E] is the choice.
+        if values.dim() != 2 or values.shape[1] != self.router.experts or out.indices.shape[1] != self.router.chosen:
+            self.limited = True
+            return out
+        _check_length(self.router, len(self.forced), len(values))
         self.asked += 1
-        self.own = out.indices
-        if self.present is None:
-            self.answer = self.forced
-        else:
-            self.answer = torch.where(self.present[:, None], self.forced, out.indices)
+        self.own, forced = out.indices, self.forced.to(values.device)
+        self.answer = forced if self.present is None else forced.where(self.present.to(values.device), self.own)
         return torch.return_types.topk((values.gather(-1, self.answer), self.answer))  # type: ignore[attr-defined]
-
-    def _is_choice(self, values: Tensor, out: Any) -> bool:
-        """Group-limited routers ask topk about groups first, in other shapes."""
-        return values.shape == (len(self.forced), self.router.experts) and out.indices.shape == self.forced.shape
 
 
 def changed(routes: Tensor, other: Tensor) -> Tensor:
@@ -260,14 +269,17 @@ def lay_out(rows: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
 
 def _choice(router: Router, out: object) -> Tensor:
     """The [tokens,K] integers in a router's answer."""
-    told = out if isinstance(out, (tuple, list)) else (out,)
-    found = [part for part in told if isinstance(part, Tensor) and not part.is_floating_point() and part.dim() >= 2]
+    found = [part for part in _parts(out) if not part.is_floating_point() and part.dim() == 2]
     if len(found) != 1 or found[0].shape[-1] != router.chosen:
         raise UsageError(
             f"{router.name} ({type(router.module).__name__}) does not return the {router.chosen} experts of each "
             "token: its routes cannot be understood"
         )
-    return found[0].flatten(0, -2)
+    return found[0]
+
+
+def _parts(out: object) -> list[Tensor]:
+    return [part for part in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(part, Tensor)]
 
 
 @contextmanager
@@ -276,8 +288,9 @@ def _forward_of(model: nn.Module, begin: Callable[[tuple[int, int]], None]) -> I
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         told = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args]
-        shape = next(t.shape for t in told if isinstance(t, Tensor))
-        begin((int(shape[0]), int(shape[1])))
+        shapes = [t.shape for t in told if isinstance(t, Tensor) and t.dim() >= 2]
+        if shapes:  # the model itself refuses a call without tokens
+            begin((int(shapes[0][0]), int(shapes[0][1])))
 
     handle = model.register_forward_pre_hook(before, with_kwargs=True)
     try:
@@ -288,18 +301,64 @@ def _forward_of(model: nn.Module, begin: Callable[[tuple[int, int]], None]) -> I
 
 def _check_routes(routes: Tensor, present: Tensor | None, found: Sequence[Router]) -> None:
     layers, chosen = len(found), found[0].chosen
+    if routes.is_floating_point() or routes.dtype == torch.bool:
+        raise UsageError(f"the routes are {routes.dtype}: they have to be the numbers of experts, integers")
     if routes.dim() != 4 or routes.shape[2] != layers or routes.shape[3] != chosen:
         raise UsageError(
             f"the routes have shape {tuple(routes.shape)}; this model needs [rows, tokens, {layers}, {chosen}]: "
             f"{layers} layers with experts, {chosen} of them for a token"
         )
-    if present is not None and present.shape != routes.shape[:2]:
-        raise UsageError(f"`present` has shape {tuple(present.shape)}, the routes are of {tuple(routes.shape[:2])}")
-    least = min(r.experts for r in found)
-    if routes.numel() and (int(routes.min()) < 0 or int(routes.max()) >= least):
+    if present is not None and (present.shape != routes.shape[:2] or present.dtype != torch.bool):
         raise UsageError(
-            f"the routes name experts {int(routes.min())} to {int(routes.max())}; there are 0 to {least - 1}"
+            f"`present` has shape {tuple(present.shape)} and is {present.dtype}; it has to be bool and of shape "
+            f"{tuple(routes.shape[:2])}, a place for each token of the routes"
         )
+    _check_experts(routes.flatten(0, 1) if present is None else routes[present.to(routes.device)], found)
+
+
+def _check_experts(routes: Tensor, found: Sequence[Router]) -> None:
+    """Routes [tokens,L,K] of tokens that have one."""
+    ordered = routes.sort(-1).values
+    for layer, router in enumerate(found) if len(routes) else ():
+        least, most = int(ordered[:, layer, 0].min()), int(ordered[:, layer, -1].max())
+        if least < 0 or most >= router.experts:
+            raise UsageError(
+                f"the routes name experts {least} to {most} for {router.name}, which has 0 to {router.experts - 1}"
+            )
+    twice = (ordered[..., 1:] == ordered[..., :-1]).flatten(1).any(1)
+    if bool(twice.any()):
+        raise UsageError(
+            f"the routes name an expert twice in one layer, for {int(twice.sum())} tokens of {len(twice)}: a router "
+            "never does, so these were not recorded; mark tokens without a route in `present`"
+        )
+
+
+def _check_length(router: Router, tokens: int, ran: int) -> None:
+    if ran != tokens:
+        raise UsageError(f"{router.name} ran over {ran} tokens of a forward over {tokens}: its routes have no places")
+
+
+def _check_answer(question: _Question, out: object) -> None:
+    """Refuse a router that asked otherwise than understood, or did not take the answer."""
+    router, chosen = question.router, _choice(question.router, out)
+    # The same memory is the same answer; comparing it would make the CPU wait for a GPU in every layer.
+    taken = chosen.data_ptr() == question.answer.data_ptr() or torch.equal(chosen.long(), question.answer)
+    if question.asked != 1 or not taken:
+        raise UsageError(
+            f"{router.name} ({type(router.module).__name__}) does not choose its experts by one torch.topk over "
+            f"all {router.experts} of them: its routes cannot be replayed"
+        )
+    gates = [part for part in _parts(out) if part.is_floating_point() and part.shape == question.answer.shape]
+    if question.limited and any(bool((part == 0).any()) for part in gates):
+        raise UsageError(
+            f"{router.name} ({type(router.module).__name__}) gives weight 0 to experts outside today's best groups: "
+            "routes that need such a group cannot be replayed"
+        )
+
+
+def _replays(module: Any) -> bool:
+    """Whether a replay holds this router now."""
+    return isinstance(getattr(getattr(vars(module).get("forward"), "func", None), "__self__", None), Replay)
 
 
 def _restore(module: Any, own: object) -> None:

@@ -8,7 +8,6 @@ itself would make it depend on that: the mean of products is not the product of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,11 +22,13 @@ class Balance:
     f_e is the share of the batch's choices that fell on expert e (no gradient), P_e the mean over its tokens of
     softmax(x)_e. An even load gives the first term 1, its least where f follows P (Switch Transformer, 2101.03961, with
     shares of choices in place of shares of tokens); the second is the router z-loss (ST-MoE, 2202.08906).
+    P is the softmax of the logits for every router, also for one that weighs its experts by a sigmoid (DeepSeek-V3) and
+    adds a bias before it chooses: the loss then pulls on the logits, and knows nothing of the bias or of the groups.
     """
 
     load: float = 0.0
     z: float = 0.0
-    equation: ClassVar[str] = "load * E sum_e f_e P_e + z * mean_t (log sum_e exp x_te)^2"
+    equation = "load * E sum_e f_e P_e + z * mean_t (log sum_e exp x_te)^2"
 
     @property
     def none(self) -> bool:
