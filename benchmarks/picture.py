@@ -1,48 +1,45 @@
-"""The picture of README: pass rate and completion length over the steps of runs, a line a seed, their mean in bold.
+"""A picture of a report's plots, as a browser draws them, for a README: needs chromium.
 
-python benchmarks/picture.py docs/quickstart.svg runs/sweep/quickstart-*
+python benchmarks/picture.py runs/comparison.html docs/comparison.png pass-rate length
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections import defaultdict
 from pathlib import Path
 
-import matplotlib as mpl
+from playwright.sync_api import sync_playwright
 
-mpl.use("agg")
-from matplotlib import pyplot as plt
-
-from groupwise.journal import read_metrics
-from groupwise.run import summary_of
-
-# Two colours that colour-blind eyes tell apart, on white and on black.
-COLOURS = ("#0072b2", "#d55e00")
-PANELS = (("pass_rate", "pass rate while training"), ("length_mean", "completion length, tokens"))
+#: CSS pixels; twice as many dots, so that it stays sharp on a fine screen.
+WIDTH, HEIGHT, DOTS, MARGIN = 1280, 900, 2, 12
 
 
-def main(target: Path, folders: list[Path]) -> None:
-    """Draw every run's curves, grouped by algorithm."""
-    runs: dict[str, list[Path]] = defaultdict(list)
-    for folder in folders:
-        runs[summary_of(folder)["algorithm"]].append(folder)
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(9, 3.2), layout="constrained")
-    for (name, own), colour in zip(sorted(runs.items(), reverse=True), COLOURS, strict=False):
-        rows = [[r for r in read_metrics(folder) if "pass_rate" in r] for folder in sorted(own)]
-        for axis, (key, title) in zip(axes, PANELS, strict=True):
-            curves = [[r[key] for r in run] for run in rows]
-            for curve in curves:
-                axis.plot(range(1, len(curve) + 1), curve, color=colour, alpha=0.25, linewidth=0.8)
-            mean = [sum(values) / len(values) for values in zip(*curves, strict=True)]
-            axis.plot(range(1, len(mean) + 1), mean, color=colour, linewidth=2, label=f"{name}, {len(own)} seeds")
-            axis.set(title=title, xlabel="step")
-    axes[0].legend(frameon=False, loc="lower right")
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.2)
-    figure.savefig(target)
+def main(page: Path, target: Path, plots: list[str]) -> None:
+    """Draw `page` in light colours and keep what surrounds the named plots, and the legend of runs above them."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("picture: chromium is not installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        view = browser.new_page(
+            viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=DOTS, color_scheme="light"
+        )
+        view.goto(page.resolve().as_uri())
+        # The bar stays on top of what scrolls; in a picture it would cover the plots.
+        view.add_style_tag(content="#bar { position: static !important } .plot .head button { display: none }")
+        view.evaluate("groupwise.plots.drawAll()")
+        for name in plots:
+            view.wait_for_selector(f'[data-plot="{name}"][data-drawn="true"]')
+        boxes = [view.locator(f'[data-plot="{name}"]').bounding_box() for name in plots]
+        sides = [box for box in boxes if box is not None]
+        left, top = min(b["x"] for b in sides) - MARGIN, min(b["y"] for b in sides) - MARGIN
+        right = max(b["x"] + b["width"] for b in sides) + MARGIN
+        bottom = max(b["y"] + b["height"] for b in sides) + MARGIN
+        clip = {"x": left, "y": top, "width": right - left, "height": bottom - top}
+        view.screenshot(path=str(target), clip=clip, full_page=True)
+        browser.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [Path(p) for p in sys.argv[2:]])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
