@@ -18,8 +18,8 @@ from groupwise.health import BAD, GOOD, NEUTRAL, WARN, WATCHERS, Finding, Watch,
 from groupwise.report.answers import QUESTIONS, Told, answers, check_lines, interval
 from groupwise.report.data import RolloutGroup
 from groupwise.symptoms.base import RECENT, History, percent
-from groupwise.symptoms.policy import later_share
 from groupwise.symptoms.signal import windows
+from groupwise.symptoms.updates import later_share
 
 DOCS = Path(__file__).parents[2] / "docs"
 
