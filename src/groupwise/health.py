@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from groupwise.symptoms import policy, progress, signal
+from groupwise.symptoms import policy, progress, signal, updates
 from groupwise.symptoms.base import BAD, GOOD, NEUTRAL, RECENT, WARN, Finding, History, Row, Watcher
 
 __all__ = ["BAD", "GOOD", "NEUTRAL", "WARN", "WATCHERS", "Finding", "Watch", "findings", "table"]
 
-WATCHERS: tuple[Watcher, ...] = (*policy.WATCHERS, *signal.WATCHERS, *progress.WATCHERS)
+WATCHERS: tuple[Watcher, ...] = (*policy.WATCHERS, *updates.WATCHERS, *signal.WATCHERS, *progress.WATCHERS)
 
 #: Steps that a run keeps in mind while it goes on: a fall is seen against the best ten of them.
 KEPT = 5 * RECENT

@@ -18,8 +18,8 @@ from groupwise.health import BAD, GOOD, NEUTRAL, WARN, WATCHERS, Finding, Watch,
 from groupwise.report.answers import QUESTIONS, Told, answers, check_lines, interval
 from groupwise.report.data import RolloutGroup
 from groupwise.symptoms.base import RECENT, History, percent
-from groupwise.symptoms.policy import later_share
 from groupwise.symptoms.signal import windows
+from groupwise.symptoms.updates import later_share
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -239,6 +239,206 @@ def test_what_a_finding_is_for_raises_it(name: str) -> None:
     assert re.fullmatch(r"[A-Z\d].*\.", found.words)
     assert found.advice
     assert not found.advice.endswith(".")
+
+
+def looks(name: str, rows: Rows, told: dict[str, Any]) -> Any:
+    """What the finding alone says of rows, evaluations among them or not."""
+    steps = [row for row in rows if "evaluation" not in row]
+    return next(w for w in WATCHERS if w.name == name).look(
+        History(steps, [row for row in rows if "evaluation" in row], told)
+    )
+
+
+def rates(*pieces: tuple[int, float], spread: float = 0.0, **changes: Any) -> Rows:
+    """Steps whose pass rate is each piece's for its number of steps, up and down by `spread`."""
+    flat = [rate for count, rate in pieces for _ in range(count)]
+    rows = [dict(healthy()[0], step=i + 1, pass_rate=rate + spread * (-1) ** i) for i, rate in enumerate(flat)]
+    return [{**row, **changes} for row in rows]
+
+
+def rising_level(rows: Rows) -> Rows:
+    return [{**row, "sources.sums.level": row["step"] // 31} if "evaluation" not in row else row for row in rows]
+
+
+FORMAT_FLAT = {"rewards.format.spread_within_groups": 0.0}
+
+#: Just inside and just outside of each limit, and what excuses a finding: (finding, rows, recipe, whether it speaks).
+LIMITS: list[tuple[str, Rows, dict[str, Any], bool]] = [
+    (
+        "few mixed groups",
+        planted(groups_all_right_share=0.45, groups_mixed_share=0.22, groups_all_wrong_share=0.33),
+        RECIPE,
+        False,
+    ),
+    ("generation dropped", dropping(generated_tokens_dropped=2800), DAPO, False),
+    ("generation dropped", dropping(generated_tokens_dropped=3200), DAPO, True),
+    ("completions cut off", planted(truncated_share=0.09), RECIPE, False),
+    ("completions cut off", planted(truncated_share=0.12), RECIPE, True),
+    ("length bias", planted(length_wrong_mean=20.0, length_right_mean=12.0), RECIPE, False),
+    ("length bias", planted(length_wrong_mean=7.5, length_right_mean=3.0), RECIPE, False),
+    ("reward model cannot tell", planted(learned_right_mean=0.55, learned_wrong_mean=0.5), JUDGED, False),
+    ("reward without spread", planted(**{"rewards.task.spread_within_groups": 0.0}), WITH_FORMAT, False),
+    ("reward without spread", planted(pass_rate=0.97, **FORMAT_FLAT), WITH_FORMAT, False),
+    ("nothing right", planted(pass_rate=lambda i: 0.1 * (i == 5)), WITH_FORMAT, False),
+    ("fallback", [*planted(3, groups_fallback=4), *rates((10, 0.8))], DAPO, False),
+    ("completions without a score", planted(1, unscored_completions=7, learned_mean=0.5), JUDGED, True),
+    ("completions without a score", everywhere(unscored_completions=512, learned_mean=0.5), JUDGED, False),
+    ("pass rate falling", rates((20, 0.6), (10, 0.55)), RECIPE, False),
+    ("pass rate falling", rates((10, 0.56), (10, 0.42), spread=0.4), RECIPE, False),
+    ("pass rate falling", rates((3, 0.9), (30, 0.6)), RECIPE, False),
+    ("pass rate falling", rates((10, 0.8), (10, 0.5)), RECIPE, True),
+    ("pass rate falling", rates((10, 0.5), (10, 0.8), (10, 0.5)), RECIPE, True),
+    ("held out apart", [*healthy(), evaluation(40, 0.6)], RECIPE, True),
+    ("held out apart", [*healthy(), evaluation(40, 0.6, problems=10)], RECIPE, False),
+    ("held out apart", [*healthy(), evaluation(40, 0.6, standard_error=0.2)], RECIPE, False),
+    ("held out apart", rising_level([*healthy(), evaluation(40, 0.4)]), RECIPE, False),
+    ("solved", rising_level(planted(pass_rate=0.97)), RECIPE, False),
+    ("still rising", everywhere(pass_rate=lambda i: 0.6 + 0.0095 * i), RECIPE, False),
+    ("still rising", rates((30, 0.5), (10, 0.55), spread=0.2), RECIPE, False),
+    ("levelled off", rates((15, 0.5)), RECIPE, False),
+    ("levelled off", rates((25, 0.5)), RECIPE, True),
+    ("levelled off", rising_level(rates((40, 0.5))), RECIPE, False),
+    ("levelled off", rates((10, 0.7), (30, 0.4)), RECIPE, False),
+    ("never measured", everywhere(pass_rate=0.0, length_right_mean=None), RECIPE, False),
+    ("never measured", everywhere(pass_rate=1.0, length_wrong_mean=None), RECIPE, False),
+    ("never measured", everywhere(share_passed_positive=None), RECIPE, False),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "told", "speaks"), LIMITS)
+def test_a_finding_speaks_from_its_limit_on(name: str, rows: Rows, told: dict[str, Any], speaks: bool) -> None:
+    assert bool(looks(name, rows, told)) == speaks
+
+
+@pytest.mark.parametrize(("fall", "speaks"), [(0.03, False), (0.1, True)])
+def test_a_small_fall_beside_a_rising_learned_score_is_chance(fall: float, speaks: bool) -> None:
+    rows = [{**row, "learned_mean": row["step"] / 40} for row in rates((20, 0.7), (10, 0.7 - fall))]
+    assert bool(looks("over-optimisation", rows, JUDGED)) == speaks
+
+
+#: Which number stands where, and which advice goes with which cause: (finding, rows, recipe, words, advice).
+SAID: list[tuple[str, Rows, dict[str, Any], str, str]] = [
+    ("groups all right", PLANTED["groups all right"][0], RECIPE, "62 %", '"dapo"'),
+    ("groups all wrong", planted(groups_all_wrong_share=0.8), RECIPE, "their advantages are 0", "Easier"),
+    ("groups all wrong", planted(groups_all_wrong_share=0.8), DAPO, "they are dropped and replaced", "Easier"),
+    (
+        "groups all wrong",
+        planted(groups_all_wrong_share=0.8, truncated_share=0.4),
+        RECIPE,
+        "80 %",
+        "max_new_tokens = 64",
+    ),
+    (
+        "few mixed groups",
+        planted(groups_all_right_share=0.48, groups_mixed_share=0.12, groups_all_wrong_share=0.4),
+        RECIPE,
+        "48 % were all right and 40 % all wrong",
+        "samples_per_prompt = 16",
+    ),
+    ("generation dropped", dropping(generated_tokens_dropped=3600), DAPO, "all right: the task is", "Harder"),
+    (
+        "generation dropped",
+        dropping(generated_tokens_dropped=3600, groups_all_wrong_share=0.7),
+        DAPO,
+        "all wrong: the task is too hard",
+        "Easier",
+    ),
+    ("fallback", PLANTED["fallback"][0], DAPO, "In 3 of the last 10 steps, all 10 rounds", "max_rounds"),
+    (
+        "scoring faults",
+        planted(1, **{"faults.timeout in a": 1, "faults.nan from b": 5}),
+        RECIPE,
+        "6 of 20480 completions have no score because scoring failed: 5 nan from b, 1 timeout in a",
+        "A reward that returns a finite number",
+    ),
+    ("completions without a score", everywhere(unscored_completions=512), RECIPE, "nothing trains", "return value"),
+    (
+        "reward model cannot tell",
+        PLANTED["reward model cannot tell"][0],
+        JUDGED,
+        "right completions 0.5 and wrong ones 0.6",
+        "More pairs",
+    ),
+    ("levelled off", rates((40, 0.5)), RECIPE, "0.5 in the first 10 steps, 0.5 over", "learning_rate = 9e-04"),
+    ("levelled off", rates((10, 0.3), (30, 0.6)), RECIPE, "levelled off at 0.6; it began at 0.3", "cosine"),
+    (
+        "still rising",
+        rates((20, 0.2), (10, 0.4), (10, 0.6)),
+        RECIPE,
+        "0.4 in the third quarter of the run, 0.6 in",
+        "steps = 80",
+    ),
+    (
+        "never measured",
+        [*everywhere(kl_mean=None), evaluation(40, 0.7)],
+        RECIPE,
+        "in any of 40 steps: kl_mean.",
+        "docs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "told", "words", "advice"), SAID)
+def test_a_finding_puts_its_numbers_in_order(
+    name: str, rows: Rows, told: dict[str, Any], words: str, advice: str
+) -> None:
+    found = named(findings(rows, told))[name]
+    assert words in found.words
+    assert advice in found.advice
+
+
+def test_over_optimisation_says_what_rose_and_what_fell() -> None:
+    rows = [{**row, "learned_mean": row["step"] // 11 / 2} for row in rates((10, 0.7), (10, 0.5))]
+    words = named(findings(rows, JUDGED))["over-optimisation"].words
+    assert re.search(r"rose from 0 to 0.5 while the pass rate fell from 0.7 to 0.5:", words)
+
+
+def test_a_solved_run_is_not_sent_to_dynamic_sampling() -> None:
+    rows = planted(groups_all_right_share=0.8, groups_mixed_share=0.2, pass_rate=0.97)
+    assert "dapo" not in named(findings(rows, RECIPE))["groups all right"].advice
+
+
+def test_only_a_run_known_from_its_first_step_was_easy_from_the_beginning() -> None:
+    easy = everywhere(groups_all_right_share=0.8, groups_mixed_share=0.2)
+    assert named(findings(easy[1:], RECIPE))["groups all right"].tone == NEUTRAL
+
+
+def test_a_run_waits_three_steps_unless_something_is_wrong() -> None:
+    def told(rows: Rows) -> list[tuple[int, str]]:
+        watch = Watch(RECIPE)
+        return [(row["step"], f.name) for row in rows for f in watch(row)]
+
+    assert told(everywhere(truncated_share=0.9)) == [(3, "completions cut off")]
+    assert told(everywhere(engine_probability_error=1.2)) == [(1, "engine gap")]
+    assert [name for _, name in told(rates((20, 0.8), (20, 0.5)))] == ["pass rate falling"]
+    assert told(planted(**{"faults.timeout in mine": 3})) == []
+
+
+def test_the_worst_of_two_comes_first_and_their_order_within_a_tone_is_the_tables() -> None:
+    found = findings(planted(engine_probability_error=1.2, truncated_share=0.5, ratio_token_p99=3.0), RECIPE)
+    assert [f.name for f in found][:3] == ["engine gap", "ratio tails", "completions cut off"]
+    assert [f.tone for f in found][:3] == [BAD, WARN, WARN]
+
+
+def test_what_was_no_warning_of_the_run_itself_is_not_told_as_one_that_has_passed() -> None:
+    rows = healthy()
+    for row in rows[20:30]:
+        row["length_wrong_mean"] = 40.0  # not told while a run goes on
+    for row in rows[10:20]:
+        row |= {"groups_all_right_share": 0.8, "groups_mixed_share": 0.15}  # earned: no warning
+    assert not [f.words for f in findings(rows, RECIPE) if f.words.startswith("Earlier")]
+
+
+def test_an_earlier_moment_sees_as_many_steps_as_the_run_did() -> None:
+    found = named(findings(rates((10, 0.9), (80, 0.5), (10, 0.9)), recipe(steps=200)))
+    assert found["pass rate falling"].words.startswith("Earlier, at step 50:")
+
+
+def test_the_last_moment_before_now_is_looked_at() -> None:
+    rows = healthy()
+    for row in rows[25:30]:
+        row["truncated_share"] = 0.9
+    assert named(findings(rows, RECIPE))["completions cut off"].words.startswith("Earlier, at step 30:")
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 10, 11, 25, 40])
@@ -499,10 +699,12 @@ def test_a_run_that_learned_says_by_how_much() -> None:
     ("before", "after", "words", "tone"),
     [
         (0.40, 0.60, "Yes", GOOD),
+        (0.40, 0.45, "Yes", GOOD),
         (0.40, 0.415, "A little", GOOD),
         (0.40, 0.407, "A little", NEUTRAL),
         (0.40, 0.403, "No:", WARN),
         (0.40, 0.40, "No:", WARN),
+        (0.40, 0.397, "No:", WARN),
         (0.40, 0.30, "No, it lost", BAD),
     ],
 )
@@ -547,6 +749,68 @@ def test_the_other_answers_hold_the_numbers() -> None:
     assert "took 90 % of the generation" in words
     assert tone == WARN
     assert one("What would I try next?", told())[0].startswith("steps = 80.")
+
+
+def test_learned_compares_the_first_evaluation_with_the_last() -> None:
+    run = told(evaluations=[evaluation(0, 0.4), evaluation(20, 0.2), evaluation(40, 0.6)])
+    words, _ = one("Did it learn?", run)
+    assert words.startswith("Yes: the held-out pass rate rose from 0.400 to 0.600 in 40 steps")
+    twice = told(evaluations=[evaluation(40, 0.4), evaluation(40, 0.4)])
+    assert one("Did it learn?", twice)[0].startswith("Not measured yet")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "start", "tone"), [(0.1, 1.2, "Its score rose:", GOOD), (1.2, 0.1, "No", WARN)]
+)
+def test_a_learned_score_rises_or_does_not(before: float, after: float, start: str, tone: str) -> None:
+    judged = [evaluation(0, None, learned_mean=before), evaluation(40, None, learned_mean=after)]
+    words, found = one("Did it learn?", told(recipe=JUDGED, evaluations=judged))
+    assert words.startswith(start)
+    assert f"from {before:g} to {after:g}" in words
+    assert found == tone
+
+
+def test_training_is_told_from_then_to_now() -> None:
+    words, _ = one("Did it learn?", told(rates((10, 0.3), (10, 0.6)), evaluations=[]))
+    assert words == "Not measured yet: in training the pass rate went from 0.3 to 0.6 over 20 steps."
+
+
+def test_healthy_without_a_check_is_no_praise_and_keeps_what_has_passed() -> None:
+    words, tone = one("Is it healthy?", told(everywhere(checks={})))
+    assert "no check was measured" in words
+    assert tone == NEUTRAL
+    rows = healthy()
+    for row in rows[12:20]:
+        row["effective_sample_share"] = 0.3
+    run = told(rows, evaluations=[])
+    assert one("Is it healthy?", run)[0].endswith("Earlier there was a warning: few effective samples.")
+    assert one("What would I try next?", run)[0] == "steps = 80."  # nothing for what has passed
+
+
+def test_few_groups_that_train_are_a_warning_until_the_task_is_solved() -> None:
+    question = "Why are some groups not training?"
+    few = {"groups_mixed_share": 0.1, "groups_all_right_share": 0.45, "groups_all_wrong_share": 0.45}
+    assert one(question, told(planted(**few)))[1] == WARN
+    assert one(question, told(planted(**few, pass_rate=0.97)))[1] == NEUTRAL
+
+
+def test_where_nothing_is_wrong_another_algorithm_is_named() -> None:
+    for table, other in ((RECIPE, "dapo"), (DAPO, "grpo")):
+        words, _ = one("What would I try next?", told(recipe=table, findings=()))
+        assert f'algorithm.name = "{other}"' in words
+
+
+def test_a_check_that_failed_twice_says_when_first() -> None:
+    rows = healthy(9)
+    for row in (rows[2], rows[7]):
+        row["checks"] = checks(**{"learner = engine": {"verdict": "fail", "value": 0.5, "limit": 1e-4}})
+    failed = {line.name: line for line in check_lines(rows)}["learner = engine"]
+    assert "at 2 steps, first at step 3." in failed.words
+
+
+def test_an_interval_stays_within_0_and_1() -> None:
+    assert interval({"avg_at_k": 0.99, "problems": 9, "standard_error": 0.1}) == (pytest.approx(0.794), 1.0)
+    assert interval({"avg_at_k": 0.01, "problems": 9, "standard_error": 0.1})[0] == 0.0
 
 
 def test_an_interval_without_a_standard_error_is_wider_than_one_over_samples() -> None:

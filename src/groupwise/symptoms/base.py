@@ -197,5 +197,22 @@ def lower(rate: float) -> str:
     return f"{rate / 3:.0e}"
 
 
+def per_sequence(h: History) -> bool:
+    """Whether the recipe's ratio is one for a completion, not for a token."""
+    return h.asks("algorithm.ratio.level") in ("sequence", "sequence-token")
+
+
+def smaller_updates(h: History, lead: str = "") -> str:
+    """Advice for updates that go too far, as keys of this recipe."""
+    several = h.asks("updates_per_batch", 1) * h.asks("passes_per_batch", 1) > 1
+    return lead + lower_rate(h) + (", or fewer updates_per_batch or passes_per_batch" if several else "")
+
+
+def lower_rate(h: History) -> str:
+    """A third of this recipe's learning rate, as one would type it."""
+    rate = h.asks("learner.learning_rate")
+    return f"learner.learning_rate = {lower(rate)} (it is {rate:g})" if rate else "a lower learner.learning_rate"
+
+
 def _is_level(name: str) -> bool:
     return name.endswith(".level")
