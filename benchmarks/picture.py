@@ -14,6 +14,15 @@ from playwright.sync_api import sync_playwright
 #: CSS pixels; twice as many dots, so that it stays sharp on a fine screen.
 WIDTH, HEIGHT, DOTS, MARGIN = 1280, 900, 2, 12
 
+#: What a picture leaves out: everything but the legend of runs and the plots.
+ALONE = """
+header, footer, .places, .choice, .place-answers, .place-tables, .place-findings, .place-notes,
+section h2, section .lead, .extra, .tables, .plot .head button { display: none !important }
+#bar { position: static !important; border: 0 !important }
+section { margin: 0 !important }
+"""
+HIDE = "plot => { if (!names.includes(plot.dataset.plot)) plot.style.display = 'none' }"
+
 
 def main(page: Path, target: Path, plots: list[str]) -> None:
     """Draw `page` in light colours and keep what surrounds the named plots, and the legend of runs above them."""
@@ -26,12 +35,13 @@ def main(page: Path, target: Path, plots: list[str]) -> None:
             viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=DOTS, color_scheme="light"
         )
         view.goto(page.resolve().as_uri())
-        # The bar stays on top of what scrolls; in a picture it would cover the plots.
-        view.add_style_tag(content="#bar { position: static !important } .plot .head button { display: none }")
+        view.add_style_tag(content=ALONE)
+        view.evaluate("names => document.querySelectorAll('[data-plot]').forEach(" + HIDE + ")", plots)
         view.evaluate("groupwise.plots.drawAll()")
         for name in plots:
             view.wait_for_selector(f'[data-plot="{name}"][data-drawn="true"]')
-        boxes = [view.locator(f'[data-plot="{name}"]').bounding_box() for name in plots]
+        kept = [".runs", *(f'[data-plot="{name}"]' for name in plots)]
+        boxes = [view.locator(one).first.bounding_box() for one in kept if view.locator(one).count()]
         sides = [box for box in boxes if box is not None]
         left, top = min(b["x"] for b in sides) - MARGIN, min(b["y"] for b in sides) - MARGIN
         right = max(b["x"] + b["width"] for b in sides) + MARGIN

@@ -64,7 +64,7 @@
   }
 
   function notes(runs) {
-    return panel("About the files", runs.flatMap((run) => run.notes.map((words) => element("li", {}, named(run, words)))), "notes");
+    return panel("Notes", runs.flatMap((run) => run.notes.map((words) => element("li", {}, named(run, words)))), "notes");
   }
 
   function verdict(name) {
