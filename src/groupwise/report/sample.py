@@ -42,11 +42,14 @@ def sample(path: Path, bytes_budget: int = 4_000_000, most_groups: int = MOST_GR
     return sample_to(path, bytes_budget, most_groups)[0]
 
 
-def sample_to(path: Path, bytes_budget: int = 4_000_000, most_groups: int = MOST_GROUPS) -> tuple[Rollouts, int]:
-    """The same, and the byte that it was read up to: where a Tail takes over."""
+def sample_to(
+    path: Path, bytes_budget: int = 4_000_000, most_groups: int = MOST_GROUPS, last: int | None = None
+) -> tuple[Rollouts, int]:
+    """The same of the steps up to `last`, and the byte that it was read up to: where a Tail takes over."""
     try:
         with path.open("rb") as file:
             found = scan(file)
+            found = found if last is None else found.until(last)
             return _sample(file, found, bytes_budget, most_groups), found.end
     except FileNotFoundError:
         return _NO_FILE, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 #: A completion with at least this score is right.
@@ -43,6 +43,12 @@ class Scan:
     @property
     def rows(self) -> int:
         return sum(span.rows for span in self.spans.values())
+
+    def until(self, last: int) -> Scan:
+        """The file up to where the steps after `last` begin."""
+        later = [span.start for step, span in self.spans.items() if step > last]
+        spans = {step: span for step, span in self.spans.items() if step <= last}
+        return replace(self, spans=spans, end=min([self.end, *later]))
 
 
 @dataclass
