@@ -46,8 +46,11 @@ def main(page: Path, target: Path, plots: list[str]) -> None:
         left, top = min(b["x"] for b in sides) - MARGIN, min(b["y"] for b in sides) - MARGIN
         right = max(b["x"] + b["width"] for b in sides) + MARGIN
         bottom = max(b["y"] + b["height"] for b in sides) + MARGIN
-        clip = {"x": left, "y": top, "width": right - left, "height": bottom - top}
-        view.screenshot(path=str(target), clip=clip, full_page=True)
+        view.screenshot(
+            path=str(target),
+            clip={"x": left, "y": top, "width": right - left, "height": bottom - top},
+            full_page=True,
+        )
         browser.close()
 
 
