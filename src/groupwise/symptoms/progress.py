@@ -105,7 +105,7 @@ def held_out_apart(h: History) -> Seen | None:
     if not rates or not told.get("problems"):
         return None
     train, held = fmean(rates), told["avg_at_k"]
-    error = told.get("standard_error") or math.sqrt(held * (1 - held) / told["problems"])
+    error = told.get("standard_error") or math.sqrt(max(0.0, held * (1 - held)) / told["problems"])
     if abs(train - held) <= max(APART, SURE * math.hypot(error, standard_error(rates))):
         return None
     words = (
