@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,11 +15,6 @@ import pytest
 from groupwise.report.data import Page, RolloutGroup, RolloutRow, Rollouts, RunPage, Section, Status
 from groupwise.report.page import write
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>\n\ta\x00b\x1b\u202e\x7f"
 COLUMNS = ("log_ratio", "advantage", "share", "entropy", "logp_old", "logp_engine")
 Open = Callable[..., Any]
@@ -65,14 +59,6 @@ def groups_of(seed: int, steps: int, per_step: int, **how: Any) -> list[RolloutG
     return [group_of(rng, step, number, **how) for step in range(1, steps + 1) for number in range(per_step)]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield found
-        found.close()
-
-
 def load(browser: Any, folder: Path, groups: list[RolloutGroup], seen: list[str]) -> Any:
     """A whole page as a run writes it; `seen` collects what it complains about and asks for."""
     run = RunPage("run", "run", Status("finished", ""), rollouts=Rollouts("all of them", groups))
@@ -86,10 +72,10 @@ def load(browser: Any, folder: Path, groups: list[RolloutGroup], seen: list[str]
 
 
 @pytest.fixture(scope="module")
-def loaded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[str]]:
+def loaded(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[str]]:
     """One page for all tests: to load it anew for each would take longer than the tests."""
     seen: list[str] = []
-    return load(browser, tmp_path_factory.mktemp("page"), [], seen), seen
+    return load(chromium, tmp_path_factory.mktemp("page"), [], seen), seen
 
 
 @pytest.fixture
@@ -224,10 +210,10 @@ def test_colours_are_the_numbers_on_the_scale_that_the_legend_names(opened: Open
     assert [float(end) for end in ends] == pytest.approx(most if own else [max(most)], rel=1e-3)
 
 
-def test_a_hostile_text_is_shown_and_nothing_of_it_is_executed(browser: Any, tmp_path: Path) -> None:
+def test_a_hostile_text_is_shown_and_nothing_of_it_is_executed(chromium: Any, tmp_path: Path) -> None:
     group = replace(groups_of(seed=7, steps=1, per_step=1)[0], prompt=HOSTILE, answer=HOSTILE, key=HOSTILE)
     seen: list[str] = []
-    page = load(browser, tmp_path, [group], seen)
+    page = load(chromium, tmp_path, [group], seen)
     found = unfold(page, group)
     shown = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>\n\ta␀b␛⟨U+202E⟩␡"
     assert found.locator("[data-text=prompt]").text_content() == shown
