@@ -152,6 +152,7 @@ def test_the_step_is_recorded_whatever_the_learner_uses(experts: str) -> None:
         engine.generate(REQUESTS, Sampling(max_new_tokens=8))
         assert len(engine._step._recorded) == 2
         assert engine._step.recorded
+        assert engine._model.config._experts_implementation == "grouped_mm", "a fifth as fast, or not recorded"
     assert model.config._experts_implementation == experts
 
 
