@@ -1,6 +1,7 @@
 """The record that flows: prompt -> group of completions -> batch. Every column, its shape and its unit.
 
-Shapes: N completions, P prompts, G completions a prompt, T padded tokens. Log-probabilities are in nats.
+Shapes: N completions, P prompts, G completions a prompt, T padded tokens, L layers with experts, K experts a token.
+Log-probabilities are in nats.
 A log-probability at column t belongs to the token at column t (column 0 has none and holds 0).
 """
 
@@ -46,6 +47,8 @@ class Completion:
     finish       "stop" (an end id was sampled) or "length" (the limit was reached)
     version      which weights sampled it
     kept         the sampling support per token, or None where it was the whole vocabulary
+    routes       [prompt + completion tokens - 1, L, K] uint8 (int16 above 256 experts) on the CPU, the experts of each
+                 token that was run, prompt included (the last one is not run), or None where the engine does not say
     text         the decoded completion, without special tokens
     score        the task's score, reward units; NaN where scoring failed
     learned      a reward model's score, reward units, where one scores: it trains, and `score` only tells the truth
@@ -60,6 +63,7 @@ class Completion:
     finish: str
     version: int
     kept: Kept | None = None
+    routes: Tensor | None = None
 
     text: str = ""
     score: float = math.nan
