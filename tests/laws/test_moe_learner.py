@@ -156,15 +156,18 @@ def test_the_gradient_with_the_routers_losses_does_not_depend_on_the_split(repla
         budget = 1 if parts == 16 else budget_for(minibatch.length, parts)
         assert len(microbatches(minibatch.length, budget)) == parts
         again, split = gradient(model, minibatch, budget, **on)
-        assert again == pytest.approx(loss, rel=1e-9)
-        assert (split - whole).norm() / whole.norm() < 1e-9
+        assert again == pytest.approx(loss, rel=1e-6)
+        assert (split - whole).norm() / whole.norm() < 1e-6
     for name in ("load_balance", "z_loss"):
         without = gradient(model, minibatch, 10**6, **{**on, name: 0.0})[1]
         assert (without - whole).norm() / whole.norm() > 1e-3, f"{name} does nothing"
 
 
 def test_the_routers_losses_are_their_formulas_over_the_whole_batch():
-    """Row by row, with softmax and logsumexp written out: the value and the gradient that they add."""
+    """Row by row, with softmax and logsumexp written out: the value and the gradient that they add.
+
+    The model's own router computes its softmax in float32, whatever its weights are.
+    """
     model = moe_models.build("qwen3_moe", dtype=torch.float64, experts_implementation="eager")
     on = {"load_balance": 0.3, "z_loss": 0.2}
     minibatch = weighed(learner(model, **on).annotate(bare_batch(), old=True, ref=False))
@@ -192,8 +195,8 @@ def test_the_routers_losses_are_their_formulas_over_the_whole_batch():
     expected = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in model.parameters()])
     loss, whole = gradient(model, minibatch, 60, **on)
     bare_loss, bare = gradient(model, minibatch, 60)
-    assert loss - bare_loss == pytest.approx(expected_loss, rel=1e-9)
-    assert (whole - bare - expected).norm() / expected.norm() < 1e-9
+    assert loss - bare_loss == pytest.approx(expected_loss, rel=1e-6)
+    assert (whole - bare - expected).norm() / expected.norm() < 1e-5
     _, seen = learner(model, **on).gradients(minibatch, DAPO)
     assert seen.routed is not None
     assert seen.routed.losses == pytest.approx(told)

@@ -32,12 +32,8 @@ RUNS: dict[str, dict[str, Any]] = {
 def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Overrides for a run from one warm-started policy, which the first run makes."""
     folder = tmp_path_factory.mktemp("moe")
-    return {
-        **SMALL,
-        **MOE,
-        "runs": str(folder / "runs"),
-        "model": str(save_moe(folder / "policy", initializer_range=0.1)),
-    }
+    policy = save_moe(folder / "policy", initializer_range=0.1)
+    return {**SMALL, **MOE, "runs": str(folder / "runs"), "model": str(policy)}
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +100,8 @@ def test_the_plan_and_the_resolved_recipe_tell_the_routing(folders, base, capsys
     words = capsys.readouterr().out
     assert 'routing      replay "learner", balance_loss x 0.1, z_loss x 0.01' in words
     assert "routing      3 layers, 2 of 8 experts a token" in words
-    assert (
-        '[routing]\nreplay = "learner"\nload_balance = 0.1\nz_loss = 0.01' in (told.folder / "recipe.toml").read_text()
-    )
+    recipe = (told.folder / "recipe.toml").read_text()
+    assert '[routing]\nreplay = "learner"\nload_balance = 0.1\nz_loss = 0.01' in recipe
 
 
 @pytest.mark.parametrize(("replay", "name"), [("learner", "grpo"), ("engine", "dapo")])
@@ -124,13 +119,11 @@ def test_a_resumed_run_with_replay_gives_the_same_bits(replay, name, base):
     assert_same_run(whole, cut)
 
 
-@pytest.mark.parametrize(
-    "asked", [{"routing.replay": "learner"}, {"routing.load_balance": 0.1}, {"routing.z_loss": 0.1}]
-)
-def test_a_dense_policy_is_refused_in_one_line_and_leaves_no_folder(asked, small):
+@pytest.mark.parametrize(("key", "value"), [("replay", "learner"), ("load_balance", 0.1), ("z_loss", 0.1)])
+def test_a_dense_policy_is_refused_in_one_line_and_leaves_no_folder(key, value, small):
     changes = small(name="dense")
-    with pytest.raises(UsageError, match=r"^routing\.\w+ = .* dense") as told:
-        groupwise.train("quickstart", {**changes, **asked})
+    with pytest.raises(UsageError, match=rf"^routing\.{key} = .* dense") as told:
+        groupwise.train("quickstart", {**changes, f"routing.{key}": value})
     assert "\n" not in str(told.value)
     assert not (Path(changes["runs"]) / "dense").exists()
 
