@@ -111,6 +111,9 @@ class Batch:
     row          [N] int64, the place in the batch that the step trains, kept by every part of it
     logp_engine  [N,T] nats (the engine's)
     kept         per row, the sampling support of its completion tokens, or None
+    routes_engine  per row [length - 1, L, K], the engine's experts of each token that was run, or None
+    routes       the same of the pass under the old policy, before the first update on this batch
+    routes_own   the same, what the routers would have chosen there, where the engine's experts were replayed
     logp_old     [N,T] nats, the learner's before the first update on this batch
     logp_ref     [N,T] nats, the frozen reference's
     value        [N,T] reward units, the critic's
@@ -133,6 +136,9 @@ class Batch:
     row: Tensor | None = None
     parts: Tensor | None = None
     kept: tuple[Kept | None, ...] | None = None
+    routes_engine: tuple[Tensor | None, ...] | None = None
+    routes: tuple[Tensor, ...] | None = None
+    routes_own: tuple[Tensor, ...] | None = None
     logp_old: Tensor | None = None
     logp_ref: Tensor | None = None
     value: Tensor | None = None
@@ -154,7 +160,7 @@ class Batch:
             raise ValueError(f"column {name} is read before it is written")
         return column
 
-    def add(self, **columns: Tensor | None) -> Batch:
+    def add(self, **columns: Tensor | tuple[Tensor, ...] | None) -> Batch:
         """The batch with new columns. A column that is already there is never overwritten.
 
         Raises ValueError where a column exists.
