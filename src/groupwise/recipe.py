@@ -102,6 +102,14 @@ class PreferenceSection(Section):
     tokens_per_microbatch: int = Field(8192, ge=1)
 
 
+class RoutingSection(Section):
+    """The experts of a mixture-of-experts policy: whose are replayed, and the routers' own losses (0 is none)."""
+
+    replay: Literal["none", "learner", "engine"] = "none"
+    load_balance: float = Field(0.0, ge=0)
+    z_loss: float = Field(0.0, ge=0)
+
+
 class ScoringSection(Section):
     """How rewards come together, and the processes that score beside generation (0 workers: one a core)."""
 
@@ -161,6 +169,7 @@ class Recipe(Section):
     evaluation: EvaluationSection = EvaluationSection()  # type: ignore[call-arg]
     engine: EngineSection = EngineSection()  # type: ignore[call-arg]
     learner: LearnerSection = LearnerSection()  # type: ignore[call-arg]
+    routing: RoutingSection = RoutingSection()  # type: ignore[call-arg]
     critic: CriticSection | None = None
     preference: PreferenceSection | None = None
     checkpoint: CheckpointSection = CheckpointSection()  # type: ignore[call-arg]
