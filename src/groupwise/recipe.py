@@ -47,6 +47,7 @@ class WarmStartSection(Section):
     learning_rate: float = Field(5e-3, gt=0)
     warmup: float = Field(0.05, ge=0, le=1)
     clip: float = Field(1.0, gt=0)
+    load_balance: float = Field(0.01, ge=0)
 
 
 class EngineSection(Section):
