@@ -16,6 +16,7 @@ from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.parts.filters import KeepAll
 from groupwise.preference import PreferenceSettings
 from groupwise.recipe import Recipe
+from groupwise.routed import RoutingSettings
 from groupwise.scoring import Mix
 from groupwise.supervised import WarmStart
 from groupwise.tasks.base import Notes, ScoresSteps, Task
@@ -81,6 +82,7 @@ class Blueprint:
     evaluation_every: int
     max_rows: int
     learner: LearnerSettings
+    routing: RoutingSettings
     critic: CriticSettings | None
     preference: PreferenceSettings | None
     preference_source: str
@@ -117,6 +119,7 @@ class Blueprint:
             *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
             f"algorithm    {a.name} ({a.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in a.parts.items()),
+            *([f"routing      {self.routing}"] if self.routing.asked else []),
             *([f"critic       {_describe_critic(self.critic)}"] if self.critic else []),
             *([f"reward model {_describe_preference(self)}"] if self.preference_source else []),
             *(f"             beside it the task's own score decides {told}" for told in _leaks(self)),

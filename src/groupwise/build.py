@@ -25,6 +25,7 @@ from groupwise.journal import Journal
 from groupwise.learner import Learner
 from groupwise.loop import Run
 from groupwise.models.chat import Chat
+from groupwise.models.heads import halves
 from groupwise.models.load import Policy, digest
 from groupwise.models.logprobs import CHUNK_ELEMENTS
 from groupwise.models.reward import RewardModel, load_reward_model
@@ -34,6 +35,7 @@ from groupwise.preference import REPORT, read_report, reward_model
 from groupwise.rewards.pool import Pool
 from groupwise.rewards.user import TaskScore
 from groupwise.rollout import Prompts, Rollout, evaluate
+from groupwise.routed import demand_engine, demand_routing
 from groupwise.scoring import TASK, Scorer
 from groupwise.seeds import derive
 from groupwise.selection import Selection, select
@@ -64,9 +66,14 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[]
     scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
     judge = _reward_model(plan, policy, chat, scorer, journal, view)
     critic = _critic(plan, policy)
+    experts = demand_routing(halves(policy.model)[0], plan.routing)
+    if experts:
+        view.note(f"routing      {len(experts)} layers, {experts[0].chosen} of {experts[0].experts} experts a token")
     view.note(memory_estimate(plan, policy, critic.model if critic else None, found.longest))
-    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
-    learner = Learner(policy.model, reference, plan.learner, plan.sampling.temperature, plan.total_updates)
+    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows, routes=bool(experts))
+    demand_engine(engine, plan.routing)
+    told = (plan.sampling.temperature, plan.total_updates, plan.routing, experts)
+    learner = Learner(policy.model, reference, plan.learner, *told)
     prompts = Prompts(found.train, chat.encode, plan.seed)
     scores = None if judge is None else judge.scores
     rules = (plan.sampling, plan.samples_per_prompt, plan.algorithm.filter)

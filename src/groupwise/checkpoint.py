@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -176,6 +177,7 @@ def _completion_to_json(completion: Completion) -> dict[str, Any]:
     kept = completion.kept
     data = dict(vars(completion))
     data["kept"] = None if kept is None else {"ids": kept.ids.tolist(), "start": kept.start.tolist()}
+    data["routes"] = None if completion.routes is None else _routes_to_json(completion.routes)
     return data
 
 
@@ -186,7 +188,22 @@ def _completion_from_json(data: dict[str, Any]) -> Completion:
     tuples = {"tokens": tuple(data["tokens"]), "logp_engine": tuple(data["logp_engine"])}
     steps = tuple((index, score) for index, score in data["steps"])
     parts = tuple((name, score) for name, score in data["parts"])
-    return Completion(**{**data, **tuples, "kept": kept, "steps": steps, "parts": parts})
+    routes = data.get("routes")  # a checkpoint of before there were any has no such key
+    routes = None if routes is None else _routes_from_json(routes)
+    return Completion(**{**data, **tuples, "kept": kept, "steps": steps, "parts": parts, "routes": routes})
+
+
+def _routes_to_json(routes: Tensor) -> dict[str, Any]:
+    """The bytes as text: a number for each choice would be several times as long."""
+    whole = routes.contiguous()
+    text = base64.b64encode(whole.view(torch.uint8).numpy().tobytes()).decode()
+    return {"shape": list(whole.shape), "bytes_each": whole.element_size(), "base64": text}
+
+
+def _routes_from_json(data: dict[str, Any]) -> Tensor:
+    dtype = {1: torch.uint8, 2: torch.int16}[data["bytes_each"]]
+    raw = torch.frombuffer(bytearray(base64.b64decode(data["base64"])), dtype=torch.uint8)
+    return raw.view(dtype).reshape(data["shape"])
 
 
 def _seal(folder: Path) -> None:

@@ -105,6 +105,16 @@ def reference_is_start(logp_ref: Tensor | None, logp_start: Tensor | None, mask:
     return _same(name, (logp_start - logp_ref)[mask], bf16, "the reference is not the starting policy")
 
 
+def replayed_are_used(share: float) -> Check:
+    """With replay on, the experts that computed are those that were replayed; `share` of them are not."""
+    return _check(
+        "replayed routes are the ones used",
+        share,
+        0.0,
+        "experts computed that the replay did not name; the model chooses its experts outside of its routers",
+    )
+
+
 class Probe:
     """A fixed question to engine and learner after each weight load: do they hold the same weights?"""
 

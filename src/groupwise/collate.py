@@ -45,6 +45,7 @@ def collate(
         row=torch.arange(len(rows)),
         parts=_parts(rows, parts) if parts else None,
         kept=tuple(c.kept for _, _, c in rows) if any(c.kept is not None for _, _, c in rows) else None,
+        routes_engine=tuple(c.routes for _, _, c in rows) if any(c.routes is not None for _, _, c in rows) else None,
         step_score=step_score,
         step_end=step_end,
     )

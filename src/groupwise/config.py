@@ -22,6 +22,7 @@ from groupwise.models.chat import ChatSettings
 from groupwise.possible import demand_possible
 from groupwise.preference import PreferenceSettings
 from groupwise.recipe import CriticSection, PreferenceSection, Recipe
+from groupwise.routed import ReplayFrom, RoutingSettings
 from groupwise.supervised import WarmStart
 from groupwise.tasks import task
 from groupwise.tasks.base import Task
@@ -85,6 +86,7 @@ def resolve(recipe: Recipe) -> Blueprint:
         evaluation_every=r.evaluation.every,
         max_rows=_engine(r.engine),
         learner=_learner(r.learner),
+        routing=RoutingSettings(ReplayFrom(r.routing.replay), r.routing.load_balance, r.routing.z_loss),
         critic=_critic(r) if row.advantage.reads_value else None,
         old_from_engine=r.logp_old == "engine",
         max_prompt_tokens=r.max_prompt_tokens,

@@ -19,6 +19,7 @@ from groupwise.parts.kl import KL
 from groupwise.parts.ratio import bounded
 from groupwise.parts.shaping import sampled_kl
 from groupwise.records import Batch, Completion, Group
+from groupwise.routed import Routed
 
 #: Of the ratios of a step, which places in their order are told.
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
@@ -26,13 +27,17 @@ QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """What one optimizer update saw, detached, [n,T] each: the columns that diagnostics and checks read."""
+    """What one optimizer update saw, detached, [n,T] each: the columns that diagnostics and checks read.
+
+    routed   what the routers of its forward did; None for a dense policy
+    """
 
     logp_live: Tensor
     log_ratio: Tensor
     share: Tensor
     entropy: Tensor
     kl: Tensor | None
+    routed: Routed | None = None
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, Value]:

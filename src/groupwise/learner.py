@@ -15,6 +15,7 @@ from groupwise.diagnostics import UpdateRecord, update_metrics
 from groupwise.metrics import Last, Max, Mean, Sum, Value
 from groupwise.models.heads import halves
 from groupwise.models.logprobs import sequence_logprobs
+from groupwise.models.routing import Router
 from groupwise.optimizer import (
     OptimizerSettings,
     adamw,
@@ -27,6 +28,7 @@ from groupwise.optimizer import (
 )
 from groupwise.optimizer import Schedule as Schedule  # settings of a learner are made where a learner is
 from groupwise.records import Batch, Completion, Group, Prompt
+from groupwise.routed import Gathering, Losses, ReplayFrom, Routed, RoutingSettings, Rows, rows_of
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,12 @@ class Learner:
         settings: LearnerSettings,
         temperature: float,
         total_updates: int,
+        routing: RoutingSettings = RoutingSettings(),
+        found: Sequence[Router] = (),
     ) -> None:
+        """`found` are the model's routers, as demand_routing gives them; none, and routes are nobody's concern."""
         self.model = model.eval()
+        self.routing, self.routers = routing, found
         self.reference = None if reference is None else reference.eval().requires_grad_(False)
         self.settings, self.temperature, self.total_updates = settings, temperature, total_updates
         self.updates = 0
@@ -62,26 +68,54 @@ class Learner:
         self.optimizer = adamw(model, settings)
 
     def annotate(self, batch: Batch, old: bool, ref: bool) -> Batch:
-        """Adds `logp_old` and `logp_ref` [N,T] without gradient, each only where it is read."""
+        """Adds `logp_old` and `logp_ref` [N,T] without gradient, each only where it is read.
+
+        With experts also `routes`: those of the very pass that makes logp_old, or of one made for them where only they
+        are read. With the engine's replayed there, `routes_own` says what the routers would have chosen.
+        """
         with torch.no_grad():
-            logp_old = self.logprobs(self.model, batch) if old else None
+            logp_old, routed = self._under_old_policy(batch, old)
             logp_ref = self.logprobs(self.reference, batch) if ref and self.reference is not None else None
-        return batch.add(logp_old=logp_old, logp_ref=logp_ref)
+        return batch.add(logp_old=logp_old, logp_ref=logp_ref, **routed)
+
+    def _under_old_policy(self, batch: Batch, old: bool) -> tuple[Tensor | None, dict[str, Rows]]:
+        """logp_old where it is read, and the columns of routes."""
+        from_engine = self.routing.replay is ReplayFrom.ENGINE
+        replayed = rows_of(batch, "routes_engine", self.routers) if from_engine else None
+        if not old and replayed is not None:
+            return None, {"routes": replayed}
+        if not old and not self.routing.reads_routes:
+            return None, {}
+        logp, seen = self._pass(batch, replayed)
+        own = {"routes_own": seen.own} if seen and from_engine else {}
+        return logp if old else None, {"routes": seen.used, **own} if seen else {}
 
     def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
         """[N,T] nats on the CPU, 0 where masked."""
+        return self._sweep(model, batch, Gathering(model, (), batch))
+
+    def _pass(self, batch: Batch, replayed: Rows | None) -> tuple[Tensor, Routed | None]:
+        """The policy's log-probabilities, and its routes."""
+        gathering = self._gathering(batch, replayed)
+        return self._sweep(self.model, batch, gathering), gathering.result
+
+    def _sweep(self, model: nn.Module, batch: Batch, gathering: Gathering) -> Tensor:
         out = torch.zeros(batch.tokens.shape, dtype=score_dtype(model))
         for index, micro in self._microbatches(batch):
-            logp, _ = self._forward(model, micro, entropy_gradient=False)
+            with gathering.over(index, micro):
+                logp, _ = self._forward(model, micro, entropy_gradient=False)
             out[index, : logp.shape[1]] = logp.cpu()
         return out
 
     def completion_logprobs(self, prompt: Prompt, pad: int, completions: Sequence[Completion]) -> list[Tensor]:
-        """[tokens] nats of each completion of one prompt, under the weights as they are."""
+        """[tokens] nats of each completion of one prompt, under the weights as they are, and on the engine's experts
+        where they are known: this compares weights, and a choice between two equal experts may fall either way.
+        """
         scored = tuple(dataclasses.replace(c, score=0.0) for c in completions)
         batch = collate([Group(prompt, scored)], pad)
+        replayed = rows_of(batch, "routes_engine", self.routers) if self.routers and batch.routes_engine else None
         with torch.no_grad():
-            logp = self.logprobs(self.model, batch)
+            logp, _ = self._pass(batch, replayed)
         return [row[inside] for row, inside in zip(logp, batch.mask, strict=True)]
 
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord]:
@@ -91,11 +125,16 @@ class Learner:
         }
         seen["logp_live"] = seen["logp_live"].to(score_dtype(self.model))
         loss = 0.0
+        replays = self.routing.replay is not ReplayFrom.NONE
+        replayed = rows_of(minibatch, "routes", self.routers) if replays else None
+        gathering = self._gathering(minibatch, replayed, self.routing.losses)
         for index, micro in self._microbatches(minibatch):
-            live, entropy = self._forward(self.model, micro, entropy_gradient=algorithm.entropy_coefficient != 0)
-            out = self._objective(algorithm, micro, live, entropy)
-            out.value.backward()
-            loss += out.value.item()
+            with gathering.over(index, micro) as add:
+                live, entropy = self._forward(self.model, micro, entropy_gradient=algorithm.entropy_coefficient != 0)
+                out = self._objective(algorithm, micro, live, entropy)
+                value = add(out.value)
+                value.backward()
+            loss += value.item()
             found = {
                 "logp_live": live,
                 "log_ratio": out.log_ratio,
@@ -107,7 +146,7 @@ class Learner:
                 if column is not None:
                     seen[name][index, : column.shape[1]] = column.detach().to("cpu", seen[name].dtype)
         kl = seen.pop("kl")
-        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None)
+        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routed=gathering.result)
 
     def update(self, minibatch: Batch, algorithm: Algorithm) -> Update:
         """One optimizer update on a weighted minibatch; skipped, and counted, where loss or gradient is not finite."""
@@ -125,6 +164,7 @@ class Learner:
             "learning_rate": Last(rate),
             "updates": Sum(1),
             "updates_skipped": Sum(0 if applied else 1),
+            **{name: Mean(value, 1) for name, value in (seen.routed.losses if seen.routed else {}).items()},
         }
         return Update({**metrics, **update_metrics(minibatch, seen)}, seen, applied)
 
@@ -146,6 +186,9 @@ class Learner:
             return sequence_logprobs(
                 *halves(model), micro.tokens, micro.mask, self.temperature, micro.kept, entropy_gradient
             )
+
+    def _gathering(self, batch: Batch, replayed: Rows | None, losses: Losses | None = None) -> Gathering:
+        return Gathering(halves(self.model)[0], self.routers, batch, replayed, losses)
 
     def _microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         return pieces(batch, self.settings.tokens_per_microbatch, self.device)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from groupwise.algo import Algorithm
 from groupwise.checks import (
     Check,
@@ -27,6 +25,7 @@ from groupwise.clock import BEFORE, Clock
 from groupwise.collate import collate, minibatches
 from groupwise.critic import Critic
 from groupwise.diagnostics import (
+    UpdateRecord,
     batch_metrics,
     engine_gap,
     group_metrics,
@@ -46,6 +45,8 @@ from groupwise.per_token import PerToken
 from groupwise.records import Batch
 from groupwise.rollout import Evaluation, Harvest, Rollout, StreamState
 from groupwise.rollouts import Spell
+from groupwise.routing_log import RoutingLog
+from groupwise.routing_metrics import comparable
 from groupwise.seeds import stream
 from groupwise.view import View
 
@@ -169,6 +170,7 @@ def update(run: Run, batch: Batch, tokens: PerToken) -> tuple[list[Metrics], lis
     """Every optimizer update on the batch, each told to `tokens`; and the checks that the policy's first one allows."""
     metrics: list[Metrics] = [] if run.critic is None else [value_metrics(batch)]
     checks: list[Check] = []
+    routes = RoutingLog(batch, run.learner.routing.replay, run.learner.routers)
     for minibatch in passes(run, batch):
         minibatch = run.algorithm.weigh(minibatch)
         applied = True
@@ -181,26 +183,33 @@ def update(run: Run, batch: Batch, tokens: PerToken) -> tuple[list[Metrics], lis
             done = run.learner.update(minibatch, run.algorithm)
             applied = applied and done.applied
             if not checks:
-                checks, gap = first_checks(run, batch, minibatch, done.seen.logp_live)
+                checks, gap = first_checks(run, batch, minibatch, done.seen)
                 metrics.append(gap)
             checks.append(weights_reach_total(minibatch.need("weight"), minibatch.mask, run.algorithm.aggregate))  # type: ignore[arg-type]
             metrics.append(done.metrics)
             run.clock.switch("journal")
             tokens.update(minibatch, done.seen)
+            metrics.append(routes.update(minibatch, done.seen))
             run.clock.switch("update")
         count_skipped(run, applied)
-    return metrics, worst(checks)
+    metrics.append(routes.metrics(run.step - 1))
+    return metrics, worst([*checks, *routes.checks])
 
 
-def first_checks(run: Run, batch: Batch, minibatch: Batch, first: Tensor) -> tuple[list[Check], Metrics]:
+def first_checks(run: Run, batch: Batch, minibatch: Batch, seen: UpdateRecord) -> tuple[list[Check], Metrics]:
     """What the live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
+    first, used = seen.logp_live, seen.routed and seen.routed.used
     measured = None if run.old_from_engine else batch.logp_old
-    logp, rows = (first, minibatch) if measured is None else (measured, batch)
+    logp, rows, routes = (first, minibatch, used) if measured is None else (measured, batch, batch.routes)
     start = first if run.step == run.waiting_steps + 1 else None
+    before = minibatch.routes, minibatch.routes_own or minibatch.routes
+    old, own = (comparable(minibatch.mask, used, other) for other in before)
+    fresh = rows.mask & (rows.version == run.step - 1)[:, None]
+    sampled = dataclasses.replace(rows, mask=comparable(fresh, routes, rows.routes_engine))
     checks = [
-        live_equals_old(first, None if measured is None else minibatch.logp_old, minibatch.mask, run.bf16),
-        learner_equals_engine(logp, rows, run.step - 1, run.bf16),
-        reference_is_start(minibatch.logp_ref, start, minibatch.mask, run.bf16),
+        live_equals_old(first, None if measured is None else minibatch.logp_old, old, run.bf16),
+        learner_equals_engine(logp, sampled, run.step - 1, run.bf16),
+        reference_is_start(minibatch.logp_ref, start, own, run.bf16),
     ]
     return checks, engine_gap(logp, rows, run.step - 1)
 

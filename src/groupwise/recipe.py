@@ -47,6 +47,7 @@ class WarmStartSection(Section):
     learning_rate: float = Field(5e-3, gt=0)
     warmup: float = Field(0.05, ge=0, le=1)
     clip: float = Field(1.0, gt=0)
+    load_balance: float = Field(0.01, ge=0)
 
 
 class EngineSection(Section):
@@ -100,6 +101,14 @@ class PreferenceSection(Section):
     clip_norm: float = Field(1.0, ge=0)
     center: float = Field(0.01, ge=0)
     tokens_per_microbatch: int = Field(8192, ge=1)
+
+
+class RoutingSection(Section):
+    """The experts of a mixture-of-experts policy: whose are replayed, and the routers' own losses (0 is none)."""
+
+    replay: Literal["none", "learner", "engine"] = "none"
+    load_balance: float = Field(0.0, ge=0)
+    z_loss: float = Field(0.0, ge=0)
 
 
 class ScoringSection(Section):
@@ -161,6 +170,7 @@ class Recipe(Section):
     evaluation: EvaluationSection = EvaluationSection()  # type: ignore[call-arg]
     engine: EngineSection = EngineSection()  # type: ignore[call-arg]
     learner: LearnerSection = LearnerSection()  # type: ignore[call-arg]
+    routing: RoutingSection = RoutingSection()  # type: ignore[call-arg]
     critic: CriticSection | None = None
     preference: PreferenceSection | None = None
     checkpoint: CheckpointSection = CheckpointSection()  # type: ignore[call-arg]

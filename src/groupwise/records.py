@@ -1,6 +1,7 @@
 """The record that flows: prompt -> group of completions -> batch. Every column, its shape and its unit.
 
-Shapes: N completions, P prompts, G completions a prompt, T padded tokens. Log-probabilities are in nats.
+Shapes: N completions, P prompts, G completions a prompt, T padded tokens, L layers with experts, K experts a token.
+Log-probabilities are in nats.
 A log-probability at column t belongs to the token at column t (column 0 has none and holds 0).
 """
 
@@ -46,6 +47,8 @@ class Completion:
     finish       "stop" (an end id was sampled) or "length" (the limit was reached)
     version      which weights sampled it
     kept         the sampling support per token, or None where it was the whole vocabulary
+    routes       [prompt + completion tokens - 1, L, K] uint8 (int16 above 256 experts) on the CPU, the experts of each
+                 token that was run, prompt included (the last one is not run), or None where the engine does not say
     text         the decoded completion, without special tokens
     score        the task's score, reward units; NaN where scoring failed
     learned      a reward model's score, reward units, where one scores: it trains, and `score` only tells the truth
@@ -60,6 +63,7 @@ class Completion:
     finish: str
     version: int
     kept: Kept | None = None
+    routes: Tensor | None = None
 
     text: str = ""
     score: float = math.nan
@@ -107,6 +111,9 @@ class Batch:
     row          [N] int64, the place in the batch that the step trains, kept by every part of it
     logp_engine  [N,T] nats (the engine's)
     kept         per row, the sampling support of its completion tokens, or None
+    routes_engine  per row [length - 1, L, K], the engine's experts of each token that was run, or None
+    routes       the same of the pass under the old policy, before the first update on this batch
+    routes_own   the same, what the routers would have chosen there, where the engine's experts were replayed
     logp_old     [N,T] nats, the learner's before the first update on this batch
     logp_ref     [N,T] nats, the frozen reference's
     value        [N,T] reward units, the critic's
@@ -129,6 +136,9 @@ class Batch:
     row: Tensor | None = None
     parts: Tensor | None = None
     kept: tuple[Kept | None, ...] | None = None
+    routes_engine: tuple[Tensor | None, ...] | None = None
+    routes: tuple[Tensor, ...] | None = None
+    routes_own: tuple[Tensor, ...] | None = None
     logp_old: Tensor | None = None
     logp_ref: Tensor | None = None
     value: Tensor | None = None
@@ -150,7 +160,7 @@ class Batch:
             raise ValueError(f"column {name} is read before it is written")
         return column
 
-    def add(self, **columns: Tensor | None) -> Batch:
+    def add(self, **columns: Tensor | tuple[Tensor, ...] | None) -> Batch:
         """The batch with new columns. A column that is already there is never overwritten.
 
         Raises ValueError where a column exists.

@@ -10,12 +10,17 @@ from pathlib import Path
 from groupwise.errors import UsageError
 from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
-from groupwise.models.tiny import ByteSpec, TinySpec
+from groupwise.models.tiny import ByteSpec, MoeSpec, TinySpec
 from groupwise.supervised import WarmStart, fingerprint, warm_start
 from groupwise.tasks.base import Demonstrates, Identified, Task
 from groupwise.whole import make_whole
 
-TINY = {"tiny-dense": TinySpec(), "tiny-bytes": ByteSpec(), "tiny-chat": ByteSpec(chat=True)}
+TINY = {
+    "tiny-dense": TinySpec(),
+    "tiny-moe": MoeSpec(),
+    "tiny-bytes": ByteSpec(),
+    "tiny-chat": ByteSpec(chat=True),
+}
 
 #: owner/name, as model hubs have it; a relative path would be a folder that exists.
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

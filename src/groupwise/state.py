@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+
+from torch import Tensor, nn
 
 from groupwise import checkpoint
 from groupwise.clock import LOST
 from groupwise.errors import UsageError
 from groupwise.journal import read_metrics
 from groupwise.loop import Run
-from groupwise.models.load import Policy, save_policy
+from groupwise.models.load import Policy, load_policy, save_policy
 
 
 def save_run(policy: Policy, keep: int, run: Run) -> Path:
@@ -47,7 +50,7 @@ def restore(run: Run, folder: Path) -> None:
             f"{run.start}; resume with the model folder, library versions and number of threads that it had"
         )
     learner = run.learner
-    checkpoint.put_parameters(learner.model, checkpoint.read_weights(folder))
+    checkpoint.put_parameters(learner.model, _weights(learner.model, folder))
     checkpoint.read_optimizer(folder, learner.model, learner.optimizer)
     learner.updates = state["updates"]
     if run.critic is not None:
@@ -61,3 +64,13 @@ def restore(run: Run, folder: Path) -> None:
     run.clock.add(LOST, max(0.0, run.seconds_before - told))
     run.engine.load_weights(learner.model.named_parameters(), version=run.step)
     run.probe.restart()
+
+
+def _weights(model: nn.Module, folder: Path) -> Mapping[str, Tensor]:
+    """A checkpoint's weights by the model's own names. The files of some models name them otherwise, such as each
+    expert by itself where the model holds them as one: then they are loaded as a model, which undoes that bit for bit.
+    """
+    weights = checkpoint.read_weights(folder)
+    if weights.keys() >= dict(model.named_parameters()).keys():
+        return weights
+    return dict(load_policy(folder / checkpoint.POLICY).model.named_parameters())

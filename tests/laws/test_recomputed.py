@@ -15,6 +15,7 @@ import groupwise
 from groupwise.journal import read_metrics
 from tests.conftest import SMALL
 from tests.laws.recompute import recomputed
+from tests.moe_policy import save_moe
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -30,6 +31,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "tis": {"algorithm.mismatch.kind": "tis"},
     "several": {"rewards.task": {}, "rewards.repetition": {"weight": 0.1}},
     "learned": {"preference": PREFERENCE},
+    "moe": {"warm_start.steps": 0, "routing.replay": "engine", "routing.load_balance": 0.01, "routing.z_loss": 0.01},
 }
 
 #: Keys of a step's row that its rollouts cannot decide, and why.
@@ -45,6 +47,10 @@ UNDECIDED = {
     "value_clipped_share": "the critic's values during its updates are not written, only those before",
     "critic_gradient_norm": "gradients are not written",
     "critic_updates_skipped": "a gradient that is not finite is not written",
+    "balance_loss": "the routers' logits are not written",
+    "z_loss": "the routers' logits are not written",
+    "log_ratio_variance_changed": "routes are not written",
+    "log_ratio_variance_same": "routes are not written",
     "checks": "they compare what is not written, such as the probe's answers",
     "seconds": "wall time",
 }
@@ -55,7 +61,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> dict[
     runs = tmp_path_factory.mktemp("recomputed")
     (runs / ".cache").symlink_to(warm_cache)
     base = {**SMALL, "runs": str(runs), "steps": 3, "evaluation.problems": 4, "checkpoint.every": 9}
-    return {name: groupwise.train("quickstart", {**base, **more, "name": name}).folder for name, more in RUNS.items()}
+    models = {"moe": {"model": str(save_moe(runs / "policy"))}}
+    return {
+        name: groupwise.train("quickstart", {**base, **models.get(name, {}), **more, "name": name}).folder
+        for name, more in RUNS.items()
+    }
 
 
 def steps(folder: Path) -> list[dict[str, Any]]:
@@ -71,7 +81,8 @@ def test_every_metric_is_decided_by_the_rollouts_or_listed(name: str, folders: d
     for row in steps(folder):
         found = recomputed(row["step"], [r for r in lines if r["step"] == row["step"]], waiting, algorithm)
         waiting = int(found["groups_surplus"])
-        assert row.keys() - found.keys() <= UNDECIDED.keys(), "a metric that nothing recomputes"
+        written = {key for key in row if not key.startswith("routing.")}  # routes are not written
+        assert written - found.keys() <= UNDECIDED.keys(), "a metric that nothing recomputes"
         assert found.keys() <= row.keys(), "a metric that the run does not log"
         for key, value in found.items():
             logged = math.nan if row[key] is None else row[key]
@@ -97,6 +108,7 @@ def test_the_runs_show_what_they_are_for(folders: dict[str, Path]):
     assert most("several", "rewards.repetition.spread_within_groups") >= 0
     assert most("learned", "learned_mean") != most("learned", "score_mean")
     assert most("grpo", "ratio_token_p99") > 1 > min(row["ratio_token_p01"] for row in steps(folders["grpo"]))
+    assert most("moe", "routing.removed") > 0
     assert {row["ratio_token_p99"] for row in steps(folders["once"])} == {1.0}
 
 

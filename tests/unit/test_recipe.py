@@ -131,6 +131,7 @@ OTHER: dict[str, Any] = {
     "passes_per_batch": 3,
     "logp_old": "engine",
     "preference": {"pairs": 8},
+    "routing.replay": "learner",
     "learner.schedule": "cosine",
     "learner.precision": "bf16",
     "task": {"name": "arithmetic", "largest": 7},

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise.errors import UsageError
 from groupwise.models.chat import Chat
-from groupwise.models.tiny import TinySpec
+from groupwise.models.routing import record_routes
+from groupwise.models.tiny import MoeSpec, TinySpec
 from groupwise.supervised import WarmStart, fingerprint, warm_start
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.base import Demonstration
@@ -27,6 +28,13 @@ DEMONSTRATIONS = TASK.demonstrations(100, seed=0)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny")
     TinySpec(layers=1, width=32, heads=2, kv_heads=2, head_dim=16, mlp_width=32).build(TASK.alphabet, path, seed=0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("moe")
+    MoeSpec(layers=2, width=32, heads=2, kv_heads=2, head_dim=16, mlp_width=16).build(TASK.alphabet, path, seed=0)
     return path
 
 
@@ -90,6 +98,74 @@ def test_rates_rise_then_fall_and_never_reach_zero_before_the_end() -> None:
     assert rates[:10] == sorted(rates[:10])
     assert rates[9:] == sorted(rates[9:], reverse=True)
     assert min(rates) > 0
+
+
+def test_every_expert_moves_and_a_seed_gives_the_same_bits(experts: Path) -> None:
+    before, after = load(experts)[0].state_dict(), train(experts, 0, DEMONSTRATIONS)
+    assert same(after, train(experts, 0, DEMONSTRATIONS))
+    for name in before:
+        still = before[name] == after[name]
+        assert not (still.flatten(1).all(1) if ".experts." in name else still.all()).any(), name
+
+
+def test_the_balance_loss_is_that_of_the_tokens_without_padding(experts: Path) -> None:
+    """Against plain forwards of each text by itself; the load is that of the shorter and of the longer half."""
+    model, tokenizer = load(experts)
+    halves = [
+        [Demonstration("1+2=", "3"), Demonstration("1-2=", "-1")],
+        [Demonstration("1-2-1=", "-1-1=-2"), Demonstration("3-3+1=", "0+1=1")],
+    ]
+    shown = [d for half in halves for d in half]
+    told = {c: gradient(experts, shown, c) for c in (0.0, 0.5)}
+    expected = torch.zeros(())
+    for half in halves:
+        texts = [tokenizer(d.prompt + d.completion, return_tensors="pt")["input_ids"] for d in half]
+        ran = [model(input_ids=ids, output_router_logits=True).router_logits for ids in texts]
+        for layer in range(2):
+            x = torch.cat([each[layer] for each in ran])
+            share = torch.bincount(x.topk(2).indices.flatten(), minlength=8) / (2 * len(x))
+            expected = expected + 0.5 * 8 * (share * x.softmax(-1).mean(0)).sum() / 4  # two layers, two halves
+    expected.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            found = told[0.5][name] - told[0.0][name]
+            torch.testing.assert_close(found, parameter.grad, rtol=1e-3, atol=2e-6, msg=name)
+    assert float(model.model.layers[1].mlp.gate.weight.grad.norm()) > 1e-3
+
+
+def gradient(folder: Path, shown: list[Demonstration], load_balance: float) -> dict[str, Tensor]:
+    """What the first step sees."""
+    model, tokenizer = load(folder)
+    found: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p, n=name: found.update({n: p.grad.clone()}))
+    settings = WarmStart(steps=1, batch_size=len(shown), load_balance=load_balance)
+    warm_start(model, Chat(tokenizer), shown, settings, seed=0)
+    return found
+
+
+def test_the_balance_loss_evens_the_load_of_experts(experts: Path) -> None:
+    ids = load(experts)[1](["1+2-3=", "3-3+1=", "0+2+2="], return_tensors="pt")["input_ids"]
+    most = {}
+    for coefficient in (0.0, 0.3):
+        model, tokenizer = load(experts)
+        settings = WarmStart(steps=40, batch_size=16, load_balance=coefficient)
+        warm_start(model, Chat(tokenizer), DEMONSTRATIONS, settings, seed=0)
+        with torch.no_grad(), record_routes(model) as routes:
+            model(input_ids=ids)
+        loads = [torch.bincount(routes.tensor[:, :, layer].flatten(), minlength=8) for layer in range(2)]
+        most[coefficient] = int(torch.cat(loads).max())
+    assert most[0.3] < most[0.0]
+
+
+def test_a_dense_model_does_not_know_of_the_balance_loss(folder: Path) -> None:
+    plain = train(folder, 0, DEMONSTRATIONS, replace(SETTINGS, load_balance=0.0))
+    assert same(plain, train(folder, 0, DEMONSTRATIONS, replace(SETTINGS, load_balance=0.5)))
+
+
+def test_a_negative_balance_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"warm_start\.load_balance"):
+        WarmStart(load_balance=-0.1)
 
 
 @pytest.mark.parametrize("name", ["steps", "batch_size", "demonstrations"])

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise.errors import UsageError
 from groupwise.models.load import digest, load_policy
-from groupwise.models.tiny import TinySpec
+from groupwise.models.routing import routers
+from groupwise.models.tiny import MoeSpec, TinySpec
 from groupwise.start import TINY
 from groupwise.tasks.arithmetic import Arithmetic
 
@@ -67,6 +68,34 @@ def test_a_character_outside_the_alphabet_is_an_error(folder: Path) -> None:
         AutoTokenizer.from_pretrained(folder)("3*4=")
 
 
+def test_every_layer_of_tiny_moe_has_experts(tmp_path: Path) -> None:
+    spec = TINY["tiny-moe"]
+    assert isinstance(spec, MoeSpec)
+    spec.build(ALPHABET, tmp_path, seed=0)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    found = routers(model)
+    assert len(found) == spec.layers == model.config.num_hidden_layers >= 4
+    assert {(r.chosen, r.experts) for r in found} == {(spec.chosen, spec.experts)}
+    assert (spec.chosen, spec.experts) >= (2, 8)
+    weights = found[0].module(torch.randn(5, spec.width, generator=torch.manual_seed(0)))[1]
+    torch.testing.assert_close(weights.sum(-1), torch.ones(5))  # of the chosen experts
+    shapes = {n: tuple(p.shape) for n, p in model.named_parameters() if ".0.mlp.experts" in n}
+    assert sorted(shapes.values()) == [(8, spec.width, spec.mlp_width), (8, 2 * spec.mlp_width, spec.width)]
+
+
+def test_the_fast_experts_of_a_loaded_policy_compute_what_a_loop_over_them_does(tmp_path: Path) -> None:
+    TINY["tiny-moe"].build(ALPHABET, tmp_path, seed=0)
+    model = load_policy(tmp_path).model
+    assert model.config._experts_implementation == "grouped_mm"  # docs/performance.md has the figures
+    ids = torch.randint(2, 15, (8, 20), generator=torch.manual_seed(0))
+    logits = []
+    for kind in ("grouped_mm", "eager"):
+        model.set_experts_implementation(kind)
+        with torch.no_grad():
+            logits.append(model(input_ids=ids).logits.log_softmax(-1))
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_seed_decides_every_bit(folder: Path, tmp_path: Path, seed: int) -> None:
     SPEC.build(ALPHABET, tmp_path, seed=seed)
@@ -90,13 +119,20 @@ def test_an_impossible_spec_is_refused(fields: dict, named: str) -> None:
         TinySpec(**fields)
 
 
-def test_tiny_dense_is_the_model_it_always_was(tmp_path: Path) -> None:
-    """Its bits are those of every figure that was measured with it. Random numbers are the processor's own, so that
-    elsewhere than on x86 only its vocabulary can be compared.
+@pytest.mark.parametrize("chosen", [0, 9])
+def test_a_token_cannot_go_through_more_experts_than_there_are(chosen: int) -> None:
+    with pytest.raises(UsageError, match=rf"model.chosen must be from 1 to model.experts \(8\), not {chosen}"):
+        MoeSpec(chosen=chosen)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("tiny-dense", "994e19c6a47c"), ("tiny-moe", "f338dc7be231")])
+def test_tiny_models_are_what_they_always_were(name: str, bits: str, tmp_path: Path) -> None:
+    """Their bits are those of every figure that was measured with them. Random numbers are the processor's own,
+    so that elsewhere than on x86 only the vocabulary can be compared.
     """
-    TINY["tiny-dense"].build("0123456789+-=", tmp_path, seed=0)
+    TINY[name].build("0123456789+-=", tmp_path, seed=0)
     policy = load_policy(tmp_path)
     assert policy.tokenizer.convert_ids_to_tokens(range(15)) == ["<pad>", "<eos>", *"0123456789+-="]
     assert policy.eos == {1}
     if platform.machine() == "x86_64":
-        assert digest(policy.model) == "994e19c6a47c"
+        assert digest(policy.model) == bits

@@ -65,6 +65,11 @@ class Engine(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def routes(self) -> bool:
+        """Whether its completions say which experts were chosen (Completion.routes)."""
+        ...
+
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
     ) -> list[tuple[Completion, ...]]:

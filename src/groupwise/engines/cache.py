@@ -39,6 +39,7 @@ class Prompts:
     keys, values  per layer [P,H,width,D]
     length        [P] int64, tokens
     logits        [P,V], for the first sampled token
+    routes        per prompt [length,L,K] on the CPU, the experts chosen; empty where nobody asked
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -46,6 +47,7 @@ class Prompts:
     values: list[Tensor]
     length: Tensor
     logits: Tensor
+    routes: tuple[Tensor, ...] = ()
 
     @property
     def width(self) -> int:
@@ -58,7 +60,8 @@ class Prompts:
             return whole[index : index + 1].clone()
 
         keys, values = [one(k) for k in self.keys], [one(v) for v in self.values]
-        return Prompts((self.tokens[index],), keys, values, one(self.length), one(self.logits))
+        routes = self.routes[index : index + 1]
+        return Prompts((self.tokens[index],), keys, values, one(self.length), one(self.logits), routes)
 
 
 class RowCache:

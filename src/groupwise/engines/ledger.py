@@ -1,11 +1,12 @@
 """What has been sampled so far, one line per completion, and the completions it becomes.
 
-Shapes: N completions, R live rows, S steps since the last flush, L the longest limit.
+Shapes: N completions, R live rows, S steps since the last flush, L routers, K experts a token.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -27,6 +28,17 @@ class Ledger:
         self._support: list[tuple[Tensor, Tensor]] = []
         self._kept_ids: list[np.ndarray] = []
         self._kept_owner: list[np.ndarray] = []
+        self._prompts: dict[int, Tensor] = {}
+        self._ran: list[Tensor] = []
+        self._routes: Tensor | None = None
+
+    def begin(self, slots: Sequence[int], routes: Sequence[Tensor]) -> None:
+        """Completions begin after prompts with these routes, [prompt tokens,L,K] each, on the CPU."""
+        self._prompts.update(zip(slots, routes, strict=True))
+
+    def ran(self, routes: Tensor) -> None:
+        """[R,L,K], the experts chosen for the live rows' last drawn tokens, in the rows' present order."""
+        self._ran.append(routes)
 
     def log(self, draw: Draw) -> None:
         """One step of the live rows, in their present order."""
@@ -36,8 +48,11 @@ class Ledger:
             row, ids = draw.kept.nonzero(as_tuple=True)
             self._support.append((row, ids.int()))
 
-    def flush(self, slot: Tensor, age: Tensor, length: Tensor) -> None:
-        """Write the logged steps. Row r is completion slot[r], has drawn age[r] tokens, will have or has length[r]."""
+    def flush(self, slot: Tensor, age: Tensor, length: Tensor, run: Tensor) -> None:
+        """Write the logged steps. Row r is completion slot[r], has drawn age[r] tokens, will have or has length[r], and
+        run[r] of them have been through the model.
+        """
+        self._flush_routes(slot, run)
         if not self._steps:
             return
         steps = len(self._steps)
@@ -51,6 +66,17 @@ class Ledger:
         self._length[slot] = length
         self._flush_support(slot, age - steps, length)
         self._steps, self._support = [], []
+
+    def _flush_routes(self, slot: Tensor, run: Tensor) -> None:
+        if not self._ran:
+            return
+        routes = torch.stack(self._ran, 1)
+        if self._routes is None:
+            # A completion's last token is never run, so nobody reads the last column; a finished row writes there too.
+            self._routes = routes.new_zeros(len(self._length), self._tokens.shape[1] - 1, *routes.shape[2:])
+        column = (run - len(self._ran))[:, None] + torch.arange(len(self._ran), device=run.device)
+        self._routes[slot[:, None], column.clamp_(max=self._routes.shape[1] - 1)] = routes
+        self._ran = []
 
     def written(self, slots: Tensor, stops: Tensor) -> list[tuple[tuple[int, ...], str]]:
         """The ids of completions that are whole and flushed, and how each ended."""
@@ -69,6 +95,7 @@ class Ledger:
         stopped = stops[last].tolist()
         kept = _split_kept(self._kept_ids, self._kept_owner, lengths.numpy()) if self._kept_ids else None
         tokens, logp = self._tokens.cpu().numpy(), self._logp.cpu().numpy()  # slices cost less than a tensor's
+        run = None if self._routes is None else self._routes.cpu()
         return [
             Completion(
                 tokens=tuple(tokens[i, :length].tolist()),
@@ -76,6 +103,7 @@ class Ledger:
                 finish="stop" if stopped[i] else "length",
                 version=version,
                 kept=kept[i] if kept else None,
+                routes=_joined(self._prompts.get(i), None if run is None else run[i, : length - 1]),
             )
             for i, length in enumerate(lengths.tolist())
         ]
@@ -86,6 +114,11 @@ class Ledger:
             live = token < length[row]
             self._kept_ids.append(ids[live].cpu().numpy())
             self._kept_owner.append(torch.stack([slot[row], token], 1)[live].cpu().numpy())
+
+
+def _joined(prompt: Tensor | None, run: Tensor | None) -> Tensor | None:
+    """The routes of one sequence, in memory of its own."""
+    return None if prompt is None else torch.cat([prompt] if run is None else [prompt, run])
 
 
 def _split_kept(ids: list[np.ndarray], owner: list[np.ndarray], length: np.ndarray) -> list[Kept]:

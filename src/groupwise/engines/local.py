@@ -22,6 +22,7 @@ import copy
 import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,7 @@ from groupwise.engines.rows import Queue, Rows, Take
 from groupwise.engines.sampling import check_sampling, draw
 from groupwise.engines.step import Step
 from groupwise.errors import RunError, UsageError
+from groupwise.models.routing import record_routes
 from groupwise.records import Completion
 
 # Rows are dropped, and waiting ones admitted, once these shares of them are free: each has a cost of its own.
@@ -53,9 +55,10 @@ class LocalEngine:
     eos       ids that end a completion; empty for none
     pad       any valid id, written where a shorter prompt has no token
     max_rows  completions sampled at the same time
+    routes    say which experts were chosen (Completion.routes); a UsageError for a model that has none
     """
 
-    def __init__(self, model: Any, eos: frozenset[int], pad: int, max_rows: int = 512) -> None:
+    def __init__(self, model: Any, eos: frozenset[int], pad: int, max_rows: int = 512, routes: bool = False) -> None:
         if max_rows < 1:
             raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
@@ -63,7 +66,9 @@ class LocalEngine:
         _refuse_state_layers(self._model.config)
         if self._model.config._attn_implementation == "sdpa":
             self._model.set_attn_implementation(ATTENTION)
-        self._step = Step(self._model)
+        _quicken_experts(self._model)
+        self._routes = routes
+        self._step = Step(self._model, routes)
         self._last_only = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         self._context = _context(self._model.config)
         self._device = next(self._model.parameters()).device
@@ -78,6 +83,11 @@ class LocalEngine:
     def version(self) -> int:
         """Which weights it samples from."""
         return self._version
+
+    @property
+    def routes(self) -> bool:
+        """Whether its completions say which experts were chosen."""
+        return self._routes
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every parameter, and buffers where named; nothing is changed if a name or shape does not match."""
@@ -156,7 +166,10 @@ class LocalEngine:
         if mask is None and self._model.config._attn_implementation != ATTENTION:
             mask = rows.cache.mask()
         # A finished row may run past the last position until it is dropped; what it draws is not used.
-        logits = self._step(tokens[:, None], positions.clamp_(max=self._context - 1), mask, rows.cache.views())
+        positions = positions.clamp_(max=self._context - 1)
+        logits, routes = self._step(tokens[:, None], positions, mask, rows.cache.views())
+        if routes is not None:
+            rows.ran(routes)
         rows.cache.advance()
         return logits
 
@@ -193,17 +206,32 @@ class LocalEngine:
         mask = None if even else _prompt_mask(positions, self._model.dtype).to(self._device)
         cache = DynamicCache()
         last = {"logits_to_keep": 1} if self._last_only else {}
-        out = self._model(
-            input_ids=ids,
-            position_ids=positions.clamp(min=0).to(self._device),
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            **last,
-        )
+        with record_routes(self._model) if self._routes else nullcontext() as recorded:
+            out = self._model(
+                input_ids=ids,
+                position_ids=positions.clamp(min=0).to(self._device),
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+                **last,
+            )
         layers: list[Any] = cache.layers
         keys, values = [layer.keys for layer in layers], [layer.values for layer in layers]
-        return Prompts(tuple(prompts), keys, values, length.to(self._device), out.logits[:, -1])
+        routes = _without_padding(recorded.tensor, length) if recorded else ()
+        return Prompts(tuple(prompts), keys, values, length.to(self._device), out.logits[:, -1], routes)
+
+
+def _without_padding(routes: Tensor, length: Tensor) -> tuple[Tensor, ...]:
+    """Routes [P,width,L,K] of left-padded prompts -> per prompt [length,L,K]."""
+    return tuple(row[len(row) - tokens :] for row, tokens in zip(routes, length.tolist(), strict=True))
+
+
+def _quicken_experts(model: Any) -> None:
+    """Experts in a Python loop, which cannot be recorded, become what transformers takes where nobody chose."""
+    used, best = model.config._experts_implementation, model.get_correct_experts_implementation(None)
+    slow = ("eager", "batched_mm") if model.device.type == "cpu" else ("eager",)
+    if used in slow and best not in slow:
+        model.set_experts_implementation(best)
 
 
 def _prefill_batch(requests: Sequence[Request], takes: Sequence[Take]) -> Sequence[Take]:

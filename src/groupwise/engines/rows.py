@@ -150,14 +150,21 @@ class Rows:
         self.cache.insert(prompts, source, self._horizon - column)
         slots = [self._queue.offset[t.request] + t.first + i for t in takes for i in range(t.count)]
         ends = [column + limit - 1 for limit, t in zip(limits, takes, strict=True) for _ in range(t.count)]
+        if prompts.routes:
+            self._ledger.begin(slots, [prompts.routes[i] for i in source.tolist()])
         new = torch.tensor([slots, [column] * len(slots), ends], device=self._device).T
         self._table = torch.cat([self._table, new])
         self._place()
         self._count_live(column - 1)
 
-    def _flush(self, column: int) -> None:
+    def ran(self, routes: Tensor) -> None:
+        """[R,L,K], the experts chosen for the tokens that have just been through the model."""
+        self._ledger.ran(routes)
+
+    def _flush(self, drawn: int) -> None:
+        """Write what was drawn for the columns before `drawn`; the cache's column is the first that was not run."""
         slot, born, ended = self._table.unbind(1)
-        self._ledger.flush(slot, column - born, ended - born + 1)
+        self._ledger.flush(slot, drawn - born, ended - born + 1, self.cache.column - born)
 
 
 def _all_uniforms(queue: Queue) -> Tensor:

@@ -9,10 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.utils import logging
 
 from groupwise.errors import UsageError
@@ -67,7 +75,7 @@ class TinySpec:
         tokenizer = self.tokenizer(alphabet)
         with torch.random.fork_rng(devices=[]):  # the caller's random stream is not ours to move
             torch.manual_seed(seed)
-            model = Qwen3ForCausalLM(self._config(tokenizer))
+            model = self._model(tokenizer)
         model.generation_config = GenerationConfig(eos_token_id=self._ends(tokenizer), pad_token_id=PAD_ID)
         with _without_progress_bar():
             model.save_pretrained(folder)
@@ -87,23 +95,26 @@ class TinySpec:
         assert isinstance(own, int)
         return EOS_ID if own == EOS_ID else [own, EOS_ID]
 
-    def _config(self, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-        return Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=self.width,
-            intermediate_size=self.mlp_width,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            max_position_embeddings=self.max_length,
-            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
-            initializer_range=self.initializer_range,
-            tie_word_embeddings=self.tie_embeddings,
-            bos_token_id=None,
-            eos_token_id=EOS_ID,
-            pad_token_id=PAD_ID,
-        )
+    def _model(self, tokenizer: PreTrainedTokenizerFast) -> Any:
+        return Qwen3ForCausalLM(Qwen3Config(**self._settings(tokenizer), intermediate_size=self.mlp_width))
+
+    def _settings(self, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+        """What every architecture of the family is told, whatever its feed-forward part."""
+        return {
+            "vocab_size": len(tokenizer),
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_length,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "initializer_range": self.initializer_range,
+            "tie_word_embeddings": self.tie_embeddings,
+            "bos_token_id": None,
+            "eos_token_id": EOS_ID,
+            "pad_token_id": PAD_ID,
+        }
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,36 @@ class ByteSpec(TinySpec):
     def tokenizer(self, alphabet: str) -> PreTrainedTokenizerFast:
         """One token a byte, whatever the task's alphabet."""
         return byte_tokenizer(self.max_length, self.chat)
+
+
+@dataclass(frozen=True)
+class MoeSpec(TinySpec):
+    """A tiny mixture of experts: a Qwen3-MoE whose every layer has experts, and one token a character.
+
+    experts    feed-forward networks of a layer, each with `mlp_width` channels
+    chosen     how many of them a token goes through; their weights add up to 1
+    """
+
+    layers: int = 4
+    mlp_width: int = 64
+    experts: int = 8
+    chosen: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.chosen <= self.experts:
+            raise UsageError(f"model.chosen must be from 1 to model.experts ({self.experts}), not {self.chosen}")
+
+    def _model(self, tokenizer: PreTrainedTokenizerFast) -> Any:
+        config = Qwen3MoeConfig(
+            **self._settings(tokenizer),
+            moe_intermediate_size=self.mlp_width,
+            num_experts=self.experts,
+            num_experts_per_tok=self.chosen,
+            norm_topk_prob=True,
+            decoder_sparse_step=1,
+        )
+        return Qwen3MoeForCausalLM(config)
 
 
 def character_tokenizer(alphabet: str, max_length: int) -> PreTrainedTokenizerFast:

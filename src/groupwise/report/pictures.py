@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from groupwise.report.data import Mark, Plot, Series
+from groupwise.report.routing_pictures import ROUTING
 
 HELD_OUT = "evaluations"
 
@@ -393,4 +394,4 @@ COST = (
     ),
 )
 
-PLOTS = LEARNED + HEALTHY + COST
+PLOTS = LEARNED + HEALTHY + ROUTING + COST
