@@ -40,9 +40,12 @@ class Seen:
             self.page.wait_for_timeout(30)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
-    """Debian's chromium, driven by playwright; without it these tests cannot run, and say so."""
+    """Debian's chromium, driven by playwright; without it these tests cannot run, and say so.
+
+    It ends with this package: while it lives an event loop runs, beside which no other test could start one.
+    """
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("no chromium on this machine: apt-get install chromium")
