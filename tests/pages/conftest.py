@@ -33,11 +33,16 @@ class Seen:
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
+    def draw(self) -> None:
+        """Every plot, in sight or not."""
+        self.page.evaluate("groupwise.plots.drawAll()")
+        self.page.wait_for_selector('[data-plot][data-drawn="true"] .main-svg')
+
     def scroll(self) -> None:
         """From the top to the bottom, as a reader does: what is drawn when it comes in sight is drawn then."""
         for y in range(0, self.page.evaluate("document.documentElement.scrollHeight"), 600):
             self.page.evaluate(f"window.scrollTo(0, {y})")
-            self.page.wait_for_timeout(30)
+            self.page.wait_for_timeout(15)
 
 
 @pytest.fixture(scope="package")
