@@ -22,6 +22,9 @@ from groupwise.report.read import LOCK, MACHINE, METRICS, RECIPE, ROLLOUTS, SUMM
 from groupwise.report.serve import watch
 from groupwise.report.watched import Watched
 
+#: Longer than the suite's time allows; `make test-slow` has them.
+pytestmark = pytest.mark.slow
+
 #: Seconds between two questions of the page.
 OFTEN = 0.1
 #: Seconds that what must come may take.

@@ -15,6 +15,9 @@ import pytest
 from groupwise.report.data import Page, RolloutGroup, RolloutRow, Rollouts, RunPage, Section, Status
 from groupwise.report.page import write
 
+#: Longer than the suite's time allows; `make test-slow` has them.
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>\n\ta\x00b\x1b\u202e\x7f"
 COLUMNS = ("log_ratio", "advantage", "share", "entropy", "logp_old", "logp_engine")
 Open = Callable[..., Any]

@@ -17,6 +17,9 @@ from tests.conftest import SMALL
 from tests.moe_policy import save_moe
 from tests.runs.test_run import assert_same_run
 
+#: Longer than the suite's time allows; `make test-slow` has them.
+pytestmark = pytest.mark.slow
+
 #: Updates large enough that experts change, from a policy whose experts were not evened: some of them are near a tie.
 MOE: dict[str, Any] = {
     "updates_per_batch": 4,
