@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -9,14 +11,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from groupwise.errors import RunError, UsageError
-from groupwise.sandbox import ACCEPTED, Kind, Limits, Sandbox, available
+from groupwise.sandbox import ACCEPTED, Kind, Limits, Sandbox
 from groupwise.sandbox import box as box_module
 from tests.faults import escapes
 from tests.faults.escapes import Case, Outside
@@ -67,13 +69,19 @@ def across(cases: Iterable[Case], modes: Sequence[str] = MODES) -> list[Any]:
     ]
 
 
-@pytest.fixture(scope="module", params=MODES)
-def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    with Sandbox(escapes.LIMITS, without=escapes.MODES[request.param]) as made:
-        layers = available(escapes.MODES[request.param])
-        if request.param != "landlock" and not getattr(layers, request.param):
-            pytest.skip(f"this machine gives no {request.param}")
-        yield made
+@pytest.fixture(scope="module")
+def boxes() -> Iterator[Callable[[str], Sandbox]]:
+    """One sandbox per mode for all tests. Not a parametrised fixture: pytest would make it anew for each test."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda mode: stack.enter_context(Sandbox(escapes.LIMITS, without=escapes.MODES[mode])))
+
+
+@pytest.fixture(params=MODES)
+def box(request: pytest.FixtureRequest, boxes: Callable[[str], Sandbox]) -> Sandbox:
+    made = boxes(request.param)
+    if request.param != "landlock" and not getattr(made.layers, request.param):
+        pytest.skip(f"this machine gives no {request.param}")
+    return made
 
 
 @pytest.fixture

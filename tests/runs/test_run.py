@@ -250,16 +250,23 @@ def test_what_is_no_run_is_not_resumed(tmp_path: Path):
         resume(tmp_path)
 
 
-def start(changes: dict[str, Any], *more: str) -> subprocess.Popen[str]:
+#: The environment of a process that computes as this one does, to the bit; without it, with all cores.
+LIKE_HERE = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+
+
+def command(*words: str, env: dict[str, str] | None) -> subprocess.Popen[str]:
     """The command in a process of its own."""
+    whole = [sys.executable, "-m", "groupwise.cli", "train", *words]
+    return subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def start(changes: dict[str, Any], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     settings = [part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    command = [sys.executable, "-m", "groupwise.cli", "train", "quickstart", *settings, *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return command("quickstart", *settings, env=env)
 
 
-def go_on(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "groupwise.cli", "train", "--resume", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def go_on(folder: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    return command("--resume", str(folder), env=env)
 
 
 def wait_for(condition, process: subprocess.Popen[str], seconds: float = 60) -> None:
@@ -271,7 +278,7 @@ def wait_for(condition, process: subprocess.Popen[str], seconds: float = 60) -> 
 def test_sigterm_saves_at_the_next_step_and_says_how_to_go_on(small):
     changes = small(name="cut", steps=30)
     folder = Path(changes["runs"]) / "cut"
-    process = start(changes)
+    process = start(changes, LIKE_HERE)
     wait_for(lambda: len(read_metrics(folder)) > 3, process)
     process.send_signal(signal.SIGTERM)
     told, _ = process.communicate(timeout=60)
@@ -280,21 +287,19 @@ def test_sigterm_saves_at_the_next_step_and_says_how_to_go_on(small):
     done = read_metrics(folder)[-1]["step"]
     assert 0 < done < 30
     assert checkpoint.steps(folder / "checkpoints")[-1] == done
-    process = go_on(folder)
+    process = go_on(folder, LIKE_HERE)
     told, _ = process.communicate(timeout=60)
     assert process.returncode == 0, told
-    whole = start({**changes, "name": "whole"})
-    whole.communicate(timeout=60)
-    assert_same_run(folder.parent / "whole", folder)
+    assert_same_run(groupwise.train("quickstart", {**changes, "name": "whole"}).folder, folder)
 
 
-def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int) -> Path:
+def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int, env: dict[str, str] | None = None) -> Path:
     """kill -9 at moments drawn from `seed`, every second one inside a save; then to the end."""
     folder = Path(changes["runs"]) / changes["name"]
     generator = torch.Generator().manual_seed(seed)
     killed = 0
     while killed < kills:
-        process = go_on(folder) if (folder / "recipe.toml").is_file() else start(changes)
+        process = go_on(folder, env) if (folder / "recipe.toml").is_file() else start(changes, env)
         if killed % 2:
             wait_for(lambda: list((folder / "checkpoints").glob(".partial-*")), process)
         else:
@@ -306,7 +311,7 @@ def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int) -> Path
         if process.returncode == 0:
             break
         killed += process.returncode == -signal.SIGKILL
-    process = go_on(folder)
+    process = go_on(folder, env)
     told, _ = process.communicate(timeout=120)
     assert process.returncode == 0, told
     assert killed == kills, f"the run ended after {killed} kills; make it longer"
@@ -317,9 +322,8 @@ def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int) -> Path
 @pytest.mark.parametrize(("name", "kills"), [("dapo", 2)])
 def test_kill_and_resume_gives_the_same_bits(name: str, kills: int, small):
     changes = small(algorithm__name=name, steps=8)
-    whole = start({**changes, "name": "whole"})
-    whole.communicate(timeout=60)
-    assert_same_run(Path(changes["runs"]) / "whole", kill_again_and_again({**changes, "name": "cut"}, kills, seed=1))
+    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
+    assert_same_run(whole, kill_again_and_again({**changes, "name": "cut"}, kills, 1, LIKE_HERE))
 
 
 @pytest.mark.slow

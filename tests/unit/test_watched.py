@@ -7,8 +7,8 @@ import fcntl
 import json
 import os
 import random
-import statistics
-import time
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +20,7 @@ from groupwise.errors import UsageError
 from groupwise.report import single
 from groupwise.report.data import Curves, Fresh, Page, RolloutGroup, RunPage
 from groupwise.report.plots import static_columns
-from groupwise.report.read import LOCK, MACHINE, METRICS, RECIPE, ROLLOUTS, SUMMARY
+from groupwise.report.read import LOCK, LOG, MACHINE, METRICS, RECIPE, ROLLOUTS, SUMMARY
 from groupwise.report.watched import SHARE, Watched
 
 RECIPE_TEXT = 'steps = {steps}\nmodel = "tiny"\n[task]\nname = "sums"\n[algorithm]\nname = "grpo"\n'
@@ -285,26 +285,64 @@ def long_run(steps: int) -> list[list[Piece]]:
     return made
 
 
-def seconds_of(folder: Path, steps: int, answers: int = 40) -> list[float]:
-    """What each of the answers costs that follow the last `answers` steps one by one."""
-    parts = long_run(steps)
-    taken = []
+def calls_of(folder: Path, steps: int, answers: int = 40) -> list[int]:
+    """How many functions each of the answers calls that follow the last `answers` steps one by one."""
+    parts, calls = long_run(steps), []
     with being_written(folder, steps + 1) as run:
         run.put([piece for part in parts[:-answers] for piece in part])
         source = Watched(run.folder)
         for step, part in enumerate(parts[-answers:], steps - answers):
             run.put(part)
-            began = time.perf_counter()
-            fresh = source.fresh(step, -1, step)
-            taken.append(time.perf_counter() - began)
+            seen: Counter[str] = Counter()
+            sys.setprofile(lambda frame, event, argument, seen=seen: seen.update([event]))
+            try:
+                fresh = source.fresh(step, -1, step)
+            finally:
+                sys.setprofile(None)
+            calls.append(seen["call"] + seen["c_call"])
             assert fresh.steps.step == [step + 1]
-    return taken
+    return calls
 
 
 def test_an_answer_costs_what_is_new_however_long_the_run_is(tmp_path):
-    short, long = seconds_of(tmp_path / "short", 200), seconds_of(tmp_path / "long", 2000)
-    assert min(long) < 2 * min(short)
-    assert statistics.median(long) < 0.06
+    """Counted, not timed: ten times as many steps, and hardly a call more (a place in order takes log n)."""
+    short, long = min(calls_of(tmp_path / "short", 200)), min(calls_of(tmp_path / "long", 2000))
+    assert short <= long < 1.05 * short
+
+
+def test_an_answer_reads_what_is_new_however_long_the_run_is(tmp_path, monkeypatch):
+    """Counted in bytes: what an answer reads of files that have grown to megabytes."""
+    taken: list[int] = []
+    path_open = Path.open
+
+    class Counted:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *how):
+            self.file.close()
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def read(self, *most):
+            got = self.file.read(*most)
+            taken.append(len(got))
+            return got
+
+    parts = long_run(300)
+    with being_written(tmp_path / "run", 301) as run:
+        run.put([piece for part in parts[:-1] for piece in part])
+        (run.folder / LOG).write_text("words of a step\n" * 200_000)
+        source = Watched(run.folder)
+        run.put(parts[-1])
+        monkeypatch.setattr(Path, "open", lambda path, *a, **kw: Counted(path_open(path, *a, **kw)))
+        assert source.fresh(299, -1, 299).steps.step == [300]
+    new = sum(len(text) for _, text in parts[-1])
+    assert new <= sum(taken) < new + 100_000
 
 
 def test_the_words_of_a_run_that_goes_on_take_their_share_of_the_time_and_no_more(tmp_path, monkeypatch):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -131,22 +133,23 @@ def all_rows(path: Path, odd: Counter[str]) -> tuple[list[Row], str]:
 
 
 class ByStep:
-    """Rows by their steps; of a step that is there twice, the later row."""
+    """Rows by their steps; of a step that is there twice, the later row.
+
+    rows  in the order of their steps
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[int, Row] = {}
+        self.rows: list[Row] = []
 
     def add(self, row: Row, odd: Counter[str]) -> None:
         step = whole(row.get("step"))
         if step is None:
             odd["no step"] += 1
             return
-        odd["twice"] += step in self._rows
-        self._rows[step] = {**row, "step": step}
-
-    @property
-    def rows(self) -> list[Row]:
-        return [self._rows[step] for step in sorted(self._rows)]
+        at = bisect_left(self.rows, step, key=itemgetter("step"))
+        twice = at < len(self.rows) and self.rows[at]["step"] == step
+        odd["twice"] += twice
+        self.rows[at : at + twice] = [{**row, "step": step}]
 
 
 class Tail:

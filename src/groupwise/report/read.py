@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import shlex
 import tomllib
@@ -28,6 +29,8 @@ WHAT = "a run folder is what groupwise train makes: runs/NAME, with recipe.toml 
 TABLES = ("evaluation", "checks", "seconds")
 
 _ERROR = re.compile(r"error: (?:step (\d+): )?")
+#: The last line of a log is looked for in this many bytes.
+_LOG_END = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -102,9 +105,9 @@ def read(folder: Path) -> RunFolder:
 def signs(folder: Path) -> Signs:
     """What tells whether a run goes on, and how it ended; cheap enough to ask again and again."""
     held = is_held(folder / LOCK)
-    lines = (_text(folder / LOG, []) or "").rstrip().splitlines()
-    found = _ERROR.match(lines[-1]) if lines else None
-    error = lines[-1].removeprefix("error: ") if found else ""
+    last = _last_line(folder / LOG)
+    found = _ERROR.match(last)
+    error = last.removeprefix("error: ") if found else ""
     at = int(found[1]) if found and found[1] else None
     return Signs(held, _object(folder / SUMMARY, []), error, at)
 
@@ -209,6 +212,17 @@ def _missing(folder: Path, ran: bool, notes: list[str]) -> None:
         notes.append(f"{METRICS} is missing: there is nothing to draw")
     if ran and not rollouts:
         notes.append(f"{ROLLOUTS} is missing: there are no completions to show")
+
+
+def _last_line(path: Path) -> str:
+    """The last line with words in it, "" without any; of a long log its end alone is read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
+            lines = file.read().decode("utf-8", errors="replace").rstrip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
 
 
 def _text(path: Path, notes: list[str]) -> str | None:
