@@ -21,8 +21,8 @@ install: .venv/installed  ## create .venv with groupwise, its tested versions an
 quickstart: install  ## install, train the tiny policy on arithmetic, show the result and where the run is
 	$(BIN)/groupwise train quickstart
 
-test: install  ## the tests; those of the pages need chromium and are skipped without it
-	$(BIN)/python -m pytest
+test: install  ## the tests, two files at a time; those of the pages need chromium and are skipped without it
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: install  ## the long tests: the whole quickstart, ten kills and resumes, live pages, mixtures of experts
 	$(BIN)/python -m pytest -m slow
