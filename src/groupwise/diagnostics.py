@@ -172,7 +172,7 @@ def update_metrics(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
         "log_ratio_clamped_tokens": Sum(float((seen.log_ratio[mask].abs() >= 60).sum())),
         "effective_sample_share": _effective_share(ratio, mask),
         "entropy_mean": mean_over(seen.entropy, mask),
-        **_ratio_quantiles(minibatch, seen),
+        **_ratio_spread(minibatch, seen),
     }
     if seen.kl is not None:
         metrics["kl_mean"] = _weighted(seen.kl, weight, mask)
@@ -201,18 +201,20 @@ def seen_by_loss(column: Tensor) -> Tensor:
     return column.float().double()
 
 
-def _ratio_quantiles(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
+def _ratio_spread(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
     """How far live is from old: of each token, and of each completion (its geometric mean). Of the last update only."""
     mask = minibatch.mask
     old = seen.logp_live if minibatch.logp_old is None else minibatch.logp_old
     gap = keep(seen.logp_live.double() - old.double(), mask)
     rows = mask.any(-1)
     told = {"token": gap[mask], "sequence": row_mean(gap, mask)[rows]}
-    return {
+    variance = float(gap[mask].var(correction=0)) if mask.any() else math.nan
+    quantiles = {
         f"ratio_{name}_p{round(100 * place):02d}": Last(value)
         for name, log_ratio in told.items()
         for place, value in zip(QUANTILES, _quantiles(bounded(log_ratio).exp()), strict=True)
     }
+    return {"log_ratio_variance": Last(variance), **quantiles}
 
 
 def _quantiles(x: Tensor) -> list[float]:

@@ -57,7 +57,7 @@ class RoutingLog:
             return {}
         mask = minibatch.mask
         gap = (seen.logp_live - minibatch.logp_old)[mask]
-        return drift_metrics(at_trained(routed.own, mask), at_trained(old, mask), gap, first=self._updates == 1)
+        return drift_metrics(at_trained(routed.own, mask), at_trained(old, mask), gap, self._updates - 1)
 
 
 def own_of(batch: Batch, replay: ReplayFrom) -> Rows | None:

@@ -44,18 +44,19 @@ def layered(name: str, share: Tensor) -> dict[str, Value]:
     return {name: Last(math.fsum(mean) / len(mean)), **told}
 
 
-def drift_metrics(own: Tensor, old: Tensor, gap: Tensor, first: bool) -> dict[str, Value]:
+def drift_metrics(own: Tensor, old: Tensor, gap: Tensor, after: int) -> dict[str, Value]:
     """Of an update: what the live routers chose against what the old policy's did, [M,L,K] each.
 
     gap    [M] nats, live - old log-probability of the tokens, whose variance is told by whether a route changed
-    first  it is the first on its batch, whose policy is the old one: the mean over updates leaves it out
+    after  updates on the batch before this one; after none the live policy is the old one, and no mean counts it
     """
     share = _by_layer(own, old)
     moved = (share > 0).any(-1)
     mean = float(share.mean()) if len(share) else 0.0
     return {
         **layered("routing.changed", share),
-        "routing.changed_mean": Mean(0.0, 0.0) if first or not len(share) else Mean(mean, 1.0),
+        **(_after(share, after) if after else {}),
+        "routing.changed_mean": Mean(mean, 1.0) if after and len(share) else Mean(0.0, 0.0),
         "log_ratio_variance_changed": Last(_variance(gap[moved])),
         "log_ratio_variance_same": Last(_variance(gap[~moved])),
     }
@@ -112,6 +113,13 @@ def comparable(mask: Tensor, routes: Rows | None, others: Sequence[Tensor | None
     alike = torch.tensor([b is None or torch.equal(a, b) or not bool(_by_layer(a, b).any()) for a, b in pairs])
     told = alike[mask.any(-1)]
     return mask & alike[:, None] if (~told).sum() <= MOST_UNLIKE * len(told) else mask
+
+
+def _after(share: Tensor, after: int) -> dict[str, Value]:
+    """[M,L] -> the means by the number of updates before, under names of their own: all layers, and each."""
+    whole, *layers = layered("", share).values()
+    parts = {f"routing.changed_in.layer_{layer}.after_{after}": value for layer, value in enumerate(layers)}
+    return {f"routing.changed_after.{after}": whole, **parts}
 
 
 def _by_layer(routes: Tensor, others: Tensor) -> Tensor:

@@ -209,11 +209,12 @@ def of_ratios(rows: Sequence[Row], last: int) -> dict[str, float]:
         live = seen(row, last, "logp_live")
         gaps.append(live - given(row, "logp_old") if "logp_old" in row["per_token"] else np.zeros(len(live)))
     told = {"token": together(gaps), "sequence": np.array([gap.mean() for gap in gaps])}
-    return {
+    quantiles = {
         f"ratio_{name}_p{place:02d}": quantile(np.exp(gap), place / 100)
         for name, gap in told.items()
         for place in (1, 10, 50, 90, 99)
     }
+    return {"log_ratio_variance": told["token"].var(), **quantiles}
 
 
 def recomputed(step: int, rows: Sequence[Row], waiting: int, algorithm: dict[str, Any]) -> dict[str, float]:

@@ -113,10 +113,10 @@ def test_the_runs_show_what_they_are_for(folders: dict[str, Path]):
 
 
 def documented() -> re.Pattern[str]:
-    """The names in the first cells of the page's tables; NAME, CAUSE and K stand for anything."""
+    """The names in the first cells of the page's tables; NAME, CAUSE, NUMBER and K stand for anything."""
     cells = re.findall(r"^\| ([^|]+) \|", DOCS.read_text(), re.MULTILINE)
     names = [name.strip().strip("`") for cell in cells for name in cell.split(",")]
-    patterns = [re.sub(r"NAME|CAUSE|\bK\b", "[^ ]+", re.escape(name).replace(r"\ ", " ")) for name in names]
+    patterns = [re.sub(r"NAME|CAUSE|NUMBER|\bK\b", "[^ ]+", re.escape(name).replace(r"\ ", " ")) for name in names]
     return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
 
 

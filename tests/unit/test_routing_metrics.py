@@ -52,20 +52,24 @@ def row(tokens: int, first: int) -> torch.Tensor:
 
 def test_drift_by_hand():
     """Layer 0: 0, 1/2 and 1 of two choices; layer 1: 0, 0 and 1/2. Tokens 2 and 3 changed somewhere."""
-    found = read(drift_metrics(LIVE, OLD, torch.tensor([5.0, 1.0, 4.0]), first=False))
+    found = read(drift_metrics(LIVE, OLD, torch.tensor([5.0, 1.0, 4.0]), after=3))
     assert found["routing.changed.layer_0"] == 0.5
     assert found["routing.changed.layer_1"] == pytest.approx(1 / 6)
     assert found["routing.changed"] == found["routing.changed_mean"] == pytest.approx(1 / 3)
+    assert found["routing.changed_after.3"] == found["routing.changed"]
+    assert found["routing.changed_in.layer_1.after_3"] == found["routing.changed.layer_1"]
     assert found["log_ratio_variance_changed"] == 2.25
     assert found["log_ratio_variance_same"] == 0
 
 
 def test_the_mean_over_updates_leaves_the_first_out_and_the_others_are_the_last_updates():
     gap = torch.zeros(3)
-    told = [drift_metrics(live, OLD, gap, first) for live, first in ((LIVE, True), (LIVE, False), (OLD, False))]
+    told = [drift_metrics(live, OLD, gap, after) for after, live in enumerate((LIVE, LIVE, OLD))]
     found = read(merge(told))
     assert found["routing.changed_mean"] == pytest.approx(1 / 6)
-    assert found["routing.changed"] == 0
+    assert found["routing.changed"] == found["routing.changed_after.2"] == 0
+    assert found["routing.changed_after.1"] == pytest.approx(1 / 3)
+    assert "routing.changed_after.0" not in found
     assert math.isnan(found["log_ratio_variance_changed"]), "no token changed"
     assert math.isnan(read(merge(told[:1]))["routing.changed_mean"])
 

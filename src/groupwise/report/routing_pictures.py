@@ -15,6 +15,15 @@ ROUTING = (
         reach=(0, 0.1),
     ),
     Plot(
+        "routing-after",
+        "healthy",
+        "Experts that changed, update by update",
+        "After 1, 2, ... updates on a batch. Good: small. Bad: the last lines far above the first.",
+        "share of choices",
+        (Series("after *", "routing.changed_after.*"),),
+        reach=(0, 0.1),
+    ),
+    Plot(
         "routing-used",
         "healthy",
         "Experts that changed: chosen, used",
