@@ -18,6 +18,7 @@ from groupwise.whole import make_whole
 TINY = {
     "tiny-dense": TinySpec(),
     "tiny-moe": MoeSpec(),
+    "tiny-moe-twin": MoeSpec().twin(),
     "tiny-bytes": ByteSpec(),
     "tiny-chat": ByteSpec(chat=True),
 }

@@ -83,6 +83,21 @@ def test_every_layer_of_tiny_moe_has_experts(tmp_path: Path) -> None:
     assert sorted(shapes.values()) == [(8, spec.width, spec.mlp_width), (8, 2 * spec.mlp_width, spec.width)]
 
 
+def test_the_twin_of_tiny_moe_has_what_a_token_goes_through_and_no_router(tmp_path: Path) -> None:
+    counts = []
+    for name in ("tiny-moe", "tiny-moe-twin"):
+        TINY[name].build(ALPHABET, tmp_path / name, seed=0)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        counts.append({n: p.numel() for n, p in model.named_parameters()})
+    moe, twin = counts
+    spec = TINY["tiny-moe"]
+    assert isinstance(spec, MoeSpec)
+    experts = sum(count for n, count in moe.items() if ".experts." in n)
+    used = experts * spec.chosen // spec.experts
+    assert sum(count for n, count in twin.items() if ".mlp." in n) == used
+    assert {n: c for n, c in twin.items() if ".mlp." not in n} == {n: c for n, c in moe.items() if ".mlp." not in n}
+
+
 def test_the_fast_experts_of_a_loaded_policy_compute_what_a_loop_over_them_does(tmp_path: Path) -> None:
     TINY["tiny-moe"].build(ALPHABET, tmp_path, seed=0)
     model = load_policy(tmp_path).model

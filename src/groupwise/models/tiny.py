@@ -5,6 +5,7 @@ After that nothing knows that the model is tiny: it loads with AutoModelForCausa
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -150,6 +151,11 @@ class MoeSpec(TinySpec):
         super().__post_init__()
         if not 1 <= self.chosen <= self.experts:
             raise UsageError(f"model.chosen must be from 1 to model.experts ({self.experts}), not {self.chosen}")
+
+    def twin(self) -> TinySpec:
+        """The same policy without experts: its feed-forward network is as large as those that a token goes through."""
+        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(TinySpec)}
+        return TinySpec(**{**shared, "mlp_width": self.chosen * self.mlp_width})
 
     def _model(self, tokenizer: PreTrainedTokenizerFast) -> Any:
         config = Qwen3MoeConfig(
