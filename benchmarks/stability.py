@@ -1,9 +1,11 @@
 """The experiment of docs/moe.md: every recipe of a folder over seeds, one row per finished run in a file.
 
     python benchmarks/stability.py docs/evidence/moe-stability.jsonl --at-once 2
+    python benchmarks/stability.py docs/evidence/moe-stability.jsonl --at-once 2 --set learner.learning_rate=1e-3
 
 A run that has its row is not run again and one that was cut off is resumed, so the experiment can be stopped and gone
-on with at any time. A recipe whose text has changed counts as another one. Then the tables are printed.
+on with at any time. A recipe whose text has changed, and one with other settings, counts as another one. Then the
+tables of these settings are printed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Annotated, Any
 import typer
 
 from groupwise.journal import read_metrics
+from groupwise.recipe import assignment
 from sweep import finished
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "moe-stability"
@@ -59,21 +62,23 @@ def digest(recipe: Path) -> str:
     return hashlib.sha256(recipe.read_bytes()).hexdigest()[:12]
 
 
-def one(recipe: Path, seed: int, runs: Path, threads: int) -> Row:
+def one(recipe: Path, seed: int, settings: Sequence[str], runs: Path, threads: int) -> Row:
     """One run in a process of its own, begun or gone on with -> its row."""
-    folder = runs / f"{recipe.stem}-{digest(recipe)}-{seed}"
+    folder = runs / "-".join([recipe.stem, digest(recipe), *(text.replace("=", "-") for text in settings), str(seed)])
     command = [sys.executable, "-m", "groupwise.cli", "train"]
     if (folder / "recipe.toml").exists():
         command += ["--resume", str(folder)]
     else:
-        keys = (f"name={folder.name}", f"seed={seed}", f"runs={runs}")
+        keys = (f"name={folder.name}", f"seed={seed}", f"runs={runs}", *settings)
         command += [str(recipe), *(part for key in keys for part in ("--set", key))]
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode not in (0, 1):  # 1: the run stopped by itself and says why
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
-    return {**told(folder), "recipe": recipe.stem, "digest": digest(recipe), "seed": seed, "threads": threads,
-            "commit": commit(), "stopped": done.stderr.strip().splitlines()[-1] if done.returncode else ""}  # fmt: skip
+    is_what = {"recipe": recipe.stem, "digest": digest(recipe), "settings": [*settings], "seed": seed}
+    is_made = {"threads": threads, "commit": commit()}
+    why = done.stderr.strip().splitlines()[-1] if done.returncode else ""
+    return {**is_what, **is_made, "stopped": why, **told(folder)}
 
 
 def commit() -> str:
@@ -177,10 +182,10 @@ def table(rows: Sequence[Row], columns: dict[str, tuple[Callable[[Row], float], 
             yield f"| {name} | {' | '.join(cells)} |"
 
 
-def current(file: Path, recipes: Sequence[Path]) -> list[Row]:
-    """The rows of the recipes as they are now, in their order."""
+def current(file: Path, recipes: Sequence[Path], settings: Sequence[str]) -> list[Row]:
+    """The rows of the recipes as they are now, under these settings, in their order."""
     known = {(recipe.stem, digest(recipe)): place for place, recipe in enumerate(recipes)}
-    rows = [row for row in finished(file) if (row["recipe"], row["digest"]) in known]
+    rows = [row for row in finished(file) if (row["recipe"], row["digest"]) in known and row["settings"] == settings]
     return sorted(rows, key=lambda row: (known[row["recipe"], row["digest"]], row["seed"]))
 
 
@@ -190,12 +195,16 @@ def main(
     seeds: Annotated[str, typer.Option(help="Such as 0,1,2.")] = "0,1,2",
     runs: Path = Path("runs/stability"),
     at_once: Annotated[int, typer.Option(min=1, help="Runs side by side; they share the cores.")] = 1,
+    set: Annotated[list[str] | None, typer.Option("--set", help="Laid over every recipe.")] = None,
     only: Annotated[str, typer.Option(help="Recipes such as grpo,gspo; all without it.")] = "",
 ) -> None:
     """Run what has no row yet; then print the tables."""
+    settings = set or []
+    for text in settings:
+        assignment(text)
     recipes = sorted(folder.glob("*.toml"))
     chosen = [recipe for recipe in recipes if not only or recipe.stem in only.split(",")]
-    there = {(row["recipe"], row["digest"], row["seed"]) for row in finished(file)}
+    there = {(row["recipe"], row["digest"], row["seed"]) for row in current(file, recipes, settings)}
     wanted = [
         (recipe, seed)
         for recipe in chosen
@@ -205,7 +214,7 @@ def main(
     threads, writing = max(1, (os.cpu_count() or 1) // at_once), threading.Lock()
 
     def run(job: tuple[Path, int]) -> None:
-        row = one(*job, runs, threads)
+        row = one(*job, settings, runs, threads)
         with writing:
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a") as out:
@@ -216,7 +225,7 @@ def main(
     with ThreadPoolExecutor(at_once) as pool:
         for _ in pool.map(run, wanted):
             pass
-    rows = current(file, recipes)
+    rows = current(file, recipes, settings)
     print("\n".join([*table(rows, COLUMNS, runs=True), "", *table(rows, ROUTING, runs=False)]))
 
 

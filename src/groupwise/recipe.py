@@ -190,7 +190,7 @@ def find(recipe: str) -> Path:
         if not path.is_file():
             raise UsageError(f"recipe {recipe!r}: there is no such file")
         return path
-    known = sorted(p.stem for p in recipe_folder().glob("*.toml"))
+    known = sorted(p.relative_to(recipe_folder()).with_suffix("").as_posix() for p in recipe_folder().rglob("*.toml"))
     if recipe not in known:
         raise UsageError(f"recipe {recipe!r}: there is no such recipe; {nearest(recipe, known)}")
     return recipe_folder() / f"{recipe}.toml"

@@ -17,7 +17,8 @@ from groupwise.errors import UsageError
 from groupwise.parts.aggregate import Constant
 from groupwise.recipe import PreferenceSection, Recipe
 
-RECIPES = sorted(recipe.recipe_folder().glob("*.toml"))
+FOLDER = recipe.recipe_folder()
+RECIPES = sorted(FOLDER.rglob("*.toml"))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
@@ -25,7 +26,7 @@ def test_every_recipe_resolves_and_reads_back(path: Path, tmp_path: Path):
     file = tmp_path / "problems.jsonl"  # a recipe's own data set may be on a hub
     file.write_text("".join(json.dumps({"question": f"{i}?", "answer": f"#### {i}"}) + "\n" for i in range(6000)))
     told = {"task.path": str(file)} if path.stem.startswith("gsm8k") else {}
-    plan = resolve(recipe.load(path.stem, told))
+    plan = resolve(recipe.load(path.relative_to(FOLDER).with_suffix("").as_posix(), told))
     text = recipe.dump(resolved_recipe(plan), "a comment")
     again = resolve(recipe.parse(tomllib.loads(text), "again"))
     assert again.algorithm == plan.algorithm
