@@ -145,6 +145,14 @@ def test_what_is_asked_for_piece_by_piece_is_the_whole():
     assert rates == list(range(0, source.rows + 1, 10))
 
 
+def test_a_name_that_is_no_text_is_shown_all_the_same():
+    source = Growing(1)
+    source.state = os.fsdecode(b"run\xff")  # as a folder may be called
+    with served(source, html=lambda page: page.runs[0].status.state) as address:
+        assert get(address, "/")[1] == b"run?"
+        assert json.loads(get(address, "/fresh")[1])["status"]["state"] == "run?"
+
+
 def test_nothing_new_is_said_in_an_empty_body():
     source = Growing(12)
     with served(source) as address:

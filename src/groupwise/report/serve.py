@@ -19,10 +19,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
-import orjson
-
 from groupwise.errors import GroupwiseError, UsageError
 from groupwise.report.data import Fresh, Live, Page
+from groupwise.report.page import as_json
 
 HOST = "127.0.0.1"
 
@@ -117,7 +116,7 @@ class Desk:
             have = cursor(query)
         except ValueError:
             return line(400, "fresh?step=K&evaluation=M&rollout=J: each a whole number, -1 for none yet")
-        body = orjson.dumps(self.source.fresh(**have), option=orjson.OPT_SERIALIZE_NUMPY)
+        body = as_json(self.source.fresh(**have))
         return Reply(200, "application/json", body, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
 
 
