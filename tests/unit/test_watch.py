@@ -160,7 +160,7 @@ def test_nothing_new_is_said_in_an_empty_body():
         first, body = get(address, target)
         tag = first.getheader("ETag") or ""
         again, empty = get(address, target, If_None_Match=tag)
-        assert (again.status, empty) == (304, b"")
+        assert (again.status, empty, again.getheader("ETag")) == (304, b"", tag)
         source.state = "finished"
         told, news = get(address, target, If_None_Match=tag)
         assert told.status == 200
@@ -330,12 +330,29 @@ def test_a_signal_ends_it_at_once_and_well(number):
         kept.request("GET", "/fresh")
         kept.getresponse().read()
         process.send_signal(number)
-        code = process.wait(30)  # half of what it would wait for another request of that connection
+        try:
+            code = process.wait(30)  # half of what it would wait for another request of that connection
+        finally:
+            process.kill()
         kept.close()
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert code == 0
     assert torch == "False", "it answers at once, so it may not import torch"
+
+
+def test_signals_are_given_back_to_whoever_had_them():
+    stop, numbers = threading.Event(), (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    during = []
+
+    def ready(url: str) -> None:
+        during.extend(signal.getsignal(number) for number in numbers)
+        stop.set()
+
+    watch(Growing(), 0, ready, stop, html=html)
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert not set(during) & set(before)
 
 
 def test_two_thousand_rows_do_not_slow_an_answer():
