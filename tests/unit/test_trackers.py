@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from groupwise.errors import UsageError
-from groupwise.trackers import TRACKERS, Sender, evaluation_numbers, numbers, tracker
+from groupwise.trackers import TRACKERS, Sender, evaluation_numbers, mark, numbers, tracker
 
 RECIPE = {"name": "r", "seed": 0, "task": {"name": "arithmetic", "operands": [2, 3]}}
 STEPS = [
@@ -175,6 +175,17 @@ def test_numbers_are_flat_finite_and_named_apart():
     }
     assert numbers({"step": 1, "ok": True, "worst": math.inf, "gap": None}) == {}
     assert not set(evaluation_numbers(EVALUATION)) & set(numbers(STEPS[0]))
+
+
+def test_a_run_keeps_its_mark_and_gets_one_where_a_kill_left_none(tmp_path):
+    made = mark(tmp_path, "wandb")
+    assert made
+    assert mark(tmp_path, "wandb") == made
+    assert mark(tmp_path, "trackio") != made
+    (tmp_path / "trackers" / "wandb.id").write_text("")
+    again = mark(tmp_path, "wandb")
+    assert again
+    assert mark(tmp_path, "wandb") == again
 
 
 @pytest.mark.parametrize("name", list(TRACKERS))

@@ -226,6 +226,7 @@ def test_no_answer_is_kept_or_shared_with_other_sites():
             answer, _ = get(address, target, Origin="http://evil.example")
             assert answer.getheader("Cache-Control") == "no-store"
             assert answer.getheader("X-Frame-Options") == "DENY"
+            assert answer.getheader("X-Content-Type-Options") == "nosniff"
             assert answer.getheader("Cross-Origin-Resource-Policy") == "same-origin"
             assert not [name for name, _ in answer.getheaders() if name.lower().startswith("access-control")]
 
