@@ -253,7 +253,7 @@ def evaluation_numbers(row: Row) -> dict[str, float]:
 def mark(folder: Path, name: str) -> str:
     """What a tracker knows this run by: made once, kept in the run folder, found again when the run goes on."""
     path = folder / FOLDER / f"{name}.id"
-    if not path.is_file():
+    if not path.is_file() or not path.read_text().strip():  # a kill may leave it empty
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(uuid.uuid4().hex[:8])
     return path.read_text().strip()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -23,7 +24,7 @@ import pytest
 
 from groupwise.errors import UsageError
 from groupwise.report.data import Curves, Fresh, Live, Page, RunPage, Status
-from groupwise.report.serve import watch
+from groupwise.report.serve import Desk, watch
 
 
 class Growing:
@@ -80,17 +81,17 @@ def served(source: Growing, **changes) -> Iterator[str]:
     settings = {"html": html} | changes
     thread = threading.Thread(target=watch, args=(source, 0, tell, stop), kwargs=settings)
     thread.start()
-    assert ready.wait(5)
+    assert ready.wait(30)
     try:
         yield address[0].removeprefix("http://").removesuffix("/")
     finally:
         stop.set()
-        thread.join(2)
+        thread.join(30)
         assert not thread.is_alive()
 
 
 def get(address: str, target: str, **headers: str) -> tuple[HTTPResponse, bytes]:
-    connection = HTTPConnection(address, timeout=5)
+    connection = HTTPConnection(address, timeout=30)
     connection.request("GET", target, headers={k.replace("_", "-"): v for k, v in headers.items()})
     answer = connection.getresponse()
     body = answer.read()
@@ -101,7 +102,7 @@ def get(address: str, target: str, **headers: str) -> tuple[HTTPResponse, bytes]
 def raw(address: str, request: bytes) -> bytes:
     """Everything that comes back on a connection which the server is to close."""
     host, port = address.split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
@@ -144,6 +145,14 @@ def test_what_is_asked_for_piece_by_piece_is_the_whole():
     assert rates == list(range(0, source.rows + 1, 10))
 
 
+def test_a_name_that_is_no_text_is_shown_all_the_same():
+    source = Growing(1)
+    source.state = os.fsdecode(b"run\xff")  # as a folder may be called
+    with served(source, html=lambda page: page.runs[0].status.state) as address:
+        assert get(address, "/")[1] == b"run?"
+        assert json.loads(get(address, "/fresh")[1])["status"]["state"] == "run?"
+
+
 def test_nothing_new_is_said_in_an_empty_body():
     source = Growing(12)
     with served(source) as address:
@@ -151,7 +160,7 @@ def test_nothing_new_is_said_in_an_empty_body():
         first, body = get(address, target)
         tag = first.getheader("ETag") or ""
         again, empty = get(address, target, If_None_Match=tag)
-        assert (again.status, empty) == (304, b"")
+        assert (again.status, empty, again.getheader("ETag")) == (304, b"", tag)
         source.state = "finished"
         told, news = get(address, target, If_None_Match=tag)
         assert told.status == 200
@@ -217,6 +226,7 @@ def test_no_answer_is_kept_or_shared_with_other_sites():
             answer, _ = get(address, target, Origin="http://evil.example")
             assert answer.getheader("Cache-Control") == "no-store"
             assert answer.getheader("X-Frame-Options") == "DENY"
+            assert answer.getheader("X-Content-Type-Options") == "nosniff"
             assert answer.getheader("Cross-Origin-Resource-Policy") == "same-origin"
             assert not [name for name, _ in answer.getheaders() if name.lower().startswith("access-control")]
 
@@ -267,7 +277,8 @@ def test_a_browser_that_leaves_in_the_middle_leaves_no_trace(capfd):
             connection.recv(1000)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
-        assert raw(address, b"\x16\x03\x01 what is this\r\n\r\n").partition(b"\r\n\r\n")[2].count(b"\n") == 1
+        for noise in (b"\x16\x03\x01 what is this", b"\xe9" * 900, b"GET / HTTP/9.9"):
+            assert raw(address, noise + b"\r\n\r\n").partition(b"\r\n\r\n")[2].count(b"\n") == 1
         assert get(address, "/fresh")[0].status == 200
     assert capfd.readouterr().err == ""
 
@@ -284,7 +295,7 @@ def test_a_port_that_cannot_be_had_is_one_line():
 
 def test_the_end_closes_what_browsers_keep_open():
     with served(Growing(1)) as address:
-        kept = HTTPConnection(address, timeout=5)
+        kept = HTTPConnection(address, timeout=30)
         kept.request("GET", "/fresh")
         kept.getresponse().read()
         connection = kept.sock
@@ -316,31 +327,48 @@ def test_a_signal_ends_it_at_once_and_well(number):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **told) as process:
         assert process.stdout is not None
         url, torch = process.stdout.readline().split()
-        kept = HTTPConnection(url.removeprefix("http://").removesuffix("/"), timeout=5)
+        kept = HTTPConnection(url.removeprefix("http://").removesuffix("/"), timeout=30)
         kept.request("GET", "/fresh")
         kept.getresponse().read()
-        began = time.perf_counter()
         process.send_signal(number)
-        code = process.wait(5)
-        seconds = time.perf_counter() - began
+        try:
+            code = process.wait(30)  # half of what it would wait for another request of that connection
+        finally:
+            process.kill()
         kept.close()
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert code == 0
-    assert seconds < 1
     assert torch == "False", "it answers at once, so it may not import torch"
 
 
+def test_signals_are_given_back_to_whoever_had_them():
+    stop, numbers = threading.Event(), (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    during = []
+
+    def ready(url: str) -> None:
+        during.extend(signal.getsignal(number) for number in numbers)
+        stop.set()
+
+    watch(Growing(), 0, ready, stop, html=html)
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert not set(during) & set(before)
+
+
 def test_two_thousand_rows_do_not_slow_an_answer():
-    source = Growing(2000)
-    with served(source) as address:
-        kept = HTTPConnection(address, timeout=5)
-        taken = []
-        for _ in range(20):
-            began = time.perf_counter()
-            kept.request("GET", "/fresh?step=1990&evaluation=1990")
-            fresh = json.loads(kept.getresponse().read())
-            taken.append(time.perf_counter() - began)
-        kept.close()
-    assert fresh["steps"]["step"] == list(range(1991, 2001))
-    assert min(taken) < 0.02, "the best of twenty: what the server costs, not what else the machine does"
+    """Counted, not timed: the functions that ten new rows call, the bytes that they are, and nothing that waits."""
+
+    def cost(rows: int) -> tuple[int, int]:
+        desk, seen = Desk(Growing(rows), html, 2.0), Counter[str]()
+        sys.setprofile(lambda frame, event, argument: seen.update([event]))
+        try:
+            reply = desk.reply(f"/fresh?step={rows - 10}&evaluation={rows}")
+        finally:
+            sys.setprofile(None)
+        assert len(json.loads(reply.body)["steps"]["step"]) == 10
+        return seen["call"] + seen["c_call"], len(reply.body)
+
+    (calls, size), (later_calls, later_size) = cost(20), cost(2000)
+    assert later_calls == calls
+    assert later_size < 1.5 * size  # the numbers have more digits

@@ -43,11 +43,6 @@ class Draw:
         """[R] float64 nats, under the distribution drawn from; 0 where the draw is greedy."""
         return self.chance.double().log() - self.total.log()
 
-    @property
-    def finite(self) -> Tensor:
-        """[R] bool."""
-        return self.total.isfinite()
-
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
     """One token per row from logits [R,V] and numbers [R] float64 in [0, 1)."""

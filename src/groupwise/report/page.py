@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from groupwise.report.data import Page
+from groupwise.report.data import Fresh, Page
 
 #: In the order they load: each builds on those before it.
 SCRIPTS = (
@@ -77,7 +77,7 @@ def embedded(page: Page) -> str:
     >>> embedded(Page("</script>", "", (), (), ()))[:37]
     '{"title":"\\u003c/script\\u003e","made"'
     """
-    text = _json(page)
+    text = as_json(page)
     for character, escape in ESCAPED.items():
         text = text.replace(character, escape)
     return text.decode()
@@ -127,11 +127,12 @@ def _script(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _json(page: Page) -> bytes:
+def as_json(told: Page | Fresh) -> bytes:
+    """What a page is drawn from, or what came after; a character that is none, as a file's name may hold, is a "?"."""
     try:
-        return orjson.dumps(page, option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # half a surrogate pair, which no file of text can hold
-        return orjson.dumps(_repaired(asdict(page)), option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(_repaired(asdict(told)), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _repaired(value: Any) -> Any:

@@ -19,10 +19,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
-import orjson
-
 from groupwise.errors import GroupwiseError, UsageError
 from groupwise.report.data import Fresh, Live, Page
+from groupwise.report.page import as_json
 
 HOST = "127.0.0.1"
 
@@ -117,7 +116,7 @@ class Desk:
             have = cursor(query)
         except ValueError:
             return line(400, "fresh?step=K&evaluation=M&rollout=J: each a whole number, -1 for none yet")
-        body = orjson.dumps(self.source.fresh(**have), option=orjson.OPT_SERIALIZE_NUMPY)
+        body = as_json(self.source.fresh(**have))
         return Reply(200, "application/json", body, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
 
 
@@ -180,8 +179,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(line(405 if method else code, "only GET is answered here" if method else message or "refused"))
 
     def _send(self, reply: Reply) -> None:
-        unchanged = bool(reply.tag) and self.headers.get("If-None-Match") == reply.tag
-        packed = not unchanged and len(reply.body) > WORTH_PACKING and takes_gzip(self.headers.get("Accept-Encoding"))
+        # What was refused may have been no request: it has no headers, or still those of the one before.
+        headers = self.headers if reply.code == 200 else {}
+        unchanged = bool(reply.tag) and headers.get("If-None-Match") == reply.tag
+        packed = not unchanged and len(reply.body) > WORTH_PACKING and takes_gzip(headers.get("Accept-Encoding"))
         body = b"" if unchanged else gzip.compress(reply.body, 1) if packed else reply.body
         self.send_response(304 if unchanged else reply.code)
         told = {**HEADERS, "Vary": "Accept-Encoding"}
@@ -247,10 +248,12 @@ def _listen(port: int, desk: Desk) -> _Server:
 def _signals() -> Iterator[list[int]]:
     """The list of Ctrl-C and SIGTERM that came. It is looked at; nothing is done inside a signal handler."""
     asked: list[int] = []
+
+    def remember(number: int, frame: object) -> None:
+        asked.append(number)
+
     try:
-        before = {
-            s: signal.signal(s, lambda number, frame: asked.append(number)) for s in (signal.SIGINT, signal.SIGTERM)
-        }
+        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not in the main thread: whoever owns it decides about signals
         before = {}
     try:
@@ -258,7 +261,3 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ask(asked: list[int], number: int, frame: object) -> None:
-    asked.append(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from bisect import bisect_right
@@ -72,6 +73,8 @@ class Watched:
             raise UsageError(f"{self.folder}: the run folder is gone")
         now = signs(self.folder)  # before the rows, as `read` does: a run that is told as over has all of them
         restart = self._take() or step > self._last
+        if not now.held:
+            self._show(math.inf)  # the step that it stopped in: nothing more comes
         if restart:
             self.page()
             step = evaluation = rollout = self._last
@@ -107,7 +110,7 @@ class Watched:
         done = self._steps.rows
         self._last = done[-1]["step"] if done else 0
         self._know(rows, memory)
-        self._show()
+        self._show(self._last)
         return any(tail.restarted for tail in (self._metrics, self._machine, self._lines))
 
     def _know(self, rows: list[dict[str, Any]], memory: list[dict[str, Any]]) -> None:
@@ -127,9 +130,8 @@ class Watched:
         first = any(at > step for at in self._first.values())
         return first or any(at > evaluation for at in self._first_held.values())
 
-    def _show(self) -> None:
-        """A sample of the rollouts of steps that are done; of the step that is being written, nothing yet."""
-        last = self._last
+    def _show(self, last: float) -> None:
+        """A sample of the rollouts of steps up to `last`; of the step that is being written, nothing yet."""
         done = [line for line in self._early if _step_of(line) <= last]
         self._early = [line for line in self._early if _step_of(line) > last]
         if done:
