@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from groupwise.engines.base import Engine
 from groupwise.errors import RunError, UsageError
+from groupwise.models.router_logits import router_logits
 from groupwise.models.routing import (
     Replay,
     Router,
@@ -191,23 +191,6 @@ def rows_of(batch: Batch, column: str, found: Sequence[Router]) -> Rows:
     return rows
 
 
-@contextmanager
-def router_logits(found: Sequence[Router]) -> Iterator[list[Tensor]]:
-    """The routers' logits [tokens,E] of one forward, a layer each, with their gradient.
-
-    Raises UsageError, from the forward, for a router that does not return them.
-    """
-    heard = [torch.empty(0)] * len(found)
-
-    def keep(layer: int, module: nn.Module, args: object, out: Any) -> None:
-        heard[layer] = _logits(found[layer], out)
-
-    with ExitStack() as stack:
-        for layer, router in enumerate(found):
-            stack.callback(router.module.register_forward_hook(partial(keep, layer)).remove)
-        yield heard
-
-
 def demand_routing(backbone: nn.Module, settings: RoutingSettings) -> tuple[Router, ...]:
     """The routers whose routes a run records; none for a dense policy, or for one whose routes nothing asks for and
     that cannot be recorded and replayed.
@@ -243,18 +226,6 @@ def _try(backbone: nn.Module, found: Sequence[Router], settings: RoutingSettings
             backbone(input_ids=ids, use_cache=False)
         with replay_routes(backbone, routes):  # without a replay in training too: the probe after a weight load has one
             backbone(input_ids=ids, use_cache=False)
-
-
-def _logits(router: Router, out: Any) -> Tensor:
-    parts = out if isinstance(out, (tuple, list)) else (out,)
-    fits = [part for part in parts if isinstance(part, Tensor) and part.is_floating_point()]
-    for part in fits:
-        if part.dim() == 2 and part.shape[-1] == router.experts:
-            return part
-    raise UsageError(
-        f"{router.name} ({type(router.module).__name__}) does not return logits of its {router.experts} experts: "
-        "there is nothing to balance"
-    )
 
 
 def _shares(batch: Batch, found: Sequence[Router]) -> list[Tensor]:
