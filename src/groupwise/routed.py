@@ -144,15 +144,17 @@ class Gathering:
             used = stack.enter_context(record_routes(self._backbone))
             logits = stack.enter_context(router_logits(self._routers)) if self._losses else []
             yield partial(self._add, logits, run) if self._losses else _same
-            self._keep(index, micro, used, replay)
+            self._keep(index, micro, run, used, replay)
 
-    def _keep(self, index: Tensor, micro: Batch, used: Routes, replay: Replay | None) -> None:
-        whole = used.tensor
-        own = whole if replay is None else replay.own
-        for place, row, tokens in zip(index.tolist(), range(len(micro)), (micro.length - 1).tolist(), strict=True):
-            self._used[place], self._own[place] = whole[row, :tokens], own[row, :tokens]
+    def _keep(self, index: Tensor, micro: Batch, run: Tensor, used: Routes, replay: Replay | None) -> None:
+        inside, tokens = run.cpu(), (micro.length - 1).tolist()
+        # Taken out of the padding, which parts of the whole would keep in memory.
+        rows = used.tensor[inside].split(tokens)
+        own = rows if replay is None else replay.own[inside].split(tokens)
+        for place, row, its_own in zip(index.tolist(), rows, own, strict=True):
+            self._used[place], self._own[place] = row, its_own
         if replay is not None:  # of a row that is not the longest its last token is run too, without a route
-            self._live += int((micro.length <= whole.shape[1]).sum())
+            self._live += int((micro.length <= run.shape[1]).sum())
 
     def _add(self, logits: Sequence[Tensor], run: Tensor, loss: Tensor) -> Tensor:
         """The microbatch's loss with its part of the routers' own, each the mean over layers."""
