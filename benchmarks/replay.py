@@ -5,7 +5,8 @@ The run of recipes/quickstart-moe.toml, built as `groupwise train` builds it, in
 At each of STEPS steps (30 unless told), after three that are not measured, every way makes the whole step from its own
 copy of one state: the same weights, optimizer and prompts, so the same completions. They take turns, in an order that
 rotates; afterwards all go on from the state of the first. Milliseconds are the step's own, as metrics.jsonl has them,
-medians; a ratio is that of the two steps of one round, median and quartiles.
+medians; a ratio is that of the two steps of one round, median and quartiles. The metrics of routes are part of "update"
+and "journal". The fastest step of each way is what other work on the machine disturbs least.
 
 Bytes are those that a column's tensors hold for a token of the batch, prompt included; in brackets the memory that they
 keep alive, which is larger where a tensor is a part of a padded one. The peak is the largest sum of torch's own
@@ -167,12 +168,12 @@ def timed(kind: type[RoutingLog], spent: list[float]) -> type[RoutingLog]:
 
 def seconds_table(ways: Sequence[Way]) -> None:
     """Milliseconds of each phase and of the step, and what it is of the first way's."""
-    print(f"\n| milliseconds | {' | '.join(PHASES)} | of it metrics of routes | step | ratio (quartiles) |")
-    print("|---" * (len(PHASES) + 4) + "|")
+    print(f"\n| milliseconds | {' | '.join(PHASES)} | metrics of routes | step | ratio (quartiles) | fastest step |")
+    print("|---" * (len(PHASES) + 5) + "|")
     for way in ways:
         phases = [[seconds.get(phase, 0.0) for seconds in way.seconds] for phase in PHASES]
         told = [f"{1000 * statistics.median(column):.0f}" for column in [*phases, way.log, way.whole]]
-        print(f"| {way.name} | {' | '.join(told)} | {ratio(way.whole, ways[0].whole)} |")
+        print(f"| {way.name} | {' | '.join(told)} | {ratio(way.whole, ways[0].whole)} | {1000 * min(way.whole):.0f} |")
     generate = [[seconds["generate"] for seconds in way.seconds] for way in ways]
     print(f"\nGeneration with routes returned, of that without: {ratio(generate[1], generate[0])}")
 
