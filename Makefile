@@ -32,8 +32,10 @@ check: install  ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: install  ## engine against model.generate, and memory of the log-probability pass
+bench: install  ## the engine against model.generate, dense and with experts, what routes cost, and memory of log-probabilities
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/engine.py experts
+	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/logprob_memory.py
 
 docs: install  ## write docs/algorithms.md from the catalog

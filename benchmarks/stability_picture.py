@@ -22,7 +22,7 @@ from stability import RECIPES, current, mean
 #: The settings that are drawn, what they are called, and how: told apart without colours too.
 LEVELS = (
     ([], "learning rate 1.5e-3", "#0072B2", "solid"),
-    (["learner.learning_rate=2e-3"], "learning rate 2e-3", "#D55E00", "dot"),
+    (["learner.learning_rate=1e-3"], "learning rate 1e-3", "#D55E00", "dot"),
 )
 LAYERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 DRIFT = ("grpo", "grpo-r2", "gspo", "sapo")

@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from groupwise.engines.base import Engine
 from groupwise.errors import RunError, UsageError
+from groupwise.models.router_logits import router_logits
 from groupwise.models.routing import (
     Replay,
     Router,
@@ -144,15 +144,17 @@ class Gathering:
             used = stack.enter_context(record_routes(self._backbone))
             logits = stack.enter_context(router_logits(self._routers)) if self._losses else []
             yield partial(self._add, logits, run) if self._losses else _same
-            self._keep(index, micro, used, replay)
+            self._keep(index, micro, run, used, replay)
 
-    def _keep(self, index: Tensor, micro: Batch, used: Routes, replay: Replay | None) -> None:
-        whole = used.tensor
-        own = whole if replay is None else replay.own
-        for place, row, tokens in zip(index.tolist(), range(len(micro)), (micro.length - 1).tolist(), strict=True):
-            self._used[place], self._own[place] = whole[row, :tokens], own[row, :tokens]
+    def _keep(self, index: Tensor, micro: Batch, run: Tensor, used: Routes, replay: Replay | None) -> None:
+        inside, tokens = run.cpu(), (micro.length - 1).tolist()
+        # Taken out of the padding, which parts of the whole would keep in memory.
+        rows = used.tensor[inside].split(tokens)
+        own = rows if replay is None else replay.own[inside].split(tokens)
+        for place, row, its_own in zip(index.tolist(), rows, own, strict=True):
+            self._used[place], self._own[place] = row, its_own
         if replay is not None:  # of a row that is not the longest its last token is run too, without a route
-            self._live += int((micro.length <= whole.shape[1]).sum())
+            self._live += int((micro.length <= run.shape[1]).sum())
 
     def _add(self, logits: Sequence[Tensor], run: Tensor, loss: Tensor) -> Tensor:
         """The microbatch's loss with its part of the routers' own, each the mean over layers."""
@@ -191,23 +193,6 @@ def rows_of(batch: Batch, column: str, found: Sequence[Router]) -> Rows:
     return rows
 
 
-@contextmanager
-def router_logits(found: Sequence[Router]) -> Iterator[list[Tensor]]:
-    """The routers' logits [tokens,E] of one forward, a layer each, with their gradient.
-
-    Raises UsageError, from the forward, for a router that does not return them.
-    """
-    heard = [torch.empty(0)] * len(found)
-
-    def keep(layer: int, module: nn.Module, args: object, out: Any) -> None:
-        heard[layer] = _logits(found[layer], out)
-
-    with ExitStack() as stack:
-        for layer, router in enumerate(found):
-            stack.callback(router.module.register_forward_hook(partial(keep, layer)).remove)
-        yield heard
-
-
 def demand_routing(backbone: nn.Module, settings: RoutingSettings) -> tuple[Router, ...]:
     """The routers whose routes a run records; none for a dense policy, or for one whose routes nothing asks for and
     that cannot be recorded and replayed.
@@ -243,18 +228,6 @@ def _try(backbone: nn.Module, found: Sequence[Router], settings: RoutingSettings
             backbone(input_ids=ids, use_cache=False)
         with replay_routes(backbone, routes):  # without a replay in training too: the probe after a weight load has one
             backbone(input_ids=ids, use_cache=False)
-
-
-def _logits(router: Router, out: Any) -> Tensor:
-    parts = out if isinstance(out, (tuple, list)) else (out,)
-    fits = [part for part in parts if isinstance(part, Tensor) and part.is_floating_point()]
-    for part in fits:
-        if part.dim() == 2 and part.shape[-1] == router.experts:
-            return part
-    raise UsageError(
-        f"{router.name} ({type(router.module).__name__}) does not return logits of its {router.experts} experts: "
-        "there is nothing to balance"
-    )
 
 
 def _shares(batch: Batch, found: Sequence[Router]) -> list[Tensor]:

@@ -19,12 +19,15 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from groupwise.errors import UsageError
 from groupwise.models.chat import Chat
+from groupwise.models.router_logits import router_logits
 from groupwise.models.routing import record_routes, routers
 from groupwise.parts.balance import Balance, load_share
-from groupwise.routed import router_logits
 from groupwise.tasks.base import Demonstration
 
 IGNORED = -100  # the label that cross-entropy leaves out
+
+#: What gives a mixture of experts the loss of its routers; it decides a warm start as the code here does.
+ROUTERS_LOSS = (Balance, load_share, router_logits, record_routes)
 
 Example = tuple[list[int], int]  # ids of prompt, completion and end; how many of them are the prompt's
 
@@ -94,7 +97,7 @@ def fingerprint(*parts: object) -> str:
 
     The number of threads belongs to it: sums over several threads round differently.
     """
-    behind = {__name__, *(type(part).__module__ for part in parts)}
+    behind = {__name__, *(part.__module__ for part in ROUTERS_LOSS), *(type(part).__module__ for part in parts)}
     code = [inspect.getsource(sys.modules[name]) for name in sorted(behind) if name.startswith("groupwise.")]
     told = [*map(repr, parts), torch.__version__, transformers.__version__, str(torch.get_num_threads()), *code]
     return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]

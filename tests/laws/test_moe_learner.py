@@ -73,6 +73,18 @@ def test_annotation_records_what_each_row_chooses_by_itself(name):
     assert equal(done.routes, [alone(model, batch, i) for i in range(len(batch))])
 
 
+def test_kept_routes_hold_no_padding_in_memory():
+    """A byte for each layer and expert of a token that was run, and nothing of the microbatch around it."""
+    batch = bare_batch()
+    engine = learner(moe_models.build("qwen3_moe")).annotate(batch, old=True, ref=False).routes
+    batch = dataclasses.replace(batch, routes_engine=engine)
+    done = learner(moe_models.build("qwen3_moe"), 60, replay=ReplayFrom.ENGINE).annotate(batch, old=True, ref=False)
+    for rows in (done.routes, done.routes_own):
+        assert rows is not None
+        kept = {row.untyped_storage().data_ptr(): row.untyped_storage().nbytes() for row in rows}
+        assert sum(kept.values()) == int((batch.length - 1).sum()) * 3 * 2
+
+
 @pytest.mark.parametrize("replay", [ReplayFrom.LEARNER, ReplayFrom.ENGINE])
 @pytest.mark.parametrize("budget", [10**6, 60])
 def test_every_update_uses_the_routes_that_are_replayed(replay, budget):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from groupwise import cli
+from groupwise.engines.local import LocalEngine
 from groupwise.models.tiny import CHATML, ByteSpec
 
 DOCS = Path(__file__).parents[2] / "docs" / "check.md"
@@ -322,6 +323,33 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings(check: Check, t
         "model: model = 'small': the tokenizer has 260 ids but the model only 258 embeddings; they do not belong "
         "together"
     ]
+
+
+@pytest.mark.parametrize(("key", "value"), [("replay", "learner"), ("replay", "engine"), ("load_balance", 0.1)])
+def test_a_dense_model_with_settings_for_experts(check: Check, key: str, value: object) -> None:
+    """The line with which `train` refuses it; the rest of the model is looked at all the same."""
+    code, lines, _ = check(f"routing.{key}={json.dumps(value)}", load=True)
+    assert code == 1
+    (told,) = faults(lines)
+    assert told.startswith(f"model: routing.{key} = {value!r}: ")
+    assert "it is dense, and there is nothing" in told
+    assert any(line.startswith("  ok    learner = engine: pass") for line in lines)
+
+
+@pytest.mark.parametrize("replay", ["none", "learner", "engine"])
+def test_a_mixture_of_experts_is_asked_with_the_runs_own_replay(check: Check, replay: str) -> None:
+    code, lines, _ = check(f'routing.replay="{replay}"', recipe="quickstart-moe", load=True)
+    assert (code, lines[-1]) == (0, "no faults found")
+    assert "  ok    4 layers, 2 of 8 experts a token" in lines
+    assert any(line.startswith("  ok    learner = engine: pass") for line in lines)
+
+
+def test_an_engine_that_does_not_say_which_experts_it_chose(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalEngine, "routes", False)
+    code, lines, _ = check('routing.replay="engine"', recipe="quickstart-moe", load=True)
+    assert code == 1
+    (told,) = faults(lines)
+    assert told.startswith("model: routing.replay = 'engine': LocalEngine does not return the experts it chose")
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "reasoning-gym", "rlhf"])

@@ -15,7 +15,7 @@ from groupwise.journal import read_metrics
 from groupwise.run import resume
 from tests.conftest import SMALL
 from tests.moe_policy import save_moe
-from tests.runs.test_run import assert_same_run
+from tests.runs.test_run import assert_same_run, kill_again_and_again, start
 
 #: Longer than the suite's time allows; `make test-slow` has them.
 pytestmark = pytest.mark.slow
@@ -125,6 +125,17 @@ def test_a_resumed_run_with_replay_gives_the_same_bits(replay, name, base):
     assert all(c["routes"] for g in waiting for c in g["completions"])
     assert resume(cut).finished
     assert_same_run(whole, cut)
+
+
+@pytest.mark.parametrize(("replay", "name"), [("learner", "grpo"), ("engine", "dapo")])
+def test_five_kills_and_resumes_with_replay_give_the_same_bits(replay, name, small):
+    changes = small(model="tiny-moe", routing__replay=replay, algorithm__name=name, steps=20)
+    whole = start({**changes, "name": "whole"})
+    told, _ = whole.communicate(timeout=300)
+    assert whole.returncode == 0, told
+    cut = kill_again_and_again({**changes, "name": "cut"}, 5, seed=3)
+    assert_same_run(Path(changes["runs"]) / "whole", cut)
+    assert all(row["routing.used_changed"] == 0 for row in steps(cut))
 
 
 @pytest.mark.parametrize(("key", "value"), [("replay", "learner"), ("load_balance", 0.1), ("z_loss", 0.1)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -188,3 +190,14 @@ def test_a_fingerprint_follows_everything_that_decides_the_result(monkeypatch: p
     assert first not in {fingerprint(*other) for other in others}
     monkeypatch.setattr("transformers.__version__", "0")
     assert fingerprint(*parts) != first
+
+
+@pytest.mark.parametrize("module", ["parts.balance", "models.router_logits", "models.routing", "supervised"])
+def test_a_fingerprint_follows_the_code_of_the_routers_loss(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, source = fingerprint(SETTINGS, TASK), inspect.getsource
+
+    def edited(of: ModuleType) -> str:
+        return source(of) + ("# edited" if of.__name__ == f"groupwise.{module}" else "")
+
+    monkeypatch.setattr(inspect, "getsource", edited)
+    assert fingerprint(SETTINGS, TASK) != first

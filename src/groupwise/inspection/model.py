@@ -21,10 +21,14 @@ from groupwise.errors import GroupwiseError, UsageError
 from groupwise.inspection.remarks import Remark, fault, note, ok
 from groupwise.learner import Learner
 from groupwise.models.chat import Chat
+from groupwise.models.heads import halves
 from groupwise.models.load import Policy, end_ids, error_line, load_policy, load_tokenizer, model_folder
 from groupwise.models.quiet import quiet
+from groupwise.models.routing import Router
 from groupwise.models.template_checks import check_chat
 from groupwise.records import Group, Prompt
+from groupwise.routed import RoutingSettings, demand_engine, demand_routing
+from groupwise.routing_metrics import comparable
 from groupwise.samples import Sample
 from groupwise.seeds import derive
 from groupwise.start import TINY
@@ -99,10 +103,24 @@ def loaded(plan: Blueprint, paper: Paper, samples: Sequence[Sample], longest: in
         remarks.append(note(f"its weights are {start}{warm}"))
     if plan.preference_source:
         remarks.append(note(f"the reward model is not looked at: {plan.preference_source}"))
-    return [*remarks, _parity(plan, policy, paper.chat, samples)]
+    experts, told = _routing(plan, policy)
+    return [*remarks, *told, _parity(plan, policy, experts, paper.chat, samples)]
 
 
-def _parity(plan: Blueprint, policy: Policy, chat: Chat, samples: Sequence[Sample]) -> Remark:
+def _routing(plan: Blueprint, policy: Policy) -> tuple[tuple[Router, ...], list[Remark]]:
+    """The routers that a run would record, and what is said of them: nothing for a dense model."""
+    try:
+        experts = demand_routing(halves(policy.model)[0], plan.routing)
+    except UsageError as error:
+        return (), [fault(str(error))]
+    if not experts:
+        return (), []
+    return experts, [ok(f"{len(experts)} layers, {experts[0].chosen} of {experts[0].experts} experts a token")]
+
+
+def _parity(
+    plan: Blueprint, policy: Policy, experts: Sequence[Router], chat: Chat, samples: Sequence[Sample]
+) -> Remark:
     """Whether engine and learner give one log-probability for each sampled token."""
     tokens = min(PARITY_TOKENS, plan.sampling.max_new_tokens)
     asked = [Prompt(sample, chat.encode(sample)) for sample in samples]
@@ -110,7 +128,7 @@ def _parity(plan: Blueprint, policy: Policy, chat: Chat, samples: Sequence[Sampl
     if not asked:
         return note("learner = engine: not measured (no prompt leaves room for an answer)")
     try:
-        check = measured(plan, policy, asked, tokens)
+        check = measured(plan, policy, experts, asked, tokens)
     except GroupwiseError as error:
         return fault(str(error))
     count = f"on {len(asked)} prompts x {PARITY_SAMPLES} completions"
@@ -119,16 +137,20 @@ def _parity(plan: Blueprint, policy: Policy, chat: Chat, samples: Sequence[Sampl
     return ok(f"{check} {count}") if check.verdict is Verdict.PASS else note(str(check))
 
 
-def measured(plan: Blueprint, policy: Policy, asked: Sequence[Prompt], tokens: int) -> Check:
-    """The check of every training step, on one batch under the weights as they are."""
-    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
-    learner = Learner(policy.model, None, plan.learner, plan.sampling.temperature, plan.total_updates)
+def measured(plan: Blueprint, policy: Policy, experts: Sequence[Router], asked: Sequence[Prompt], tokens: int) -> Check:
+    """The check of every training step, on one batch under the weights as they are, with the run's own replay."""
+    routing = plan.routing if experts else RoutingSettings()
+    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows, routes=bool(experts))
+    demand_engine(engine, routing)
+    told = (plan.sampling.temperature, plan.total_updates, routing, experts)
+    learner = Learner(policy.model, None, plan.learner, *told)
     seeds = [derive(plan.seed, "check", i) for i in range(len(asked))]
     requests = [Request(p.tokens, PARITY_SAMPLES, seed, tokens) for p, seed in zip(asked, seeds, strict=True)]
     answers = engine.generate(requests, plan.sampling)
     batch = collate([Group(p, _scored(done)) for p, done in zip(asked, answers, strict=True)], policy.pad)
-    logp = learner.annotate(batch, old=True, ref=False).need("logp_old")
-    return learner_equals_engine(logp, batch, engine.version, plan.learner.bf16)
+    batch = learner.annotate(batch, old=True, ref=False)
+    sampled = dataclasses.replace(batch, mask=comparable(batch.mask, batch.routes, batch.routes_engine))
+    return learner_equals_engine(batch.need("logp_old"), sampled, engine.version, plan.learner.bf16)
 
 
 def _scored(completions: Sequence[Any]) -> tuple[Any, ...]:

@@ -258,12 +258,10 @@ def lay_out(rows: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
     >>> routes.flatten().tolist(), present.tolist()
     ([1, 1, 0], [[True, True, False]])
     """
+    cut = [row[:width] for row in rows]
+    present = torch.arange(width) < torch.tensor([len(row) for row in cut])[:, None]
     padded = rows[0].new_zeros(len(rows), width, *rows[0].shape[1:])
-    present = torch.zeros(len(rows), width, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        tokens = min(len(row), width)
-        padded[i, :tokens] = row[:tokens]
-        present[i, :tokens] = True
+    padded[present] = torch.cat(cut)
     return padded, present
 
 
