@@ -57,6 +57,11 @@ CURVES = (
 Row = dict[str, Any]
 
 
+def recipes(folder: Path = RECIPES) -> list[Path]:
+    """By name: a condition comes before those that are named after it."""
+    return sorted(folder.glob("*.toml"), key=lambda path: path.stem)
+
+
 def digest(recipe: Path) -> str:
     """Tells a recipe from the same one before it was changed."""
     return hashlib.sha256(recipe.read_bytes()).hexdigest()[:12]
@@ -121,6 +126,11 @@ def collapsed(row: Row) -> bool:
     return bool(row["stopped"]) or max(rates) - rates[-1] >= FALL
 
 
+def below_start(row: Row) -> bool:
+    """A run that never rose has nothing to fall from, and is no collapse by the definition."""
+    return end(row) < row["heldout"][0][1]
+
+
 def end(row: Row) -> float:
     return row["heldout"][-1][1]
 
@@ -170,14 +180,14 @@ def spread(rows: Sequence[Row], of: Callable[[Row], float], form: str) -> str:
 
 def table(rows: Sequence[Row], columns: dict[str, tuple[Callable[[Row], float], str]], runs: bool) -> Iterator[str]:
     """A line for each recipe, in Markdown."""
-    names = [*(["runs", "collapsed"] if runs else []), *columns]
+    names = [*(["runs", "collapsed", "end below their start"] if runs else []), *columns]
     yield f"| recipe | {' | '.join(names)} |"
     yield "|---" * (len(names) + 1) + "|"
     for name in dict.fromkeys(row["recipe"] for row in rows):
         own = [row for row in rows if row["recipe"] == name]
         cells = [spread(own, of, form) for of, form in columns.values()]
         if runs:
-            cells = [str(len(own)), f"{sum(map(collapsed, own))}", *cells]
+            cells = [str(len(own)), *(str(sum(map(of, own))) for of in (collapsed, below_start)), *cells]
         if any(cells):
             yield f"| {name} | {' | '.join(cells)} |"
 
@@ -202,9 +212,12 @@ def main(
     settings = set or []
     for text in settings:
         assignment(text)
-    recipes = sorted(folder.glob("*.toml"))
-    chosen = [recipe for recipe in recipes if not only or recipe.stem in only.split(",")]
-    there = {(row["recipe"], row["digest"], row["seed"]) for row in current(file, recipes, settings)}
+    found = recipes(folder)
+    names = only.split(",") if only else [recipe.stem for recipe in found]
+    if unknown := {*names} - {recipe.stem for recipe in found}:
+        raise typer.BadParameter(f"--only: no such recipe in {folder}: {', '.join(sorted(unknown))}")
+    chosen = [recipe for recipe in found if recipe.stem in names]
+    there = {(row["recipe"], row["digest"], row["seed"]) for row in current(file, found, settings)}
     wanted = [
         (recipe, seed)
         for recipe in chosen
@@ -225,7 +238,7 @@ def main(
     with ThreadPoolExecutor(at_once) as pool:
         for _ in pool.map(run, wanted):
             pass
-    rows = current(file, recipes, settings)
+    rows = current(file, found, settings)
     print("\n".join([*table(rows, COLUMNS, runs=True), "", *table(rows, ROUTING, runs=False)]))
 
 

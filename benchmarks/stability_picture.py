@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from playwright.sync_api import sync_playwright
 from plotly.subplots import make_subplots
 
-from stability import RECIPES, current, mean
+from stability import current, mean, recipes
 
 #: The settings that are drawn, what they are called, and how: told apart without colours too.
 LEVELS = (
@@ -32,17 +32,20 @@ ACROSS = 5
 def heldout(file: Path, names: Sequence[str]) -> go.Figure:
     """Held-out pass rate over steps: a panel for each recipe, a line for each seed."""
     down = math.ceil(len(names) / ACROSS)
-    figure = make_subplots(down, ACROSS, shared_xaxes=True, shared_yaxes=True, subplot_titles=names)
+    panels = {"shared_xaxes": True, "shared_yaxes": True, "subplot_titles": names}
+    figure = make_subplots(down, ACROSS, **panels, vertical_spacing=0.1, horizontal_spacing=0.03)
+    named: set[str] = set()
     for settings, words, colour, dash in LEVELS:
         for row in current(file, recipes(), settings):
             at = names.index(row["recipe"])
             steps, rates = zip(*row["heldout"], strict=True)
-            first = at == 0 and row["seed"] == 0
+            first = words not in named
+            named.add(words)
             line = go.Scatter(x=steps, y=rates, name=words, legendgroup=words, showlegend=first, mode="lines+markers",
                               line={"color": colour, "dash": dash, "width": 1.6}, marker={"size": 4})  # fmt: skip
             figure.add_trace(line, row=at // ACROSS + 1, col=at % ACROSS + 1)
     figure.update_yaxes(range=[0, 1], dtick=0.5)
-    figure.update_layout(width=1200, height=190 * down + 70)
+    figure.update_layout(width=1200, height=180 * down + 70)
     return figure
 
 
@@ -64,10 +67,6 @@ def drift(file: Path) -> go.Figure:
     return figure
 
 
-def recipes() -> list[Path]:
-    return sorted(RECIPES.glob("*.toml"))
-
-
 def draw(figure: go.Figure, target: Path) -> None:
     """The figure as a browser draws it, twice as sharp as its size says."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
@@ -80,7 +79,8 @@ def draw(figure: go.Figure, target: Path) -> None:
         page = Path(folder) / "page.html"
         figure.write_html(page, include_plotlyjs=True, config={"staticPlot": True})
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        size: Any = {"width": figure.layout.width, "height": figure.layout.height}
+        layout: Any = figure.layout  # its attributes are made when it runs
+        size: Any = {"width": layout.width, "height": layout.height}
         view = browser.new_page(viewport=size, device_scale_factor=2)
         view.goto(page.as_uri())
         view.wait_for_selector(".js-plotly-plot .main-svg")
