@@ -150,7 +150,7 @@ def test_the_step_is_recorded_whatever_the_learner_uses(experts: str) -> None:
     for routes in (False, True):
         engine = LocalEngine(model, EOS, 0, max_rows=5, routes=routes)
         engine.generate(REQUESTS, Sampling(max_new_tokens=8))
-        assert len(engine._step._recorded) == 2
+        assert len(engine._step._forward) == 2
         assert engine._step.recorded
         assert engine._model.config._experts_implementation == "grouped_mm", "a fifth as fast, or not recorded"
     assert model.config._experts_implementation == experts
@@ -165,6 +165,15 @@ def test_experts_that_cannot_be_recorded_still_say_their_routes(moe: Any) -> Non
         for done in group:
             assert done.routes is not None
             assert torch.equal(done.routes, alone(moe, request, done))
+
+
+def test_a_router_whose_answer_holds_no_choice_is_refused_before_anything_is_sampled() -> None:
+    model = build()
+    for module in model.modules():
+        if type(module).__name__.endswith("TopKRouter"):
+            module.forward = lambda hidden: hidden.new_zeros(len(hidden), EXPERTS)  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="does not return the 2 experts of each token"):
+        LocalEngine(model, EOS, 0, routes=True)
 
 
 def test_nothing_stays_behind_on_the_routers(moe: Any) -> None:

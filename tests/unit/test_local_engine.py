@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from groupwise.engines.base import Request, Sampling
 from groupwise.engines.local import LocalEngine
+from groupwise.engines.prefill import SHORT
 from groupwise.errors import RunError, UsageError
 from groupwise.records import Completion
 
@@ -101,6 +102,7 @@ def test_other_models_run_through_the_same_interface(name: str, attention: str) 
                 said = torch.tensor(done.logp_engine, dtype=torch.float64)
                 torch.testing.assert_close(said, expected, atol=1e-5, rtol=0)
     assert engine._step.recorded
+    assert engine._prefill.recorded
 
 
 def test_a_model_whose_values_steer_its_forward_is_not_replayed_from_a_recording() -> None:
@@ -110,8 +112,35 @@ def test_a_model_whose_values_steer_its_forward_is_not_replayed_from_a_recording
     engine = LocalEngine(model, EOS, pad=0)
     [[done]] = engine.generate([Request((5, 6), 1, seed=3)], Sampling(max_new_tokens=8))
     assert not engine._step.recorded
+    assert not engine._prefill.recorded
     said = torch.tensor(done.logp_engine, dtype=torch.float64)
     torch.testing.assert_close(said, plain_logp(model, (5, 6), done, 1.0), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("length", [SHORT, SHORT + 1])
+def test_the_longest_recorded_prompt_and_the_first_that_is_not(length: int, attention: str) -> None:
+    torch.manual_seed(4)
+    model = Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "max_position_embeddings": 200}, head_dim=8)).eval()
+    model.set_attn_implementation(attention)
+    engine = LocalEngine(model, EOS, pad=0)
+    texts = [tuple((7 * i + j) % VOCABULARY for j in range(length - i)) for i in (0, 0, 3)]
+    for prompts in (texts[:1], texts):
+        requests = [Request(text, 2, seed) for seed, text in enumerate(prompts)]
+        for request, group in zip(requests, engine.generate(requests, Sampling(max_new_tokens=6)), strict=True):
+            for done in group:
+                said = torch.tensor(done.logp_engine, dtype=torch.float64)
+                torch.testing.assert_close(said, plain_logp(model, request.tokens, done, 1.0), atol=1e-5, rtol=0)
+    assert (engine._prefill._short is not None) == (length <= SHORT)
+
+
+def test_prompts_of_bfloat16_have_the_models_own_attention() -> None:
+    model = build().bfloat16()
+    engine, prompt = LocalEngine(model, EOS, pad=0), tuple(range(4, 24))
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([prompt]), logits_to_keep=1).logits[:, -1]
+        assert torch.equal(engine._prefill([prompt]).logits, expected)
+    assert engine._prefill._short is None
 
 
 def test_kept_holds_the_sampled_token_and_one_set_per_token(qwen: Any) -> None:
@@ -200,7 +229,7 @@ def test_finished_rows_cost_next_to_nothing(qwen: Any) -> None:
     engine = LocalEngine(qwen, frozenset(), pad=0)
     stepped, step = 0, engine._step
 
-    def counted(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counted(tokens: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         nonlocal stepped
         stepped += len(tokens)
         return step(tokens, *rest)

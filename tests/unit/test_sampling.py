@@ -111,12 +111,13 @@ def test_bad_logits_are_reported_by_row(how: Sampling) -> None:
 
 
 def test_a_stream_is_numpys_philox_keyed_by_seed_and_completion() -> None:
-    rows = uniforms(seed=2**40 + 7, first=3, count=4, length=5)
-    for i, row in enumerate(rows):
-        key = np.array([2**40 + 7, 3 + i], dtype=np.uint64)
+    streams = [(2**40 + 7, 3), (2**40 + 7, 4), (8, 4), (8, 3)]
+    rows = uniforms(streams, length=5)
+    for stream, row in zip(streams, rows, strict=True):
+        key = np.array(stream, dtype=np.uint64)
         assert row.tolist() == np.random.Generator(np.random.Philox(key=key)).random(5).tolist()
-    assert uniforms(2**40 + 7, 3, 1, 9)[0, :5].tolist() == rows[0].tolist()
-    assert len({tuple(r) for r in [*rows.tolist(), *uniforms(8, 3, 4, 5).tolist()]}) == 8
+    assert uniforms([(2**40 + 7, 3)], 9)[0, :5].tolist() == rows[0].tolist()
+    assert len({tuple(r) for r in rows.tolist()}) == 4
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,12 @@ class Ledger:
 
     def log(self, draw: Draw) -> None:
         """One step of the live rows, in their present order."""
-        # Ids now and not at the flush: a step's mask over a large vocabulary is not to be kept around.
-        self._steps.append(dataclasses.replace(draw, kept=None))
         if draw.kept is not None:
+            # Ids now and not at the flush: a step's mask over a large vocabulary is not to be kept around.
             row, ids = draw.kept.nonzero(as_tuple=True)
             self._support.append((row, ids.int()))
+            draw = dataclasses.replace(draw, kept=None)
+        self._steps.append(draw)
 
     def flush(self, slot: Tensor, age: Tensor, length: Tensor, run: Tensor) -> None:
         """Write the logged steps. Row r is completion slot[r], has drawn age[r] tokens, will have or has length[r], and

@@ -19,32 +19,30 @@ same bits.
 from __future__ import annotations
 
 import copy
-import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from groupwise.engines.base import Finished, OnFinish, Request, Sampling
-from groupwise.engines.cache import ATTENTION, Prompts, RowCache
+from groupwise.engines.cache import ATTENTION, RowCache
+from groupwise.engines.experts import quicken_experts
 from groupwise.engines.ledger import Ledger
+from groupwise.engines.prefill import Prefill
 from groupwise.engines.rows import Queue, Rows, Take
 from groupwise.engines.sampling import check_sampling, draw
 from groupwise.engines.step import Step
 from groupwise.errors import RunError, UsageError
-from groupwise.models.routing import record_routes
 from groupwise.records import Completion
 
 # Rows are dropped, and waiting ones admitted, once these shares of them are free: each has a cost of its own.
 DROP_SHARE = 1 / 16
 ADMIT_SHARE = 1 / 8
 # Padded prompt tokens in one forward; bounds the memory of the first pass.
-PREFILL_TOKENS = 2048
+PREFILL_TOKENS = 1024
 # A cache up to this many bytes is kept for the next call: fresh pages can cost a small model a tenth of its time.
 KEEP_BYTES = 2**26
 
@@ -66,15 +64,15 @@ class LocalEngine:
         _refuse_state_layers(self._model.config)
         if self._model.config._attn_implementation == "sdpa":
             self._model.set_attn_implementation(ATTENTION)
-        _quicken_experts(self._model)
+        self._always_masked = self._model.config._attn_implementation != ATTENTION
+        quicken_experts(self._model)
         self._routes = routes
         self._step = Step(self._model, routes)
-        self._last_only = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        self._prefill = Prefill(self._model, pad, routes)
         self._context = _context(self._model.config)
         self._device = next(self._model.parameters()).device
         self._vocabulary = self._model.config.vocab_size
         self._stops = _stops(eos, self._vocabulary, self._device)
-        self._pad = pad
         self._max_rows = max_rows
         self._version = 0
         self._cache = RowCache()
@@ -163,7 +161,7 @@ class LocalEngine:
     def _decode(self, tokens: Tensor, rows: Rows) -> Tensor:
         """One token more for every row: their next logits [R,V]."""
         positions, mask = rows.cache.prepare(rows.ahead)
-        if mask is None and self._model.config._attn_implementation != ATTENTION:
+        if mask is None and self._always_masked:
             mask = rows.cache.mask()
         # A finished row may run past the last position until it is dropped; what it draws is not used.
         positions = positions.clamp_(max=self._context - 1)
@@ -196,43 +194,6 @@ class LocalEngine:
             logits.append(prompts.logits[source])
         return logits
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> Prompts:
-        """Prompts of any lengths through the model, each once."""
-        length = torch.tensor([len(p) for p in prompts])
-        width = int(length.max())
-        ids = torch.tensor([(self._pad,) * (width - len(p)) + p for p in prompts], device=self._device)
-        positions = torch.arange(width) - (width - length)[:, None]
-        even = bool((length == width).all())
-        mask = None if even else _prompt_mask(positions, self._model.dtype).to(self._device)
-        cache = DynamicCache()
-        last = {"logits_to_keep": 1} if self._last_only else {}
-        with record_routes(self._model) if self._routes else nullcontext() as recorded:
-            out = self._model(
-                input_ids=ids,
-                position_ids=positions.clamp(min=0).to(self._device),
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=True,
-                **last,
-            )
-        layers: list[Any] = cache.layers
-        keys, values = [layer.keys for layer in layers], [layer.values for layer in layers]
-        routes = _without_padding(recorded.tensor, length) if recorded else ()
-        return Prompts(tuple(prompts), keys, values, length.to(self._device), out.logits[:, -1], routes)
-
-
-def _without_padding(routes: Tensor, length: Tensor) -> tuple[Tensor, ...]:
-    """Routes [P,width,L,K] of left-padded prompts -> per prompt [length,L,K]."""
-    return tuple(row[len(row) - tokens :] for row, tokens in zip(routes, length.tolist(), strict=True))
-
-
-def _quicken_experts(model: Any) -> None:
-    """Experts in a Python loop, which cannot be recorded, become what transformers takes where nobody chose."""
-    used, best = model.config._experts_implementation, model.get_correct_experts_implementation(None)
-    slow = ("eager", "batched_mm") if model.device.type == "cpu" else ("eager",)
-    if used in slow and best not in slow:
-        model.set_experts_implementation(best)
-
 
 def _prefill_batch(requests: Sequence[Request], takes: Sequence[Take]) -> Sequence[Take]:
     """As many of the takes, from the front, as one forward should hold."""
@@ -242,17 +203,6 @@ def _prefill_batch(requests: Sequence[Request], takes: Sequence[Take]) -> Sequen
         if count and width * (count + 1) > PREFILL_TOKENS:
             return takes[:count]
     return takes
-
-
-def _prompt_mask(positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """[P,1,W,W] additive causal mask of left-padded prompts; positions [P,W] are negative in the padding.
-
-    A padded place sees itself: a softmax over nothing would be NaN.
-    """
-    width = positions.shape[1]
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    seen = (causal & (positions >= 0)[:, None, :]) | torch.eye(width, dtype=torch.bool)
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[:, None]
 
 
 def _check_request(number: int, request: Request, limit: int, context: int, vocabulary: int) -> None:

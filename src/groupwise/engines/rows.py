@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -170,4 +169,4 @@ class Rows:
 def _all_uniforms(queue: Queue) -> Tensor:
     """[N,L] one number for each token that may be drawn; shorter limits read the front of their row."""
     longest = max(queue.limits)
-    return torch.from_numpy(np.concatenate([uniforms(r.seed, 0, r.samples, longest) for r in queue.requests]))
+    return torch.from_numpy(uniforms(((r.seed, i) for r in queue.requests for i in range(r.samples)), longest))

@@ -6,6 +6,7 @@ distribution in id order, so two rows with the same logits and the same number t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,18 +125,19 @@ def most_likely(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return logits.gather(1, ids), ids
 
 
-def uniforms(seed: int, first: int, count: int, length: int) -> np.ndarray:
-    """[count, length] float64 in [0, 1): row i is the stream of completion first + i under `seed`."""
+def uniforms(streams: Iterable[tuple[int, int]], length: int) -> np.ndarray:
+    """[streams, length] float64 in [0, 1): a row for each (seed, number of the completion), a stream of its own."""
     generator = np.random.Philox(key=0)
     # A generator per completion would cost more than its numbers; setting the key of one costs a quarter of that.
     state = generator.state
     numbers = np.random.Generator(generator)
-    out = np.empty((count, length))
-    for i in range(count):
-        state["state"]["key"][:] = (seed % 2**64, first + i)
+    streams = list(streams)
+    out = np.empty((len(streams), length))
+    for row, (seed, number) in zip(out, streams, strict=True):
+        state["state"]["key"][:] = (seed % 2**64, number)
         state["state"]["counter"][:] = 0
         generator.state = state
-        numbers.random(out=out[i])
+        numbers.random(out=row)
     return out
 
 

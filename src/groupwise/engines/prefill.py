@@ -1,0 +1,113 @@
+"""Prompts through the model, each once, before the first token is sampled.
+
+A pass over short prompts in float32 is recorded where that is safe (recording.py), with the engine's own attention and
+a mask. Longer ones run as the model's plain forward with transformers' attention, which never holds every score, and so
+do those of bfloat16, whose scores it does not round.
+
+Shapes: P prompts, W tokens of the longest, padded on the left.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from groupwise.engines.cache import PromptCache, Prompts
+from groupwise.engines.experts import experts_chosen, stacked
+from groupwise.engines.recording import Forward, is_recorded, recorded
+from groupwise.models.routing import Router, need_routers, record_routes
+
+# The longest prompt whose pass is recorded: its attention holds every score, [P,heads,W,W].
+SHORT = 128
+
+
+class Prefill:
+    """Prompts of any lengths -> their keys, values and first logits, and their experts where `routes` asks for them."""
+
+    def __init__(self, model: Any, pad: int, routes: bool = False) -> None:
+        self._model, self._pad = model, pad
+        self._plain = _Forward(model, need_routers(model) if routes else ()).eval()
+        self._short: Forward | None = None
+        if routes:
+            with torch.inference_mode(), record_routes(model):  # refuses answers that cannot be understood
+                self._plain(*self._example((1,)))
+
+    def __call__(self, prompts: Sequence[tuple[int, ...]]) -> Prompts:
+        short = max(map(len, prompts)) <= SHORT and self._model.dtype == torch.float32
+        forward = self._recording() if short else self._plain
+        ids, positions, mask, length = self._inputs(prompts, always_masked=short)
+        logits, chosen, *memory = forward(ids, positions, mask)
+        routes = _without_padding(chosen, length) if self._plain.routers else ()
+        return Prompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether short prompts, if there were any, ran from a recording."""
+        return self._short is None or is_recorded(self._short)
+
+    def _recording(self) -> Forward:
+        if self._short is None:
+            self._short = recorded(self._plain, self._example, (5, 3, 4), (9,) * 5, (1, 1), (2, 7))
+        return self._short
+
+    def _example(self, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
+        *inputs, _ = self._inputs([tuple(i % 2 for i in range(length)) for length in lengths], always_masked=True)
+        return tuple(t for t in inputs if t is not None)
+
+    def _inputs(
+        self, prompts: Sequence[tuple[int, ...]], always_masked: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Ids [P,W], positions [P,W] or [1,W], mask [P,1,W,W] or [1,1,W,W] or None, lengths [P] on the CPU."""
+        device, dtype = self._model.device, self._model.dtype
+        length = torch.tensor([len(p) for p in prompts])
+        width = int(length.max())
+        padded = np.array([(self._pad,) * (width - len(p)) + p for p in prompts])  # torch takes four times as long
+        ids = torch.from_numpy(padded).to(device)
+        even = bool((length == width).all())
+        positions = torch.arange(width) - (width - (length[:1] if even else length))[:, None]
+        mask = None if even and not always_masked else _mask(positions, dtype).to(device)
+        return ids, positions.clamp(min=0).to(device), mask, length
+
+
+class _Forward(nn.Module):
+    """Ids, positions, mask -> logits [P,V], experts [P,W,L,K] (empty for no routers), keys and values of each layer."""
+
+    def __init__(self, model: Any, routers: Sequence[Router]) -> None:
+        super().__init__()
+        self.model, self.routers = model, routers
+        self.last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        cache = PromptCache()
+        with experts_chosen(self.routers) as chosen:
+            out = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+                **self.last,
+            )
+        experts = stacked(chosen, self.routers).unflatten(0, tokens.shape) if self.routers else tokens[:0]
+        return out.logits[:, -1], experts, *cache.memory
+
+
+def _mask(positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """[P,1,W,W] additive causal mask of left-padded prompts; positions [P,W] are negative in the padding.
+
+    A padded place sees itself: a softmax over nothing would be NaN.
+    """
+    width = positions.shape[1]
+    causal = torch.ones(width, width, dtype=torch.bool).tril()
+    seen = (causal & (positions >= 0)[:, None, :]) | torch.eye(width, dtype=torch.bool)
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[:, None]
+
+
+def _without_padding(routes: Tensor, length: Tensor) -> tuple[Tensor, ...]:
+    """Routes [P,W,L,K] of left-padded prompts -> per prompt [length,L,K] on the CPU."""
+    return tuple(row[len(row) - tokens :] for row, tokens in zip(routes.cpu(), length.tolist(), strict=True))

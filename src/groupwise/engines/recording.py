@@ -1,0 +1,46 @@
+"""A model's forward with the interpreter's share of the time taken out where that is safe.
+
+In a small model most of a forward over few tokens is Python between tensor operations. So the model's own forward is
+recorded once by torch.jit.trace and replayed: the same operations on the same weights (a loaded weight is seen at
+once). A recording is used only if nothing in it depended on the values of a tensor (the tracer warns where something
+did: routing loops, rescaled rotary positions) and if it agrees with the plain forward at other shapes; otherwise, and
+where torch has no tracer, the plain forward runs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.models.quiet import quiet
+
+Forward = Callable[..., tuple[Tensor, ...]]
+S = TypeVar("S")
+
+
+def recorded(plain: nn.Module, example: Callable[[S], Sequence[Tensor]], first: S, *others: S) -> Forward:
+    """`plain`, recorded on the example of the first shape and compared on the others'; itself where that fails."""
+    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), quiet():
+        warnings.simplefilter("ignore")
+        # A value that decides what is recorded makes the recording wrong for other values.
+        warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[reportPrivateImportUsage]
+        try:
+            replay: Any = torch.jit.trace(plain, tuple(example(first)), check_trace=False)
+            if not all(_agree(plain(*inputs), replay(*inputs)) for inputs in map(example, others)):
+                return plain
+        except Exception:  # whatever a model does that cannot be recorded, the plain forward can do
+            return plain
+    return replay
+
+
+def is_recorded(forward: Forward) -> bool:
+    """Whether this is a recording."""
+    return isinstance(forward, torch.jit.ScriptModule)
+
+
+def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(one, other, strict=True))
