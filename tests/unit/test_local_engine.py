@@ -402,6 +402,57 @@ def test_a_prompt_goes_through_the_model_once(qwen: Any) -> None:
     assert seen == [(5, 6), (7,), (8, 9)]
 
 
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_last_layers_mlp_sees_last_tokens_only(name: str) -> None:
+    model, length = build(name), 7
+    engine = LocalEngine(model, EOS, pad=0)
+    prompts = [tuple(4 + (i + j) % 20 for j in range(length - i)) for i in range(3)]
+    seen: list[int] = []
+    mlps = [module for at, module in engine._model.named_modules() if at.endswith(".mlp")]
+    for mlp in mlps:
+        mlp.register_forward_hook(lambda module, args, out: seen.append(out.shape[1]))
+    with torch.no_grad():
+        prepared = engine._prefill._plain(*engine._prefill._inputs(prompts, always_masked=True)[:3])
+        assert seen == [length] * (len(mlps) - 1) + [1]
+        for i, prompt in enumerate(prompts):
+            alone = model(input_ids=torch.tensor([prompt]), use_cache=True)
+            torch.testing.assert_close(prepared[0][i], alone.logits[0, -1], atol=1e-5, rtol=0)
+            for layer, theirs in enumerate(alone.past_key_values.layers):
+                keys, values = prepared[2 + 2 * layer][i], prepared[3 + 2 * layer][i]
+                torch.testing.assert_close(keys[:, i:], theirs.keys[0], atol=1e-5, rtol=0)
+                torch.testing.assert_close(values[:, i:], theirs.values[0], atol=1e-5, rtol=0)
+
+
+class Mixing(nn.Module):
+    """An MLP that looks at every token of a row."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.inner(hidden) + hidden.mean(1, keepdim=True)
+
+
+class Flat(Mixing):
+    """An MLP that demands all tokens of a call."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.shape[1] == 1:
+            raise ValueError("whole sequences, please")
+        return self.inner(hidden)
+
+
+@pytest.mark.parametrize("kind", [Mixing, Flat])
+def test_an_mlp_that_needs_the_other_tokens_gets_them(kind: type[Mixing]) -> None:
+    model = build()
+    model.model.layers[-1].mlp = kind(model.model.layers[-1].mlp)
+    engine, prompts = LocalEngine(model, EOS, pad=0), [(4, 5, 6), (7, 8, 9)]
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor(prompts)).logits[:, -1]
+        torch.testing.assert_close(engine._prefill(prompts).logits, expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("max_rows", [4, 512])
 def test_finished_completions_are_told_once_each_as_they_end_up(qwen, max_rows):
     """Whatever is told early is what generate returns, also where rows are dropped and places taken."""

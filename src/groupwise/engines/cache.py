@@ -113,7 +113,7 @@ class RowCache:
         self._reserve(end, prompts.width, ahead)
         at = self.column - self._base
         for mine, theirs in zip(self._memory, layers, strict=True):
-            mine[begin:end, :, at - prompts.width : at] = theirs[source]
+            mine[begin:end, :, at - prompts.width : at] = theirs.index_select(0, source)
         self.start[begin:end] = self.column - prompts.length[source]
         self.rows, self._mask = end, None
         self._frame()
@@ -150,7 +150,7 @@ class RowCache:
         first, at = self._first - self._base, self.column - self._base
         views = []
         for memory in self._memory:
-            live = memory.narrow(0, 0, self.rows)
+            live = memory if len(memory) == self.rows else memory.narrow(0, 0, self.rows)
             views += [live.narrow(2, at, 1), live.narrow(2, first, at + 1 - first)]
         return views
 

@@ -10,7 +10,8 @@ Shapes: P prompts, W tokens of the longest, padded on the left.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from groupwise.engines.cache import PromptCache, Prompts
 from groupwise.engines.experts import experts_chosen, stacked
 from groupwise.engines.recording import Forward, is_recorded, recorded
-from groupwise.models.routing import Router, need_routers, record_routes
+from groupwise.models.routing import Router, need_routers, record_routes, routers
 
 # The longest prompt whose pass is recorded: its attention holds every score, [P,heads,W,W].
 SHORT = 128
@@ -31,11 +32,13 @@ class Prefill:
 
     def __init__(self, model: Any, pad: int, routes: bool = False) -> None:
         self._model, self._pad = model, pad
-        self._plain = _Forward(model, need_routers(model) if routes else ()).eval()
+        self._plain = _Forward(model, need_routers(model) if routes else ())
         self._short: Forward | None = None
-        if routes:
-            with torch.inference_mode(), record_routes(model):  # refuses answers that cannot be understood
-                self._plain(*self._example((1,)))
+        with torch.inference_mode():
+            self._leave_out()
+            if routes:
+                with record_routes(model):  # refuses answers that cannot be understood
+                    self._plain(*self._example((1,)))
 
     def __call__(self, prompts: Sequence[tuple[int, ...]]) -> Prompts:
         short = max(map(len, prompts)) <= SHORT and self._model.dtype == torch.float32
@@ -49,6 +52,19 @@ class Prefill:
     def recorded(self) -> bool:
         """Whether short prompts, if there were any, ran from a recording."""
         return self._short is None or is_recorded(self._short)
+
+    def _leave_out(self) -> None:
+        """Run the last layer's MLP on last tokens only, in a dense model in float32 that answers the same."""
+        mlps = [module for name, module in self._model.named_modules() if name.endswith(".mlp")]
+        if not mlps or routers(self._model) or self._model.dtype != torch.float32:
+            return
+        shorter, example = _Forward(self._model, (), mlps[-1]), self._example((5, 3, 4))
+        try:
+            pairs = zip(self._plain(*example), shorter(*example), strict=True)
+            if all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in pairs):
+                self._plain = shorter
+        except Exception:  # an MLP that takes or gives something else than [P,W,D] runs as it is
+            pass
 
     def _recording(self) -> Forward:
         if self._short is None:
@@ -75,16 +91,20 @@ class Prefill:
 
 
 class _Forward(nn.Module):
-    """Ids, positions, mask -> logits [P,V], experts [P,W,L,K] (empty for no routers), keys and values of each layer."""
+    """Ids, positions, mask -> logits [P,V], experts [P,W,L,K] (empty for no routers), keys and values of each layer.
 
-    def __init__(self, model: Any, routers: Sequence[Router]) -> None:
+    last_mlp  is to run on last tokens only: what it makes of the others is added to what nobody reads
+    """
+
+    def __init__(self, model: Any, routers: Sequence[Router], last_mlp: nn.Module | None = None) -> None:
         super().__init__()
-        self.model, self.routers = model, routers
+        self.model, self.routers, self.last_mlp = model, routers, last_mlp
         self.last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+        self.eval()
 
     def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
         cache = PromptCache()
-        with experts_chosen(self.routers) as chosen:
+        with experts_chosen(self.routers) as chosen, _on_last_tokens(self.last_mlp):
             out = self.model(
                 input_ids=tokens,
                 position_ids=positions,
@@ -95,6 +115,15 @@ class _Forward(nn.Module):
             )
         experts = stacked(chosen, self.routers).unflatten(0, tokens.shape) if self.routers else tokens[:0]
         return out.logits[:, -1], experts, *cache.memory
+
+
+@contextmanager
+def _on_last_tokens(module: nn.Module | None) -> Iterator[None]:
+    """[P,1,D] of what the module would be given, [P,W,D]."""
+    with ExitStack() as stack:
+        if module is not None:
+            stack.callback(module.register_forward_pre_hook(lambda _, args: (args[0][:, -1:], *args[1:])).remove)
+        yield
 
 
 def _mask(positions: Tensor, dtype: torch.dtype) -> Tensor:

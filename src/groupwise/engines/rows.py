@@ -19,6 +19,8 @@ from groupwise.engines.sampling import Draw, uniforms
 
 # A column that no completion reaches.
 FAR = 2**62
+# Columns whose numbers are looked up together.
+LOOK_AHEAD = 16
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class Rows:
         self._queue, self._ledger, self._device = queue, ledger, device
         self._table = torch.zeros(0, 3, dtype=torch.long, device=device)
         self._uniforms = _all_uniforms(queue).to(device)
-        self._number = torch.zeros(0, dtype=torch.long, device=device)
+        self._coming = torch.zeros(0, 0)
+        self._first_coming = 0
         self._horizon = 0
         self._live = 0
         self._next_end = 0
@@ -97,13 +100,15 @@ class Rows:
 
     def uniform(self) -> Tensor:
         """[R] the number each row's next token is drawn with."""
-        # A finished row runs past its numbers until it is dropped; what it draws is not used.
-        return self._uniforms.take(self._number.clamp(max=self._uniforms.numel() - 1))
+        ahead = self.cache.column - self._first_coming
+        if ahead >= len(self._coming):
+            self._look_ahead()
+            ahead = 0
+        return self._coming[ahead]
 
     def record(self, step: Draw, stops: Tensor) -> tuple[int, bool]:
         """Log a draw: how many rows are still live, and whether all logits were sound."""
         self._ledger.log(step)
-        self._number += 1
         column, stopped = self.cache.column, stops[step.tokens]
         # Totals are about 1, so that their sum is finite if each of them is; one look at the device for both answers.
         found, total = torch.stack([stopped.any(), step.total.sum()]).tolist()
@@ -120,10 +125,13 @@ class Rows:
         beyond = torch.where(ended > column, ended, FAR)
         self._live, self._next_end = torch.stack([(ended > column).sum(), beyond.amin()]).tolist()
 
-    def _place(self) -> None:
-        """Where in the table of numbers each row's next one stands."""
+    def _look_ahead(self) -> None:
+        """[columns,R] the numbers of the next columns, so that a step takes a row of them and looks up nothing."""
         slot, born, _ = self._table.unbind(1)
-        self._number = slot * self._uniforms.shape[1] + (self.cache.column - born)
+        self._first_coming = self.cache.column
+        number = torch.arange(LOOK_AHEAD, device=self._device)[:, None] + (self._first_coming - born)
+        # A finished row runs past its numbers until it is dropped; what it draws is not used.
+        self._coming = self._uniforms[slot, number.clamp_(max=self._uniforms.shape[1] - 1)]
 
     def drop(self, tokens: Tensor, live: int) -> tuple[Tensor, Tensor]:
         """Put live rows in the places of finished ones -> the tokens of the rows left, the slots of the others."""
@@ -135,8 +143,8 @@ class Rows:
         self.cache.move(to, origin, live)
         self._table[to], tokens[to] = self._table[origin], tokens[origin]
         self._table = self._table[:live]
-        self._number[to] = self._number[origin]
-        self._number = self._number[:live]
+        self._coming[:, to] = self._coming[:, origin]
+        self._coming = self._coming[:, :live]
         return tokens[:live], gone
 
     def admit(self, prompts: Prompts, source: Tensor, takes: Sequence[Take]) -> None:
@@ -153,7 +161,7 @@ class Rows:
             self._ledger.begin(slots, [prompts.routes[i] for i in source.tolist()])
         new = torch.tensor([slots, [column] * len(slots), ends], device=self._device).T
         self._table = torch.cat([self._table, new])
-        self._place()
+        self._coming = self._coming[:0]
         self._count_live(column - 1)
 
     def ran(self, routes: Tensor) -> None:
