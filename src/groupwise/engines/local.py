@@ -41,8 +41,9 @@ from groupwise.records import Completion
 # Rows are dropped, and waiting ones admitted, once these shares of them are free: each has a cost of its own.
 DROP_SHARE = 1 / 16
 ADMIT_SHARE = 1 / 8
-# Padded prompt tokens in one forward; bounds the memory of the first pass.
-PREFILL_TOKENS = 1024
+# Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
+# of them need, and fresh pages take longer than a second pass (docs/log.md).
+PREFILL_TOKENS, PREFILL_TOKENS_CPU = 2048, 1024
 # A cache up to this many bytes is kept for the next call: fresh pages can cost a small model a tenth of its time.
 KEEP_BYTES = 2**26
 
@@ -71,6 +72,7 @@ class LocalEngine:
         self._prefill = Prefill(self._model, pad, routes)
         self._context = _context(self._model.config)
         self._device = next(self._model.parameters()).device
+        self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS
         self._vocabulary = self._model.config.vocab_size
         self._stops = _stops(eos, self._vocabulary, self._device)
         self._max_rows = max_rows
@@ -180,7 +182,7 @@ class LocalEngine:
                 prompts, batch = queue.carried, takes[:1]
                 queue.carried = None
             else:
-                batch = _prefill_batch(queue.requests, takes)
+                batch = _prefill_batch(queue.requests, takes, self._prefill_tokens)
                 # Requests may share a prompt, say where each completion has a limit of its own: one pass serves them.
                 prompts = self._prefill(list(dict.fromkeys(queue.requests[t.request].tokens for t in batch)))
             takes = takes[len(batch) :]
@@ -195,12 +197,12 @@ class LocalEngine:
         return logits
 
 
-def _prefill_batch(requests: Sequence[Request], takes: Sequence[Take]) -> Sequence[Take]:
-    """As many of the takes, from the front, as one forward should hold."""
+def _prefill_batch(requests: Sequence[Request], takes: Sequence[Take], most: int) -> Sequence[Take]:
+    """As many of the takes, from the front, as one forward of at most `most` padded tokens holds; one at least."""
     width = 0
     for count, take in enumerate(takes):
         width = max(width, len(requests[take.request].tokens))
-        if count and width * (count + 1) > PREFILL_TOKENS:
+        if count and width * (count + 1) > most:
             return takes[:count]
     return takes
 
