@@ -140,8 +140,7 @@ def test_memory_that_others_leaked_costs_nothing() -> None:
 def test_each_kind_of_wall_ends_what_was_started(walls: Walls, left: Callable[[], list[int]]) -> None:
     if walls not in (isolate.find_walls(), Walls.REAPER) and not isolate._works(walls):
         pytest.skip(f"this machine does not give {walls}")
-    # Long enough for a machine that is still ending a bomb's processes; what is asked here is what they leave.
-    with Pool({"mine": ONE}, workers=1, seconds=2.5, walls=walls) as pool:
+    with Pool({"mine": ONE}, workers=1, seconds=1.0, walls=walls) as pool:
         daemon, _, _, good = told(pool.score("mine", attempts("daemon", "sleep", "bomb", "good")))
         assert (daemon, good) == (1.0, 1.0)
         pool.submit("mine", attempts("daemon", "stubborn bomb"))
