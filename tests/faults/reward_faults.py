@@ -37,6 +37,29 @@ def _forks() -> float:
     return 2000.0
 
 
+def _swarm() -> float:
+    """Answers, and leaves a hundred processes that soon take every core they can get."""
+    held, closed = os.pipe()
+    for _ in range(100):
+        if os.fork() == 0:
+            os.close(closed)
+            os.read(held, 1)
+            time.sleep(0.3)
+            while True:
+                pass
+    os.close(closed)
+    return 1.0
+
+
+def _work() -> float:
+    """Half a second, of which a fifth on a core."""
+    time.sleep(0.4)
+    until = time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    return 1.0
+
+
 def _daemon() -> float:
     """Leaves a process in a session of its own, with nothing that ties it to this one."""
     if os.fork() == 0:
@@ -83,6 +106,8 @@ ACTS: dict[str, Any] = {
     "bomb": _bomb,
     "stubborn bomb": _stubborn_bomb,
     "forks": _forks,
+    "swarm": _swarm,
+    "work": _work,
     "daemon": _daemon,
     "twice": _twice,
     "memory": lambda: bytearray(10 * 2**30),

@@ -136,6 +136,12 @@ def test_memory_that_others_leaked_costs_nothing() -> None:
 
 
 @linux
+def test_processes_that_another_left_cost_nothing() -> None:
+    with Pool({"mine": ONE}, workers=1, seconds=2.0) as pool:
+        assert told(pool.score("mine", attempts("swarm", "work", "good"))) == [1.0, 1.0, 1.0]
+
+
+@linux
 @pytest.mark.parametrize("walls", [Walls.NAMESPACE, Walls.USER_NAMESPACE, Walls.REAPER])
 def test_each_kind_of_wall_ends_what_was_started(walls: Walls, left: Callable[[], list[int]]) -> None:
     if walls not in (isolate.find_walls(), Walls.REAPER) and not isolate._works(walls):

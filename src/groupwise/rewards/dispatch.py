@@ -255,12 +255,13 @@ class Dispatcher:
             self._break(UsageError(f"rewards: one of them cannot be sent to another process: {error}"))
 
     def _answer(self, slot: Slot, marks: Sequence[Mark]) -> None:
-        """Takes marks for the first entries of a worker. A fault of a process that has scored before is tried again."""
+        """Takes marks for the first entries of a worker. A fault that earlier ones may have caused is tried again."""
         answered, slot.entries = slot.entries[: len(marks)], slot.entries[len(marks) :]
         with self.changed:
             for entry, mark in zip(reversed(answered), reversed(marks), strict=True):
-                doubtful = (mark.cause is Cause.CRASH or exhausted(mark)) and slot.served and not entry.fresh
-                if doubtful:
+                starved = mark.cause is Cause.TIMEOUT and slot.swarmed
+                shared = mark.cause is Cause.CRASH or exhausted(mark) or starved
+                if shared and slot.served and not entry.fresh:
                     self.queue.appendleft(replace(entry, fresh=True))
                 else:
                     self.marks[entry.ticket] = mark
@@ -338,7 +339,8 @@ class Dispatcher:
         for slot in self._running():
             limit = self._limit(slot)
             starved = since is not None and now - max(since, slot.clock.started) > PATIENCE * limit
-            if slot.clock.over(limit) or starved or slot.swarms(limit):
+            slot.swarmed = slot.swarms(limit)
+            if slot.clock.over(limit) or starved or slot.swarmed:
                 self.spent += slot.clock.seconds()
                 slot.late = True
                 slot.end()

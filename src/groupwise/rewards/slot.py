@@ -119,7 +119,7 @@ class Slot:
 
     entries  what it was given and has not answered yet
     served   whether it has scored anything
-    ending   asked to end; `late` where that is because of a deadline
+    ending   asked to end; `late` where that is because of a deadline, `swarmed` of processes that it started
     """
 
     line: socket.socket
@@ -134,6 +134,7 @@ class Slot:
     served: bool = False
     ending: bool = False
     late: bool = False
+    swarmed: bool = False
     looked: float = 0.0
     ended: dict[str, Any] = field(default_factory=dict)
 
