@@ -49,7 +49,7 @@ class Plain:
 def step(cache: RowCache, plain: Plain, ahead: int, seed: int) -> list[Tensor]:
     """Write one column to both, and compare all that each row may look at -> the windows."""
     noise = torch.Generator().manual_seed(seed)
-    positions, mask = cache.prepare(ahead)
+    positions, mask = cache.prepare(ahead, 2**31)
     views = cache.views()
     columns = [torch.randn(v.shape, generator=noise) for v in views[::2]]
     for view, column in zip(views[::2], columns, strict=True):

@@ -24,16 +24,19 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from groupwise.engines.base import Finished, OnFinish, Request, Sampling
 from groupwise.engines.cache import ATTENTION, RowCache
+from groupwise.engines.drawing import Drawing
 from groupwise.engines.experts import quicken_experts
 from groupwise.engines.ledger import Ledger
 from groupwise.engines.prefill import Prefill
+from groupwise.engines.rotary import quicken_rotation
 from groupwise.engines.rows import Queue, Rows, Take
-from groupwise.engines.sampling import check_sampling, draw
+from groupwise.engines.sampling import check_sampling
 from groupwise.engines.step import Step
 from groupwise.errors import RunError, UsageError
 from groupwise.records import Completion
@@ -67,6 +70,7 @@ class LocalEngine:
             self._model.set_attn_implementation(ATTENTION)
         self._always_masked = self._model.config._attn_implementation != ATTENTION
         quicken_experts(self._model)
+        quicken_rotation(self._model)
         self._routes = routes
         self._step = Step(self._model, routes)
         self._prefill = Prefill(self._model, pad, routes)
@@ -75,6 +79,7 @@ class LocalEngine:
         self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS
         self._vocabulary = self._model.config.vocab_size
         self._stops = _stops(eos, self._vocabulary, self._device)
+        self._drawing = Drawing(self._stops)
         self._max_rows = max_rows
         self._version = 0
         self._cache = RowCache()
@@ -145,11 +150,11 @@ class LocalEngine:
             free = self._max_rows - rows.count
             if queue.waiting and (rows.count == 0 or free >= self._max_rows * ADMIT_SHARE):
                 logits = torch.cat([logits, *self._admit(queue, rows, free)])
-            step = draw(logits, rows.uniform(), sampling)
-            live, finite = rows.record(step, self._stops)
+            drawn = self._drawing(logits, rows.uniform(), sampling)
+            live, finite = rows.record(drawn, self._stops)
             if not finite:
                 raise RunError(_bad_logits(self._version))
-            tokens = step.tokens
+            tokens = drawn.draw.tokens
             if live == 0 or rows.count - live >= max(1, rows.count * DROP_SHARE):
                 tokens, gone = rows.drop(tokens, live)
                 tell(gone)
@@ -162,11 +167,9 @@ class LocalEngine:
 
     def _decode(self, tokens: Tensor, rows: Rows) -> Tensor:
         """One token more for every row: their next logits [R,V]."""
-        positions, mask = rows.cache.prepare(rows.ahead)
+        positions, mask = rows.cache.prepare(rows.ahead, self._context - 1)
         if mask is None and self._always_masked:
             mask = rows.cache.mask()
-        # A finished row may run past the last position until it is dropped; what it draws is not used.
-        positions = positions.clamp_(max=self._context - 1)
         logits, routes = self._step(tokens[:, None], positions, mask, rows.cache.views())
         if routes is not None:
             rows.ran(routes)
@@ -176,6 +179,7 @@ class LocalEngine:
     def _admit(self, queue: Queue, rows: Rows, free: int) -> list[Tensor]:
         """Start as many waiting completions as there is room for: their first logits, by prompt batch."""
         takes = queue.take(free)
+        rows.admit(takes)
         logits = []
         while takes:
             if queue.carried is not None:
@@ -190,9 +194,8 @@ class LocalEngine:
             of = [number[queue.requests[t.request].tokens] for t in batch]
             if queue.unfinished(batch[-1]):
                 queue.carried = prompts.only(of[-1])
-            counts = torch.tensor([t.count for t in batch])
-            source = torch.tensor(of).repeat_interleave(counts).to(self._device)
-            rows.admit(prompts, source, batch)
+            source = torch.from_numpy(np.repeat(of, [t.count for t in batch])).to(self._device)
+            rows.begin(prompts, source)
             logits.append(prompts.logits[source])
         return logits
 

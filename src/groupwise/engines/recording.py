@@ -34,12 +34,12 @@ def recorded(plain: nn.Module, example: Callable[[S], Sequence[Tensor]], first: 
                 return plain
         except Exception:  # whatever a model does that cannot be recorded, the plain forward can do
             return plain
-    return replay
+    return replay.forward  # a call of the module itself looks for hooks first
 
 
 def is_recorded(forward: Forward) -> bool:
     """Whether this is a recording."""
-    return isinstance(forward, torch.jit.ScriptModule)
+    return not isinstance(forward, nn.Module)
 
 
 def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from groupwise.engines.base import Request
 from groupwise.engines.cache import Prompts, RowCache
+from groupwise.engines.drawing import END, Drawn
 from groupwise.engines.ledger import Ledger
-from groupwise.engines.sampling import Draw, uniforms
+from groupwise.engines.sampling import uniforms
 
 # A column that no completion reaches.
 FAR = 2**62
@@ -23,8 +25,7 @@ FAR = 2**62
 LOOK_AHEAD = 16
 
 
-@dataclass(frozen=True)
-class Take:
+class Take(NamedTuple):
     """`count` completions of a request, from number `first` on."""
 
     request: int
@@ -83,7 +84,7 @@ class Rows:
         self._queue, self._ledger, self._device = queue, ledger, device
         self._table = torch.zeros(0, 3, dtype=torch.long, device=device)
         self._uniforms = _all_uniforms(queue).to(device)
-        self._coming = torch.zeros(0, 0)
+        self._coming: list[Tensor] = []
         self._first_coming = 0
         self._horizon = 0
         self._live = 0
@@ -106,18 +107,17 @@ class Rows:
             ahead = 0
         return self._coming[ahead]
 
-    def record(self, step: Draw, stops: Tensor) -> tuple[int, bool]:
+    def record(self, drawn: Drawn, stops: Tensor) -> tuple[int, bool]:
         """Log a draw: how many rows are still live, and whether all logits were sound."""
-        self._ledger.log(step)
-        column, stopped = self.cache.column, stops[step.tokens]
-        # Totals are about 1, so that their sum is finite if each of them is; one look at the device for both answers.
-        found, total = torch.stack([stopped.any(), step.total.sum()]).tolist()
+        self._ledger.log(drawn.draw)
+        column, told = self.cache.column, drawn.told.item()  # the one look at the device
+        found = told > self.count + END / 2
         if found:
             ended = self._table[:, 2]
-            ended.masked_fill_(stopped & (ended > column), column)
+            ended.masked_fill_(stops[drawn.draw.tokens] & (ended > column), column)
         if found or column >= self._next_end:
             self._count_live(column)
-        return self._live, math.isfinite(total)
+        return self._live, math.isfinite(told)
 
     def _count_live(self, column: int) -> None:
         """How many rows go on after `column`, and the first column in which one of them reaches its limit."""
@@ -131,7 +131,7 @@ class Rows:
         self._first_coming = self.cache.column
         number = torch.arange(LOOK_AHEAD, device=self._device)[:, None] + (self._first_coming - born)
         # A finished row runs past its numbers until it is dropped; what it draws is not used.
-        self._coming = self._uniforms[slot, number.clamp_(max=self._uniforms.shape[1] - 1)]
+        self._coming = list(self._uniforms[slot, number.clamp_(max=self._uniforms.shape[1] - 1)])
 
     def drop(self, tokens: Tensor, live: int) -> tuple[Tensor, Tensor]:
         """Put live rows in the places of finished ones -> the tokens of the rows left, the slots of the others."""
@@ -143,26 +143,31 @@ class Rows:
         self.cache.move(to, origin, live)
         self._table[to], tokens[to] = self._table[origin], tokens[origin]
         self._table = self._table[:live]
-        self._coming[:, to] = self._coming[:, origin]
-        self._coming = self._coming[:, :live]
+        self._coming = []
         return tokens[:live], gone
 
-    def admit(self, prompts: Prompts, source: Tensor, takes: Sequence[Take]) -> None:
-        """New rows behind the live ones: `takes` in order, each with a prompt of its own."""
+    def admit(self, takes: Sequence[Take]) -> None:
+        """New rows behind the live ones, `takes` in order; what the cache holds of their prompts comes by `begin`."""
         if self.count:
             self._flush(self.cache.column)
-        limits = [self._queue.limits[t.request] for t in takes]
-        column = self.cache.column
-        self._horizon = max(self._horizon, column + max(limits))
-        self.cache.insert(prompts, source, self._horizon - column)
-        slots = [self._queue.offset[t.request] + t.first + i for t in takes for i in range(t.count)]
-        ends = [column + limit - 1 for limit, t in zip(limits, takes, strict=True) for _ in range(t.count)]
-        if prompts.routes:
-            self._ledger.begin(slots, [prompts.routes[i] for i in source.tolist()])
-        new = torch.tensor([slots, [column] * len(slots), ends], device=self._device).T
-        self._table = torch.cat([self._table, new])
-        self._coming = self._coming[:0]
+        column, limits, counts = self.cache.column, self._queue.limits, [t.count for t in takes]
+        first = np.array([self._queue.offset[t.request] + t.first for t in takes])
+        limit = np.array([limits[t.request] for t in takes])
+        self._horizon = max(self._horizon, column + int(limit.max()))
+        before = np.cumsum(counts) - counts
+        slots = np.arange(sum(counts)) + np.repeat(first - before, counts)
+        new = np.stack([slots, np.full_like(slots, column), np.repeat(column + limit - 1, counts)], 1)
+        self._table = torch.cat([self._table, torch.from_numpy(new).to(self._device)])
+        self._coming = []
         self._count_live(column - 1)
+
+    def begin(self, prompts: Prompts, source: Tensor) -> None:
+        """The next admitted rows begin with these prompts: row i with prompt source[i]."""
+        first = self.cache.rows
+        self.cache.insert(prompts, source, self.ahead)
+        if prompts.routes:
+            slots = self._table[first : self.cache.rows, 0].tolist()
+            self._ledger.begin(slots, [prompts.routes[i] for i in source.tolist()])
 
     def ran(self, routes: Tensor) -> None:
         """[R,L,K], the experts chosen for the tokens that have just been through the model."""

@@ -55,23 +55,32 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
     kept = kept_mask(logits, sampling.top_k, sampling.top_p) if sampling.truncates else None
     if kept is not None:
         logits = logits.masked_fill(~kept, -torch.inf)
-    chance = torch.softmax(logits, -1)
-    tokens, total = _invert(chance, uniform) if chance.shape[-1] <= 4 * BLOCK else _invert_blocks(chance, uniform)
-    return Draw(tokens, chance.gather(1, tokens[:, None])[:, 0], total, kept)
+    return Draw(*from_whole(logits, uniform, 1.0, logits.shape[-1]), kept)
 
 
-def _invert(chance: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def from_whole(logits: Tensor, uniform: Tensor, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, chance and total of a Draw from every token whose logit is not -inf; nothing here branches on a tensor.
+
+    vocabulary  the size of the last dimension as a number of its own: a recording may not ask a tensor for it
+    """
+    logits = logits.float()
+    chance = torch.softmax(logits if temperature == 1 else logits / temperature, -1)
+    invert = _invert if vocabulary <= 4 * BLOCK else _invert_blocks
+    tokens, total = invert(chance, uniform, vocabulary)
+    return tokens, chance.gather(1, tokens[:, None])[:, 0], total
+
+
+def _invert(chance: Tensor, uniform: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     """chance [R,V], uniform [R] -> the token [R] whose span of the cumulative sum holds u, and the sum's end [R]."""
     cumulative = chance.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # u * total can round up to total, which lies behind the last token: stay below it.
     target = uniform[:, None] * (total * BELOW_ONE)
-    return _first_above(cumulative, target), total[:, 0]
+    return _first_above(cumulative, target, vocabulary), total[:, 0]
 
 
-def _invert_blocks(chance: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def _invert_blocks(chance: Tensor, uniform: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     """The same in two looks, first for a block of tokens and then inside it: a tenth of the numbers are summed up."""
-    vocabulary = chance.shape[1]
     whole = vocabulary - vocabulary % BLOCK
     blocks = chance[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
     if whole < vocabulary:
@@ -79,20 +88,20 @@ def _invert_blocks(chance: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     reached = blocks.cumsum(-1, dtype=torch.float64)
     total = reached[:, -1:]
     target = uniform[:, None] * (total * BELOW_ONE)
-    block = _first_above(reached, target)[:, None]
+    block = _first_above(reached, target, -(-vocabulary // BLOCK))[:, None]
     ids = block * BLOCK + torch.arange(BLOCK, device=chance.device)
     inside = chance.gather(1, ids.clamp(max=vocabulary - 1)).masked_fill_(ids >= vocabulary, 0)
     inner = inside.cumsum(-1, dtype=torch.float64)
     before = (reached - blocks.double()).gather(1, block)
     # The block's sum was rounded otherwise than its tokens': what is left of the target must still end inside it.
     rest = torch.minimum((target - before).clamp_(min=0), inner[:, -1:] * BELOW_ONE)
-    return block[:, 0] * BLOCK + _first_above(inner, rest), total[:, 0]
+    return block[:, 0] * BLOCK + _first_above(inner, rest, BLOCK), total[:, 0]
 
 
-def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
-    """[R,K], [R,1] -> [R]: the first place whose sum is above the target; it has a weight above 0."""
+def _first_above(cumulative: Tensor, target: Tensor, places: int) -> Tensor:
+    """[R,places], [R,1] -> [R]: the first place whose sum is above the target; it has a weight above 0."""
     # Rows of NaN point past the end; they are reported by `total`.
-    return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)[:, 0]
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=places - 1)[:, 0]
 
 
 def kept_mask(logits: Tensor, top_k: int, top_p: float) -> Tensor:
