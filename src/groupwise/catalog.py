@@ -86,7 +86,7 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algori
         elif slot == "entropy_coefficient":
             changed[slot] = _number("algorithm.entropy_coefficient", values[""])
         else:
-            known = [*KINDS, "kl", "entropy_coefficient"]
+            known = ["name", *KINDS, "kl", "entropy_coefficient"]
             raise UsageError(f"algorithm.{slot}: there is no such key; {nearest(slot, known)}")
     try:
         return dataclasses.replace(row, **changed)  # type: ignore[arg-type]

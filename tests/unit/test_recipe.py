@@ -64,6 +64,7 @@ def test_a_row_is_rebuilt_from_its_settings(name: str):
         ("algorithm.kl.bta", 3, r"algorithm.kl.bta: there is no such key; did you mean 'beta'\?"),
         ("algorithm.kl.beta", -1.0, "algorithm.kl.beta = -1.0: must not be negative"),
         ("algorithm.clip", 3, "algorithm.clip: there is no such key"),
+        ("algorithm.nmae", "grpo", r"algorithm.nmae: there is no such key; did you mean 'name'\?"),
         ("algorithm", {}, "algorithm.name is missing"),
         ("task.name", "arithmetics", r"no such task; did you mean 'arithmetic'\?"),
         ("task.operand", [2, 3], r"task.operand: .*did you mean 'operands'\?"),
