@@ -20,8 +20,10 @@ END = 2.0
 
 
 class Drawn(NamedTuple):
-    """A draw and one number that tells the loop whether it must look closer: the sum of its totals, about R, and of END
-    for each row that it ends. It is finite if every total is.
+    """A draw, and what tells the loop whether it must look closer.
+
+    told  [] float64, the sum of the draw's totals, about R, and of END for each row that it ends; finite
+          if every total is
     """
 
     draw: Draw

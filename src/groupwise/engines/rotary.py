@@ -1,4 +1,4 @@
-"""Rotary positions in three operations on a tensor instead of seven, in the engine's own copy of a model.
+"""Rotary positions in three operations on a tensor instead of five, in the engine's own copy of a model.
 
 transformers turns a head as x * cos + cat(-x2, x1) * sin, where x1 and x2 are its halves. One token for many rows is
 little data, so that each operation costs its call: the turning was a tenth of a step. Here
