@@ -39,7 +39,7 @@ bench: install  ## the engine against model.generate, dense and with experts, wh
 	$(BIN)/python benchmarks/logprob_memory.py
 
 docs: install  ## write docs/algorithms.md from the catalog
-	$(BIN)/python -m groupwise.explain > docs/algorithms.md
+	$(BIN)/python -m groupwise.algorithms.explain > docs/algorithms.md
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache

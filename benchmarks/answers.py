@@ -14,8 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from groupwise.rewards.answers import Checker, Math, Numeric
-from groupwise.rewards.numerals import read
+from groupwise.rewards.verifiers.answers import Checker, Math, Numeric
+from groupwise.rewards.verifiers.numerals import read
 
 Pair = tuple[str, str]
 

@@ -34,8 +34,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from groupwise.engines.base import Request, Sampling
-from groupwise.engines.local import LocalEngine
+from groupwise.core.engine import Request, Sampling
+from groupwise.engines.local.engine import LocalEngine
 
 PROMPT = 16
 ROWS = 256

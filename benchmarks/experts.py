@@ -23,8 +23,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from groupwise.engines.cache import ATTENTION
-from groupwise.engines.step import Step
+from groupwise.engines.local.cache import ATTENTION
+from groupwise.engines.local.decode import Step
 from groupwise.models.load import load_policy
 from groupwise.models.tiny import MoeSpec
 

@@ -37,14 +37,15 @@ from rich.console import Console
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from groupwise import loop, recipe
-from groupwise.build import build
-from groupwise.clock import Clock
-from groupwise.config import resolve
-from groupwise.journal import Journal
-from groupwise.records import Batch
-from groupwise.routing_log import RoutingLog
-from groupwise.view import PlainView
+from groupwise import loop
+from groupwise.commands.build import build
+from groupwise.config import recipe
+from groupwise.config.resolve import resolve
+from groupwise.core.clock import Clock
+from groupwise.core.records import Batch
+from groupwise.diagnostics.routing import RoutingLog
+from groupwise.journal.journal import Journal
+from groupwise.journal.terminal import PlainView
 
 RECIPE = "quickstart-moe"
 UNMEASURED = 3
@@ -85,7 +86,12 @@ def main(steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / CACHE.name).symlink_to(CACHE.resolve())
         ways = [
-            way("not recorded", Path(folder), steps, mock.patch("groupwise.build.demand_routing", return_value=())),
+            way(
+                "not recorded",
+                Path(folder),
+                steps,
+                mock.patch("groupwise.commands.build.demand_routing", return_value=()),
+            ),
             way("recorded", Path(folder), steps),
             way("replay learner", Path(folder), steps, replay="learner"),
             way("replay engine", Path(folder), steps, replay="engine"),

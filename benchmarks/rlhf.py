@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from groupwise.blueprint import REWARD_MODEL
-from groupwise.journal import read_metrics
-from groupwise.preference import REPORT, read_report
+from groupwise.config.plan import REWARD_MODEL
+from groupwise.journal.journal import read_metrics
+from groupwise.training.reward_model import REPORT, read_report
 
 
 def main(folder: Path) -> None:

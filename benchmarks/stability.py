@@ -25,8 +25,8 @@ from typing import Annotated, Any
 
 import typer
 
-from groupwise.journal import read_metrics
-from groupwise.recipe import assignment
+from groupwise.config.recipe import assignment
+from groupwise.journal.journal import read_metrics
 from sweep import finished
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "moe-stability"

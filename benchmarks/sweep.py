@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 import typer
 
-from groupwise.journal import read_metrics
-from groupwise.recipe import assignment
+from groupwise.config.recipe import assignment
+from groupwise.journal.journal import read_metrics
 
 
 def finished(file: Path) -> list[dict[str, Any]]:

@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from groupwise.algo import Algorithm, LossOut
-    from groupwise.catalog import algorithm
-    from groupwise.errors import CheckFailed, GroupwiseError, RunError, UsageError
-    from groupwise.models.routing import record_routes, replay_routes
-    from groupwise.parts.advantage import gae
-    from groupwise.parts.shaping import overlong_penalty
-    from groupwise.run import Run, train
+    from groupwise.algorithms.algorithm import Algorithm, LossOut
+    from groupwise.algorithms.parts.advantage import gae
+    from groupwise.algorithms.parts.shaping import overlong_penalty
+    from groupwise.algorithms.settings import algorithm
+    from groupwise.commands.train import Run, train
+    from groupwise.core.errors import CheckFailed, GroupwiseError, RunError, UsageError
+    from groupwise.models.moe.routing import record_routes, replay_routes
     from groupwise.tasks import task
 
 __version__ = "0.1.0"
@@ -35,20 +35,20 @@ __all__ = [
 ]
 
 _HOME = {
-    "Algorithm": "algo",
-    "CheckFailed": "errors",
-    "GroupwiseError": "errors",
-    "LossOut": "algo",
-    "Run": "run",
-    "RunError": "errors",
-    "UsageError": "errors",
-    "algorithm": "catalog",
-    "gae": "parts.advantage",
-    "overlong_penalty": "parts.shaping",
-    "record_routes": "models.routing",
-    "replay_routes": "models.routing",
+    "Algorithm": "algorithms.algorithm",
+    "CheckFailed": "core.errors",
+    "GroupwiseError": "core.errors",
+    "LossOut": "algorithms.algorithm",
+    "Run": "commands.train",
+    "RunError": "core.errors",
+    "UsageError": "core.errors",
+    "algorithm": "algorithms.settings",
+    "gae": "algorithms.parts.advantage",
+    "overlong_penalty": "algorithms.parts.shaping",
+    "record_routes": "models.moe.routing",
+    "replay_routes": "models.moe.routing",
     "task": "tasks",
-    "train": "run",
+    "train": "commands.train",
 }
 
 

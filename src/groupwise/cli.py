@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from groupwise.errors import GroupwiseError, UsageError
+from groupwise.core.errors import GroupwiseError, UsageError
 
 app = typer.Typer(
     add_completion=False,
@@ -30,8 +30,8 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
 ) -> None:
     """Train a policy: a recipe, or the rest of a run that was stopped."""
-    from groupwise import run  # torch takes seconds to import: not for --help
-    from groupwise.recipe import assignment
+    from groupwise.commands import train as run  # torch takes seconds to import: not for --help
+    from groupwise.config.recipe import assignment
 
     if (recipe is None) == (resume is None):
         raise UsageError("train takes a recipe or --resume RUN, one of them")
@@ -69,8 +69,8 @@ def evaluate(
     set: Settings = None,
 ) -> None:
     """Sample a policy on the held-out problems: pass@k and avg@k. --set evaluation.samples=8 asks for more."""
-    from groupwise.recipe import assignment
-    from groupwise.run import evaluate_folder
+    from groupwise.commands.train import evaluate_folder
+    from groupwise.config.recipe import assignment
 
     found = evaluate_folder(run, dict(map(assignment, set or [])), model)
     say = Console(highlight=False, soft_wrap=True).print
@@ -93,10 +93,10 @@ def check(
     model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model too, which comes last.")] = True,
 ) -> None:
     """Look at a recipe's problems, rewards, lengths and model before a run; exit code 1 where there is a fault."""
-    from groupwise.config import resolve
-    from groupwise.inspection.inspect import inspect
-    from groupwise.inspection.report import report
-    from groupwise.recipe import assignment, load
+    from groupwise.commands.check.inspect import inspect
+    from groupwise.commands.check.report import report
+    from groupwise.config.recipe import assignment, load
+    from groupwise.config.resolve import resolve
 
     plan = resolve(load(recipe, dict(map(assignment, set or []))))
     if report(inspect(plan, rows, model), Console(highlight=False, soft_wrap=True)):
@@ -136,8 +136,8 @@ def explain(
     set: Settings = None,
 ) -> None:
     """An algorithm's equation, its parts with their values, its paper, and what to watch."""
-    from groupwise import explain as words
-    from groupwise.recipe import assignment
+    from groupwise.algorithms import explain as words
+    from groupwise.config.recipe import assignment
 
     if against is not None and set:
         raise UsageError("--against compares two rows of the catalog as they are; leave out --set")

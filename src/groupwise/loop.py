@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from groupwise.algo import Algorithm
-from groupwise.checks import (
+from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.parts.filters import Signal, signal
+from groupwise.core.clock import BEFORE, Clock
+from groupwise.core.collate import collate, minibatches
+from groupwise.core.engine import Engine
+from groupwise.core.errors import RunError
+from groupwise.core.metrics import Last, Metrics, Sum, merge, read
+from groupwise.core.records import Batch
+from groupwise.core.seeds import stream
+from groupwise.diagnostics.checks import (
     Check,
     Probe,
     Verdict,
@@ -21,10 +29,8 @@ from groupwise.checks import (
     reference_is_start,
     weights_reach_total,
 )
-from groupwise.clock import BEFORE, Clock
-from groupwise.collate import collate, minibatches
-from groupwise.critic import Critic
-from groupwise.diagnostics import (
+from groupwise.diagnostics.routing import RoutingLog
+from groupwise.diagnostics.updates import (
     UpdateRecord,
     batch_metrics,
     engine_gap,
@@ -34,21 +40,15 @@ from groupwise.diagnostics import (
     value_metrics,
     waiting_metrics,
 )
-from groupwise.engines.base import Engine
-from groupwise.errors import RunError
-from groupwise.health import Watch
-from groupwise.journal import LOG, Journal
-from groupwise.learner import Learner
-from groupwise.metrics import Last, Metrics, Sum, merge, read
-from groupwise.parts.filters import Signal, signal
-from groupwise.per_token import PerToken
-from groupwise.records import Batch
-from groupwise.rollout import Evaluation, Harvest, Rollout, StreamState
-from groupwise.rollouts import Spell
-from groupwise.routing_log import RoutingLog
-from groupwise.routing_metrics import comparable
-from groupwise.seeds import stream
-from groupwise.view import View
+from groupwise.health.watch import Watch
+from groupwise.journal.journal import LOG, Journal
+from groupwise.journal.per_token import PerToken
+from groupwise.journal.rollout_rows import Spell
+from groupwise.journal.terminal import View
+from groupwise.models.moe.metrics import comparable
+from groupwise.rollout.collect import Evaluation, Harvest, Rollout, StreamState
+from groupwise.training.critic import Critic
+from groupwise.training.learner import Learner
 
 #: This many optimizer updates in a row with a loss or gradient that is not finite stop the run.
 MOST_SKIPPED = 3

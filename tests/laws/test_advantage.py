@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.parts.advantage import GroupMean, GroupZScore, LeaveOneOut, ProcessZScore
+from groupwise.algorithms.parts.advantage import GroupMean, GroupZScore, LeaveOneOut, ProcessZScore
 
 ALL = [GroupZScore(), GroupMean(), LeaveOneOut()]
 EACH = pytest.mark.parametrize("part", [*ALL, GroupMean(whiten=True), ProcessZScore()], ids=repr)

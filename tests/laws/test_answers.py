@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.errors import UsageError
-from groupwise.rewards.answers import CHECKERS, Choice, Exact, Math, Numeric
-from groupwise.rewards.hasten import is_zero, replacements
+from groupwise.core.errors import UsageError
+from groupwise.rewards.verifiers.answers import CHECKERS, Choice, Exact, Math, Numeric
+from groupwise.rewards.verifiers.hasten import is_zero, replacements
 
 HANG = r"\boxed{9^{9^{9^{9}}}}"
 LATEX = (r"\boxed{\frac{x}{2}}", "x/2")
@@ -248,7 +248,7 @@ def test_the_child_is_no_part_of_the_checker(math: Math):
 def test_the_child_dies_with_its_parent_even_while_it_hangs(tmp_path: Path):
     script = (
         "import threading, time\n"
-        "from groupwise.rewards.answers import Math\n"
+        "from groupwise.rewards.verifiers.answers import Math\n"
         "check = Math(deadline=60.0)\n"
         "check(r'\\boxed{\\frac{x}{2}}', 'x/2')\n"
         "print(check._guard._child.process.pid, flush=True)\n"
@@ -331,7 +331,7 @@ def test_settings_that_mean_nothing_are_refused(kind, settings):
 
 def test_no_torch_and_no_library_is_loaded_to_check_numbers():
     script = (
-        "import sys; from groupwise.rewards.answers import Math; Math()('18', '18');"
+        "import sys; from groupwise.rewards.verifiers.answers import Math; Math()('18', '18');"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'math_verify', 'sympy')))"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

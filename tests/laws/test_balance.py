@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from groupwise import record_routes
-from groupwise.models.routing import routers
-from groupwise.parts.balance import Balance, load_share
+from groupwise.models.moe.balance import Balance, load_share
+from groupwise.models.moe.routing import routers
 from tests.laws.moe_models import BUILD, EXPERTS, build, text
 
 CUTS = [1, 4, 16]

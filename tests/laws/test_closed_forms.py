@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.errors import UsageError
+from groupwise.core.errors import UsageError
 from tests.laws import closed_forms as cf
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.parts.critic import explained_variance, value_loss
+from groupwise.algorithms.parts.critic import explained_variance, value_loss
 
 
 def columns(batch) -> tuple[Tensor, Tensor, Tensor]:

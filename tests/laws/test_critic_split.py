@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from groupwise.critic import Critic, CriticSettings
+from groupwise.core.records import Batch
 from groupwise.models.value import from_policy, token_values
-from groupwise.records import Batch
+from groupwise.training.critic import Critic, CriticSettings
 from tests.laws.test_split import ROWS, WIDTH, budget_for, make_batch
 
 

@@ -20,15 +20,15 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from groupwise.collate import collate
-from groupwise.engines.base import Request, Sampling
-from groupwise.engines.local import LocalEngine
-from groupwise.learner import Learner, LearnerSettings
+from groupwise.core.collate import collate
+from groupwise.core.engine import Request, Sampling
+from groupwise.core.records import Group, Prompt
+from groupwise.core.samples import Sample
+from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.load import Policy, load_policy
-from groupwise.models.routing import changed, lay_out, record_routes
+from groupwise.models.moe.routing import changed, lay_out, record_routes
 from groupwise.models.tiny import TinySpec
-from groupwise.records import Group, Prompt
-from groupwise.samples import Sample
+from groupwise.training.learner import Learner, LearnerSettings
 
 SIZES: dict[str, Any] = {
     "vocab_size": 30,

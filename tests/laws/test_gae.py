@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.masked import whiten
-from groupwise.parts.advantage import GAE, Advantage, MonteCarlo, OneStepTD, Return, gae
+from groupwise.algorithms.parts.advantage import GAE, Advantage, MonteCarlo, OneStepTD, Return, gae
+from groupwise.core.masked import whiten
 
 RAW: list[Advantage] = [
     GAE(gamma=0.9, lam=0.7, whiten=False),

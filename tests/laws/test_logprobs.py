@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from groupwise.core.records import Kept
 from groupwise.models.heads import halves
 from groupwise.models.logprobs import sequence_logprobs, token_logprobs
-from groupwise.records import Kept
 
 
 def plain(logits, targets, support=None):

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.catalog import CATALOG, ESTIMATORS
-from groupwise.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum, Totals, count
-from groupwise.parts.kl import K1, K2, K3, KL, K3Ratio
-from groupwise.parts.ratio import SequenceSum
+from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum, Totals, count
+from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio
+from groupwise.algorithms.parts.ratio import SequenceSum
+from groupwise.algorithms.settings import CATALOG, ESTIMATORS
 from tests.laws.conftest import draw
 
 ROWS = sorted(CATALOG)

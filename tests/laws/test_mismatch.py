@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import groupwise
-from groupwise.errors import UsageError
-from groupwise.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS
-from groupwise.records import Batch
+from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS
+from groupwise.core.errors import UsageError
+from groupwise.core.records import Batch
 from tests.laws.conftest import Draw
 
 ALL = [

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import groupwise
-from groupwise.collate import microbatches
-from groupwise.errors import RunError, UsageError
-from groupwise.learner import Learner, LearnerSettings
-from groupwise.models.routing import record_routes, routers
-from groupwise.records import Batch
-from groupwise.routed import ReplayFrom, RoutingSettings, demand_engine, demand_routing
+from groupwise.core.collate import microbatches
+from groupwise.core.errors import RunError, UsageError
+from groupwise.core.records import Batch
+from groupwise.models.moe.replay import ReplayFrom, RoutingSettings, demand_engine, demand_routing
+from groupwise.models.moe.routing import record_routes, routers
+from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models
 from tests.laws.test_split import budget_for, make_batch
 

@@ -20,11 +20,13 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from groupwise.errors import UsageError
+from groupwise.core.errors import UsageError
+from groupwise.core.records import Completion, Group, Prompt
+from groupwise.core.samples import Sample
 from groupwise.models.load import digest
 from groupwise.models.reward import load_reward_model, reward_model_of
-from groupwise.pairs import Comparison, flip, ranked, split_by_prompt
-from groupwise.preference import (
+from groupwise.training.pairs import Comparison, flip, ranked, split_by_prompt
+from groupwise.training.reward_model import (
     PreferenceSettings,
     bradley_terry,
     calibration,
@@ -33,8 +35,6 @@ from groupwise.preference import (
     rate,
     report_on,
 )
-from groupwise.records import Completion, Group, Prompt
-from groupwise.samples import Sample
 
 SMALL = {"vocab_size": 15, "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "pad_token_id": 0}
 DENSE = {**SMALL, "intermediate_size": 16, "num_key_value_heads": 2}

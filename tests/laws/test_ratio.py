@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
+from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
 from tests.laws.conftest import Draw, draw
 
 ALL = [TokenRatio(), SequenceRatio(), SequenceTokenRatio(), SequenceSum()]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.journal import read_metrics
+from groupwise.journal.journal import read_metrics
 from tests.conftest import SMALL
 from tests.laws.recompute import recomputed
 from tests.moe_policy import save_moe

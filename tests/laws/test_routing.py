@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from groupwise import record_routes, replay_routes
-from groupwise.models.routing import changed, lay_out, routers
+from groupwise.models.moe.routing import changed, lay_out, routers
 from tests.laws.moe_models import BUILD, CHOSEN, EXPERTS, LAYERS, build, checkpoint_activations, text
 
 NAMES = sorted(BUILD)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.catalog import CATALOG, KIND_KEY, KINDS, describe, settings
-from groupwise.errors import UsageError
+from groupwise.algorithms.settings import CATALOG, KIND_KEY, KINDS, describe, settings
+from groupwise.core.errors import UsageError
 
 ROWS = sorted(CATALOG)
 CHOICES = [(slot, kind) for slot, kinds in KINDS.items() for kind in kinds]

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.collate import collate
-from groupwise.records import Completion, Group, Prompt
-from groupwise.rewards.base import Cause, Mark
-from groupwise.rewards.marks import mark, marks
-from groupwise.samples import Sample
-from groupwise.scoring import LEARNED, TASK, Mix, with_learned
+from groupwise.core.collate import collate
+from groupwise.core.records import Completion, Group, Prompt
+from groupwise.core.reward import Cause, Mark
+from groupwise.core.samples import Sample
+from groupwise.rewards.functions.marks import mark, marks
+from groupwise.rollout.scoring import LEARNED, TASK, Mix, with_learned
 
 GROUP_ROWS = ["grpo", "dr-grpo", "gspo", "rloo", "reinforce++-baseline"]
 NAMES = ("task", "form")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.collate import microbatches
-from groupwise.learner import Learner, LearnerSettings
-from groupwise.records import Batch
+from groupwise.core.collate import microbatches
+from groupwise.core.records import Batch
+from groupwise.training.learner import Learner, LearnerSettings
 
 ROWS, WIDTH = 32, 20
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.parts.aggregate import SequenceMean, count
-from groupwise.parts.ratio import SequenceRatio, TokenRatio
-from groupwise.parts.soft import Cispo, SoftGate
-from groupwise.parts.trust import Clip, Geometric, NoTrust, Surrogate
+from groupwise.algorithms.parts.aggregate import SequenceMean, count
+from groupwise.algorithms.parts.ratio import SequenceRatio, TokenRatio
+from groupwise.algorithms.parts.soft import Cispo, SoftGate
+from groupwise.algorithms.parts.trust import Clip, Geometric, NoTrust, Surrogate
 from tests.laws.conftest import Draw, draw
 
 PER_TOKEN = [

@@ -12,8 +12,16 @@ from typing import Any
 
 import pytest
 
-from groupwise.report.data import Page, RolloutGroup, RolloutRow, Rollouts, RunPage, Section, Status
-from groupwise.report.page import write
+from groupwise.report.page.data import (
+    Page,
+    RolloutGroup,
+    RolloutRow,
+    Rollouts,
+    RunPage,
+    Section,
+    Status,
+)
+from groupwise.report.page.page import write
 
 #: Longer than the suite's time allows; `make test-slow` has them.
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from groupwise import cli
-from groupwise.engines.local import LocalEngine
+from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.tiny import CHATML, ByteSpec
 
 DOCS = Path(__file__).parents[2] / "docs" / "check.md"

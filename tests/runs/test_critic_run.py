@@ -14,23 +14,25 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import groupwise
-from groupwise import catalog, checkpoint, recipe
-from groupwise.algo import Algorithm
-from groupwise.config import resolve, resolved_recipe
-from groupwise.critic import Critic
-from groupwise.errors import RunError, UsageError
-from groupwise.journal import read_metrics
-from groupwise.masked import keep
-from groupwise.parts.advantage import outcome
-from groupwise.parts.aggregate import Constant, TokenMean
-from groupwise.parts.filters import KeepAll
-from groupwise.parts.kl import KL, Place
-from groupwise.parts.ratio import TokenRatio
-from groupwise.parts.shaping import Outcome, at_last_token
-from groupwise.parts.trust import Clip
-from groupwise.recipe import CriticSection
-from groupwise.records import Batch
-from groupwise.run import resume
+from groupwise.algorithms import settings as catalog
+from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.parts.advantage import outcome
+from groupwise.algorithms.parts.aggregate import Constant, TokenMean
+from groupwise.algorithms.parts.filters import KeepAll
+from groupwise.algorithms.parts.kl import KL, Place
+from groupwise.algorithms.parts.ratio import TokenRatio
+from groupwise.algorithms.parts.shaping import Outcome, at_last_token
+from groupwise.algorithms.parts.trust import Clip
+from groupwise.commands.train import resume
+from groupwise.config import recipe
+from groupwise.config.recipe import CriticSection
+from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.core.errors import RunError, UsageError
+from groupwise.core.masked import keep
+from groupwise.core.records import Batch
+from groupwise.journal.journal import read_metrics
+from groupwise.training import checkpoint
+from groupwise.training.critic import Critic
 from tests.runs.test_run import assert_same_run
 
 

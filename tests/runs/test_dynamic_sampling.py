@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise import checkpoint, cli, loop, recipe
-from groupwise.config import resolve
-from groupwise.engines.local import LocalEngine
-from groupwise.journal import read_metrics
-from groupwise.rollout import Prompts
-from groupwise.run import resume
+from groupwise import cli, loop
+from groupwise.commands.train import resume
+from groupwise.config import recipe
+from groupwise.config.resolve import resolve
+from groupwise.engines.local.engine import LocalEngine
+from groupwise.journal.journal import read_metrics
+from groupwise.rollout.collect import Prompts
 from groupwise.tasks.arithmetic import Arithmetic
+from groupwise.training import checkpoint
 from tests.runs.test_run import assert_same_run
 
 #: Groups of a step; a round never asks for more than four times what lacks.

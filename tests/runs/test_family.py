@@ -16,16 +16,19 @@ import torch
 from safetensors.torch import load_file
 
 import groupwise
-from groupwise import checkpoint, checks, recipe, tasks
-from groupwise.blueprint import Blueprint
-from groupwise.catalog import CATALOG, settings
-from groupwise.config import resolve
-from groupwise.engines.local import LocalEngine
-from groupwise.errors import UsageError
-from groupwise.journal import read_metrics
-from groupwise.records import Completion
-from groupwise.start import starting_policy
+from groupwise import tasks
+from groupwise.algorithms.settings import CATALOG, settings
+from groupwise.config import recipe
+from groupwise.config.plan import Blueprint
+from groupwise.config.resolve import resolve
+from groupwise.core.errors import UsageError
+from groupwise.core.records import Completion
+from groupwise.diagnostics import checks
+from groupwise.engines.local.engine import LocalEngine
+from groupwise.journal.journal import read_metrics
 from groupwise.tasks.arithmetic import Arithmetic
+from groupwise.training import checkpoint
+from groupwise.training.initial_policy import starting_policy
 
 #: What a small step may have no number for: nobody was right, or no advantage had that sign.
 MAY_BE_EMPTY = {"length_right_mean", "length_wrong_mean", "share_passed_positive", "share_passed_negative"}

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import groupwise
-from groupwise.errors import RunError
-from groupwise.health import BAD, WARN, findings
-from groupwise.journal import read_metrics
-from groupwise.recipe import load
+from groupwise.config.recipe import load
+from groupwise.core.errors import RunError
+from groupwise.health.watch import BAD, WARN, findings
+from groupwise.journal.journal import read_metrics
 
 
 def warnings(folder: Path) -> list[str]:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise import checkpoint
-from groupwise.errors import UsageError
-from groupwise.journal import read_metrics
-from groupwise.run import resume
+from groupwise.commands.train import resume
+from groupwise.core.errors import UsageError
+from groupwise.journal.journal import read_metrics
+from groupwise.training import checkpoint
 from tests.conftest import SMALL
 from tests.moe_policy import save_moe
 from tests.runs.test_run import assert_same_run, kill_again_and_again, start

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import groupwise
-from groupwise.errors import RunError, UsageError
-from groupwise.journal import read_metrics
-from groupwise.run import resume
+from groupwise.commands.train import resume
+from groupwise.core.errors import RunError, UsageError
+from groupwise.journal.journal import read_metrics
 from tests.runs.rewards_of_a_run import FAULTS, kind_of
 
 HERE = Path(__file__).parent

@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import groupwise
-from groupwise import checkpoint
-from groupwise.clock import Clock
-from groupwise.errors import UsageError
-from groupwise.journal import read_metrics
-from groupwise.run import evaluate_folder, resume
+from groupwise.commands.train import evaluate_folder, resume
+from groupwise.core.clock import Clock
+from groupwise.core.errors import UsageError
+from groupwise.journal.journal import read_metrics
+from groupwise.training import checkpoint
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import groupwise
-from groupwise import recipe
-from groupwise.config import resolve
-from groupwise.errors import UsageError
-from groupwise.journal import read_metrics
+from groupwise.commands.train import evaluate_folder, resume
+from groupwise.config import recipe
+from groupwise.config.resolve import resolve
+from groupwise.core.errors import UsageError
+from groupwise.journal.journal import read_metrics
 from groupwise.models.load import load_policy
-from groupwise.rewards.extract import claims
-from groupwise.run import evaluate_folder, resume
+from groupwise.rewards.verifiers.extract import claims
 
 
 def word_problems(path: Path, count: int, seed: int) -> Path:

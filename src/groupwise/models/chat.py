@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groupwise.errors import UsageError, nearest
+from groupwise.core.errors import UsageError, nearest
+from groupwise.core.samples import Sample
 from groupwise.models.load import error_line, prompt_ids
-from groupwise.samples import Sample
 
 AUTO, NONE, TOKENIZER = "auto", "none", "tokenizer"
 THINKING: Mapping[str, bool] = {"on": True, "off": False}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from groupwise.errors import UsageError
+from groupwise.core.errors import UsageError
 
 
 def halves(model: Any) -> tuple[nn.Module, nn.Module]:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from groupwise.errors import UsageError
+from groupwise.core.errors import UsageError
 from groupwise.models.heads import check_halves
 from groupwise.models.quiet import quiet
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from groupwise.core.records import Kept
 from groupwise.models.heads import hidden
-from groupwise.records import Kept
 
 #: Logits held at once, elements: 64 MiB in float32.
 CHUNK_ELEMENTS = 1 << 24

@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from groupwise.collate import microbatches
-from groupwise.errors import UsageError
+from groupwise.core.collate import microbatches
+from groupwise.core.errors import UsageError
 from groupwise.models.heads import hidden
 from groupwise.models.load import Policy, error_line, load_tokenizer, save_policy
 from groupwise.models.quiet import quiet

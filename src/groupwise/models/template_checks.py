@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from groupwise.errors import UsageError
+from groupwise.core.errors import UsageError
+from groupwise.core.samples import Sample
 from groupwise.models.chat import Chat, Message
-from groupwise.rewards.thinking import CLOSE, OPEN, split_thinking
-from groupwise.samples import Sample
+from groupwise.models.thinking import CLOSE, OPEN, split_thinking
 
 #: Prompts that are looked at one by one.
 LOOKED_AT = 32

@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from groupwise.errors import UsageError
+from groupwise.core.errors import UsageError
 
 PAD, EOS = "<pad>", "<eos>"
 PAD_ID, EOS_ID = 0, 1

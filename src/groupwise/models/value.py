@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from groupwise.errors import UsageError
+from groupwise.core.errors import UsageError
 from groupwise.models.quiet import quiet
 
 #: The `start` that is no folder: the policy's own weights.

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from groupwise.errors import UsageError
-from groupwise.report import several, single
-from groupwise.report.page import html, write
-from groupwise.report.serve import watch
-from groupwise.report.watched import Watched
+from groupwise.core.errors import UsageError
+from groupwise.report.compare import several
+from groupwise.report.live.serve import watch
+from groupwise.report.live.watched import Watched
+from groupwise.report.page import single
+from groupwise.report.page.page import html, write
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 #: What a page of ours has in its first lines; no other file is written over.

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from groupwise.errors import UsageError, nearest
+from groupwise.core.errors import UsageError, nearest
+from groupwise.core.task import Task
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.tasks.base import Task
-from groupwise.tasks.code import Code
-from groupwise.tasks.data import Data
-from groupwise.tasks.gym import Gym
-from groupwise.tasks.mappings import MAPPINGS
+from groupwise.tasks.code.task import Code
+from groupwise.tasks.data.mappings import MAPPINGS
+from groupwise.tasks.data.task import Data
+from groupwise.tasks.gym.task import Gym
 
 #: A mapping is the task `data` with keys of its own.
 TASKS: Mapping[str, Any] = {

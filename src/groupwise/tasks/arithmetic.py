@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from groupwise.errors import UsageError
-from groupwise.samples import Sample
-from groupwise.tasks.base import Demonstration
+from groupwise.core.errors import UsageError
+from groupwise.core.samples import Sample
+from groupwise.core.task import Demonstration
 
 SPLITS = ("train", "heldout")
 

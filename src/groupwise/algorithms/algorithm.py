@@ -1,0 +1,245 @@
+"""An algorithm: one of each part, and the two things it does with a batch, credit and loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.parts import Part
+from groupwise.algorithms.parts.advantage import Advantage
+from groupwise.algorithms.parts.aggregate import Aggregate, Totals, count
+from groupwise.algorithms.parts.filters import Filter
+from groupwise.algorithms.parts.kl import KL
+from groupwise.algorithms.parts.mismatch import Mismatch, NoMismatch
+from groupwise.algorithms.parts.ratio import Ratio, bounded
+from groupwise.algorithms.parts.shaping import Shaping, at_last_token, subtract_kl
+from groupwise.algorithms.parts.trust import Trust
+from groupwise.core.masked import keep
+from groupwise.core.records import Batch
+
+
+class LossOut(NamedTuple):
+    """What a loss returns.
+
+    value      scalar: what an optimizer minimises; differentiable in logp_live
+    share      [N,T] fraction of gradient the trust region passes, 0 where masked
+    log_ratio  [N,T] nats, 0 where masked
+    kl         [N,T] nats, 0 where masked, or None without a KL term in the loss
+    """
+
+    value: Tensor
+    share: Tensor
+    log_ratio: Tensor
+    kl: Tensor | None
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row of parts. loss = -(weight * (correction * surrogate - beta * kl + c * entropy)).sum()
+
+    paper   where the row comes from
+    watch   what to look at while it trains, and what good looks like
+    passes  passes over a batch unless the recipe says otherwise
+
+    Raises ValueError where a correction per token meets a ratio or trust region that is one number per completion.
+    """
+
+    name: str
+    paper: str
+    advantage: Advantage
+    ratio: Ratio
+    trust: Trust
+    aggregate: Aggregate
+    kl: KL
+    shaping: Shaping
+    filter: Filter
+    mismatch: Mismatch = NoMismatch()
+    entropy_coefficient: float = 0.0
+    passes: int = 1
+    watch: str = ""
+
+    def __post_init__(self) -> None:
+        if self.mismatch.varies and (self.ratio.per_completion or self.trust.per_completion):
+            shared = f"ratio.level ({self.ratio})" if self.ratio.per_completion else f"trust.kind ({self.trust})"
+            raise ValueError(
+                f"mismatch.kind ({self.mismatch}) corrects each token for itself, but {shared} is one number per "
+                'completion, gradient included; take mismatch.kind = "sequence-mis", or ratio.level = "sequence-token" '
+                "with a trust region per token"
+            )
+        if self.advantage.reads_steps and self.kl.in_reward:
+            raise ValueError(
+                f"kl.place ({self.kl.place.value}) puts a penalty on every token; advantage.kind ({self.advantage}) "
+                'reads rewards at step ends only; take kl.place = "loss"'
+            )
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether logp_ref is read."""
+        return self.kl.beta > 0
+
+    @property
+    def needs_old(self) -> bool:
+        """Whether `credit` reads logp_old; several updates on a batch need it all the same."""
+        return self.kl.in_reward or self.mismatch.reads_engine
+
+    @property
+    def needs_value(self) -> bool:
+        """Whether a critic's values are read."""
+        return self.advantage.reads_value
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether scores of the steps inside a completion are read."""
+        return self.shaping.reads_steps or self.advantage.reads_steps
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether nothing can be trained without such scores."""
+        return self.shaping.needs_steps or self.advantage.reads_steps
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The row, slot by slot, in the order data passes them."""
+        slots = ("shaping", "filter", "advantage", "ratio", "trust", "mismatch", "kl", "aggregate")
+        return {slot: getattr(self, slot) for slot in slots}
+
+    def credit(self, batch: Batch, weights: Sequence[float] | None = None) -> Batch:
+        """Adds `reward`, `advantage`, `returns` and, where a mismatch is corrected, `correction`, each [N,T].
+
+        With `weights` [K] the rewards in `parts` are credited one by one, so that one of small spread weighs as much as
+        one of large spread: advantage = sum_k weight_k advantage(reward_k).
+        """
+        reward = self.shaping(batch)
+        if self.kl.in_reward:
+            reward = subtract_kl(reward, batch, self.kl)
+        if weights is None:
+            advantage, returns = self._advantage(reward, batch)
+        else:
+            scored = [dataclasses.replace(batch, score=score) for score in batch.need("parts").unbind(1)]
+            each = [self._advantage(self.shaping(one), batch) for one in scored]
+            advantage, returns = (
+                torch.stack([w * column for w, column in zip(weights, columns, strict=True)]).sum(0)
+                for columns in zip(*each, strict=True)
+            )
+        correction = self._correction(batch.logp_old, batch.logp_engine, batch.mask)
+        return batch.add(reward=reward, advantage=advantage, returns=returns, correction=correction)
+
+    def _advantage(self, reward: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.advantage(reward, batch.value, batch.mask, batch.group, batch.step_end)
+
+    def weigh(self, minibatch: Batch, totals: Totals | None = None) -> Batch:
+        """Adds `weight` [N,T], made once for the optimizer batch; `totals` where this is only a part of it."""
+        return minibatch.add(weight=self.aggregate(minibatch.mask, totals or count(minibatch.mask)))
+
+    def advantages(
+        self, rewards: Tensor, groups: Tensor, mask: Tensor | None = None, step_end: Tensor | None = None
+    ) -> Tensor:
+        """Rewards [N] (or per token [N,T]) and integer group ids [N] -> advantages of the rewards' shape.
+
+        A NaN reward does not vote and gets 0; so does a row whose mask [N,T] is all False. Rewards [N] are given at the
+        last trained token. Raises ValueError where the advantage reads a critic's values: groupwise.gae takes them.
+
+        >>> import groupwise
+        >>> groupwise.algorithm("grpo").advantages(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 3, 3]))
+        tensor([ 0.7071, -0.7071,  0.0000,  0.0000])
+        """
+        if self.needs_value:
+            raise ValueError(f"{self.name}: its advantages need a critic's values; groupwise.gae takes them")
+        per_token = rewards if rewards.dim() == 2 else rewards[:, None]
+        inside = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask
+        if rewards.dim() == 1:
+            per_token = at_last_token(rewards, inside)
+        advantage, _ = self.advantage(per_token, None, inside, groups, step_end)
+        return advantage if rewards.dim() == 2 else _last(advantage, inside)
+
+    def loss(
+        self,
+        logp_live: Tensor,
+        logp_old: Tensor,
+        advantage: Tensor,
+        mask: Tensor,
+        logp_ref: Tensor | None = None,
+        logp_engine: Tensor | None = None,
+        entropy: Tensor | None = None,
+    ) -> LossOut:
+        """The loss of a whole optimizer batch. Log-probabilities [N,T] nats, advantage [N] or [N,T], mask [N,T] bool.
+
+        Masked positions may hold anything; an all-masked batch gives value 0 and gradient 0.
+        Raises ValueError where a KL term, a mismatch correction or an entropy bonus lacks its column, or shapes differ.
+        """
+        _same_shape(mask, logp_old=logp_old, logp_engine=logp_engine)
+        weight = self.aggregate(mask, count(mask))
+        correction = self._correction(logp_old, logp_engine, mask)
+        columns = {"logp_ref": logp_ref, "correction": correction, "entropy": entropy}
+        return self.objective(weight, logp_live, logp_old, advantage, mask, **columns)
+
+    def objective(
+        self,
+        weight: Tensor,
+        logp_live: Tensor,
+        logp_old: Tensor,
+        advantage: Tensor,
+        mask: Tensor,
+        logp_ref: Tensor | None = None,
+        correction: Tensor | None = None,
+        entropy: Tensor | None = None,
+    ) -> LossOut:
+        """The loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
+        _same_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
+        _same_shape(mask, weight=weight, correction=correction)
+        live, old = keep(logp_live, mask), keep(logp_old, mask)
+        advantage = keep(_per_token(advantage, mask).to(live.dtype), mask)
+        log_ratio = self.ratio(live, old, mask)
+        surrogate, share = self.trust(log_ratio, advantage, live, mask)
+        total = surrogate if correction is None else surrogate * keep(correction.to(live.dtype), mask)
+        kl = self._kl(live, old, logp_ref, mask)
+        if kl is not None:
+            total = total - self.kl.beta * kl
+        if self.entropy_coefficient:
+            total = total + self.entropy_coefficient * _entropy(entropy, mask)
+        value = -(weight.to(live.dtype) * total).sum()
+        return LossOut(value, share.detach(), log_ratio.detach(), None if kl is None else kl.detach())
+
+    def _correction(self, logp_old: Tensor | None, logp_engine: Tensor | None, mask: Tensor) -> Tensor | None:
+        if not self.mismatch.reads_engine:
+            return None
+        if logp_old is None or logp_engine is None:
+            raise ValueError(f"{self.name} corrects for the engine ({self.mismatch}): needs logp_old and logp_engine")
+        return self.mismatch(logp_old, logp_engine, mask)
+
+    def _kl(self, live: Tensor, old: Tensor, logp_ref: Tensor | None, mask: Tensor) -> Tensor | None:
+        if not self.kl.in_loss:
+            return None
+        if logp_ref is None:
+            raise ValueError(f"{self.name} has a KL term in its loss (beta {self.kl.beta}) and needs logp_ref")
+        return self.kl(live, keep(logp_ref, mask), bounded(live - old))
+
+
+def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:
+    if advantage.shape == mask.shape:
+        return advantage
+    if advantage.shape != mask.shape[:1]:
+        raise ValueError(f"advantage has shape {tuple(advantage.shape)}; expected [N] or [N,T] of {tuple(mask.shape)}")
+    return advantage[:, None].expand(mask.shape)
+
+
+def _last(per_token: Tensor, mask: Tensor) -> Tensor:
+    """[N,T] -> [N]: the value at the row's last trained token, 0 without any."""
+    return at_last_token(torch.ones_like(per_token[:, 0]), mask).mul(per_token).sum(-1)
+
+
+def _entropy(entropy: Tensor | None, mask: Tensor) -> Tensor:
+    if entropy is None:
+        raise ValueError("an entropy coefficient is set and needs the entropy column [N,T]")
+    return keep(entropy, mask)
+
+
+def _same_shape(mask: Tensor, **columns: Tensor | None) -> None:
+    for name, column in columns.items():
+        if column is not None and column.shape != mask.shape:
+            raise ValueError(f"{name} has shape {tuple(column.shape)}, the mask {tuple(mask.shape)}")

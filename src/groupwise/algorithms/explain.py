@@ -1,0 +1,145 @@
+"""An algorithm in words: its equation, its parts with their values, its paper, what to watch; and what differs.
+
+docs/algorithms.md is made here from the same rows: python -m groupwise.algorithms.explain > docs/algorithms.md
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.catalog import CATALOG
+from groupwise.algorithms.parts import Part
+from groupwise.algorithms.settings import algorithm, describe
+
+NOTATION = """\
+Notation: completion i of a group of G for one prompt, token t; r_t = pi_live / pi_old of that token; A advantage; N
+completions of the optimizer batch; |o_i| trained tokens; sg[] is a stop-gradient; all log-probabilities in nats."""
+
+
+def explain(name: str, settings: dict[str, object] | None = None) -> str:
+    """One algorithm, for a terminal. Raises UsageError where there is none of that name."""
+    row = algorithm(name, settings)
+    return "\n".join([*_head(row), "", *_table(lines(row)), "", f"watch      {row.watch}"])
+
+
+def compare(name: str, other: str) -> str:
+    """What differs between two algorithms, slot by slot."""
+    left, right = algorithm(name), algorithm(other)
+    pairs = list(zip(lines(left), lines(right), strict=True))
+    told: list[str] = []
+    for a, b in pairs:
+        if a != b:
+            told += ["", a[0], *_table([(f"  {left.name}", a[1], a[2]), (f"  {right.name}", b[1], b[2])])]
+    same = [a[0] for a, b in pairs if a == b]
+    body = told or ["", "nothing: the two rows are the same"]
+    return "\n".join([f"{left.name} against {right.name}: what differs", *body, "", f"the same: {', '.join(same)}"])
+
+
+def page() -> str:
+    """docs/algorithms.md."""
+    return "\n".join(_page()) + "\n"
+
+
+def objective(row: Algorithm) -> str:
+    """What the row maximises, its parts put in: the loss is the negative of it."""
+    correction = "" if _value(row.mismatch) == "1" else "c "
+    ratio = row.ratio.equation.partition(" = ")[0].removeprefix("log ")
+    surrogate = re.sub(r"\br\b", ratio, _value(row.trust))
+    inner = f"{correction}({surrogate})" if correction else surrogate
+    penalty = f" - {row.kl.beta:g} KL" if row.kl.in_loss else ""
+    bonus = f" + {row.entropy_coefficient:g} H" if row.entropy_coefficient else ""
+    return f"J = sum_it {_value(row.aggregate)} [ {inner}{penalty}{bonus} ]"
+
+
+def _value(part: Part) -> str:
+    """The right side of a part's equation, the numbers of its fields put in; what is defined after it is left out."""
+    text = part.equation.partition(" = ")[2].partition(",  ")[0]
+    for name, value in vars(part).items():
+        text = re.sub(rf"\b{name}\b", f"{value:g}", text)
+    return text
+
+
+def overview() -> str:
+    """The catalog as one Markdown table; README has it too."""
+    slots = ("shaping", "filter", "advantage", "ratio", "trust", "kl", "aggregate")
+    head = ["| name | paper | " + " | ".join(slots) + " |", "|---" * (2 + len(slots)) + "|"]
+    rows = [algorithm(name) for name in CATALOG]
+    told = [[row.name, row.paper.rpartition(", ")[2], *(_short(slot, row) for slot in slots)] for row in rows]
+    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in told)])
+
+
+def _short(slot: str, row: Algorithm) -> str:
+    """A part by its kind and the values it does not have by default; an empty cell where it does nothing."""
+    part = row.parts[slot]
+    if slot == "kl":
+        return describe(part).replace("beta=", "") if row.kl.beta else ""
+    kind = describe(part).partition("(")[0]
+    told = [(f.name, getattr(part, f.name), f.default) for f in dataclasses.fields(part)]  # type: ignore[arg-type]
+    always = slot == "trust"
+    shown = [(name, value) for name, value, default in told if value != default or (always and value)]
+    values = [name if value is True else f"{name} {value:g}" for name, value in shown]
+    if kind == "none" or (slot == "shaping" and kind == "outcome" and not values):
+        return ""
+    return f"{kind} ({', '.join(values)})" if values else kind
+
+
+def _page() -> Iterator[str]:
+    yield "# The algorithms, each a row of parts"
+    yield ""
+    yield "Made from the catalog by `make docs`; `groupwise explain NAME` prints one of them, and"
+    yield "`groupwise explain NAME --against OTHER` what differs between two."
+    yield ""
+    yield overview()
+    yield ""
+    yield NOTATION
+    for name in CATALOG:
+        row = algorithm(name)
+        yield ""
+        yield f"## {name}"
+        yield ""
+        yield f"{_summary(row)} Source: {row.paper}."
+        yield ""
+        yield f"    {objective(row)}"
+        yield ""
+        yield "| slot | part | equation |"
+        yield "|---|---|---|"
+        for slot, told, equation in lines(row):
+            yield f"| {slot} | `{told}` | {_cell(equation)} |"
+        yield ""
+        yield f"Watch: {row.watch}"
+
+
+def _head(row: Algorithm) -> list[str]:
+    return [_summary(row), f"Source: {row.paper}.", "", objective(row), "", NOTATION]
+
+
+def lines(row: Algorithm) -> list[tuple[str, str, str]]:
+    """(slot, part with its values, its equation), in the order that data passes them; then what is not a part."""
+    parts = [(slot, describe(part), part.equation) for slot, part in row.parts.items()]
+    passes = (f"{row.passes}", "passes over a batch unless the recipe says otherwise")
+    bonus = (
+        f"{row.entropy_coefficient:g}",
+        "h, the weight of the entropy H" if row.entropy_coefficient else "no bonus",
+    )
+    return [*parts, ("entropy", *bonus), ("passes", *passes)]
+
+
+def _summary(row: Algorithm) -> str:
+    return str(CATALOG[row.name].__doc__)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _table(lines: list[tuple[str, str, str]]) -> list[str]:
+    """A part on one line, its equation under it."""
+    width = max(10, *(len(name) + 1 for name, _, _ in lines))
+    return [row for name, told, equation in lines for row in (f"{name:<{width}} {told}", f"{'':<{width}} {equation}")]
+
+
+if __name__ == "__main__":
+    print(page(), end="")

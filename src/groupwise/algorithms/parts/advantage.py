@@ -1,0 +1,211 @@
+"""Reward to advantage. A completion votes when it has a trained token and its reward is a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.parts import Part
+from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return, gae
+from groupwise.core.masked import (
+    WHITENED,
+    group_ids,
+    group_range,
+    group_sum,
+    keep,
+    real,
+    row_sum,
+    whiten,
+)
+
+__all__ = [
+    "GAE",
+    "Advantage",
+    "GroupMean",
+    "GroupZScore",
+    "LeaveOneOut",
+    "MonteCarlo",
+    "OneStepTD",
+    "ProcessZScore",
+    "Return",
+    "gae",
+]
+
+#: A group whose rewards differ by no more than this is tied, and its advantage is exactly 0 (range, not deviation).
+TIE = 1e-6
+
+
+class Advantage(Part, Protocol):
+    """(reward [N,T], value [N,T] or None, mask [N,T], group [N], step_end [N,T] or None)
+    -> advantage [N,T], returns [N,T]."""
+
+    @property
+    def smallest_group(self) -> int:
+        """Completions of one prompt that the baseline needs."""
+        ...
+
+    @property
+    def reads_value(self) -> bool:
+        """Whether a critic's values are read."""
+        ...
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether the ends of steps are read."""
+        ...
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class GroupZScore:
+    """A_i = (r_i - mean of the group) / (sample deviation of the group + epsilon), the same for every token.
+
+    r_i is the completion's reward summed over its tokens. Fewer than two votes, or a tied group: exactly 0.
+    Source: DeepSeekMath (2402.03300), section 4.1.2; the paper gives neither epsilon nor the deviation's convention.
+
+    >>> reward = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
+    >>> GroupZScore(epsilon=0.0)(reward, None, torch.ones(4, 1, dtype=torch.bool), torch.zeros(4, dtype=int), None)[0].T
+    tensor([[ 0.8660,  0.8660, -0.8660, -0.8660]])
+    """
+
+    equation = "A_i = (R_i - mean_group R) / (std_group R + epsilon)"
+
+    epsilon: float = 1e-6
+    smallest_group = 2
+    reads_value = False
+    reads_steps = False
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        total, vote = outcome(reward, mask)
+        return _broadcast(_z_score(total, vote, *group_ids(group), self.epsilon), reward, mask)
+
+
+@dataclass(frozen=True)
+class GroupMean:
+    """A_i = r_i - mean of the group: no deviation, so hard and easy prompts weigh by their own spread.
+
+    Equal to (G-1)/G times the leave-one-out advantage. With `whiten` the advantages are whitened over the trained
+    tokens of the batch; what has no baseline or no signal, a lone vote or a tied group, stays exactly 0.
+    Source: Dr. GRPO (2503.20783); whitened, the baseline form of REINFORCE++ (2501.03262).
+    """
+
+    equation = "A_i = R_i - mean_group R" + WHITENED
+
+    whiten: bool = False
+    smallest_group = 2
+    reads_value = False
+    reads_steps = False
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        total, vote = outcome(reward, mask)
+        centred, _, speaks = _centre(total, vote, *group_ids(group))
+        advantage, returns = _broadcast(centred, reward, mask)
+        if self.whiten:
+            advantage = keep(whiten(advantage, mask & vote[:, None]), speaks[:, None])
+        return advantage, returns
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """A_i = r_i - mean of the others of its group = G/(G-1) (r_i - mean of the group). Source: RLOO (2402.14740)."""
+
+    equation = "A_i = R_i - mean of the other R_j of the group"
+
+    smallest_group = 2
+    reads_value = False
+    reads_steps = False
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        total, vote = outcome(reward, mask)
+        dense, groups = group_ids(group)
+        centred, votes, _ = _centre(total, vote, dense, groups)
+        return _broadcast(centred * (votes / (votes - 1).clamp(min=1))[dense], reward, mask)
+
+
+@dataclass(frozen=True)
+class ProcessZScore:
+    """A_it = sum over the steps j of completion i that end at or after token t of r~_ij: process supervision.
+
+    r~ = (r - mean) / (sample deviation + epsilon) over all step rewards of the group, however many each completion
+    has; a step reward is the reward at a trained step end, and nothing else is read. Tokens after the last step end
+    get 0. Fewer than two step rewards in a group, or all of them tied: exactly 0. A completion with a step reward that
+    is not a number neither votes nor trains. The returns are the step rewards to go.
+    Raises ValueError without step ends. Source: DeepSeekMath (2402.03300), section 4.1.3.
+
+    >>> reward, end = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), torch.tensor([[1, 0, 1], [0, 1, 0]]).bool()
+    >>> ProcessZScore(epsilon=0.0)(reward, None, torch.ones(2, 3).bool(), torch.zeros(2, dtype=int), end)[0]
+    tensor([[ 1.1547,  0.5774,  0.5774],
+            [-1.1547, -1.1547,  0.0000]])
+    """
+
+    equation = (
+        "A_t = sum of (r_j - mean r) / (std r + epsilon) over steps j that end at t or later; r: all steps of the group"
+    )
+
+    epsilon: float = 1e-6
+    smallest_group = 2
+    reads_value = False
+    reads_steps = True
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if step_end is None:
+            raise ValueError("process-zscore reads step ends and there are none; use a task that scores steps")
+        ends = mask & step_end
+        numbers = ~row_sum(reward, ends).isnan()[:, None]
+        ends = ends & numbers
+        dense, groups = group_ids(group)
+        owner = dense[:, None].expand_as(ends)[ends]
+        steps = keep(real(reward), ends)
+        scaled = torch.zeros_like(steps)
+        scaled[ends] = _z_score(steps[ends], torch.ones_like(owner, dtype=torch.bool), owner, groups, self.epsilon)
+        return keep(_to_go(scaled), mask & numbers), keep(_to_go(steps), mask & numbers)
+
+
+def outcome(reward: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """[N,T], [N,T] -> the completion's reward [N] (0 where it does not vote) and who votes [N] bool."""
+    total = row_sum(real(reward), mask)
+    vote = mask.any(-1) & ~total.isnan()
+    return keep(total, vote), vote
+
+
+def _centre(x: Tensor, vote: Tensor, dense: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x, who votes and dense group ids, [S] each -> x minus its group's mean [S], votes [P], who has a baseline [S].
+
+    Where there is no baseline (tied, alone or not voting) the centred x is exactly 0.
+    """
+    votes = group_sum(vote.to(x.dtype), dense, groups)
+    mean = group_sum(keep(x, vote), dense, groups) / votes.clamp(min=1)
+    speaks = vote & ((votes >= 2) & (group_range(x, vote, dense, groups) > TIE))[dense]
+    return keep(x - mean[dense], speaks), votes, speaks
+
+
+def _z_score(x: Tensor, vote: Tensor, dense: Tensor, groups: int, epsilon: float) -> Tensor:
+    """(x - mean) / (sample deviation + epsilon) over the votes of each group, 0 without a baseline. [S] -> [S]."""
+    centred, votes, _ = _centre(x, vote, dense, groups)
+    variance = group_sum(centred**2, dense, groups) / (votes - 1).clamp(min=1)
+    return keep(centred / (variance.sqrt() + epsilon)[dense], centred != 0)
+
+
+def _to_go(x: Tensor) -> Tensor:
+    """[N,T] -> [N,T]: the sum from each column to the end of its row."""
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
+def _broadcast(per_row: Tensor, reward: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """[N] -> [N,T] over the trained tokens; the returns are the completion's reward at each of them."""
+    total, _ = outcome(reward, mask)
+    return keep(per_row[:, None].expand_as(reward), mask), keep(total[:, None].expand_as(reward), mask)

@@ -1,0 +1,160 @@
+"""Advantages made token by token: with a critic (GAE and its two ends) and without one (the return-to-go)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from groupwise.core.masked import WHITENED, keep, real, row_sum, whiten
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over the trained tokens of each row. [N,T] each -> advantages, returns [N,T].
+
+    delta_t = r_t + gamma V_next - V_t ;  A_t = delta_t + gamma lam A_next ;  return_t = A_t + V_t
+
+    "next" is the next trained token, and what comes after the last one is worth 0. Masked positions are skipped, may
+    hold anything, and get 0. Nothing is whitened. Raises ValueError where the shapes differ.
+    Source: 1506.02438, eq 16.
+
+    With gamma = 1 and lam = 0.5, a hole at t = 1 and padding at t = 3:
+
+    | t | mask | r | V    | V_next | delta | A                          | return |
+    |---|------|---|------|--------|-------|----------------------------|--------|
+    | 3 | no   | 9 | 9    |        |       | 0                          | 0      |
+    | 2 | yes  | 1 | 0.25 | 0      | 0.75  | 0.75                       | 1      |
+    | 1 | no   | 9 | 9    |        |       | 0                          | 0      |
+    | 0 | yes  | 0 | 0.5  | 0.25   | -0.25 | -0.25 + 0.5 * 0.75 = 0.125 | 0.625  |
+
+    >>> rewards, values = torch.tensor([[0.0, 9.0, 1.0, 9.0]]), torch.tensor([[0.5, 9.0, 0.25, 9.0]])
+    >>> for column in gae(rewards, values, torch.tensor([[True, False, True, False]]), gamma=1.0, lam=0.5):
+    ...     print(column)
+    tensor([[0.1250, 0.0000, 0.7500, 0.0000]])
+    tensor([[0.6250, 0.0000, 1.0000, 0.0000]])
+    """
+    if not rewards.shape == values.shape == mask.shape:
+        told = ", ".join(str(tuple(x.shape)) for x in (rewards, values, mask))
+        raise ValueError(f"rewards, values and mask must be of one shape [N,T], not {told}")
+    rewards, values = real(rewards), real(values)
+    advantages = torch.zeros_like(rewards + values)
+    ahead, value_ahead = torch.zeros_like(advantages.sum(-1)), torch.zeros_like(values.sum(-1))
+    for t in reversed(range(mask.shape[1])):
+        delta = rewards[:, t] + gamma * value_ahead - values[:, t]
+        ahead = torch.where(mask[:, t], delta + gamma * lam * ahead, ahead)
+        value_ahead = torch.where(mask[:, t], values[:, t], value_ahead)
+        advantages[:, t] = keep(ahead, mask[:, t])
+    return advantages, keep(advantages + values, mask)
+
+
+@dataclass(frozen=True)
+class GAE:
+    """A_t = sum_k (gamma lam)^k delta_{t+k} over the trained tokens, then whitened over the batch; see `gae`.
+
+    The returns, which the critic learns, are made before the whitening. Source: PPO (1707.06347); 1506.02438.
+    """
+
+    equation = "A_t = d_t + gamma lam A_(t+1),  d_t = r_t + gamma V_(t+1) - V_t" + WHITENED
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    whiten: bool = True
+    smallest_group = 1
+    reads_value = True
+    reads_steps = False
+
+    def __post_init__(self) -> None:
+        _demand_share(gamma=self.gamma, lam=self.lam)
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return _against_value(reward, value, mask, self.gamma, self.lam, self.whiten)
+
+
+@dataclass(frozen=True)
+class OneStepTD:
+    """A_t = r_t + gamma V_next - V_t: GAE with lam = 0, little variance and all of the critic's error."""
+
+    equation = "A_t = r_t + gamma V_(t+1) - V_t" + WHITENED
+
+    gamma: float = 1.0
+    whiten: bool = True
+    smallest_group = 1
+    reads_value = True
+    reads_steps = False
+
+    def __post_init__(self) -> None:
+        _demand_share(gamma=self.gamma)
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return _against_value(reward, value, mask, self.gamma, 0.0, self.whiten)
+
+
+@dataclass(frozen=True)
+class MonteCarlo:
+    """A_t = sum_{k >= 0} gamma^k r_{t+k} - V_t: GAE with lam = 1, no error of the critic and all of the variance."""
+
+    equation = "A_t = sum_(k>=t) gamma^(k-t) r_k - V_t" + WHITENED
+
+    gamma: float = 1.0
+    whiten: bool = True
+    smallest_group = 1
+    reads_value = True
+    reads_steps = False
+
+    def __post_init__(self) -> None:
+        _demand_share(gamma=self.gamma)
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return _against_value(reward, value, mask, self.gamma, 1.0, self.whiten)
+
+
+@dataclass(frozen=True)
+class Return:
+    """A_t = sum_{k >= 0} gamma^k r_{t+k} over the trained tokens: no baseline, no critic.
+
+    Whitened over the batch it is the advantage of REINFORCE++. Source: REINFORCE; REINFORCE++ (2501.03262).
+
+    >>> reward, mask = torch.tensor([[1.0, 0.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool)
+    >>> Return(gamma=0.5)(reward, None, mask, torch.zeros(1, dtype=int), None)[0]
+    tensor([[2., 2., 4.]])
+    """
+
+    equation = "A_t = sum_(k>=t) gamma^(k-t) r_k" + WHITENED
+
+    gamma: float = 1.0
+    whiten: bool = False
+    smallest_group = 1
+    reads_value = False
+    reads_steps = False
+
+    def __post_init__(self) -> None:
+        _demand_share(gamma=self.gamma)
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return _against_value(reward, torch.zeros_like(reward), mask, self.gamma, 1.0, self.whiten)
+
+
+def _against_value(
+    reward: Tensor, value: Tensor | None, mask: Tensor, gamma: float, lam: float, whitened: bool
+) -> tuple[Tensor, Tensor]:
+    """`gae` over the completions whose rewards are numbers; the others get 0 and do not count in the whitening."""
+    if value is None:
+        raise ValueError("this advantage reads a critic's values and there are none; use groupwise.gae with values")
+    votes = mask & ~row_sum(reward, mask).isnan()[:, None]
+    advantage, returns = gae(reward, value, votes, gamma, lam)
+    return whiten(advantage, votes) if whitened else advantage, returns
+
+
+def _demand_share(**fields: float) -> None:
+    for name, value in fields.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} = {value}: must be from 0 to 1")

@@ -1,0 +1,108 @@
+"""Estimators of KL(live || ref) from sampled tokens, and where the penalty is put. x = logp_ref - logp_live below.
+
+`value` says whose expectation is right for samples of the live policy; `gradient` what differentiating the estimator
+gives there, on policy. Off policy a ratio is needed in front for either to hold, which only k3-ratio has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from torch import Tensor
+
+from groupwise.algorithms.parts import Part
+from groupwise.algorithms.parts.ratio import bounded
+
+
+class Estimator(Part, Protocol):
+    """(logp_live, logp_ref, token_log_ratio), each [N,T] nats -> kl [N,T] nats."""
+
+    def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class K1:
+    """k1 = -x. value: unbiased, can be negative. gradient: 0 in expectation, so it is useless inside a loss."""
+
+    equation = "KL = -x,  x = log pi_ref - log pi_live"
+
+    def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor:
+        return bounded(logp_live - logp_ref)
+
+
+@dataclass(frozen=True)
+class K2:
+    """k2 = x^2 / 2. value: biased, never negative. gradient: the gradient of KL(live || ref), on policy."""
+
+    equation = "KL = x^2 / 2,  x = log pi_ref - log pi_live"
+
+    def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor:
+        return bounded(logp_live - logp_ref) ** 2 / 2
+
+
+@dataclass(frozen=True)
+class K3:
+    """k3 = exp(x) - x - 1. value: unbiased, never negative. gradient: that of KL(ref || live), on policy.
+
+    Source: DeepSeekMath (2402.03300) eq 4.
+    """
+
+    equation = "KL = exp(x) - x - 1,  x = log pi_ref - log pi_live"
+
+    def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor:
+        x = bounded(logp_ref - logp_live)
+        return x.exp() - x - 1
+
+
+@dataclass(frozen=True)
+class K3Ratio:
+    """r k3, r = pi_live / pi_old token by token: value and gradient are KL(live || ref)'s, off policy too.
+
+    Source: DeepSeek-V3.2's unbiased estimate.
+    """
+
+    equation = "KL = r_t (exp(x) - x - 1),  x = log pi_ref - log pi_live"
+
+    def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor:
+        return token_log_ratio.exp() * K3()(logp_live, logp_ref, token_log_ratio)
+
+
+class Place(Enum):
+    """Where the penalty acts: inside the loss beside the surrogate, or subtracted from the reward of each token."""
+
+    LOSS = "loss"
+    REWARD = "reward"
+
+
+@dataclass(frozen=True)
+class KL:
+    """beta times an estimator, in the loss or in the reward; beta 0 needs no reference."""
+
+    beta: float = 0.0
+    estimator: Estimator = K3()
+    place: Place = Place.LOSS
+
+    def __post_init__(self) -> None:
+        if self.beta < 0:
+            raise ValueError(f"beta = {self.beta}: must not be negative")
+
+    @property
+    def equation(self) -> str:
+        """The penalty and where it acts."""
+        if not self.beta:
+            return "no penalty"
+        acts = "" if self.place is Place.LOSS else ";  r_t = r_t - beta KL_t, with pi_old for pi_live"
+        return self.estimator.equation + acts
+
+    @property
+    def in_loss(self) -> bool:
+        return self.beta > 0 and self.place is Place.LOSS
+
+    @property
+    def in_reward(self) -> bool:
+        return self.beta > 0 and self.place is Place.REWARD
+
+    def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor:
+        return self.estimator(logp_live, logp_ref, token_log_ratio)

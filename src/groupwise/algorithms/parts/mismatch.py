@@ -1,0 +1,147 @@
+"""What the sampler's probabilities differing from the learner's costs: one weight per token, k = pi_old / pi_engine.
+
+A correction carries no gradient, is never renormalised and multiplies the surrogate only: the trust region, the KL
+and the aggregation weights do not see it. k stays within the bounds of every log-ratio.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.parts import Part
+from groupwise.algorithms.parts.ratio import bounded
+from groupwise.core.masked import keep, row_sum
+
+
+class Mismatch(Part, Protocol):
+    """(logp_old [N,T], logp_engine [N,T], mask [N,T]) -> correction [N,T], no gradient, 1 where masked."""
+
+    @property
+    def reads_engine(self) -> bool:
+        """Whether logp_old and logp_engine are read."""
+        ...
+
+    @property
+    def varies(self) -> bool:
+        """Whether tokens of one completion may have different corrections."""
+        ...
+
+    def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class NoMismatch:
+    """correction = 1: the sampler is taken at the learner's word."""
+
+    equation = "c = 1"
+
+    reads_engine = False
+    varies = False
+
+    def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
+        return torch.ones_like(logp_old)
+
+
+@dataclass(frozen=True)
+class TIS:
+    """correction = min(k, cap), token by token. Source: truncated importance sampling, Yao et al. 2025.
+
+    >>> old, engine = torch.tensor([[0.5, 0.9]]).log(), torch.tensor([[0.1, 0.6]]).log()
+    >>> TIS(cap=2.0)(old, engine, torch.tensor([[True, True]]))
+    tensor([[2.0000, 1.5000]])
+    """
+
+    equation = "c = min(k, cap),  k_t = pi_old(t) / pi_engine(t)"
+
+    cap: float = 2.0
+    reads_engine = True
+    varies = True
+
+    def __post_init__(self) -> None:
+        _demand_band(0.0, self.cap)
+
+    def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
+        k = bounded(_log_k(logp_old, logp_engine, mask)).exp()
+        return torch.where(mask, k.clamp(max=self.cap), torch.ones_like(k))
+
+
+@dataclass(frozen=True)
+class MIS:
+    """correction = k where floor <= k <= cap, 0 elsewhere, token by token.
+
+    A rejected token loses its gradient and keeps its place in the normaliser.
+    Source: masked importance sampling, Liu & Li 2025.
+
+    >>> old, engine = torch.tensor([[0.5, 0.9]]).log(), torch.tensor([[0.1, 0.6]]).log()
+    >>> MIS(cap=2.0)(old, engine, torch.tensor([[True, True]]))
+    tensor([[0.0000, 1.5000]])
+    """
+
+    equation = "c = k where floor <= k <= cap, else 0;  k_t = pi_old(t) / pi_engine(t)"
+
+    cap: float = 2.0
+    floor: float = 0.0
+    reads_engine = True
+    varies = True
+
+    def __post_init__(self) -> None:
+        _demand_band(self.floor, self.cap)
+
+    def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
+        return _within(_log_k(logp_old, logp_engine, mask), self.floor, self.cap, mask)
+
+
+@dataclass(frozen=True)
+class SequenceMIS:
+    """correction = K where floor <= K <= cap, 0 elsewhere, K the product of k over the completion's trained tokens.
+
+    One number a completion, so it goes with every ratio. Source: masked importance sampling, Liu & Li 2025.
+    """
+
+    equation = "c = k_i where floor <= k_i <= cap, else 0;  k_i = prod_t pi_old(t) / pi_engine(t)"
+
+    cap: float = 2.0
+    floor: float = 0.0
+    reads_engine = True
+    varies = False
+
+    def __post_init__(self) -> None:
+        _demand_band(self.floor, self.cap)
+
+    def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
+        product = row_sum(_log_k(logp_old, logp_engine, mask), mask)
+        return _within(product[:, None].expand(mask.shape), self.floor, self.cap, mask)
+
+
+@dataclass(frozen=True)
+class IcePop(MIS):
+    """MIS with both sides bounded: correction = k where floor <= k <= cap, 0 elsewhere, token by token.
+
+    Source: IcePop, Ring-1T report, eq 1 to 3.
+    """
+
+    cap: float = 5.0
+    floor: float = 0.5
+
+
+def _log_k(logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
+    """log k [N,T] nats, 0 where masked, without gradient; the engine's column may have another precision."""
+    old = keep(logp_old.detach(), mask)
+    return old - keep(logp_engine.detach(), mask).to(old.dtype)
+
+
+def _within(log_k: Tensor, floor: float, cap: float, mask: Tensor) -> Tensor:
+    k = bounded(log_k).exp()
+    accepted = torch.where((k >= floor) & (k <= cap), k, torch.zeros_like(k))
+    return torch.where(mask, accepted, torch.ones_like(k))
+
+
+def _demand_band(floor: float, cap: float) -> None:
+    if cap <= 0:
+        raise ValueError(f"cap = {cap}: must be above 0")
+    if not 0 <= floor <= cap:
+        raise ValueError(f"floor = {floor}: must be at least 0 and at most cap = {cap}")

@@ -1,0 +1,114 @@
+"""Log-ratio between the policy being trained and the policy that is held fixed while training on a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from groupwise.algorithms.parts import Part
+from groupwise.core.masked import keep, row_mean, row_sum
+
+#: Beyond this a log-ratio is clamped and has no gradient: exp(60) is still finite in float32.
+LOG_RATIO_LIMIT = 60.0
+
+
+class Ratio(Part, Protocol):
+    """(logp_live [N,T], logp_old [N,T], mask [N,T]) -> log_ratio [N,T]; sequence ratios are broadcast."""
+
+    @property
+    def per_completion(self) -> bool:
+        """Whether all tokens of a completion share one number, gradient included."""
+        ...
+
+    def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class TokenRatio:
+    """log r_it = logp_live - logp_old, token by token. Source: PPO (1707.06347), DeepSeekMath (2402.03300) eq 3.
+
+    >>> import torch
+    >>> TokenRatio()(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -2.0]]), torch.tensor([[True, True]]))
+    tensor([[0.5000, 0.0000]])
+    """
+
+    equation = "log r_t = log pi_live(t) - log pi_old(t)"
+
+    per_completion = False
+
+    def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
+        return bounded(_difference(logp_live, logp_old, mask))
+
+
+@dataclass(frozen=True)
+class SequenceRatio:
+    """log s_i = mean over the completion's trained tokens of log r_it, the same for each of them.
+
+    s_i is the geometric mean of the token ratios: a power 1/|o_i| of the sequence's probability ratio, not that ratio.
+    Source: GSPO (2507.18071) eq 7.
+
+    >>> import torch
+    >>> SequenceRatio()(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -2.0]]), torch.tensor([[True, True]]))
+    tensor([[0.2500, 0.2500]])
+    """
+
+    equation = "log s_i = mean_t log r_t"
+
+    per_completion = True
+
+    def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
+        return _broadcast(bounded(row_mean(_difference(logp_live, logp_old, mask), mask)), mask)
+
+
+@dataclass(frozen=True)
+class SequenceTokenRatio:
+    """log s_it = sg[log s_i] + logp_live - sg[logp_live]: the sequence's value, the gradient of the own token.
+
+    Equal to the sequence ratio in value, clipping and gradient where a completion has one advantage; it takes
+    advantages and corrections per token where that one does not. Source: GSPO (2507.18071) eq 14.
+    """
+
+    equation = "log s_t = sg[mean_t log r_t] + log pi_live(t) - sg[log pi_live(t)]"
+
+    per_completion = False
+
+    def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
+        live = keep(logp_live, mask)
+        mean = row_mean(_difference(logp_live, logp_old, mask), mask)
+        return bounded(_broadcast(mean.detach(), mask) + (live - live.detach()))
+
+
+@dataclass(frozen=True)
+class SequenceSum:
+    """log r_i = sum over the completion's trained tokens of log r_it, the same for each of them.
+
+    r_i is the probability ratio of the whole completion, so at ratio 1 the gradient of each token is |o_i| times that
+    of the token ratio: under a mean over sequences it is A_i / N. Source: RLOO (2402.14740).
+
+    >>> import torch
+    >>> SequenceSum()(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -2.5]]), torch.tensor([[True, True]]))
+    tensor([[1., 1.]])
+    """
+
+    equation = "log r_i = sum_t log r_t"
+
+    per_completion = True
+
+    def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
+        return _broadcast(bounded(row_sum(_difference(logp_live, logp_old, mask), mask)), mask)
+
+
+def bounded(log_ratio: Tensor) -> Tensor:
+    """A log-ratio as it is within the limit, clamped with zero gradient beyond it. Same shape, nats."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def _difference(logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
+    return keep(logp_live, mask) - keep(logp_old, mask)
+
+
+def _broadcast(per_row: Tensor, mask: Tensor) -> Tensor:
+    """[N] -> [N,T] over the trained tokens, 0 elsewhere."""
+    return keep(per_row[:, None].expand(mask.shape), mask)

@@ -1,0 +1,132 @@
+"""The task's score to a reward per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.parts import Part
+from groupwise.algorithms.parts.kl import KL
+from groupwise.core.masked import keep
+from groupwise.core.records import Batch
+
+
+class Shaping(Part, Protocol):
+    """(batch) -> reward [N,T]."""
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether step scores are read."""
+        ...
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether there is no reward without them."""
+        ...
+
+    def __call__(self, batch: Batch) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """reward = scale score + offset + overlong penalty, at the last trained token, and step scores at their ends.
+
+    scale, offset   the paper's reward from a score in [0, 1]: DAPO's +1 / -1 is 2 and -1
+    overlong_cache  the last part of the limit, as a share of it, over which the penalty falls from 0 to -1; 0 is none
+    limit           the longest completion, tokens
+    step_scale      what a step score is worth, where the batch has them; 0 leaves them out
+    A per-token KL term can be subtracted from it, see `subtract_kl`.
+    Source: DAPO (2503.14476) eq 7 and eq 13 (20,480 tokens with a cache of 4,096: a share of 0.2).
+    """
+
+    equation = "R_i = scale score_i + offset + overlong(|o_i|), at the last token; plus step_scale score of each step"
+
+    scale: float = 1.0
+    offset: float = 0.0
+    overlong_cache: float = 0.0
+    limit: int = 0
+    step_scale: float = 0.0
+    needs_steps = False
+
+    @property
+    def reads_steps(self) -> bool:
+        return self.step_scale != 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlong_cache <= 1:
+            raise ValueError(f"overlong_cache = {self.overlong_cache}: must be a share of the limit, from 0 to 1")
+
+    def __call__(self, batch: Batch) -> Tensor:
+        lengths = batch.mask.sum(-1)
+        total = self.scale * batch.score + self.offset
+        if self.overlong_cache and self.limit:
+            total = total + overlong_penalty(lengths, self.limit, self.overlong_cache * self.limit)
+        reward = at_last_token(total, batch.mask)
+        if self.reads_steps and batch.step_end is not None:
+            reward = reward + self.step_scale * at_step_ends(batch)
+        return reward
+
+
+@dataclass(frozen=True)
+class Steps:
+    """reward = scale step score at the step ends and 0 elsewhere: process supervision, the outcome is not read.
+
+    Raises ValueError where the batch has no step ends. Source: DeepSeekMath (2402.03300), section 4.1.3.
+    """
+
+    equation = "r_t = scale score of the step that ends at t, 0 elsewhere"
+
+    scale: float = 1.0
+    reads_steps = True
+    needs_steps = True
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return self.scale * at_step_ends(batch)
+
+
+def overlong_penalty(lengths: Tensor, limit: float, cache: float) -> Tensor:
+    """DAPO's soft penalty: 0 up to limit - cache, then linear down to -1 at the limit. [N] tokens -> [N] in [-1, 0].
+
+    Source: DAPO (2503.14476) eq 13.
+
+    >>> overlong_penalty(torch.tensor([16384, 18432, 20480]), 20480, 4096)
+    tensor([ 0.0000, -0.5000, -1.0000])
+    """
+    if not 0 < cache <= limit:
+        raise ValueError(f"cache = {cache}: must be above 0 and at most the limit {limit}")
+    lengths = torch.as_tensor(lengths)
+    lengths = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
+    return ((limit - cache - lengths) / cache).clamp(-1.0, 0.0)
+
+
+def at_last_token(per_row: Tensor, mask: Tensor) -> Tensor:
+    """[N], [N,T] -> [N,T]: the row's value at its last trained token, 0 elsewhere."""
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, columns, -1).amax(-1, keepdim=True)
+    return keep(per_row[:, None].expand(mask.shape), mask & (columns == last))
+
+
+def at_step_ends(batch: Batch) -> Tensor:
+    """[N,T]: the step score at each trained step end, 0 elsewhere. Raises ValueError where the batch has no steps."""
+    if batch.step_end is None or batch.step_score is None:
+        raise ValueError("step rewards need step scores and this batch has none; use a task that scores steps")
+    return keep(batch.step_score, batch.mask & batch.step_end)
+
+
+def subtract_kl(reward: Tensor, batch: Batch, kl: KL) -> Tensor:
+    """reward_t - beta KL_t with the old policy's log-probabilities, which are what sampled. [N,T] reward units.
+
+    Source: DeepSeekMath (2402.03300) eq 2. Raises ValueError where a log-probability is missing.
+    """
+    return reward - kl.beta * sampled_kl(batch, kl)
+
+
+def sampled_kl(batch: Batch, kl: KL) -> Tensor:
+    """The estimate under the policy that sampled, [N,T] nats, 0 where masked. Raises ValueError without its columns."""
+    if batch.logp_old is None or batch.logp_ref is None:
+        raise ValueError("a KL term in the reward needs logp_old and logp_ref")
+    old, ref = keep(batch.logp_old, batch.mask), keep(batch.logp_ref, batch.mask)
+    return keep(kl(old, ref, torch.zeros_like(old)), batch.mask)

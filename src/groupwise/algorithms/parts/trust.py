@@ -1,0 +1,135 @@
+"""Trust regions: how far a ratio may carry the policy. Each gives its surrogate and the share of gradient it passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.parts import Part
+from groupwise.algorithms.parts.ratio import bounded
+from groupwise.core.masked import keep, row_mean
+
+
+class Surrogate(NamedTuple):
+    """value [N,T] is maximised; share [N,T] is 0 where the region stops the gradient, 1 where it leaves it alone."""
+
+    value: Tensor
+    share: Tensor
+
+
+class Trust(Part, Protocol):
+    """(log_ratio [N,T], advantage [N,T], logp_live [N,T], mask [N,T]) -> Surrogate."""
+
+    @property
+    def per_completion(self) -> bool:
+        """Whether a token's surrogate is one number of its completion, gradient included."""
+        ...
+
+    def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate: ...
+
+
+@dataclass(frozen=True)
+class NoTrust:
+    """value = r A: no trust region; every token passes whole."""
+
+    equation = "S = r A"
+
+    per_completion = False
+
+    def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
+        value = _ratio(log_ratio, mask) * keep(advantage, mask)
+        return Surrogate(value, mask.to(value.dtype))
+
+
+@dataclass(frozen=True)
+class Clip:
+    """value = min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), and at least dual_clip A where A < 0.
+
+    The gradient is A r where the token is not clipped and 0 where it is: A > 0 and r > 1 + epsilon_high, A < 0 and
+    r < 1 - epsilon_low, or, with a dual clip, A < 0 and r > dual_clip (0 turns the dual clip off).
+    Source: PPO (1707.06347); two epsilons from DAPO (2503.14476) eq 8; dual clip from 1912.09729.
+
+    >>> log_ratio = torch.tensor([[1.24, 1.30]]).log()
+    >>> one = torch.ones(1, 2)
+    >>> Clip(0.2, 0.28)(log_ratio, one, one, one.bool())
+    Surrogate(value=tensor([[1.2400, 1.2800]]), share=tensor([[1., 0.]]))
+    """
+
+    epsilon_low: float = 0.2
+    epsilon_high: float = 0.2
+    dual_clip: float = 0.0
+    per_completion = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon_low < 1:
+            raise ValueError(f"epsilon_low = {self.epsilon_low}: must be at least 0 and below 1")
+        if self.epsilon_high < 0:
+            raise ValueError(f"epsilon_high = {self.epsilon_high}: must not be negative")
+        if self.dual_clip != 0 and self.dual_clip <= 1:
+            raise ValueError(f"dual_clip = {self.dual_clip}: must be above 1, or 0 to turn it off")
+
+    @property
+    def equation(self) -> str:
+        """The clip, and the second one where it is on."""
+        lower = ", at least dual_clip A where A < 0" if self.dual_clip else ""
+        return f"S = min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A){lower}"
+
+    def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
+        ratio, advantage = _ratio(log_ratio, mask), keep(advantage, mask)
+        value = torch.minimum(ratio * advantage, ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high) * advantage)
+        stopped = _beyond(ratio, advantage, 1 - self.epsilon_low, 1 + self.epsilon_high)
+        if self.dual_clip:
+            too_far = (advantage < 0) & (ratio > self.dual_clip)
+            value, stopped = torch.where(too_far, self.dual_clip * advantage, value), stopped | too_far
+        return Surrogate(value, (mask & ~stopped).to(value.dtype))
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """value_t = exp(mean_t z_t) A_t, z = log r clipped at -epsilon_low or epsilon_high on the side PPO clips.
+
+    z_t = sgn(A_t) min(sgn(A_t) log r_t, sgn(A_t) clip(log r_t, -epsilon_low, epsilon_high)), token by token, then one
+    geometric mean a completion. Without clipping this is the sequence ratio's surrogate: the two differ only in where
+    they clip. share is the token's own indicator; a clipped token still weighs in the mean, without gradient.
+    Source: GMPO (2507.20673).
+
+    >>> log_ratio = torch.tensor([[0.2, 0.6]])
+    >>> one = torch.ones(1, 2)
+    >>> Geometric(0.4, 0.4)(log_ratio, one, one, one.bool())
+    Surrogate(value=tensor([[1.3499, 1.3499]]), share=tensor([[1., 0.]]))
+    """
+
+    equation = (
+        "S = exp(mean_t m_t) A,  m_t = sgn(A) min(sgn(A) log r_t, sgn(A) clip(log r_t, -epsilon_low, epsilon_high))"
+    )
+
+    epsilon_low: float = 0.4
+    epsilon_high: float = 0.4
+    per_completion = True
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon_low", "epsilon_high"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must not be negative")
+
+    def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
+        log_ratio, advantage = bounded(keep(log_ratio, mask)), keep(advantage, mask)
+        sign = advantage.sign()
+        band = log_ratio.clamp(-self.epsilon_low, self.epsilon_high)
+        mean = row_mean(sign * torch.minimum(sign * log_ratio, sign * band), mask)
+        stopped = _beyond(log_ratio, advantage, -self.epsilon_low, self.epsilon_high)
+        value = keep(mean.exp()[:, None] * advantage, mask)
+        return Surrogate(value, (mask & ~stopped).to(value.dtype))
+
+
+def _ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """r [N,T], finite whatever the log-ratio; 1 where masked."""
+    return bounded(keep(log_ratio, mask)).exp()
+
+
+def _beyond(x: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
+    """[N,T] bool: x has left the band on the side to which its advantage pushes it."""
+    return ((advantage > 0) & (x > high)) | ((advantage < 0) & (x < low))

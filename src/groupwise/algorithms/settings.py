@@ -1,0 +1,195 @@
+"""The one place where strings become parts: a row's name and settings to an algorithm, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar
+
+from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.catalog import CATALOG
+from groupwise.algorithms.parts.advantage import (
+    GAE,
+    GroupMean,
+    GroupZScore,
+    LeaveOneOut,
+    MonteCarlo,
+    OneStepTD,
+    ProcessZScore,
+    Return,
+)
+from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum
+from groupwise.algorithms.parts.filters import DropUniform, KeepAll
+from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio, Place
+from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS
+from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
+from groupwise.algorithms.parts.shaping import Outcome, Steps
+from groupwise.algorithms.parts.soft import Cispo, SoftGate
+from groupwise.algorithms.parts.trust import Clip, Geometric, NoTrust
+from groupwise.core.errors import UsageError, nearest
+
+T = TypeVar("T")
+
+
+KINDS: Mapping[str, Mapping[str, type]] = {
+    "shaping": {"outcome": Outcome, "steps": Steps},
+    "filter": {"none": KeepAll, "drop-uniform": DropUniform},
+    "advantage": {
+        "group-zscore": GroupZScore,
+        "group-mean": GroupMean,
+        "leave-one-out": LeaveOneOut,
+        "process-zscore": ProcessZScore,
+        "return": Return,
+        "gae": GAE,
+        "td": OneStepTD,
+        "monte-carlo": MonteCarlo,
+    },
+    "ratio": {
+        "token": TokenRatio,
+        "sequence": SequenceRatio,
+        "sequence-token": SequenceTokenRatio,
+        "sequence-sum": SequenceSum,
+    },
+    "trust": {"none": NoTrust, "clip": Clip, "soft": SoftGate, "cispo": Cispo, "geometric": Geometric},
+    "mismatch": {"none": NoMismatch, "tis": TIS, "mis": MIS, "sequence-mis": SequenceMIS, "icepop": IcePop},
+    "aggregate": {
+        "sequence-mean": SequenceMean,
+        "token-mean": TokenMean,
+        "constant": Constant,
+        "token-sum": TokenSum,
+    },
+}
+ESTIMATORS: Mapping[str, type] = {"k1": K1, "k2": K2, "k3": K3, "k3-ratio": K3Ratio}
+PLACES: Mapping[str, Place] = {place.value: place for place in Place}
+
+#: The key that names a slot's part, where it is not `kind`.
+KIND_KEY = {"ratio": "level"}
+
+
+def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algorithm:
+    """The catalog's row `name`, with the keys a recipe has under [algorithm] laid over it.
+
+    Raises UsageError naming the nearest keys or values that exist, or the parts that do not go together.
+
+    >>> algorithm("grpo", {"trust.epsilon_high": 0.28}).trust
+    Clip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=0.0)
+    """
+    if name not in CATALOG:
+        raise UsageError(f"algorithm.name = {name!r}: there is no such algorithm; {nearest(name, CATALOG)}")
+    row = CATALOG[name]()
+    changed: dict[str, object] = {}
+    for slot, values in _by_slot(settings or {}).items():
+        if slot in KINDS:
+            changed[slot] = _rebuild(slot, getattr(row, slot), values)
+        elif slot == "kl":
+            changed[slot] = _rebuild_kl(row.kl, values)
+        elif slot == "entropy_coefficient":
+            changed[slot] = _number("algorithm.entropy_coefficient", values[""])
+        else:
+            known = ["name", *KINDS, "kl", "entropy_coefficient"]
+            raise UsageError(f"algorithm.{slot}: there is no such key; {nearest(slot, known)}")
+    try:
+        return dataclasses.replace(row, **changed)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UsageError(f"algorithm.{error}") from None
+
+
+def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
+    """Every key of the row with its value, as a recipe has them: algorithm(row.name, settings(row)) == row."""
+    told: dict[str, dict[str, object] | float] = {}
+    for slot, kinds in KINDS.items():
+        part = getattr(row, slot)
+        kind = next(name for name, found in kinds.items() if type(part) is found)
+        told[slot] = {
+            KIND_KEY.get(slot, "kind"): kind,
+            **{f.name: getattr(part, f.name) for f in dataclasses.fields(part)},
+        }
+    estimator = next(name for name, found in ESTIMATORS.items() if type(row.kl.estimator) is found)
+    told["kl"] = {"beta": row.kl.beta, "estimator": estimator, "place": row.kl.place.value}
+    told["entropy_coefficient"] = row.entropy_coefficient
+    return told
+
+
+def describe(part: object) -> str:
+    """A part as the recipe would say it: its kind and its fields."""
+    if isinstance(part, KL):
+        if not part.beta:
+            return "off"
+        name = next(k for k, kind in ESTIMATORS.items() if isinstance(part.estimator, kind))
+        return f"{name} in the {part.place.value}, beta={part.beta:g}"
+    kind = next((k for kinds in KINDS.values() for k, kind in kinds.items() if type(part) is kind), type(part).__name__)
+    fields = ", ".join(f"{f.name}={getattr(part, f.name)!r}" for f in dataclasses.fields(part))  # type: ignore[arg-type]
+    return f"{kind}({fields})" if fields else kind
+
+
+def _by_slot(settings: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Dotted or nested keys -> {slot: {field: value}}; a key without a field has the field ''."""
+    slots: dict[str, dict[str, object]] = {}
+    for key, value in settings.items():
+        slot, _, field = key.partition(".")
+        inner = value.items() if isinstance(value, Mapping) else [(field, value)]
+        slots.setdefault(slot, {}).update(inner)
+    return slots
+
+
+def _rebuild(slot: str, part: object, values: dict[str, object]) -> object:
+    """The slot's part with its kind and fields replaced as the settings say."""
+    kind_key = KIND_KEY.get(slot, "kind")
+    values = dict(values)
+    kind: type = type(part)
+    if kind_key in values:
+        kind = _choice(f"algorithm.{slot}.{kind_key}", values.pop(kind_key), KINDS[slot])
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    for key, value in values.items():
+        where = f"algorithm.{slot}.{key}" if key else f"algorithm.{slot}"
+        if key not in fields:
+            name = next(k for k, found in KINDS[slot].items() if found is kind)
+            raise UsageError(f"{where}: {slot} {name!r} has no such key; {nearest(key, [kind_key, *fields])}")
+        values[key] = _plain(where, value, str(fields[key].type))
+    same = {k: getattr(part, k) for k in fields if kind is type(part)}
+    return _construct(f"algorithm.{slot}", kind, {**same, **values})
+
+
+def _rebuild_kl(kl: KL, values: dict[str, object]) -> KL:
+    made: dict[str, object] = {"beta": kl.beta, "estimator": kl.estimator, "place": kl.place}
+    for key, value in values.items():
+        if key == "beta":
+            made[key] = _number("algorithm.kl.beta", value)
+        elif key == "estimator":
+            made[key] = _choice("algorithm.kl.estimator", value, ESTIMATORS)()
+        elif key == "place":
+            made[key] = _choice("algorithm.kl.place", value, PLACES)
+        else:
+            raise UsageError(f"algorithm.kl.{key}: there is no such key; {nearest(key, made)}")
+    return _construct("algorithm.kl", KL, made)  # type: ignore[return-value]
+
+
+def _construct(where: str, kind: type, values: Mapping[str, object]) -> object:
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise UsageError(f"{where}.{error}") from None
+    except TypeError as error:
+        missing = str(error).rpartition(": ")[2]
+        raise UsageError(f"{where}: {kind.__name__} also needs {missing}") from None
+
+
+def _choice(where: str, value: object, choices: Mapping[str, T]) -> T:
+    if not isinstance(value, str) or value not in choices:
+        raise UsageError(f"{where} = {value!r}: {nearest(str(value), choices)}")
+    return choices[value]
+
+
+def _plain(where: str, value: object, kind: str) -> bool | float | int:
+    """A field's value as its annotation has it: bool, int or float."""
+    if kind != "bool":
+        return _number(where, value, whole=kind == "int")
+    if not isinstance(value, bool):
+        raise UsageError(f"{where} = {value!r}: must be true or false")
+    return value
+
+
+def _number(where: str, value: object, whole: bool = False) -> float | int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (whole and not isinstance(value, int)):
+        raise UsageError(f"{where} = {value!r}: must be {'a whole number' if whole else 'a number'}")
+    return value if whole else float(value)

@@ -1,0 +1,242 @@
+"""From a plan to a run at step 0: the heavy things are loaded here, and what only they can tell is checked."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from groupwise.config.plan import REWARD_MODEL, SAMPLED_PAIRS, Blueprint
+from groupwise.config.resolve import resolved_recipe
+from groupwise.core.atomic import make_whole
+from groupwise.core.engine import Engine, Request
+from groupwise.core.errors import UsageError
+from groupwise.core.seeds import derive
+from groupwise.diagnostics.checks import Probe
+from groupwise.engines.local.engine import LocalEngine
+from groupwise.health.watch import Watch
+from groupwise.journal.journal import Journal
+from groupwise.journal.terminal import View
+from groupwise.journal.token_text import Spelling
+from groupwise.loop import Run
+from groupwise.models.chat import Chat
+from groupwise.models.heads import halves
+from groupwise.models.load import Policy, digest
+from groupwise.models.logprobs import CHUNK_ELEMENTS
+from groupwise.models.moe.replay import demand_engine, demand_routing
+from groupwise.models.reward import RewardModel, load_reward_model
+from groupwise.models.template_checks import check_chat, demand
+from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
+from groupwise.rewards.functions.user import TaskScore
+from groupwise.rewards.pool.pool import Pool
+from groupwise.rollout.collect import Prompts, Rollout, evaluate
+from groupwise.rollout.scoring import TASK, Scorer
+from groupwise.rollout.selection import Selection, select
+from groupwise.training.critic import Critic
+from groupwise.training.initial_policy import starting_policy
+from groupwise.training.learner import Learner
+from groupwise.training.reward_model import REPORT, read_report, reward_model
+from groupwise.training.state import save_run
+
+#: How many completions the probe after a weight load asks for, and how long they may be.
+PROBE_SAMPLES, PROBE_TOKENS = 4, 8
+#: Rows that rewards are tried on before a run starts.
+TRIED_ROWS = 4
+
+
+def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[], bool]) -> Run:
+    """Load or make the policy and put the run together, at step 0."""
+    pool = pool_of(plan)
+    for line in told_rewards(plan, pool):
+        view.note(line)
+    told = (plan.seed, plan.runs / ".cache", plan.device, view.warm_start, plan.chat)
+    policy = starting_policy(plan.model, plan.task, plan.warm, *told)
+    chat = Chat(policy.tokenizer, plan.chat)
+    found = _selection(plan, policy, chat, view)
+    reference = copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
+    start = digest(policy.model)
+    journal.log(f"starting policy {start}")
+    scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
+    judge = _reward_model(plan, policy, chat, scorer, journal, view)
+    critic = _critic(plan, policy)
+    experts = demand_routing(halves(policy.model)[0], plan.routing)
+    if experts:
+        view.note(f"routing      {len(experts)} layers, {experts[0].chosen} of {experts[0].experts} experts a token")
+    view.note(memory_estimate(plan, policy, critic.model if critic else None, found.longest))
+    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows, routes=bool(experts))
+    demand_engine(engine, plan.routing)
+    told = (plan.sampling.temperature, plan.total_updates, plan.routing, experts)
+    learner = Learner(policy.model, reference, plan.learner, *told)
+    prompts = Prompts(found.train, chat.encode, plan.seed)
+    scores = None if judge is None else judge.scores
+    rules = (plan.sampling, plan.samples_per_prompt, plan.algorithm.filter)
+    rollout = Rollout(engine, scorer, prompts, *rules, judge=scores)
+    asked = (found.heldout, chat.encode, plan.evaluation_samples, plan.evaluation, plan.seed, scores)
+    return Run(
+        folder=plan.folder,
+        **{k: getattr(plan, k) for k in ("seed", "steps", "prompts_per_step", "updates_per_batch", "passes_per_batch")},
+        evaluate_every=plan.evaluation_every,
+        checkpoint_every=plan.checkpoint_every,
+        pad=policy.pad,
+        start=start,
+        bf16=plan.learner.bf16,
+        algorithm=plan.algorithm,
+        rollout=rollout,
+        engine=engine,
+        learner=learner,
+        probe=make_probe(plan, engine, learner, prompts, policy.pad),
+        evaluate=partial(evaluate, engine, scorer, *asked),
+        save=partial(save_run, policy, plan.checkpoint_keep),
+        journal=journal,
+        view=view,
+        stop_asked=stop_asked,
+        critic=critic,
+        old_from_engine=plan.old_from_engine,
+        fault_limit=plan.scoring.fault_limit,
+        spell=Spelling(policy.tokenizer),
+        token_budget=plan.journal.token_budget,
+        watch=Watch(resolved_recipe(plan).model_dump(exclude_none=True)),
+    )
+
+
+def _selection(plan: Blueprint, policy: Policy, chat: Chat, view: View) -> Selection:
+    """The problems that the run uses. Raises UsageError where one does not fit, or the template is wrong for them."""
+    found = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
+    if wrong := too_long(plan, policy.positions, found.longest):
+        raise UsageError(wrong)
+    _demand_chat(chat, policy, found, view)
+    for line in found.notes:
+        view.note(f"problems     {line}")
+    return found
+
+
+def pool_of(plan: Blueprint) -> Pool | None:
+    """The processes that score, where anything is not quick."""
+    slow: dict[str, Any] = {name: reward for name, reward in plan.mix.own.items() if not reward.quick}
+    if not plan.task.quick:
+        slow[TASK] = TaskScore(plan.task)
+    if not slow:
+        return None
+    s = plan.scoring
+    return Pool(slow, s.workers or os.cpu_count() or 1, s.deadline, s.memory)
+
+
+def told_rewards(plan: Blueprint, pool: Pool | None) -> list[str]:
+    """How each reward of a process was understood, a line each, tried on the first rows before anything heavy loads.
+
+    Raises UsageError where a user's own cannot be loaded, or asks for a column that the problems do not have.
+    """
+    if pool is None:
+        return []
+    first = list(itertools.islice(plan.task.samples("train"), TRIED_ROWS))
+    return [f"reward       {name} is {form}" for name, form in pool.check(first).items() if name != TASK]
+
+
+def _reward_model(
+    plan: Blueprint, policy: Policy, chat: Chat, scorer: Scorer, journal: Journal, view: View
+) -> RewardModel | None:
+    """The run's reward model, kept in its folder: a resumed run scores with the very same one."""
+    if not plan.preference_source:
+        return None
+    folder = plan.folder / REWARD_MODEL
+    make_whole(folder, partial(_bring_reward_model, plan, policy, chat, scorer, view), "the reward model")
+    report = read_report(folder / REPORT) if (folder / REPORT).is_file() else None
+    for line in report.in_words() if report else ():
+        journal.log(line)
+        view.note(line)
+    judge = load_reward_model(folder, device=plan.device)
+    if judge.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UsageError(
+            f"reward model {plan.preference_source!r}: its tokenizer is not the policy's, it would read other words; "
+            "take one that shares it"
+        )
+    return judge
+
+
+def _bring_reward_model(plan: Blueprint, policy: Policy, chat: Chat, scorer: Scorer, view: View, folder: Path) -> None:
+    """A copy of the one that the recipe names, or of one made now (or before, the same)."""
+    if plan.preference is None:
+        origin = Path(plan.preference_source)
+        load_reward_model(origin)
+    else:
+        path = None if plan.preference_source == SAMPLED_PAIRS else Path(plan.preference_source)
+        cache = plan.runs / ".cache"
+        told = (plan.preference, plan.seed, cache, path, plan.max_rows, view.reward_model)
+        origin = reward_model(policy, chat, scorer, plan.sampling, *told)
+    shutil.copytree(origin, folder)
+
+
+def _critic(plan: Blueprint, policy: Policy) -> Critic | None:
+    """The critic of an algorithm that reads values."""
+    if plan.critic is None:
+        return None
+    start = plan.critic.start
+    if start == POLICY_START:
+        model = from_policy(policy.model)
+    else:
+        folder = plan.folder / REWARD_MODEL if start == REWARD_START else Path(start)
+        model = from_folder(folder, policy.model)
+    return Critic(model, plan.critic, plan.steps * plan.updates_per_step)
+
+
+def memory_estimate(plan: Blueprint, policy: Policy, critic: nn.Module | None, longest: int) -> str:
+    """What the run will hold at its largest, as far as the shapes say; `critic` is the critic's model."""
+    shape = policy.model.config.get_text_config()
+    weights = _bytes(policy.model)
+    # Weights, gradient, two moments of AdamW, the engine's copy; the reference.
+    copies = 6 if plan.algorithm.needs_reference else 5
+    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    rows = min(plan.max_rows, plan.prompts_per_step * plan.samples_per_prompt)
+    cache = 2 * shape.num_hidden_layers * heads * size * rows * (longest + plan.sampling.max_new_tokens) * 4
+    logits = 4 * 4 * min(CHUNK_ELEMENTS, plan.learner.tokens_per_microbatch * shape.vocab_size)
+    parts = {"weights and optimizer": weights * copies, "engine cache": cache, "logits": logits}
+    if critic is not None:  # weights, gradient, two moments of AdamW
+        parts["critic and optimizer"] = 4 * _bytes(critic)
+    return "memory       about " + ", ".join(f"{size / 2**20:,.0f} MiB {name}" for name, size in parts.items())
+
+
+def _bytes(model: nn.Module) -> int:
+    """Of a model's weights, float32."""
+    return sum(p.numel() for p in model.parameters()) * 4
+
+
+def make_probe(plan: Blueprint, engine: Engine, learner: Learner, prompts: Prompts, pad: int) -> Probe:
+    """The fixed question that engine and learner are both asked after each weight load."""
+    prompt = prompts.draw(0)
+    request = Request(prompt.tokens, PROBE_SAMPLES, derive(plan.seed, "probe"), PROBE_TOKENS)
+    return Probe(engine, partial(learner.completion_logprobs, prompt, pad), request, plan.sampling, plan.learner.bf16)
+
+
+def _demand_chat(chat: Chat, policy: Policy, found: Selection, view: View) -> None:
+    """What the chat template does to prompts: refused where a run would be wrong, told where it is only odd."""
+    view.note(f"prompts      {chat.describe()}")
+    findings = check_chat(chat, policy.eos, found.heldout)
+    demand(findings)
+    for finding in findings:
+        view.note(f"prompts      {finding}")
+
+
+def too_long(plan: Blueprint, positions: int, longest: int) -> str:
+    """What is wrong, and what to do, where the longest prompt and a whole completion exceed the model's positions; else
+    "".
+    """
+    limit = plan.sampling.max_new_tokens
+    if longest + limit <= positions:
+        return ""
+    remedy = (
+        f"set it to at most {positions - longest}, or leave longer prompts out with max_prompt_tokens"
+        if longest < positions
+        else "leave longer prompts out with max_prompt_tokens"
+    )
+    return (
+        f"sampling.max_new_tokens = {limit}: with a prompt of {longest} tokens that is beyond the model's {positions} "
+        f"positions; {remedy}"
+    )

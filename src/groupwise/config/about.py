@@ -1,0 +1,56 @@
+"""about.json: the algorithm in its own words, and where and when it ran. Everything else is in recipe.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from groupwise import __version__
+from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.explain import lines, objective
+from groupwise.config.plan import Blueprint
+from groupwise.core import machine
+
+
+def about(plan: Blueprint, started: float) -> dict[str, Any]:
+    """What a run says of itself at its start; `started` in unix seconds."""
+    return {
+        "groupwise": __version__,
+        "started": round(started, 3),
+        **where(plan.device),
+        "algorithm": algorithm_row(plan.algorithm),
+        "task": plan.recipe.task["name"],
+        "resumed": [],
+    }
+
+
+def resumed(before: Mapping[str, Any], step: int, now: float, device: str) -> dict[str, Any]:
+    """The same, going on after `step` at `now`, unix seconds."""
+    entry = {"step": step, "started": round(now, 3), **where(device)}
+    return {**before, "resumed": [*before.get("resumed", []), entry]}
+
+
+def where(device: str) -> dict[str, Any]:
+    """The machine and the libraries."""
+    return {"machine": machine.words(device), "versions": machine.versions()}
+
+
+def algorithm_row(row: Algorithm) -> dict[str, Any]:
+    """The row of parts, each with its kind, its values and its equation."""
+    parts = [
+        {"slot": slot, **dict(zip(("kind", "value"), _kind_and_value(told), strict=True)), "equation": equation}
+        for slot, told, equation in lines(row)
+    ]
+    return {"name": row.name, "paper": row.paper, "watch": row.watch, "objective": objective(row), "parts": parts}
+
+
+def _kind_and_value(told: str) -> tuple[str, str]:
+    """A part as `describe` tells it, in two.
+
+    >>> _kind_and_value("clip(epsilon_low=0.2)"), _kind_and_value("k3 in the loss, beta=0.04"), _kind_and_value("0")
+    (('clip', 'epsilon_low=0.2'), ('k3', 'in the loss, beta=0.04'), ('', '0'))
+    """
+    if told[0].isdigit():
+        return "", told
+    kind, bracket, value = told.partition("(" if told.endswith(")") else " ")
+    return kind, value[:-1] if bracket == "(" else value

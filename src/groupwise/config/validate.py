@@ -1,0 +1,96 @@
+"""Combinations in a recipe that no single key can be blamed for, refused before anything heavy is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from groupwise.algorithms.parts.filters import KeepAll
+from groupwise.algorithms.settings import describe
+from groupwise.config.plan import REWARD_MODEL, SAMPLED_PAIRS, Blueprint
+from groupwise.config.rewards import demand_mix
+from groupwise.core.errors import UsageError
+from groupwise.core.task import Judged, Notes, ScoresSteps
+from groupwise.models.value import POLICY_START, REWARD_START
+from groupwise.rollout.scoring import LEARNED, TASK
+from groupwise.training.initial_policy import check_model
+
+
+def demand_possible(plan: Blueprint) -> None:
+    """Combinations that no single key can be blamed for."""
+    needed = plan.algorithm.advantage.smallest_group
+    if plan.samples_per_prompt < needed:
+        raise UsageError(
+            f"samples_per_prompt = {plan.samples_per_prompt}: {describe(plan.algorithm.advantage)} compares the "
+            f"completions of one prompt and needs at least {needed}"
+        )
+    if plan.sampling.temperature == 0:
+        raise UsageError("sampling.temperature = 0: greedy completions are all equal, so nothing can be compared")
+    if plan.updates_per_batch > plan.prompts_per_step:
+        raise UsageError(
+            f"updates_per_batch = {plan.updates_per_batch}: a batch of {plan.prompts_per_step} groups cannot be split "
+            "into more minibatches than that"
+        )
+    check_model(plan.model)
+    if isinstance(plan.task, Notes):
+        plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
+    if plan.critic is not None:
+        _demand_critic(plan)
+    _demand_sources(plan)
+    _demand_judge(plan)
+    demand_mix(plan.mix, plan.algorithm, bool(plan.preference_source))
+    held = len(plan.task.samples("heldout"))
+    if held < plan.evaluation_problems:
+        raise UsageError(f"evaluation.problems = {plan.evaluation_problems}: the task holds out only {held}")
+
+
+def _demand_critic(plan: Blueprint) -> None:
+    assert plan.critic is not None
+    start = plan.critic.start
+    if start == REWARD_START and not plan.preference_source:
+        raise UsageError(f"critic.start = {start!r}: this run has no reward model; add [preference], or a folder")
+    if start not in (POLICY_START, REWARD_START) and not Path(start).is_dir():
+        raise UsageError(f"critic.start = {start!r}: no such folder; or {POLICY_START!r}, or {REWARD_START!r}")
+    if plan.critic.warmup_steps >= plan.steps:
+        raise UsageError(
+            f"critic.warmup_steps = {plan.critic.warmup_steps}: the policy would wait through all {plan.steps} steps"
+        )
+
+
+def _demand_judge(plan: Blueprint) -> None:
+    """A task without right answers has a reward model, and nothing else asks it what is right."""
+    if not (isinstance(plan.task, Judged) and plan.task.judged):
+        return
+    if not plan.preference_source or plan.preference_source == SAMPLED_PAIRS:
+        raise UsageError(
+            "task.check = 'learned': there are no right answers, so a reward model must score; set preference.path "
+            "(pairs) or preference.model (a folder)"
+        )
+    if not isinstance(plan.algorithm.filter, KeepAll):
+        raise UsageError(
+            f"algorithm.filter.kind: {describe(plan.algorithm.filter)} goes by what is right, and nobody knows that "
+            'here; set algorithm.filter.kind = "none"'
+        )
+    if TASK in plan.mix.weights:
+        raise UsageError(f"rewards.{TASK}: the task has no score of its own here; use rewards.{LEARNED}")
+
+
+def _demand_sources(plan: Blueprint) -> None:
+    """What scores, and what the old log-probabilities are taken from."""
+    if plan.algorithm.needs_steps and not isinstance(plan.task, ScoresSteps):
+        raise UsageError(
+            f"algorithm.name = {plan.algorithm.name!r}: it needs scores of steps, and {plan.task} has none"
+        )
+    if plan.algorithm.advantage.reads_steps and not plan.algorithm.shaping.reads_steps:
+        raise UsageError(
+            f"algorithm.advantage.kind: {describe(plan.algorithm.advantage)} reads rewards at step ends, and "
+            f'{describe(plan.algorithm.shaping)} gives none there; set algorithm.shaping.kind = "steps"'
+        )
+    # A run that has begun has a copy of its own.
+    folders = Path(plan.preference_source), plan.folder / REWARD_MODEL
+    if plan.preference is None and plan.preference_source and not any(folder.is_dir() for folder in folders):
+        raise UsageError(f"preference.model = {plan.preference_source!r}: there is no such folder")
+    if plan.old_from_engine and plan.algorithm.mismatch.reads_engine:
+        raise UsageError(
+            f"logp_old = 'engine': then pi_old / pi_engine is 1 and {describe(plan.algorithm.mismatch)} corrects "
+            'nothing; set algorithm.mismatch.kind = "none", or logp_old = "learner"'
+        )

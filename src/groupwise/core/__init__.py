@@ -1,0 +1,1 @@
+"""The ground: records that flow, protocols, and the numbers that everything above shares."""

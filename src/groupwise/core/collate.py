@@ -1,0 +1,103 @@
+"""Groups to one batch, a batch to minibatches of whole groups, a minibatch to microbatches by token budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from groupwise.core.records import Batch, Completion, Group, Prompt
+
+
+def collate(
+    groups: Sequence[Group],
+    pad: int,
+    mask_truncated: bool = False,
+    steps: bool = False,
+    parts: Sequence[str] = (),
+) -> Batch:
+    """P groups -> a batch of their N completions, in order; `group` counts 0..P-1.
+
+    A completion without a score is kept as a row, for the record, but none of its tokens is trained; so is one that
+    was cut off at the limit, with `mask_truncated`. The step columns are written where a completion has steps, or
+    where they are asked for with `steps`. `parts` names the rewards that get a column each.
+    """
+    rows = [(g, group.prompt, c) for g, group in enumerate(groups) for c in group.completions]
+    width = max(len(prompt.tokens) + len(c.tokens) for _, prompt, c in rows)
+    tokens = torch.full((len(rows), width), pad, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    logp = torch.zeros(len(rows), width)
+    length = torch.zeros(len(rows), dtype=torch.long)
+    for i, (_, prompt, completion) in enumerate(rows):
+        length[i] = _fill_row(tokens[i], mask[i], logp[i], prompt, completion)
+        mask[i] &= not (mask_truncated and completion.finish == "length")
+    step_score, step_end = _steps(rows, width) if steps or any(c.steps for _, _, c in rows) else (None, None)
+    return Batch(
+        tokens=tokens,
+        mask=mask,
+        length=length,
+        group=torch.tensor([g for g, _, _ in rows]),
+        score=torch.tensor([c.trains_on for _, _, c in rows], dtype=torch.float64),
+        version=torch.tensor([c.version for _, _, c in rows]),
+        logp_engine=logp,
+        row=torch.arange(len(rows)),
+        parts=_parts(rows, parts) if parts else None,
+        kept=tuple(c.kept for _, _, c in rows) if any(c.kept is not None for _, _, c in rows) else None,
+        routes_engine=tuple(c.routes for _, _, c in rows) if any(c.routes is not None for _, _, c in rows) else None,
+        step_score=step_score,
+        step_end=step_end,
+    )
+
+
+def _fill_row(tokens: Tensor, mask: Tensor, logp: Tensor, prompt: Prompt, completion: Completion) -> int:
+    start, stop = len(prompt.tokens), len(prompt.tokens) + len(completion.tokens)
+    tokens[:start] = torch.tensor(prompt.tokens)
+    tokens[start:stop] = torch.tensor(completion.tokens)
+    mask[start:stop] = not math.isnan(completion.trains_on)
+    logp[start:stop] = torch.tensor(completion.logp_engine)
+    return stop
+
+
+def _parts(rows: Sequence[tuple[int, Prompt, Completion]], names: Sequence[str]) -> Tensor:
+    """-> [N,K] reward units: the score of each named reward."""
+    told = [dict(c.parts) for _, _, c in rows]
+    return torch.tensor([[parts[name] for name in names] for parts in told], dtype=torch.float64)
+
+
+def _steps(rows: Sequence[tuple[int, Prompt, Completion]], width: int) -> tuple[Tensor, Tensor]:
+    """-> step_score and step_end, [N,T] each. Steps that end in one token are one step with the sum of their scores."""
+    step_score = torch.zeros(len(rows), width, dtype=torch.float64)
+    step_end = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, (_, prompt, completion) in enumerate(rows):
+        for index, score in completion.steps:
+            step_score[i, len(prompt.tokens) + index] += score
+            step_end[i, len(prompt.tokens) + index] = True
+    return step_score, step_end
+
+
+def minibatches(batch: Batch, count: int, generator: torch.Generator) -> Iterator[Batch]:
+    """`count` disjoint parts of whole groups, as even as they come, groups in an order drawn from `generator`."""
+    names = torch.unique(batch.group)
+    order = names[torch.randperm(len(names), generator=generator)]
+    for part in torch.tensor_split(order, min(count, len(names))):
+        yield batch.rows(torch.isin(batch.group, part).nonzero()[:, 0])
+
+
+def microbatches(length: Tensor, tokens: int) -> list[Tensor]:
+    """Row lengths [N] -> row indices of each microbatch: sorted by length, at most `tokens` padded tokens in each.
+
+    A row longer than the budget is a microbatch of its own.
+
+    >>> [part.tolist() for part in microbatches(torch.tensor([3, 9, 4]), 9)]
+    [[1], [2, 0]]
+    """
+    order = length.argsort(descending=True, stable=True)
+    parts: list[Tensor] = []
+    start = 0
+    while start < len(order):
+        rows = max(1, tokens // max(1, int(length[order[start]])))
+        parts.append(order[start : start + rows])
+        start += rows
+    return parts

@@ -1,0 +1,85 @@
+"""What the loop asks of a rollout engine: two calls, generate and load weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from groupwise.core.records import Completion
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The distribution completions are drawn from.
+
+    temperature     logits are divided by it; 0 takes the most likely token
+    top_p           keep the most likely tokens whose probability adds up to top_p; 1 keeps all
+    top_k           keep the k most likely tokens; 0 keeps all
+    max_new_tokens  a completion that reaches it ends with finish "length"
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 64
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens can be left out of the sampling support."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to be answered `samples` times. Completion i is a function of (weights, tokens, seed, i) alone.
+
+    max_new_tokens  a limit of this request's own; None takes the sampling's
+    """
+
+    tokens: tuple[int, ...]
+    samples: int
+    seed: int
+    max_new_tokens: int | None = None
+
+
+class Finished(NamedTuple):
+    """A completion that has just ended, while others are still being sampled: completion `sample` of request number
+    `request`, its ids, and "stop" or "length".
+    """
+
+    request: int
+    sample: int
+    tokens: tuple[int, ...]
+    finish: str
+
+
+OnFinish = Callable[[Finished], None]
+
+
+class Engine(Protocol):
+    """Samples completions and says under which weights and with which log-probabilities."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def routes(self) -> bool:
+        """Whether its completions say which experts were chosen (Completion.routes)."""
+        ...
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
+    ) -> list[tuple[Completion, ...]]:
+        """The completions of each request, in order; `logp_engine` is under the distribution sampled.
+
+        `on_finish` hears of completions as they end, in any order, so that scoring can begin; an engine that cannot
+        say so early need not call it.
+        """
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace the weights, drop everything computed under the old ones, and stamp later completions."""
+        ...

@@ -1,0 +1,85 @@
+"""Files of one JSON row a line: rows are written whole, read where they are whole, and cut by step without parsing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from groupwise.core.errors import RunError
+
+OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+#: How a row begins that belongs to a step; these bytes stand nowhere inside a text, where quotes are escaped.
+STEP = b'{"step":'
+BEGINNING = re.compile(rb'\{"step": ?(\d+)[,}]')
+
+
+def encoded(row: Any, indent: bool = False) -> bytes:
+    """A row as JSON. A number that is not finite becomes null, half a surrogate pair the replacement character.
+
+    >>> encoded({"a": float("nan"), "b": "1" + chr(0xD800)}).decode()
+    '{"a":null,"b":"1\ufffd"}'
+    """
+    options = OPTIONS | orjson.OPT_INDENT_2 if indent else OPTIONS
+    try:
+        return orjson.dumps(row, option=options)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(_writable(row), option=options)
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file, one by one; what is no whole row, as a killed process leaves it, is passed over."""
+    with path.open("rb") as file:
+        for line in file:
+            row = _parsed(line)
+            if row is not None:
+                yield row
+
+
+def step_of(line: bytes) -> int | None:
+    """The step of a line that is a whole row; None where it is not, or has no step.
+
+    >>> step_of(b'{"step":3,"loss":0.5}\\n'), step_of(b'{"step":3,"lo'), step_of(b'{"step":3,"lo{"step":4}\\n')
+    (3, None, None)
+    """
+    found = BEGINNING.match(line)
+    if found and line.endswith(b"}\n") and line.find(STEP, 1) < 0:
+        return int(found[1])
+    step = (_parsed(line) or {}).get("step")
+    return step if isinstance(step, int) else None
+
+
+def cut(path: Path, last: int) -> None:
+    """Take out lines after step `last`, and those that are not whole. Raises RunError where the disk refuses."""
+    beside = path.with_name(path.name + ".partial")
+    try:
+        with path.open("rb") as old, beside.open("wb") as new:
+            for line in old:
+                step = step_of(line)
+                if step is not None and step <= last:
+                    new.write(line if line.endswith(b"\n") else line + b"\n")
+        beside.replace(path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {_writable(k): _writable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_writable(v) for v in value]
+    return value

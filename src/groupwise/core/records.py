@@ -1,0 +1,186 @@
+"""The record that flows: prompt -> group of completions -> batch. Every column, its shape and its unit.
+
+Shapes: N completions, P prompts, G completions a prompt, T padded tokens, L layers with experts, K experts a token.
+Log-probabilities are in nats.
+A log-probability at column t belongs to the token at column t (column 0 has none and holds 0).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from groupwise.core.samples import Sample
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A sample as the policy sees it: `tokens` are the ids the engine is given, with BOS where the model has one."""
+
+    sample: Sample
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The ids that top-p or top-k left to sample from, per token: token t kept `ids[start[t]:start[t + 1]]`.
+
+    ids    [sum of kept] int32
+    start  [tokens + 1] int64, start[0] = 0
+    """
+
+    ids: Tensor
+    start: Tensor
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled answer. The engine writes the first block, the rollout the second.
+
+    tokens       sampled ids, the end-of-sequence id included where one was sampled
+    logp_engine  [tokens] nats, under the very distribution each token was drawn from
+    finish       "stop" (an end id was sampled) or "length" (the limit was reached)
+    version      which weights sampled it
+    kept         the sampling support per token, or None where it was the whole vocabulary
+    routes       [prompt + completion tokens - 1, L, K] uint8 (int16 above 256 experts) on the CPU, the experts of each
+                 token that was run, prompt included (the last one is not run), or None where the engine does not say
+    text         the decoded completion, without special tokens
+    score        the task's score, reward units; NaN where scoring failed
+    learned      a reward model's score, reward units, where one scores: it trains, and `score` only tells the truth
+    parts        (name, score in reward units) of each reward, where a recipe names several; NaN where scoring failed
+    combined     their weighted sum, which trains then
+    fault        why a score is missing, such as "timeout in task"; "" where none is
+    steps        (index into `tokens` of the token that ends the step, score of the step), where steps are scored
+    """
+
+    tokens: tuple[int, ...]
+    logp_engine: tuple[float, ...]
+    finish: str
+    version: int
+    kept: Kept | None = None
+    routes: Tensor | None = None
+
+    text: str = ""
+    score: float = math.nan
+    learned: float | None = None
+    parts: tuple[tuple[str, float], ...] = ()
+    combined: float | None = None
+    fault: str = ""
+    steps: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def trains_on(self) -> float:
+        """What training sees of its quality; NaN: it neither votes nor trains."""
+        if self.combined is not None:
+            return self.combined
+        return self.score if self.learned is None else self.learned
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.logp_engine):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.logp_engine)} log-probabilities")
+
+
+@dataclass(frozen=True)
+class Group:
+    """All completions of one prompt."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        return tuple(c.score for c in self.completions)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A frozen table of N completions that only gains columns; each column has one writer.
+
+    tokens       [N,T] int64, prompt then completion, padded on the right
+    mask         [N,T] bool, True where the policy sampled the token
+    length       [N] int64, prompt and completion tokens, padding not counted
+    group        [N] int64, equal for the completions of one prompt
+    score        [N] reward units (the task's, a reward model's where one scores, or the weighted sum of several)
+    parts        [N,K] reward units, one column a reward, where they are combined after group normalisation
+    version      [N] int64, which weights sampled the row
+    row          [N] int64, the place in the batch that the step trains, kept by every part of it
+    logp_engine  [N,T] nats (the engine's)
+    kept         per row, the sampling support of its completion tokens, or None
+    routes_engine  per row [length - 1, L, K], the engine's experts of each token that was run, or None
+    routes       the same of the pass under the old policy, before the first update on this batch
+    routes_own   the same, what the routers would have chosen there, where the engine's experts were replayed
+    logp_old     [N,T] nats, the learner's before the first update on this batch
+    logp_ref     [N,T] nats, the frozen reference's
+    value        [N,T] reward units, the critic's
+    step_score   [N,T] reward units, the task's score of the step that ends here, 0 elsewhere
+    step_end     [N,T] bool, True where a step of a process reward ends; a step may well score 0
+    reward       [N,T] reward units, after shaping
+    advantage    [N,T]
+    returns      [N,T] reward units
+    correction   [N,T], engine-mismatch weight, 1 where absent
+    weight       [N,T], the aggregation weight; made per minibatch, after the split
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    length: Tensor
+    group: Tensor
+    score: Tensor
+    version: Tensor
+    logp_engine: Tensor
+    row: Tensor | None = None
+    parts: Tensor | None = None
+    kept: tuple[Kept | None, ...] | None = None
+    routes_engine: tuple[Tensor | None, ...] | None = None
+    routes: tuple[Tensor, ...] | None = None
+    routes_own: tuple[Tensor, ...] | None = None
+    logp_old: Tensor | None = None
+    logp_ref: Tensor | None = None
+    value: Tensor | None = None
+    step_score: Tensor | None = None
+    step_end: Tensor | None = None
+    reward: Tensor | None = None
+    advantage: Tensor | None = None
+    returns: Tensor | None = None
+    correction: Tensor | None = None
+    weight: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def need(self, name: str) -> Tensor:
+        """The column `name`. Raises ValueError where nothing has written it yet."""
+        column = getattr(self, name)
+        if column is None:
+            raise ValueError(f"column {name} is read before it is written")
+        return column
+
+    def add(self, **columns: Tensor | tuple[Tensor, ...] | None) -> Batch:
+        """The batch with new columns. A column that is already there is never overwritten.
+
+        Raises ValueError where a column exists.
+        """
+        taken = [name for name, new in columns.items() if new is not None and getattr(self, name) is not None]
+        if taken:
+            raise ValueError(f"column {', '.join(taken)} has been written already; each column has one writer")
+        return dataclasses.replace(self, **columns)  # type: ignore[arg-type]
+
+    def rows(self, index: Sequence[int] | Tensor, width: int | None = None) -> Batch:
+        """The rows `index`, in that order, cut to `width` columns (their longest row by default)."""
+        at = torch.as_tensor(index, dtype=torch.long)
+        if width is None:
+            width = int(self.length[at].max()) if len(at) else 0
+        taken: dict[str, object] = {}
+        for column in dataclasses.fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, Tensor):
+                by_token = value.dim() == 2 and column.name != "parts"
+                taken[column.name] = value[at, :width] if by_token else value[at]
+            elif isinstance(value, tuple):
+                taken[column.name] = tuple(value[i] for i in at.tolist())
+        return Batch(**taken)  # type: ignore[arg-type]

@@ -1,0 +1,50 @@
+"""What a reward is: attempts in, one number each out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from groupwise.core.samples import Attempt
+
+
+class Reward(Protocol):
+    """(attempts) -> one score each, reward units, higher is better. Attempts of several samples may come together.
+
+    quick   whether it is a pure function of microseconds that cannot hang: such a one is called where the run is,
+            every other one in a worker process with a deadline
+    """
+
+    @property
+    def quick(self) -> bool: ...
+
+    def __call__(self, attempts: Sequence[Attempt]) -> Sequence[float]: ...
+
+
+class Cause(StrEnum):
+    """Why a completion has no score."""
+
+    EXCEPTION = "exception"
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    MEMORY = "memory"
+    NONE = "none"
+    NAN = "nan"
+    WRONG_LENGTH = "wrong length"
+    WRONG_TYPE = "wrong type"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A score, or why there is none.
+
+    value   reward units; NaN where `cause` says why
+    detail  for a person: the user's own traceback, the signal, the deadline
+    """
+
+    value: float = math.nan
+    cause: Cause | None = None
+    detail: str = ""

@@ -1,0 +1,116 @@
+"""What a task is: it gives samples of a split and scores completions. One typed sample object everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from groupwise.core.samples import Sample
+
+
+class Task(Protocol):
+    """A source of problems with a verifiable score.
+
+    samples(split)         the problems of "train" or "heldout"; the same order in every process
+    score(sample, text)    reward units, higher is better; 1.0 counts as solved
+    alphabet               every character that prompts and completions of this task use ("" where unbounded)
+    quick                  whether scoring takes microseconds and cannot hang: then it is done where the run is
+    """
+
+    @property
+    def alphabet(self) -> str: ...
+
+    @property
+    def quick(self) -> bool: ...
+
+    def samples(self, split: str) -> Sequence[Sample]: ...
+
+    def score(self, sample: Sample, completion: str) -> float: ...
+
+
+@runtime_checkable
+class ScoresSteps(Protocol):
+    """A task that also scores the steps of a completion, for process supervision.
+
+    steps(sample, text)    in their order, (position in the text just after the step's last character, reward units)
+    """
+
+    def steps(self, sample: Sample, completion: str) -> Sequence[tuple[int, float]]: ...
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """A task that makes its training problems as they are asked for, harder ones as the policy gets better.
+
+    sources                     what it mixes, by name; `Sample.source` is one of them
+    draw(index, seed, levels)   training problem number `index`; the same arguments give the same problem anywhere
+    moved(levels, rates)        the levels after a step in which sources had these (pass rate, completions)
+    """
+
+    @property
+    def sources(self) -> Sequence[str]: ...
+
+    def draw(self, index: int, seed: int, levels: Mapping[str, int]) -> Sample: ...
+
+    def moved(self, levels: Mapping[str, int], rates: Mapping[str, tuple[float, int]]) -> Mapping[str, int]: ...
+
+
+@runtime_checkable
+class Judged(Protocol):
+    """A task of which `judged` says that nobody knows the right answers: a reward model's score is all there is."""
+
+    @property
+    def judged(self) -> bool: ...
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A task whose settings alone do not say what its problems are: `contents` changes whenever they do."""
+
+    @property
+    def contents(self) -> str: ...
+
+
+@runtime_checkable
+class Notes(Protocol):
+    """A task that has something to say of its problems before a run: what was left out, and why."""
+
+    def notes(self) -> Sequence[str]: ...
+
+
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A task whose data held problems more than once; a run does not see these.
+
+    repeated   problems that come again in their own split
+    leaked     held-out problems that are training problems too
+    """
+
+    @property
+    def repeated(self) -> Sequence[Sample]: ...
+
+    @property
+    def leaked(self) -> Sequence[Sample]: ...
+
+
+@runtime_checkable
+class ShowsGold(Protocol):
+    """A task that knows a completion of each problem that should score 1.0; "" where it knows none."""
+
+    def gold(self, sample: Sample) -> str: ...
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A prompt with a completion to imitate, for the warm start."""
+
+    prompt: str
+    completion: str
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """A task that can also show how answers look, so that a tiny policy has something to start from."""
+
+    def demonstrations(self, count: int, seed: int) -> Iterable[Demonstration]: ...

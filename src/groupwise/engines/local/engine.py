@@ -1,0 +1,265 @@
+"""A rollout engine inside the training process: groups of completions from any Hugging Face causal language model.
+
+A prompt goes through the model once; its keys and values are then shared out to the rows of its group. Each step draws
+one token per row. Rows that finished leave, and waiting completions take their places.
+
+Completion i of a request is a function of the weights, the prompt, the seed and i: its numbers come from a stream of
+its own. What is left is floating point, as a row's sums can be ordered differently beside other rows. Measured in
+float32 on a CPU with uneven random Qwen3 models, 64 requests of 2 completions each (about 3,000 and 6,000 tokens),
+alone against all together (max_rows=7 gives the same), for the whole vocabulary and for top-p 0.9:
+
+    vocabulary   completions with the same tokens   largest difference of a log-probability
+    20           128 of 128, 128 of 128             3e-6
+    4096         126 of 128, 128 of 128             1.2e-5; 1.6e-4 where a token is on the edge of top-p's set
+
+The two that differ presumably drew a number on the border between two of 4096 tokens. The same call again gives the
+same bits.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from groupwise.core.engine import Finished, OnFinish, Request, Sampling
+from groupwise.core.errors import RunError, UsageError
+from groupwise.core.records import Completion
+from groupwise.engines.local.cache import ATTENTION, RowCache
+from groupwise.engines.local.decode import Step
+from groupwise.engines.local.drawing import Drawing
+from groupwise.engines.local.experts import quicken_experts
+from groupwise.engines.local.ledger import Ledger
+from groupwise.engines.local.prefill import Prefill
+from groupwise.engines.local.rotary import quicken_rotation
+from groupwise.engines.local.sampler import check_sampling
+from groupwise.engines.local.scheduler import Queue, Rows, Take
+
+# Rows are dropped, and waiting ones admitted, once these shares of them are free: each has a cost of its own.
+DROP_SHARE = 1 / 16
+ADMIT_SHARE = 1 / 8
+# Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
+# of them need, and fresh pages take longer than a second pass (docs/log.md).
+PREFILL_TOKENS, PREFILL_TOKENS_CPU = 2048, 1024
+# A cache up to this many bytes is kept for the next call: fresh pages can cost a small model a tenth of its time.
+KEEP_BYTES = 2**26
+
+
+class LocalEngine:
+    """Samples from its own copy of `model`; what the learner does to the original arrives by load_weights only.
+
+    eos       ids that end a completion; empty for none
+    pad       any valid id, written where a shorter prompt has no token
+    max_rows  completions sampled at the same time
+    routes    say which experts were chosen (Completion.routes); a UsageError for a model that has none
+    """
+
+    def __init__(self, model: Any, eos: frozenset[int], pad: int, max_rows: int = 512, routes: bool = False) -> None:
+        if max_rows < 1:
+            raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
+        self._model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._model.zero_grad(set_to_none=True)
+        _refuse_state_layers(self._model.config)
+        if self._model.config._attn_implementation == "sdpa":
+            self._model.set_attn_implementation(ATTENTION)
+        self._always_masked = self._model.config._attn_implementation != ATTENTION
+        quicken_experts(self._model)
+        quicken_rotation(self._model)
+        self._routes = routes
+        self._step = Step(self._model, routes)
+        self._prefill = Prefill(self._model, pad, routes)
+        self._context = _context(self._model.config)
+        self._device = next(self._model.parameters()).device
+        self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS
+        self._vocabulary = self._model.config.vocab_size
+        self._stops = _stops(eos, self._vocabulary, self._device)
+        self._drawing = Drawing(self._stops)
+        self._max_rows = max_rows
+        self._version = 0
+        self._cache = RowCache()
+
+    @property
+    def version(self) -> int:
+        """Which weights it samples from."""
+        return self._version
+
+    @property
+    def routes(self) -> bool:
+        """Whether its completions say which experts were chosen."""
+        return self._routes
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace every parameter, and buffers where named; nothing is changed if a name or shape does not match."""
+        given = dict(weights)
+        parameters = dict(self._model.named_parameters())
+        own = parameters | dict(self._model.named_buffers())
+        missing = [name for name in parameters if name not in given]
+        unexpected = [name for name in given if name not in own]
+        shaped = [
+            f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape)}"
+            for name, tensor in given.items()
+            if name in own and tensor.shape != own[name].shape
+        ]
+        problems = (("missing", missing), ("unexpected", unexpected), ("of another shape", shaped))
+        if missing or unexpected or shaped:
+            found = "; ".join(f"{kind}: {_some(names)}" for kind, names in problems if names)
+            raise RunError(f"these weights are not of the engine's model, which keeps version {self._version}: {found}")
+        with torch.no_grad():
+            for name, tensor in given.items():
+                own[name].copy_(tensor)
+        self._version = version
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
+    ) -> list[tuple[Completion, ...]]:
+        """The completions of each request, in order. Raises UsageError before sampling, RunError on bad logits."""
+        check_sampling(sampling)
+        limits = [sampling.max_new_tokens if r.max_new_tokens is None else r.max_new_tokens for r in requests]
+        for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
+            _check_request(number, request, limit, self._context, self._vocabulary)
+        if not requests:
+            return []
+        queue = Queue(requests, limits)
+        ledger = Ledger(queue.count, max(limits), self._device)
+        cache, self._cache = self._cache, RowCache()
+        with torch.inference_mode():
+            rows = Rows(queue, ledger, cache, self._device)
+            self._sample(rows, queue, sampling, partial(self._tell, queue, ledger, on_finish))
+        if cache.size <= KEEP_BYTES:
+            self._cache = cache
+        done = ledger.completions(self._stops, self._version)
+        return [tuple(done[first : first + r.samples]) for first, r in zip(queue.offset, requests, strict=True)]
+
+    def _tell(self, queue: Queue, ledger: Ledger, on_finish: OnFinish | None, slots: Tensor) -> None:
+        """Hand out the completions in `slots`, which are whole now."""
+        if on_finish is not None:
+            at = slots.tolist()
+            for slot, (tokens, finish) in zip(at, ledger.written(slots, self._stops), strict=True):
+                request = bisect_right(queue.offset, slot) - 1
+                on_finish(Finished(request, slot - queue.offset[request], tokens, finish))
+
+    def _sample(self, rows: Rows, queue: Queue, sampling: Sampling, tell: Callable[[Tensor], None]) -> None:
+        logits = torch.empty(0, self._vocabulary, device=self._device)
+        while True:
+            free = self._max_rows - rows.count
+            if queue.waiting and (rows.count == 0 or free >= self._max_rows * ADMIT_SHARE):
+                logits = torch.cat([logits, *self._admit(queue, rows, free)])
+            drawn = self._drawing(logits, rows.uniform(), sampling)
+            live, finite = rows.record(drawn, self._stops)
+            if not finite:
+                raise RunError(_bad_logits(self._version))
+            tokens = drawn.draw.tokens
+            if live == 0 or rows.count - live >= max(1, rows.count * DROP_SHARE):
+                tokens, gone = rows.drop(tokens, live)
+                tell(gone)
+            if live:
+                logits = self._decode(tokens, rows)
+            elif not queue.waiting:
+                return
+            else:
+                logits = logits[:0]
+
+    def _decode(self, tokens: Tensor, rows: Rows) -> Tensor:
+        """One token more for every row: their next logits [R,V]."""
+        positions, mask = rows.cache.prepare(rows.ahead, self._context - 1)
+        if mask is None and self._always_masked:
+            mask = rows.cache.mask()
+        logits, routes = self._step(tokens[:, None], positions, mask, rows.cache.views())
+        if routes is not None:
+            rows.ran(routes)
+        rows.cache.advance()
+        return logits
+
+    def _admit(self, queue: Queue, rows: Rows, free: int) -> list[Tensor]:
+        """Start as many waiting completions as there is room for: their first logits, by prompt batch."""
+        takes = queue.take(free)
+        rows.admit(takes)
+        logits = []
+        while takes:
+            if queue.carried is not None:
+                prompts, batch = queue.carried, takes[:1]
+                queue.carried = None
+            else:
+                batch = _prefill_batch(queue.requests, takes, self._prefill_tokens)
+                # Requests may share a prompt, say where each completion has a limit of its own: one pass serves them.
+                prompts = self._prefill(list(dict.fromkeys(queue.requests[t.request].tokens for t in batch)))
+            takes = takes[len(batch) :]
+            number = {tokens: i for i, tokens in enumerate(prompts.tokens)}
+            of = [number[queue.requests[t.request].tokens] for t in batch]
+            if queue.unfinished(batch[-1]):
+                queue.carried = prompts.only(of[-1])
+            source = torch.from_numpy(np.repeat(of, [t.count for t in batch])).to(self._device)
+            rows.begin(prompts, source)
+            logits.append(prompts.logits[source])
+        return logits
+
+
+def _prefill_batch(requests: Sequence[Request], takes: Sequence[Take], most: int) -> Sequence[Take]:
+    """As many of the takes, from the front, as one forward of at most `most` padded tokens holds; one at least."""
+    width = 0
+    for count, take in enumerate(takes):
+        width = max(width, len(requests[take.request].tokens))
+        if count and width * (count + 1) > most:
+            return takes[:count]
+    return takes
+
+
+def _check_request(number: int, request: Request, limit: int, context: int, vocabulary: int) -> None:
+    prompt = len(request.tokens)
+    if not prompt:
+        raise UsageError(f"request {number}: the prompt is empty; give it at least one token, such as the BOS id")
+    if request.samples < 1 or limit < 1:
+        raise UsageError(
+            f"request {number}: samples is {request.samples}, max_new_tokens {limit}; both must be 1 or more"
+        )
+    if prompt + limit > context:
+        remedy = f"set max_new_tokens to at most {context - prompt}" if prompt < context else "shorten the prompt"
+        raise UsageError(
+            f"request {number}: a prompt of {prompt} tokens and up to {limit} new ones do not fit "
+            f"the model's {context} positions; {remedy}"
+        )
+    if min(request.tokens) < 0 or max(request.tokens) >= vocabulary:
+        raise UsageError(f"request {number}: ids outside of 0 to {vocabulary - 1}; is the tokenizer the model's?")
+
+
+def _context(config: Any) -> int:
+    """Positions the model can be run on. Windowed attention is not built, so a window is a limit."""
+    windowed = any("sliding" in kind for kind in getattr(config, "layer_types", None) or ["sliding"])
+    window = getattr(config, "sliding_window", None) if windowed else None
+    limits = [getattr(config, "max_position_embeddings", None), window]
+    return min((limit for limit in limits if limit), default=2**31)
+
+
+def _refuse_state_layers(config: Any) -> None:
+    known = {"full_attention", "sliding_attention"}
+    other = sorted(set(getattr(config, "layer_types", None) or ()) - known)
+    if other:
+        raise UsageError(f"the local engine cannot sample a model with {', '.join(other)} layers; use another engine")
+
+
+def _stops(eos: frozenset[int], vocabulary: int, device: torch.device) -> Tensor:
+    """[V] bool, True at the end ids."""
+    outside = sorted(i for i in eos if not 0 <= i < vocabulary)
+    if outside:
+        raise UsageError(f"end ids {outside} are not among the model's {vocabulary} tokens; is the tokenizer its own?")
+    stops = torch.zeros(vocabulary, dtype=torch.bool)
+    stops[sorted(eos)] = True
+    return stops.to(device)
+
+
+def _bad_logits(version: int) -> str:
+    return (
+        f"the model's logits are NaN or infinite (weights version {version}): the weights are broken; "
+        "go back to an earlier checkpoint, and lower the learning rate if it happens again"
+    )
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

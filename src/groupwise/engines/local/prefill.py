@@ -1,0 +1,172 @@
+"""Prompts through the model, each once, before the first token is sampled.
+
+A pass over short prompts in float32 is recorded where that is safe (recording.py), with the engine's own attention and
+a mask. Longer ones run as the model's plain forward with transformers' attention, which never holds every score, and so
+do those of bfloat16, whose scores it does not round.
+
+Shapes: P prompts, W tokens of the longest, padded on the left.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from groupwise.engines.local.cache import PromptCache, Prompts
+from groupwise.engines.local.experts import experts_chosen, stacked
+from groupwise.engines.local.recording import Forward, is_recorded, recorded
+from groupwise.models.moe.routing import Router, need_routers, record_routes, routers
+
+# The longest prompt whose pass is recorded: its attention holds every score, [P,heads,W,W].
+SHORT = 128
+
+
+class Prefill:
+    """Prompts of any lengths -> their keys, values and first logits, and their experts where `routes` asks for them."""
+
+    def __init__(self, model: Any, pad: int, routes: bool = False) -> None:
+        self._model, self._pad = model, pad
+        self._plain = _Forward(model, need_routers(model) if routes else ())
+        self._short: Forward | None = None
+        with torch.inference_mode():
+            self._leave_out()
+            if routes:
+                with record_routes(model):  # refuses answers that cannot be understood
+                    self._plain(*self._example((1,)))
+
+    def __call__(self, prompts: Sequence[tuple[int, ...]]) -> Prompts:
+        short = max(map(len, prompts)) <= SHORT and self._model.dtype == torch.float32
+        forward = self._recording() if short else self._plain
+        ids, positions, mask, length = self._inputs(prompts, always_masked=short)
+        logits, chosen, *memory = forward(ids, positions, mask)
+        routes = _without_padding(chosen, length) if self._plain.routers else ()
+        return Prompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether short prompts, if there were any, ran from a recording."""
+        return self._short is None or is_recorded(self._short)
+
+    def _leave_out(self) -> None:
+        """Run what follows the last keys and values on last tokens only, in a dense model in float32.
+
+        Each module of the last layer and behind it that could is tried, and kept where the model answers the same.
+        """
+        if routers(self._model) or self._model.dtype != torch.float32:
+            return
+        example, last = self._example((5, 3, 4)), []
+        answer = self._plain(*example)
+        for module in _last_modules(self._model):
+            shorter = _Forward(self._model, (), [*last, module])
+            try:
+                pairs = zip(answer, shorter(*example), strict=True)
+                if all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in pairs):
+                    self._plain, last = shorter, [*last, module]
+            except Exception:  # a module that takes or gives something else runs as it is
+                pass
+
+    def _recording(self) -> Forward:
+        if self._short is None:
+            self._short = recorded(self._plain, self._example, (5, 3, 4), (9,) * 5, (1, 1), (2, 7))
+        return self._short
+
+    def _example(self, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
+        *inputs, _ = self._inputs([tuple(i % 2 for i in range(length)) for length in lengths], always_masked=True)
+        return tuple(t for t in inputs if t is not None)
+
+    def _inputs(
+        self, prompts: Sequence[tuple[int, ...]], always_masked: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Ids [P,W], positions [P,W] or [1,W], mask [P,1,W,W] or [1,1,W,W] or None, lengths [P] on the CPU."""
+        device, dtype = self._model.device, self._model.dtype
+        length = torch.from_numpy(np.array([len(p) for p in prompts]))
+        width = int(length.max())
+        padded = np.array([(self._pad,) * (width - len(p)) + p for p in prompts])  # torch takes four times as long
+        ids = torch.from_numpy(padded).to(device)
+        even = bool((length == width).all())
+        positions = torch.arange(width) - (width - (length[:1] if even else length))[:, None]
+        mask = None if even and not always_masked else _mask(positions, even, dtype).to(device)
+        return ids, positions.clamp(min=0).to(device), mask, length
+
+
+class _Forward(nn.Module):
+    """Ids, positions, mask -> logits [P,V], experts [P,W,L,K] (empty for no routers), keys and values of each layer.
+
+    last  modules that are to run on last tokens only: what they make of others goes where nobody reads. An attention
+          still makes every key and value.
+    """
+
+    def __init__(self, model: Any, routers: Sequence[Router], last: Sequence[nn.Module] = ()) -> None:
+        super().__init__()
+        self.model, self.routers, self.last = model, routers, last
+        self.keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+        self.eval()
+
+    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        cache = PromptCache()
+        with experts_chosen(self.routers) as chosen, _on_last_tokens(self.last):
+            out = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+                **self.keep,
+            )
+        experts = stacked(chosen, self.routers).unflatten(0, tokens.shape) if self.routers else tokens[:0]
+        return out.logits[:, -1], experts, *cache.memory
+
+
+def _last_modules(model: Any) -> list[nn.Module]:
+    """The parts of the last layer, and what is beside the layers, such as the last norm: those that have weights."""
+    for parent in model.modules():
+        for child in parent.children():
+            if isinstance(child, nn.ModuleList) and len(child) == getattr(model.config, "num_hidden_layers", None):
+                parts = [*child[-1].children(), *(other for other in parent.children() if other is not child)]
+                return [part for part in parts if any(True for _ in part.parameters())]
+    return []
+
+
+@contextmanager
+def _on_last_tokens(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """[P,1,D] of what a module would be given, [P,W,D]; an attention asks for the last token only."""
+    with ExitStack() as stack:
+        for module in modules:
+            output = getattr(module, "o_proj", None)
+            if output is not None:
+                asks = module.register_forward_pre_hook(_ask_last, with_kwargs=True)
+                stack.callback(asks.remove)
+            stack.callback((output or module).register_forward_pre_hook(_give_last).remove)
+        yield
+
+
+def _ask_last(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, {**kwargs, "last_only": True}
+
+
+def _give_last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return args[0][:, -1:], *args[1:]
+
+
+def _mask(positions: Tensor, even: bool, dtype: torch.dtype) -> Tensor:
+    """[P,1,W,W] additive causal mask of left-padded prompts; positions [P,W] are negative in the padding.
+
+    A padded place sees itself: a softmax over nothing would be NaN.
+    """
+    width = positions.shape[1]
+    if even:
+        return torch.full((1, 1, width, width), float("-inf"), dtype=dtype).triu_(1)
+    causal = torch.ones(width, width, dtype=torch.bool).tril()
+    seen = (causal & (positions >= 0)[:, None, :]) | torch.eye(width, dtype=torch.bool)
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[:, None]
+
+
+def _without_padding(routes: Tensor, length: Tensor) -> tuple[Tensor, ...]:
+    """Routes [P,W,L,K] of left-padded prompts -> per prompt [length,L,K] on the CPU."""
+    return tuple(row[len(row) - tokens :] for row, tokens in zip(routes.cpu(), length.tolist(), strict=True))

@@ -1,0 +1,187 @@
+"""Drawing one token per row from logits: pure functions of tensors, no state, no generator.
+
+Shapes: R rows, V vocabulary. Randomness comes in as one uniform number per row; a draw is the inverse of the cumulative
+distribution in id order, so two rows with the same logits and the same number take the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from groupwise.core.engine import Sampling
+from groupwise.core.errors import UsageError
+
+# Top-p looks at this many of the most likely tokens before it sorts the whole vocabulary.
+FIRST_LOOK = 256
+# Tokens in a block of the cumulative distribution of a large vocabulary.
+BLOCK = 64
+# The largest float64 below 1. Any positive number times it is less than the number, rounding included.
+BELOW_ONE = 1 - 2.0**-53
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One token per row. What was drawn from is kept as it came; its logarithm is taken for many steps at once.
+
+    tokens  [R] int64
+    chance  [R] float32, the token's share of `total`; 1 where the draw is greedy
+    total   [R] float64, about 1; NaN where the logits hold NaN or +inf, or nothing but -inf
+    kept    [R,V] bool, the sampling support, or None where it is the whole vocabulary
+    """
+
+    tokens: Tensor
+    chance: Tensor
+    total: Tensor
+    kept: Tensor | None
+
+    @property
+    def logp(self) -> Tensor:
+        """[R] float64 nats, under the distribution drawn from; 0 where the draw is greedy."""
+        return self.chance.double().log() - self.total.log()
+
+
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
+    """One token per row from logits [R,V] and numbers [R] float64 in [0, 1)."""
+    logits = logits.float()
+    if sampling.temperature == 0:
+        return _greedy(logits)
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    kept = kept_mask(logits, sampling.top_k, sampling.top_p) if sampling.truncates else None
+    if kept is not None:
+        logits = logits.masked_fill(~kept, -torch.inf)
+    return Draw(*from_whole(logits, uniform, 1.0, logits.shape[-1]), kept)
+
+
+def from_whole(logits: Tensor, uniform: Tensor, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, chance and total of a Draw from every token whose logit is not -inf; nothing here branches on a tensor.
+
+    vocabulary  the size of the last dimension as a number of its own: a recording may not ask a tensor for it
+    """
+    logits = logits.float()
+    chance = torch.softmax(logits if temperature == 1 else logits / temperature, -1)
+    invert = _invert if vocabulary <= 4 * BLOCK else _invert_blocks
+    tokens, total = invert(chance, uniform, vocabulary)
+    return tokens, chance.gather(1, tokens[:, None])[:, 0], total
+
+
+def _invert(chance: Tensor, uniform: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """chance [R,V], uniform [R] -> the token [R] whose span of the cumulative sum holds u, and the sum's end [R]."""
+    cumulative = chance.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    # u * total can round up to total, which lies behind the last token: stay below it.
+    target = uniform[:, None] * (total * BELOW_ONE)
+    return _first_above(cumulative, target, vocabulary), total[:, 0]
+
+
+def _invert_blocks(chance: Tensor, uniform: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """The same in two looks, first for a block of tokens and then inside it: a tenth of the numbers are summed up."""
+    whole = vocabulary - vocabulary % BLOCK
+    blocks = chance[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
+    if whole < vocabulary:
+        blocks = torch.cat([blocks, chance[:, whole:].sum(-1, keepdim=True)], 1)
+    reached = blocks.cumsum(-1, dtype=torch.float64)
+    total = reached[:, -1:]
+    target = uniform[:, None] * (total * BELOW_ONE)
+    block = _first_above(reached, target, -(-vocabulary // BLOCK))[:, None]
+    ids = block * BLOCK + torch.arange(BLOCK, device=chance.device)
+    inside = chance.gather(1, ids.clamp(max=vocabulary - 1)).masked_fill_(ids >= vocabulary, 0)
+    inner = inside.cumsum(-1, dtype=torch.float64)
+    before = (reached - blocks.double()).gather(1, block)
+    # The block's sum was rounded otherwise than its tokens': what is left of the target must still end inside it.
+    rest = torch.minimum((target - before).clamp_(min=0), inner[:, -1:] * BELOW_ONE)
+    return block[:, 0] * BLOCK + _first_above(inner, rest, BLOCK), total[:, 0]
+
+
+def _first_above(cumulative: Tensor, target: Tensor, places: int) -> Tensor:
+    """[R,places], [R,1] -> [R]: the first place whose sum is above the target; it has a weight above 0."""
+    # Rows of NaN point past the end; they are reported by `total`.
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=places - 1)[:, 0]
+
+
+def kept_mask(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """[R,V] bool, the tokens that top-k and then top-p leave; logits are already divided by the temperature.
+
+    Top-p keeps the smallest set of most likely tokens whose probability, renormalised over the top k, reaches top_p.
+    Of equally likely tokens the lower id comes first.
+    """
+    vocabulary = logits.shape[-1]
+    most = min(top_k, vocabulary) if top_k else vocabulary
+    look = most if top_k or top_p == 1 else min(FIRST_LOOK, most)
+    while True:
+        values, ids = most_likely(logits, look)
+        keep, enough = _nucleus(logits, values, top_p, whole=not top_k)
+        if look == most or enough:
+            return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, keep)
+        look = most
+
+
+def most_likely(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Values and ids, [R,count] each, of the largest float32 logits: falling, and of equal ones the lower id first."""
+    if count == logits.shape[-1]:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values, ids
+    # torch.topk breaks ties as it likes, so rank by one integer that has no ties: the value's bits, then the id.
+    bits = (logits + 0.0).view(torch.int32).long()  # + 0.0 makes -0.0 equal to 0.0
+    rank = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 32
+    rank -= torch.arange(logits.shape[-1], device=logits.device)
+    ids = rank.topk(count, dim=-1).indices
+    return logits.gather(1, ids), ids
+
+
+def uniforms(streams: Iterable[tuple[int, int]], length: int) -> np.ndarray:
+    """[streams, length] float64 in [0, 1): a row for each (seed, number of the completion), a stream of its own."""
+    generator = np.random.Philox(key=0)
+    # A generator per completion would cost more than its numbers; setting the key of one costs a quarter of that.
+    state = generator.state
+    numbers = np.random.Generator(generator)
+    streams = list(streams)
+    out = np.empty((len(streams), length))
+    for row, (seed, number) in zip(out, streams, strict=True):
+        state["state"]["key"][:] = (seed % 2**64, number)
+        state["state"]["counter"][:] = 0
+        generator.state = state
+        numbers.random(out=row)
+    return out
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises UsageError where a value has no meaning."""
+    rules = (
+        (sampling.temperature >= 0, f"sampling.temperature is {sampling.temperature}; it must be 0 (greedy) or more"),
+        (0 < sampling.top_p <= 1, f"sampling.top_p is {sampling.top_p}; it must be above 0 and at most 1"),
+        (sampling.top_k >= 0, f"sampling.top_k is {sampling.top_k}; it must be 0 (keep all) or more"),
+        (sampling.max_new_tokens >= 1, f"sampling.max_new_tokens is {sampling.max_new_tokens}; it must be 1 or more"),
+    )
+    for holds, message in rules:
+        if not holds:
+            raise UsageError(message)
+
+
+def _greedy(logits: Tensor) -> Draw:
+    # argmax takes the first of equal values, that is the lowest id.
+    peak, tokens = logits.amax(-1), logits.argmax(-1)
+    one = torch.ones_like(peak)
+    return Draw(tokens, one, torch.where(peak.isfinite(), one, torch.nan).double(), None)
+
+
+def _nucleus(logits: Tensor, values: Tensor, top_p: float, whole: bool) -> tuple[Tensor, bool]:
+    """Which of the most likely `values` top-p keeps, and whether it was reached in every row among them.
+
+    whole  probabilities are over the whole vocabulary (no top-k)
+    """
+    keep = torch.ones_like(values, dtype=torch.bool)
+    if top_p == 1:
+        return keep, True
+    peak = values[:, :1]
+    reached = (values - peak).exp().cumsum(-1, dtype=torch.float64)
+    total = reached[:, -1:]
+    if whole and values.shape != logits.shape:
+        total = (logits - peak).exp().sum(-1, keepdim=True, dtype=torch.float64)
+    keep[:, 1:] = reached[:, :-1] < top_p * total
+    return keep, bool((reached[:, -1:] >= top_p * total).all())

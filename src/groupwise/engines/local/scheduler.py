@@ -1,0 +1,185 @@
+"""Which completions are being sampled, which wait, and in which row and columns each one lives.
+
+Shapes: R live rows, N completions, L the longest limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from groupwise.core.engine import Request
+from groupwise.engines.local.cache import Prompts, RowCache
+from groupwise.engines.local.drawing import END, Drawn
+from groupwise.engines.local.ledger import Ledger
+from groupwise.engines.local.sampler import uniforms
+
+# A column that no completion reaches.
+FAR = 2**62
+# Columns whose numbers are looked up together.
+LOOK_AHEAD = 16
+
+
+class Take(NamedTuple):
+    """`count` completions of a request, from number `first` on."""
+
+    request: int
+    first: int
+    count: int
+
+
+class Queue:
+    """Completions that wait, in order. Completion i of request r has the slot offset[r] + i.
+
+    carried  the prompt of a request that is admitted in part
+    """
+
+    def __init__(self, requests: Sequence[Request], limits: Sequence[int]) -> None:
+        self.requests = requests
+        self.limits = limits
+        self.offset = [0]
+        for request in requests:
+            self.offset.append(self.offset[-1] + request.samples)
+        self.count = self.offset.pop()
+        self.carried: Prompts | None = None
+        self._request = 0
+        self._sample = 0
+
+    @property
+    def waiting(self) -> bool:
+        return self._request < len(self.requests)
+
+    def take(self, room: int) -> list[Take]:
+        """The next completions, at most `room`."""
+        takes = []
+        while room and self.waiting:
+            samples = self.requests[self._request].samples
+            take = Take(self._request, self._sample, min(room, samples - self._sample))
+            takes.append(take)
+            room -= take.count
+            self._sample += take.count
+            if self._sample == samples:
+                self._request, self._sample = self._request + 1, 0
+        return takes
+
+    def unfinished(self, take: Take) -> bool:
+        return take.first + take.count < self.requests[take.request].samples
+
+
+class Rows:
+    """The rows being sampled: which completion each is, and where it began and ends, in columns of the cache.
+
+    slot   [R] completion
+    born   [R] column of the first sampled token
+    ended  [R] column of the last one; of the limit's while the row lives
+    """
+
+    def __init__(self, queue: Queue, ledger: Ledger, cache: RowCache, device: torch.device) -> None:
+        self.cache = cache
+        self._queue, self._ledger, self._device = queue, ledger, device
+        self._table = torch.zeros(0, 3, dtype=torch.long, device=device)
+        self._uniforms = _all_uniforms(queue).to(device)
+        self._coming: list[Tensor] = []
+        self._first_coming = 0
+        self._horizon = 0
+        self._live = 0
+        self._next_end = 0
+
+    @property
+    def count(self) -> int:
+        return self._table.shape[0]
+
+    @property
+    def ahead(self) -> int:
+        """Columns that the longest row may still need."""
+        return self._horizon - self.cache.column
+
+    def uniform(self) -> Tensor:
+        """[R] the number each row's next token is drawn with."""
+        ahead = self.cache.column - self._first_coming
+        if ahead >= len(self._coming):
+            self._look_ahead()
+            ahead = 0
+        return self._coming[ahead]
+
+    def record(self, drawn: Drawn, stops: Tensor) -> tuple[int, bool]:
+        """Log a draw: how many rows are still live, and whether all logits were sound."""
+        self._ledger.log(drawn.draw)
+        column, told = self.cache.column, drawn.told.item()  # the one look at the device
+        found = told > self.count + END / 2
+        if found:
+            ended = self._table[:, 2]
+            ended.masked_fill_(stops[drawn.draw.tokens] & (ended > column), column)
+        if found or column >= self._next_end:
+            self._count_live(column)
+        return self._live, math.isfinite(told)
+
+    def _count_live(self, column: int) -> None:
+        """How many rows go on after `column`, and the first column in which one of them reaches its limit."""
+        ended = self._table[:, 2]
+        beyond = torch.where(ended > column, ended, FAR)
+        self._live, self._next_end = torch.stack([(ended > column).sum(), beyond.amin()]).tolist()
+
+    def _look_ahead(self) -> None:
+        """[columns,R] the numbers of the next columns, so that a step takes a row of them and looks up nothing."""
+        slot, born, _ = self._table.unbind(1)
+        self._first_coming = self.cache.column
+        number = torch.arange(LOOK_AHEAD, device=self._device)[:, None] + (self._first_coming - born)
+        # A finished row runs past its numbers until it is dropped; what it draws is not used.
+        self._coming = list(self._uniforms[slot, number.clamp_(max=self._uniforms.shape[1] - 1)])
+
+    def drop(self, tokens: Tensor, live: int) -> tuple[Tensor, Tensor]:
+        """Put live rows in the places of finished ones -> the tokens of the rows left, the slots of the others."""
+        self._flush(self.cache.column + 1)
+        alive = self._table[:, 2] > self.cache.column
+        gone = self._table[~alive, 0]
+        to = (~alive[:live]).nonzero()[:, 0]
+        origin = alive[live:].nonzero()[:, 0] + live
+        self.cache.move(to, origin, live)
+        self._table[to], tokens[to] = self._table[origin], tokens[origin]
+        self._table = self._table[:live]
+        self._coming = []
+        return tokens[:live], gone
+
+    def admit(self, takes: Sequence[Take]) -> None:
+        """New rows behind the live ones, `takes` in order; what the cache holds of their prompts comes by `begin`."""
+        if self.count:
+            self._flush(self.cache.column)
+        column, limits, counts = self.cache.column, self._queue.limits, [t.count for t in takes]
+        first = np.array([self._queue.offset[t.request] + t.first for t in takes])
+        limit = np.array([limits[t.request] for t in takes])
+        self._horizon = max(self._horizon, column + int(limit.max()))
+        before = np.cumsum(counts) - counts
+        slots = np.arange(sum(counts)) + np.repeat(first - before, counts)
+        new = np.stack([slots, np.full_like(slots, column), np.repeat(column + limit - 1, counts)], 1)
+        self._table = torch.cat([self._table, torch.from_numpy(new).to(self._device)])
+        self._coming = []
+        self._count_live(column - 1)
+
+    def begin(self, prompts: Prompts, source: Tensor) -> None:
+        """The next admitted rows begin with these prompts: row i with prompt source[i]."""
+        first = self.cache.rows
+        self.cache.insert(prompts, source, self.ahead)
+        if prompts.routes:
+            slots = self._table[first : self.cache.rows, 0].tolist()
+            self._ledger.begin(slots, [prompts.routes[i] for i in source.tolist()])
+
+    def ran(self, routes: Tensor) -> None:
+        """[R,L,K], the experts chosen for the tokens that have just been through the model."""
+        self._ledger.ran(routes)
+
+    def _flush(self, drawn: int) -> None:
+        """Write what was drawn for the columns before `drawn`; the cache's column is the first that was not run."""
+        slot, born, ended = self._table.unbind(1)
+        self._ledger.flush(slot, drawn - born, ended - born + 1, self.cache.column - born)
+
+
+def _all_uniforms(queue: Queue) -> Tensor:
+    """[N,L] one number for each token that may be drawn; shorter limits read the front of their row."""
+    longest = max(queue.limits)
+    return torch.from_numpy(uniforms(((r.seed, i) for r in queue.requests for i in range(r.samples)), longest))

@@ -1,0 +1,215 @@
+"""Where a run stands: learning, level, falling, solved; held out against training; what was never measured."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+from groupwise.health.symptoms.base import (
+    GOOD,
+    NEUTRAL,
+    RECENT,
+    SOLVED,
+    WARN,
+    History,
+    Seen,
+    Watcher,
+    numbers,
+    short,
+    standard_error,
+)
+from groupwise.health.symptoms.signal import windows
+
+#: A fall from the best ten steps that a run should not get over in silence.
+FALLEN = 0.1
+#: What a quarter of a run must gain on the one before it to count as rising, beside two standard errors.
+RISING = 0.01
+#: Steps from which on standing still says something.
+ENOUGH = 20
+#: Between the training problems and the held-out ones.
+APART = 0.1
+#: Standard errors beyond which a difference is not chance.
+SURE = 3.0
+
+
+def solved(h: History) -> Seen | None:
+    rate = h.mean("pass_rate")
+    if rate is None or not h.solved or h.moving:
+        return None
+    return Seen(
+        GOOD,
+        f"The pass rate over {h.over} was {short(rate)}: little is left to learn here.",
+        "Harder problems, or stop here",
+    )
+
+
+def rising(h: History) -> Seen | None:
+    then, now = quarters(h)
+    if not then or not h.ended or h.solved or not risen(then, now):
+        return None
+    steps = h.asks("steps", h.step)
+    return Seen(
+        NEUTRAL,
+        f"The pass rate was still rising at the end: {short(fmean(then))} in the third quarter of the run, "
+        f"{short(fmean(now))} in the last.",
+        f"steps = {2 * steps}",
+    )
+
+
+def stalled(h: History) -> Seen | None:
+    then, now = quarters(h)
+    if not then or len(h.rows) < ENOUGH or h.solved or h.moving or risen(then, now):
+        return None
+    start, end = h.numbers("pass_rate", h.rows[:RECENT]), h.numbers("pass_rate")
+    if not start or not end:
+        return None
+    if risen(start, end):
+        return Seen(
+            NEUTRAL,
+            f"The pass rate has levelled off at {short(fmean(now))}; it began at {short(fmean(start))}.",
+            f"samples_per_prompt = {2 * h.asks('samples_per_prompt', 8)}, a schedule that lowers "
+            'learner.learning_rate (schedule = "cosine"), or more problems of those that fail',
+        )
+    if fmean(end) < fmean(start) - FALLEN:
+        return None  # "pass rate falling" says it
+    return Seen(
+        WARN,
+        f"The pass rate is where it began: {short(fmean(start))} in the first {len(start)} steps, "
+        f"{short(fmean(end))} over {h.over}.",
+        _faster(h),
+    )
+
+
+def falling(h: History) -> Seen | None:
+    told = [(numbers("pass_rate", part), part[-1].get("step")) for part in windows(h.rows)]
+    told = [(fmean(rates), standard_error(rates), step) for rates, step in told if len(rates) >= RECENT // 2]
+    if len(told) < 2 or h.moving:
+        return None
+    (best, error, step), (now, error_now, _) = max(told), told[-1]
+    if now >= best - max(FALLEN, SURE * math.hypot(error, error_now)):
+        return None
+    return Seen(
+        WARN,
+        f"The pass rate fell from {short(best)} (ten steps up to step {step}) to {short(now)} over {h.over}.",
+        f"A checkpoint from around step {step}; a lower learner.learning_rate, or a larger algorithm.kl.beta",
+    )
+
+
+def held_out_apart(h: History) -> Seen | None:
+    found = [row for row in h.evaluations if numbers("avg_at_k", [row["evaluation"]])]
+    if not found or h.moving:
+        return None
+    last = found[-1]
+    near = [row for row in h.rows if abs(row.get("step", 0) - last.get("step", 0)) < RECENT]
+    rates, told = numbers("pass_rate", near), last["evaluation"]
+    if not rates or not told.get("problems"):
+        return None
+    train, held = fmean(rates), told["avg_at_k"]
+    error = told.get("standard_error") or math.sqrt(max(0.0, held * (1 - held)) / told["problems"])
+    if abs(train - held) <= max(APART, SURE * math.hypot(error, standard_error(rates))):
+        return None
+    words = (
+        f"After step {last.get('step')} the held-out pass rate was {short(held)}, and {short(train)} on the training "
+        "problems around that step"
+    )
+    same = all(h.asks(f"evaluation.{k}") == h.asks(f"sampling.{k}") for k in ("temperature", "top_p", "top_k"))
+    if not same:
+        return Seen(NEUTRAL, f"{words}: but evaluation samples in another way than training.")
+    if held > train:
+        return Seen(NEUTRAL, f"{words}: the held-out problems are easier.", "A held-out split of the same kind")
+    return Seen(
+        WARN,
+        f"{words}: it learns the training problems rather than the task, or the held-out ones are of another kind.",
+        "More training problems, fewer steps, or a larger algorithm.kl.beta",
+    )
+
+
+def never_measured(h: History) -> Seen | None:
+    names = dict.fromkeys(name for row in h.rows for name, value in row.items() if value is None)
+    empty = [name for name in names if not numbers(name, h.rows) and name not in _explained(h)]
+    if not empty:
+        return None
+    return Seen(
+        NEUTRAL,
+        f"Never measured, in any of {len(h.rows)} steps: {', '.join(empty)}.",
+        "docs/metrics.md says what each is measured on",
+    )
+
+
+def quarters(h: History) -> tuple[list[float], list[float]]:
+    """The pass rates of the third and of the last quarter; empty where a quarter has fewer than three."""
+    n = len(h.rows) // 4
+    if n < 3:
+        return [], []
+    then, now = h.numbers("pass_rate", h.rows[-2 * n : -n]), h.numbers("pass_rate", h.rows[-n:])
+    return (then, now) if len(then) >= 3 and len(now) >= 3 else ([], [])
+
+
+def risen(then: list[float], now: list[float]) -> bool:
+    chance = 2 * math.hypot(standard_error(then), standard_error(now))
+    return fmean(now) - fmean(then) > max(RISING, chance)
+
+
+def _explained(h: History) -> set[str]:
+    """Metrics that are empty for a reason which the page shows anyway."""
+    found = set()
+    rates = h.numbers("pass_rate", h.rows)
+    if not rates or max(rates) == 0:
+        found |= {"length_right_mean", "learned_right_mean"}
+    if not rates or min(rates) == 1:
+        found |= {"length_wrong_mean", "learned_wrong_mean"}
+    if not rates:  # nobody knows what is right
+        found |= {"pass_rate", "score_mean", "score_spread_within_groups", "score_spread_batch"}
+    return found | {"share_passed_positive", "share_passed_negative"}  # no advantage had that sign
+
+
+def _faster(h: History) -> str:
+    rate = h.asks("learner.learning_rate")
+    told = f"learner.learning_rate = {3 * rate:.0e} (it is {rate:g}), " if rate else "Another learner.learning_rate, "
+    return f"{told}samples_per_prompt = {2 * h.asks('samples_per_prompt', 8)}, or easier problems first"
+
+
+WATCHERS = (
+    Watcher(
+        "solved",
+        solved,
+        f"pass_rate of {SOLVED:g} or more over the last ten steps, without a curriculum that rises",
+        "what is left then is mostly the noise of sampling",
+        live=False,
+    ),
+    Watcher(
+        "still rising",
+        rising,
+        f"at the end: the last quarter's pass_rate above the one before by {RISING:g} and two standard errors",
+        "a run that is still learning was stopped too early",
+        live=False,
+    ),
+    Watcher(
+        "levelled off",
+        stalled,
+        f"from {ENOUGH} steps on: the last quarter's pass_rate not above the one before; a warning where it is not "
+        "above the first ten steps' either",
+        "two standard errors of a quarter's steps are what chance does",
+        live=False,
+    ),
+    Watcher(
+        "pass rate falling",
+        falling,
+        f"pass_rate {FALLEN:g} and {SURE:g} standard errors below the best ten steps, without a rising curriculum",
+        "what was learned is being lost; an early checkpoint is better than the last",
+    ),
+    Watcher(
+        "held out apart",
+        held_out_apart,
+        f"avg_at_k and the training pass_rate around it {APART:g} and {SURE:g} standard errors apart",
+        "with a few hundred problems less than that is chance",
+        live=False,
+    ),
+    Watcher(
+        "never measured",
+        never_measured,
+        "a metric that is in the rows and has a number in none",
+        "an empty plot should say that it is empty, and not look like 0",
+        live=False,
+    ),
+)

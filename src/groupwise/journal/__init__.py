@@ -1,0 +1,1 @@
+"""What a run writes: its folder, its rollouts, columns per token, trackers, and the terminal."""

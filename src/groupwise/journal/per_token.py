@@ -1,0 +1,71 @@
+"""What each trained token of a step was given, and what every optimizer update saw of it: for rollouts.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.core.records import Batch
+from groupwise.diagnostics.updates import UpdateRecord
+from groupwise.journal.columns_json import packed
+
+GIVEN = ("logp_engine", "logp_old", "logp_ref", "value", "returns", "advantage", "correction", "step_score")
+SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
+
+
+class PerToken:
+    """Gathers the columns of a batch's rows while it trains, for as many groups as `budget` tokens allow."""
+
+    def __init__(self, batch: Batch, budget: int) -> None:
+        self._batch = batch
+        self._wanted = fitting(batch.mask, batch.group, budget)
+        self._span = torch.stack([batch.mask.int().argmax(-1), batch.length], dim=1)
+        self._updates: dict[int, list[dict[str, Any]]] = {row: [] for row in self._wanted.nonzero()[:, 0].tolist()}
+        self._count = 0
+
+    def update(self, minibatch: Batch, seen: UpdateRecord) -> None:
+        """Take down what the next optimizer update saw."""
+        self._count += 1
+        row = minibatch.need("row")
+        at = self._wanted[row].nonzero()[:, 0]
+        columns = {"weight": minibatch.need("weight"), **{name: getattr(seen, name) for name in SEEN}}
+        for place, told in zip(row[at].tolist(), _told(columns, at, self._span[row[at]]), strict=True):
+            self._updates[place].append({"update": self._count, **told})
+
+    def rows(self) -> dict[int, dict[str, Any]]:
+        """By place in the batch: `per_token` and `updates`."""
+        at = self._wanted.nonzero()[:, 0]
+        columns = {name: getattr(self._batch, name) for name in GIVEN}
+        given = _told(columns, at, self._span[at])
+        return {
+            place: {"per_token": told, "updates": self._updates[place]}
+            for place, told in zip(at.tolist(), given, strict=True)
+        }
+
+
+def fitting(mask: Tensor, group: Tensor, budget: int) -> Tensor:
+    """[N,T] bool, ids 0..P-1 [N] -> [N] bool: rows that train, of the first groups that hold `budget` tokens at most.
+
+    >>> mask, group = torch.tensor([[True, True], [True, False], [True, False]]), torch.tensor([0, 0, 1])
+    >>> fitting(mask, group, 3)
+    tensor([ True,  True, False])
+    """
+    tokens = mask.sum(-1)
+    held = torch.zeros(int(group.max()) + 1, dtype=tokens.dtype).index_add_(0, group, tokens).cumsum(0)
+    return (held <= budget)[group] & (tokens > 0)
+
+
+def _told(columns: Mapping[str, Tensor | None], at: Tensor, span: Tensor) -> list[dict[str, Any]]:
+    """The rows `at` of columns [N,T], each between its two ends in `span` [n,2]; a weight keeps all of its digits."""
+    if not len(at):
+        return []
+    start, stop = span.unbind(1)
+    told: dict[str, Sequence[Any]] = {}
+    for name, column in columns.items():
+        if column is not None:
+            kind = torch.float64 if name == "weight" else torch.float32
+            told[name] = packed(column[at].to("cpu", kind).numpy(), start.tolist(), stop.tolist())
+    return [dict(zip(told, row, strict=True)) for row in zip(*told.values(), strict=True)]

@@ -1,0 +1,277 @@
+"""Trackers: a run's numbers in TensorBoard, trackio or W&B, where a recipe asks for it. None stops or slows a run."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import queue
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from groupwise.core.errors import UsageError, nearest
+from groupwise.core.extras import need
+
+Row = Mapping[str, Any]
+
+#: Runs stand together under this name, where a tracker has projects.
+PROJECT = "groupwise"
+
+#: What trackers keep inside a run folder.
+FOLDER = "trackers"
+
+
+class Tracker(Protocol):
+    """Told of a run, one call at a time. Making one raises UsageError where its library is missing.
+
+    start   says where to look; `after` is the step that the run goes on after: later ones will be told again
+    close   `summary` is None where the run did not finish
+    """
+
+    def start(self, folder: Path, name: str, recipe: Row, after: int) -> str: ...
+
+    def step(self, row: Row) -> None: ...
+
+    def evaluation(self, row: Row) -> None: ...
+
+    def close(self, summary: Row | None) -> None: ...
+
+
+class TensorBoard:
+    """Event files in the run folder. A run that goes on hides what it had told of the steps that it makes again."""
+
+    def __init__(self) -> None:
+        _library("tensorboard")
+        self._library = _library("torch.utils.tensorboard")
+
+    def start(self, folder: Path, name: str, recipe: Row, after: int) -> str:
+        events = folder / FOLDER / "tensorboard"
+        purge = None if not events.is_dir() else after + 1 if after else 0
+        self._writer = self._library.SummaryWriter(str(events), purge_step=purge)
+        self._writer.add_text("recipe", "".join(f"    {key} = {value!r}\n" for key, value in leaves(recipe).items()))
+        return f"tensorboard --logdir {events}"
+
+    def step(self, row: Row) -> None:
+        self._add(row["step"], numbers(row))
+
+    def evaluation(self, row: Row) -> None:
+        self._add(row["step"], evaluation_numbers(row))
+
+    def close(self, summary: Row | None) -> None:
+        self._writer.close()
+
+    def _add(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+
+class Trackio:
+    """trackio's own store on this machine. A run that goes on tells steps twice, with the same numbers."""
+
+    def __init__(self) -> None:
+        self._library = _library("trackio")
+
+    def start(self, folder: Path, name: str, recipe: Row, after: int) -> str:
+        # A run in another folder may have the same name; the mark keeps the two apart, and finds this one again.
+        called = f"{name}-{mark(folder, 'trackio')}"
+        self._run = self._library.init(PROJECT, name=called, config=leaves(recipe), resume="allow", embed=False)
+        return f"trackio show --project {PROJECT}, run {called}"
+
+    def step(self, row: Row) -> None:
+        self._run.log(numbers(row), step=row["step"])
+
+    def evaluation(self, row: Row) -> None:
+        self._run.log(evaluation_numbers(row), step=row["step"])
+
+    def close(self, summary: Row | None) -> None:
+        self._run.finish()
+
+
+class WandB:
+    """Weights & Biases, by its own settings; where nobody is logged in it stays offline, in the run folder."""
+
+    def __init__(self) -> None:
+        self._library = _library("wandb")
+
+    def start(self, folder: Path, name: str, recipe: Row, after: int) -> str:
+        # Its process stays at a run's end until a server that does not answer was given up.
+        settings = self._library.Settings(silent=True, console="off", init_timeout=20)
+        mode = self._mode(settings)
+        again = {} if mode == "offline" else {"resume": "allow"}
+        place = {"project": PROJECT, "name": name, "id": mark(folder, "wandb"), "dir": str(folder / FOLDER)}
+        self._run = self._library.init(**place, **again, mode=mode, config=dict(recipe), settings=settings)
+        return self._run.url or f"{self._run.settings.mode}; {folder / FOLDER} has what wandb sync can send"
+
+    def step(self, row: Row) -> None:
+        self._run.log(numbers(row), step=row["step"])
+
+    def evaluation(self, row: Row) -> None:
+        self._run.log(evaluation_numbers(row), step=row["step"])
+
+    def close(self, summary: Row | None) -> None:
+        if summary is not None:
+            self._run.summary.update({f"summary.{name}": value for name, value in leaves(summary).items()})
+        self._run.finish(exit_code=0 if summary is not None else 1)
+
+    def _mode(self, settings: Any) -> str | None:
+        """None leaves it to wandb's settings. With no account it would stop and ask for one, so it is told not to."""
+        if self._library.setup(settings).settings.mode != "online":
+            return None
+        if "prompt" in inspect.signature(self._library.login).parameters:
+            known = self._library.login(prompt=False, verify=False)
+        else:  # before wandb 0.31
+            known = self._library.api.api_key
+        return None if known else "offline"
+
+
+#: journal.tracker of a recipe; "none" is no tracker.
+TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": WandB}
+
+
+def tracker(name: str) -> Tracker | None:
+    """The tracker of that name, or None for "none". Raises UsageError where it is unknown or its library is missing."""
+    if name == "none":
+        return None
+    if name not in TRACKERS:
+        raise UsageError(f"journal.tracker = {name!r}: there is no such tracker; {nearest(name, ['none', *TRACKERS])}")
+    return TRACKERS[name]()
+
+
+class Sender:
+    """Hands rows to a tracker from a thread of its own: whatever that one does, the run goes on as without it.
+
+    The first error switches it off; while it hangs, at most `room` rows wait and later ones are left out. Each is one
+    line to `log`, in the caller's thread. Without a tracker nothing happens.
+    """
+
+    def __init__(
+        self, tracker: Tracker | None, log: Callable[[str], None], room: int = 1000, patience: float = 15.0
+    ) -> None:
+        self.tracker, self.log, self.patience = tracker, log, patience
+        self.left_out = 0
+        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(room)
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
+        self._closed = False
+
+    def start(self, folder: Path, name: str, recipe: Row, after: int = 0) -> None:
+        """Begin. It may take its time, such as to reach a server: rows wait."""
+        if self.tracker is not None:
+            self._jobs.put(partial(self._begin, self.tracker, folder, name, recipe, after))
+            self._thread.start()
+
+    def metrics(self, row: Row) -> None:
+        """A row of metrics.jsonl, of a step or of an evaluation."""
+        self._tell()
+        if self.tracker is None or not self._thread.is_alive():
+            return
+        tell = self.tracker.evaluation if "evaluation" in row else self.tracker.step
+        try:
+            self._jobs.put_nowait(partial(tell, row))
+        except queue.Full:
+            self._leave_out(row)
+
+    def close(self, summary: Row | None) -> None:
+        """Send what waits, then end; after `patience` seconds it is left behind."""
+        if self.tracker is not None and self._thread.is_alive() and not self._closed:
+            self._closed = True
+            self._end(self.tracker, summary, time.monotonic() + self.patience)
+        self._tell()
+
+    def _begin(self, tracker: Tracker, *told: Any) -> None:
+        self._lines.put(tracker.start(*told))
+
+    def _end(self, tracker: Tracker, summary: Row | None, until: float) -> None:
+        with suppress(queue.Full):
+            for job in (partial(tracker.close, summary), None):
+                self._jobs.put(job, timeout=max(0.0, until - time.monotonic()))
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            waiting = f"{self._jobs.qsize()} calls waiting, {self.left_out} rows left out"
+            self._lines.put(f"had not ended {self.patience:g} s after the run and was left behind; {waiting}")
+        elif self.left_out:
+            self._lines.put(f"{self.left_out} rows were left out")
+
+    def _work(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                job()
+        except BaseException as error:  # also what a library raises to end the process: it is not its process
+            words = " ".join(f"{type(error).__name__}: {error}".split())
+            self._lines.put(f"{words}; it is off from here on, and the run goes on")
+
+    def _tell(self) -> None:
+        while not self._lines.empty():
+            self.log(f"tracker {type(self.tracker).__name__}: {self._lines.get()}")
+
+    def _leave_out(self, row: Row) -> None:
+        if not self.left_out:
+            self._lines.put(f"{self._jobs.qsize()} rows wait; those from step {row['step']} on are left out")
+        self.left_out += 1
+
+
+def leaves(table: Row, prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, by dotted name.
+
+    >>> leaves({"seed": 0, "task": {"name": "arithmetic"}})
+    {'seed': 0, 'task.name': 'arithmetic'}
+    """
+    told: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        told |= leaves(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return told
+
+
+def numbers(row: Row) -> dict[str, float]:
+    """The finite numbers of a row but its step, by dotted name.
+
+    >>> numbers({"step": 3, "seconds": {"update": 0.5}, "kl_mean": float("nan"), "checks": {"x": {"verdict": "pass"}}})
+    {'seconds.update': 0.5}
+    """
+    found = leaves(row)
+    return {name: found[name] for name in found if name != "step" and _is_number(found[name])}
+
+
+def evaluation_numbers(row: Row) -> dict[str, float]:
+    """Those of an evaluation's row, named apart from those of the step after which it was made.
+
+    >>> evaluation_numbers({"step": 3, "evaluation": {"avg_at_k": 0.5}, "seconds": {"evaluate": 2.0}})
+    {'evaluation.avg_at_k': 0.5, 'evaluation.seconds.evaluate': 2.0}
+    """
+    return numbers({"evaluation": {**row["evaluation"], "seconds": row.get("seconds", {})}})
+
+
+def mark(folder: Path, name: str) -> str:
+    """What a tracker knows this run by: made once, kept in the run folder, found again when the run goes on."""
+    path = folder / FOLDER / f"{name}.id"
+    if not path.is_file() or not path.read_text().strip():  # a kill may leave it empty
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(uuid.uuid4().hex[:8])
+    return path.read_text().strip()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _library(module: str) -> Any:
+    """The module, or UsageError. A tracker's own warnings while it is imported are nobody's concern here."""
+    name = module.rpartition(".")[2]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module(module) if module != name else need(name, "trackers", f'journal.tracker = "{name}"')
+    except UsageError:
+        raise
+    except Exception as error:  # it is there and broken, such as by a version of something that it needs
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f'journal.tracker = "{name}": {name} cannot be imported: {words}') from None

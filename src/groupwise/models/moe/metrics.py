@@ -1,0 +1,132 @@
+"""What a step says about its policy's experts: pure functions from routes to metrics. docs/metrics.md has their lines.
+
+Rows are [tokens run, L, K] each; a trained token's route is that of the token before it, whose forward predicted it.
+Shapes: n rows, T padded tokens, M tokens, L layers with experts, K experts a token, E experts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from groupwise.core.metrics import Last, Mean, Sum, Value
+from groupwise.core.records import Batch
+from groupwise.models.moe.balance import load_share
+from groupwise.models.moe.replay import Rows
+from groupwise.models.moe.routing import changed
+
+#: Rows whose experts differ between two passes are left out of a comparison as long as they are no more than this.
+MOST_UNLIKE = 0.5
+
+
+def at_trained(rows: Rows, mask: Tensor) -> Tensor:
+    """Routes of n rows, mask [n,T] -> [M,L,K]: those of the trained tokens, row by row.
+
+    >>> at_trained((torch.tensor([[[3]], [[5]]]),), torch.tensor([[False, False, True]])).tolist()
+    [[[5]]]
+    """
+    length = torch.tensor([len(row) for row in rows])
+    inside = torch.arange(mask.shape[1] - 1) < length[:, None]
+    return torch.cat(rows)[mask[:, 1:][inside]]
+
+
+def layered(name: str, share: Tensor) -> dict[str, Value]:
+    """[M,L] -> the mean over tokens of each layer, and of all layers together; null without tokens.
+
+    >>> layered("routing.changed", torch.tensor([[0.0, 1.0], [0.0, 0.0]]))["routing.changed"]
+    Last(value=0.25)
+    """
+    mean = share.double().mean(0).tolist() if len(share) else [math.nan] * share.shape[1]
+    told: dict[str, Value] = {f"{name}.layer_{layer}": Last(value) for layer, value in enumerate(mean)}
+    return {name: Last(math.fsum(mean) / len(mean)), **told}
+
+
+def drift_metrics(own: Tensor, old: Tensor, gap: Tensor, after: int) -> dict[str, Value]:
+    """Of an update: what the live routers chose against what the old policy's did, [M,L,K] each.
+
+    gap    [M] nats, live - old log-probability of the tokens, whose variance is told by whether a route changed
+    after  updates on the batch before this one; after none the live policy is the old one, and no mean counts it
+    """
+    share = _by_layer(own, old)
+    moved = (share > 0).any(-1)
+    mean = float(share.mean()) if len(share) else 0.0
+    return {
+        **layered("routing.changed", share),
+        **(_after(share, after) if after else {}),
+        "routing.changed_mean": Mean(mean, 1.0) if after and len(share) else Mean(0.0, 0.0),
+        "log_ratio_variance_changed": Last(_variance(gap[moved])),
+        "log_ratio_variance_same": Last(_variance(gap[~moved])),
+    }
+
+
+def load_metrics(routes: Tensor, experts: Sequence[int]) -> dict[str, Value]:
+    """[M,L,K] and the experts of each layer -> how evenly the tokens fall on them; 1 and 1 and 0 where all is even."""
+    told: dict[str, Value] = {}
+    for layer, count in enumerate(experts):
+        share = load_share(routes[:, layer], count)
+        entropy = -float(torch.special.xlogy(share, share).sum()) / math.log(max(2, count))
+        told[f"routing.load_entropy.layer_{layer}"] = Last(entropy)
+        told[f"routing.load_max.layer_{layer}"] = Last(float(share.max()) * count)
+        told[f"routing.dead_experts.layer_{layer}"] = Last(float((share == 0).sum()))
+    return told
+
+
+def engine_metrics(own: Rows, batch: Batch, newest: int) -> dict[str, Value]:
+    """What the learner's routers choose under the old policy against what the engine's did, for the tokens that the
+    newest weights sampled; nothing where the engine does not say. `own` are the batch's rows.
+    """
+    if batch.routes_engine is None:
+        return {}
+    told = [row is not None for row in batch.routes_engine]
+    at = (torch.tensor(told) & (batch.version == newest)).nonzero()[:, 0].tolist()
+    if not at:
+        return {}
+    mask = batch.mask[at]
+    engine = at_trained(tuple(row for i in at if (row := batch.routes_engine[i]) is not None), mask)
+    return layered("routing.engine_changed", _by_layer(at_trained(tuple(own[i] for i in at), mask), engine))
+
+
+def replay_metrics(own: Tensor, replayed: Tensor, live: int) -> dict[str, Value]:
+    """What a replay took away: the share of the live routers' choices [M,L,K] that it did not let through."""
+    return {**layered("routing.removed", _by_layer(own, replayed)), "routing.replayed_live_positions": Sum(live)}
+
+
+def difference(routes: Rows, others: Sequence[Tensor | None]) -> float:
+    """The share of all choices in rows of routes that are not among the others'; 0 where there are none."""
+    one, other = torch.cat(routes), torch.cat([row for row in others if row is not None])
+    return 0.0 if torch.equal(one, other) else float(_by_layer(one, other).mean())
+
+
+def comparable(mask: Tensor, routes: Rows | None, others: Sequence[Tensor | None] | None) -> Tensor:
+    """mask [n,T] without the rows in which two passes took different experts; the very mask where that is unknown.
+
+    Where two experts are equally good but for rounding, two sound passes may choose differently, and no limit on
+    rounding errors holds then. A fault would show in most rows: where more than half of those in the mask differ,
+    none is left out.
+    """
+    if routes is None or others is None:
+        return mask
+    pairs = zip(routes, others, strict=True)
+    alike = torch.tensor([b is None or torch.equal(a, b) or not bool(_by_layer(a, b).any()) for a, b in pairs])
+    told = alike[mask.any(-1)]
+    return mask & alike[:, None] if (~told).sum() <= MOST_UNLIKE * len(told) else mask
+
+
+def _after(share: Tensor, after: int) -> dict[str, Value]:
+    """[M,L] -> the means by the number of updates before, under names of their own: all layers, and each."""
+    whole, *layers = layered("", share).values()
+    parts = {f"routing.changed_in.layer_{layer}.after_{after}": value for layer, value in enumerate(layers)}
+    return {f"routing.changed_after.{after}": whole, **parts}
+
+
+def _by_layer(routes: Tensor, others: Tensor) -> Tensor:
+    """[M,L,K] each -> [M,L]: `changed`, layer by layer, for it holds K^2 comparisons a token."""
+    return torch.stack([changed(a, b) for a, b in zip(routes.unbind(1), others.unbind(1), strict=True)], dim=1)
+
+
+def _variance(x: Tensor) -> float:
+    """Mean square distance from the mean; NaN of nothing."""
+    return float(x.double().var(correction=0)) if len(x) else math.nan

@@ -1,0 +1,216 @@
+"""Several runs -> one page: seeds of a recipe as a mean and a band, final scores, what differs between the recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from groupwise.report.compare.bands import band_words, mean_evaluations, mean_steps, measured
+from groupwise.report.compare.members import Group, Member, differing, flat, grouped, shown
+from groupwise.report.compare.scores import (
+    differences,
+    final_scores,
+    measures,
+    per_run,
+    score_of,
+    scores_of,
+)
+from groupwise.report.page.data import (
+    Curves,
+    Number,
+    Page,
+    Plot,
+    RunPage,
+    Section,
+    Status,
+    Table,
+    Text,
+)
+
+Columns = Mapping[str, Sequence[Number]]
+#: Columns of steps, columns of evaluations, ids of plots that have points -> the plots there are numbers for.
+PlotsFor = Callable[[Columns, Columns, Collection[str]], tuple[Plot, ...]]
+#: More names than this in one note are no longer read.
+MOST_NAMES = 8
+#: Sections of a recipe, besides the task's, that change what an evaluation measures.
+EVALUATED_BY = ("evaluation.", "chat.", "sampling.max_new_tokens", "max_prompt_tokens")
+ONLY_HOW_OFTEN = "evaluation.every"
+#: Of two states of a group's runs, that which comes first here is the group's.
+STATES = ("going", "failed", "stopped", "empty", "finished")
+
+
+def comparison(
+    members: Sequence[Member], title: str, plots_for: PlotsFor, sections: tuple[Section, ...], made: str = ""
+) -> Page:
+    """The page of several runs, in whatever order they are given. Raises UsageError where one is given twice."""
+    groups = grouped(members)
+    steps = _all_columns(member.steps for group in groups for member in group.counted)
+    evaluations = _all_columns(member.evaluations for group in groups for member in group.counted)
+    runs = tuple(run_page(group, f"runs-{number}", steps) for number, group in enumerate(groups, start=1))
+    return Page(title, made, sections, plots_for(steps, evaluations, ()), runs, tables(groups))
+
+
+def tables(groups: Sequence[Group]) -> tuple[Table, ...]:
+    """Final scores, differences where they mean anything, what differs, and every run by itself."""
+    unlike, words = comparable(groups)
+    apart = None if unlike else differences(groups)
+    found = (final_scores(groups, [*words, *_in_general(groups)]), apart, what_differs(groups), per_run(groups))
+    return tuple(table for table in found if table is not None)
+
+
+def run_page(group: Group, id: str, columns: Collection[str] = ()) -> RunPage:
+    """A group's curves, what is to be known of them, what its first run was; `columns` are those that any group has."""
+    first, several = group.counted[0], len(group.members) > 1
+    return RunPage(
+        id,
+        group.label,
+        status(group.members),
+        members=len(group.counted),
+        notes=tuple(notes(group, columns)),
+        steps=mean_steps([member.steps for member in group.counted]),
+        evaluations=mean_evaluations([member.evaluations for member in group.counted]),
+        tables=tuple(Table(_of(t.title, first, several), t.head, t.rows, t.words, t.numbers) for t in first.tables),
+        texts=tuple(Text(_of(t.title, first, several), t.text) for t in first.texts),
+    )
+
+
+def status(members: Sequence[Member]) -> Status:
+    """One run's own; of several, the state that most wants a look, and how many have finished."""
+    if len(members) == 1:
+        return members[0].status
+    others = [member for member in members if member.status.state != "finished"]
+    state = min((member.status.state for member in members), key=_state_rank)
+    words = "; ".join(f"{member.label}: {member.status.words}" for member in others)
+    done = (
+        f"{len(members) - len(others)} of {len(members)} runs have finished"
+        if others
+        else f"{len(members)} runs, all finished"
+    )
+    return Status(state, f"{done}; {words}" if words else done)
+
+
+def notes(group: Group, columns: Collection[str] = ()) -> Iterable[str]:
+    """What is to be known of a group's curves, line by line; a run by itself keeps its own notes."""
+    several = len(group.members) > 1
+    if words := band_words(len(group.counted)):
+        yield words + " The band of the held-out pass rate is Student's 95 % interval over seeds."
+    yield from _lengths(group)
+    for member in group.members:
+        if member not in group.counted:
+            yield (
+                f"{member.label} has the seed of another run here ({member.seed}), and the same seed gives the same "
+                "run: left out of means, bands and intervals."
+            )
+    yield from (f"{member.label}: {note}" if several else note for member in group.members for note in member.notes)
+    for key in ("groupwise", "machine", "versions.torch"):
+        if len(values := _values(group, key)) > 1:
+            yield f"The runs differ in {key}: {', '.join(values)}."
+    own = {name for member in group.counted for name in measured(member.steps)}
+    if own and (missing := [name for name in columns if name not in own]):
+        yield f"Not measured here, though in another run on this page: {_listed(missing)}."
+
+
+def _lengths(group: Group) -> Iterable[str]:
+    ends = [member.last for member in group.counted]
+    if min(ends) == max(ends):
+        return
+    shortest = min(group.counted, key=lambda member: member.last)
+    yield (
+        f"The runs differ in length: {_listed([str(end) for end in ends])} steps. After step {shortest.last} the mean "
+        "is over those that have the step."
+    )
+
+
+def comparable(groups: Sequence[Group]) -> tuple[bool, list[str]]:
+    """Whether the scores are of different things altogether, and in words what makes them so, or may."""
+    known = [group for group in groups if group.recipe]
+    keys = differing([group.recipe for group in known])
+    found: list[str] = []
+    unlike = "task.name" in keys or len(measures(groups)) > 1
+    if "task.name" in keys:
+        names = dict.fromkeys(shown(group.recipe, "task.name") for group in known)
+        found.append(f"Tasks differ: {', '.join(names)}: their scores are not comparable.")
+    elif tasks := [key for key in keys if key.startswith("task.")]:
+        found.append(f"Settings of the task differ ({_listed(tasks)}): the held-out problems may not be the same.")
+    ways = [key for key in keys if key.startswith(EVALUATED_BY) and key != ONLY_HOW_OFTEN]
+    if ways and "task.name" not in keys:
+        found.append(f"Evaluations differ ({_listed(ways)}): scores differ by that too.")
+    if len(measures(groups)) > 1:
+        found.append(f"Measures differ: {', '.join(measures(groups))}: scores are not comparable.")
+    if missing := [member.label for group in groups if not group.recipe for member in group.members]:
+        found.append(f"Without a recipe, so that nobody can tell what was run: {', '.join(missing)}.")
+    return unlike, found
+
+
+def _in_general(groups: Sequence[Group]) -> Iterable[str]:
+    """What the scores are, and of which runs they are not the last word."""
+    if measures(groups) == ["pass rate"]:
+        yield "Pass rate: mean over held-out problems of the share of right samples, at a run's last evaluation."
+    for member in (member for group in groups for member in group.counted):
+        if member.status.state == "finished":
+            continue
+        score = score_of(member)
+        where = f"its score is that of step {score.step}" if score else "it has no evaluation"
+        yield f"{member.label} has not finished: {where}."
+    for group in groups:
+        if 0 < len(scores_of(group)) < len(group.counted):
+            yield f"{group.label}: scores of {len(scores_of(group))} of {len(group.counted)} seeds."
+
+
+def what_differs(groups: Sequence[Group]) -> Table | None:
+    """Key by key, a column a group; None for one group."""
+    if len(groups) < 2:
+        return None
+    recipes = [group.recipe for group in groups]
+    rows = [(key, *(shown(recipe, key) for recipe in recipes)) for key in differing(recipes)]
+    facts = [_facts(group) for group in groups]
+    for key in dict.fromkeys(key for each in facts for key in each):
+        told = [each.get(key, "not known") for each in facts]
+        if len(set(told)) > 1:
+            rows.append((key, *told))
+    words = "All that differs between the recipes; runs of one column differ in their seed only." if rows else ""
+    return Table("What differs", ("key", *(group.label for group in groups)), tuple(rows), words)
+
+
+def _facts(group: Group) -> dict[str, str]:
+    """Of about.json: the algorithm's equations slot by slot, and with what the runs were made."""
+    algorithm = group.counted[0].about.get("algorithm")
+    told: dict[str, str] = {}
+    if isinstance(algorithm, Mapping):
+        told["objective"] = str(algorithm.get("objective", ""))
+        for part in filter(lambda part: isinstance(part, Mapping), algorithm.get("parts") or ()):
+            told[f"{part.get('slot', '')}, equation"] = str(part.get("equation", ""))
+    made_with = {key: ", ".join(_values(group, key)) for key in ("groupwise", "machine", *_versions(group))}
+    return told | {key: value for key, value in made_with.items() if value}
+
+
+def _versions(group: Group) -> Iterable[str]:
+    """The libraries whose versions the runs tell."""
+    return dict.fromkeys(key for member in group.members for key in flat(member.about) if key.startswith("versions."))
+
+
+def _values(group: Group, key: str) -> list[str]:
+    """What the runs' about.json say of a dotted key, each once."""
+    told = (flat(member.about).get(key) for member in group.members)
+    return list(dict.fromkeys(str(value) for value in told if value is not None))
+
+
+def _all_columns(tables: Iterable[Curves]) -> dict[str, list[Number]]:
+    """Every column with a number in any of the tables, and all its values."""
+    found: dict[str, list[Number]] = {}
+    for table in tables:
+        for name, values in measured(table).items():
+            found.setdefault(name, []).extend(values)
+    return found
+
+
+def _of(title: str, first: Member, several: bool) -> str:
+    return f"{title}: {first.label}, the first of them" if several else title
+
+
+def _state_rank(state: str) -> int:
+    return STATES.index(state) if state in STATES else len(STATES)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,281 @@
+"""Final scores of groups of runs, and what differs between them: tables with confidence intervals, each by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from groupwise.report.compare.bands import is_number, measured
+from groupwise.report.compare.intervals import (
+    TOO_NARROW,
+    Interval,
+    of_run,
+    of_two_runs,
+    over_seeds,
+    paired,
+    welch,
+)
+from groupwise.report.compare.members import Group, Member
+from groupwise.report.page.data import Table
+
+#: Beyond so many pairs a table of differences is no longer read.
+MOST_PAIRS = 6
+PASS_RATE, LEARNED = "pass rate", "learned score"
+MEASURES = {PASS_RATE: "avg_at_k", LEARNED: "learned_mean"}
+
+ABOUT_INTERVALS = (
+    "A 95 % interval over seeds (mean +- t s / sqrt(seeds)) is of a recipe's mean score over all seeds; one over "
+    "problems is of this one run's score over all problems of the kind, and says nothing of other seeds."
+)
+ABOUT_TOO_NARROW = (
+    "Where a run has not logged its standard error, every sample is taken as independent: samples of one problem are "
+    "alike, so that the interval is too narrow."
+)
+ABOUT_WELCH = (
+    "Welch's interval takes the seeds of the two as unrelated; the paired one takes the difference seed by seed, where "
+    "both have the same seeds. Nothing is corrected for looking at several pairs."
+)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a run's evaluations came to; the first, and the last so far.
+
+    measure  pass rate, or learned score where the task has no truth of its own
+    error    standard error of a pass rate over problems; None where it was not logged
+    """
+
+    measure: str
+    before: float
+    after: float
+    step: int
+    error: float | None
+    problems: int
+    samples: int
+    length_before: object
+    length_after: object
+
+    @property
+    def interval(self) -> Interval | None:
+        if self.measure != PASS_RATE:
+            return None
+        return of_run(self.after, self.error, self.problems, self.samples)
+
+
+def score_of(member: Member) -> Score | None:
+    """None where there is no evaluation with a number."""
+    pairs = ((row, row.get("evaluation")) for row in member.evaluation_rows)
+    rows = [(row, found) for row, found in pairs if isinstance(found, Mapping)]
+    for measure, key in MEASURES.items():
+        told = [(row, found) for row, found in rows if is_number(found.get(key))]
+        if told:
+            (_, first), (row, last) = told[0], told[-1]
+            return _score(measure, first, last, row.get("step"))
+    return None
+
+
+def _score(measure: str, first: Mapping[str, Any], last: Mapping[str, Any], step: object) -> Score:
+    key, error = MEASURES[measure], last.get("standard_error")
+    return Score(
+        measure,
+        before=float(first[key]),
+        after=float(last[key]),
+        step=_count(step),
+        error=float(error) if is_number(error) else None,
+        problems=_count(last.get("problems")),
+        samples=_count(last.get("samples")),
+        length_before=first.get("length_mean"),
+        length_after=last.get("length_mean"),
+    )
+
+
+def scores_of(group: Group) -> dict[object, tuple[Member, Score]]:
+    """By seed, those of the counted runs that were evaluated; a run that tells no seed goes by its folder."""
+    found = [(member, score_of(member)) for member in group.counted]
+    return {member.key: (member, score) for member, score in found if score is not None}
+
+
+def measures(groups: Sequence[Group]) -> list[str]:
+    """What the groups are scored by."""
+    return list(dict.fromkeys(score.measure for group in groups for _, score in scores_of(group).values()))
+
+
+def interval_of(group: Group) -> Interval | None:
+    """Over seeds, or of a run by itself over problems."""
+    scores = [score for _, score in scores_of(group).values()]
+    if len(scores) == 1:
+        return scores[0].interval
+    found = over_seeds([score.after for score in scores])
+    shares = all(score.measure == PASS_RATE for score in scores)
+    return found.clipped() if found and shares else found
+
+
+def final_scores(groups: Sequence[Group], words: Sequence[str] = ()) -> Table:
+    """One row a group; `words` come before what is said of the intervals."""
+    names = measures(groups) or [PASS_RATE]
+    head = (
+        *(
+            "runs",
+            "seeds",
+            f"held-out {' or '.join(names)}",
+            "95 % interval",
+            "before",
+            "length before",
+            "length after",
+        ),
+        *("steps", "seconds of training", "best seed", "worst seed", "status"),
+    )
+    cells, how = _intervals([interval_of(group) for group in groups])
+    told = " ".join(filter(None, [*words, how, ABOUT_INTERVALS]))
+    rows = tuple(_final_row(group, cell) for group, cell in zip(groups, cells, strict=True))
+    return Table("Final scores", head, rows, told, numbers=tuple(range(2, 9)))
+
+
+def _final_row(group: Group, interval: str) -> tuple[str, ...]:
+    scores = [score for _, score in scores_of(group).values()]
+    ended = [member.last for member in group.members]
+    finished = sum(member.status.state == "finished" for member in group.members)
+    return (
+        group.label,
+        ", ".join(_seed(member) for member in group.counted),
+        f"{fmean(score.after for score in scores):.3f}" if scores else "no evaluation",
+        interval,
+        f"{fmean(score.before for score in scores):.3f}" if scores else "",
+        _mean([score.length_before for score in scores], ".1f"),
+        _mean([score.length_after for score in scores], ".1f"),
+        f"{min(ended)} to {max(ended)}" if min(ended) < max(ended) else str(max(ended)),
+        _seconds(group),
+        *_extremes(group),
+        "finished" if finished == len(group.members) else _unfinished(group, finished),
+    )
+
+
+def _unfinished(group: Group, finished: int) -> str:
+    return group.members[0].status.state if len(group.members) == 1 else f"{finished} of {len(group.members)} finished"
+
+
+def _extremes(group: Group) -> tuple[str, str]:
+    """The best and the worst seed; empty where there is only one."""
+    scores = scores_of(group)
+    if len(scores) < 2:
+        return "", ""
+    ordered = sorted(scores.values(), key=lambda pair: pair[1].after)
+    best, worst = ordered[-1], ordered[0]
+    told = [f"{score.after:.3f} (seed {_seed(member)})" for member, score in (best, worst)]
+    return told[0], told[1]
+
+
+def _seconds(group: Group) -> str:
+    """Mean over seeds of the seconds of all training steps, and from where to where they go."""
+    columns = [measured(member.steps).get("seconds_total", []) for member in group.counted]
+    each = [sum(filter(is_number, column)) for column in columns if column]
+    if not each:
+        return ""
+    return f"{fmean(each):.0f}" + (f" ({min(each):.0f} to {max(each):.0f})" if len(each) > 1 else "")
+
+
+def per_run(groups: Sequence[Group]) -> Table:
+    """One row a run."""
+    found = [(group, member, score_of(member)) for group in groups for member in group.members]
+    cells, how = _intervals([score and score.interval for _, _, score in found])
+    rows = tuple(
+        (
+            member.folder or member.label,
+            group.label,
+            _seed(member),
+            f"{score.before:.3f}" if score else "",
+            f"{score.after:.3f}" if score else "no evaluation",
+            cell,
+            str(score.step) if score else "",
+            member.status.words or member.status.state,
+        )
+        for (group, member, score), cell in zip(found, cells, strict=True)
+    )
+    head = ("folder", "runs", "seed", "before", "final", "95 % interval", "at step", "status")
+    return Table("Per run", head, rows, how, numbers=(2, 3, 4, 5, 6))
+
+
+def differences(groups: Sequence[Group]) -> Table | None:
+    """One row a pair of groups that were evaluated, at most MOST_PAIRS; None where there is no pair."""
+    scored = [group for group in groups if scores_of(group)]
+    pairs = list(combinations(scored, 2))
+    words = [ABOUT_WELCH] if any(len(scores_of(group)) > 1 for group in scored) else []
+    if len(pairs) > MOST_PAIRS:
+        ranked = sorted(scored, key=_score_mean)
+        words.insert(0, f"{MOST_PAIRS} of {len(pairs)} pairs: the highest score against the next.")
+        pairs = [(other, ranked[-1]) for other in ranked[-2 : -MOST_PAIRS - 2 : -1]]
+    if not pairs:
+        return None
+    head = ("pair", "difference", "95 % interval", "paired by seed", "in words")
+    rows = tuple(_difference(first, second) for first, second in pairs)
+    return Table("Differences", head, rows, " ".join(words), numbers=(1, 2, 3))
+
+
+def _difference(first: Group, second: Group) -> tuple[str, ...]:
+    ones, others = ({seed: score for seed, (_, score) in scores_of(group).items()} for group in (first, second))
+    after = [{seed: score.after for seed, score in each.items()} for each in (ones, others)]
+    between = welch(list(after[0].values()), list(after[1].values()))
+    if len(ones) == len(others) == 1:
+        (one,), (other,) = ones.values(), others.values()
+        between = of_two_runs((one.after, one.error), (other.after, other.error))
+    by_seed = paired(*after)
+    apart = fmean(after[1].values()) - fmean(after[0].values())
+    words = in_words(apart, between, by_seed, seeds=min(len(ones), len(others)))
+    told = f"{between} ({between.name})" if between else "none"
+    return f"{second.label} against {first.label}", f"{apart:+.3f}", told, str(by_seed) if by_seed else "none", words
+
+
+def in_words(apart: float, between: Interval | None, by_seed: Interval | None, seeds: int) -> str:
+    """A difference said plainly.
+
+    >>> in_words(0.016, Interval(0.004, 0.028, ""), None, seeds=3)
+    'higher by 0.016, interval 0.004 to 0.028: excludes 0'
+    """
+    size = f"{'higher' if apart > 0 else 'lower'} by {abs(apart):.3f}" if apart else "equal"
+    if between is None:
+        return f"{size}; without an interval: it takes two seeds of each to tell more"
+    told = f"{size}, interval {between}: {_verdict(between)}"
+    if between.low == between.high:
+        told += ", but without any spread between seeds it says little"
+    if by_seed and (0 in by_seed) != (0 in between):
+        told += f"; paired by seed, {by_seed}: {_verdict(by_seed)}"
+    return told + ("; over problems alone, another seed may say otherwise" if seeds == 1 else "")
+
+
+def _verdict(interval: Interval) -> str:
+    return "includes 0, so these runs do not tell them apart" if 0 in interval else "excludes 0"
+
+
+def _intervals(found: Sequence[Interval | None]) -> tuple[list[str], str]:
+    """A cell for each, and words on how they were made: once for all, or in each cell where they differ."""
+    names = list(dict.fromkeys(each.name for each in found if each))
+    told = [f"Intervals: {names[0]}."] if len(names) == 1 else []
+    if TOO_NARROW in names:
+        told.append(ABOUT_TOO_NARROW)
+    return [_cell(each, with_name=len(names) > 1) for each in found], " ".join(told)
+
+
+def _cell(interval: Interval | None, with_name: bool) -> str:
+    if interval is None:
+        return "none"
+    return f"{interval} ({interval.name})" if with_name else str(interval)
+
+
+def _score_mean(group: Group) -> float:
+    return fmean(score.after for _, score in scores_of(group).values())
+
+
+def _mean(values: Sequence[object], form: str) -> str:
+    known = [value for value in values if is_number(value)]
+    return format(fmean(known), form) if known else ""
+
+
+def _count(value: object) -> int:
+    return int(value) if is_number(value) else 0
+
+
+def _seed(member: Member) -> str:
+    return "not set" if member.seed is None else str(member.seed)

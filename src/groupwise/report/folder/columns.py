@@ -1,0 +1,122 @@
+"""Rows of metrics as columns: what the plots draw, and what follows from it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from groupwise.report.folder.lines import number
+from groupwise.report.page.data import Curves, Number
+
+#: 95 % of a normal distribution lie within this many standard deviations.
+Z95 = 1.959964
+#: Keys of a row that are no numbers to draw.
+_NO_COLUMNS = frozenset({"step", "checks", "evaluation"})
+
+
+def steps(rows: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, Any]] = ()) -> Curves:
+    """A row a training step; names with dots go into nested tables: seconds.update.
+
+    Beside the metrics: seconds_total, the row's; generate_tokens_per_second and train_tokens_per_second, tokens of the
+    step over the seconds of that phase, each trained token counted once however many passes there are;
+    dropped_tokens_share, of the generated tokens those in dropped groups; memory_peak_mib and device_memory_peak_mib.
+
+    >>> steps([{"step": 1, "loss": 0.5}, {"step": 2, "kl_mean": 0.1, "seconds": {"update": 2.0}}]).columns["kl_mean"]
+    [None, 0.1]
+    """
+    of_step = {row["step"]: row for row in machine}
+    return _curves(rows, lambda row: {**_step(row), **_memory(of_step.get(row["step"], {}))})
+
+
+def evaluations(rows: Sequence[Mapping[str, Any]]) -> Curves:
+    """A row an evaluation: avg_at_k, pass_at_k.4, by_source.NAME.avg_at_k, ..., with the seconds of the row.
+
+    low and high are the 95 % interval avg_at_k +- 1.96 standard_error, within 0 and 1.
+    """
+    return _curves(rows, _evaluation)
+
+
+def thin(curves: Curves, most: int) -> Curves:
+    """At most `most` (2 or more) of the rows: the first, the last, and others evenly between them."""
+    if len(curves.step) <= most:
+        return curves
+    kept = spaced(len(curves.step), most)
+    columns = {name: [values[i] for i in kept] for name, values in curves.columns.items()}
+    return Curves([curves.step[i] for i in kept], columns)
+
+
+def spaced(count: int, most: int) -> list[int]:
+    """At most `most` of 0 .. count - 1, evenly, the ends among them.
+
+    >>> spaced(10, 4), spaced(3, 8)
+    ([0, 3, 6, 9], [0, 1, 2])
+    """
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)] if most > 1 else [0]
+
+
+def rounded(curves: Curves) -> Curves:
+    """The same to 7 significant digits, which is half the bytes in a page."""
+    return Curves(curves.step, {name: [short(v) for v in values] for name, values in curves.columns.items()})
+
+
+def short(value: Number) -> Number:
+    """A number to 7 significant digits: within 5e-7 of itself, relative.
+
+    >>> short(0.123456789), short(512), short(None)
+    (0.1234568, 512, None)
+    """
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def _curves(rows: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Mapping[str, Number]]) -> Curves:
+    """A name that only some rows have is a gap in the others; one without any number is no column."""
+    columns: dict[str, list[Number]] = {}
+    for i, row in enumerate(rows):
+        for name, value in read(row).items():
+            if value is not None:
+                columns.setdefault(name, [None] * len(rows))[i] = value
+    return Curves([row["step"] for row in rows], columns)
+
+
+def _step(row: Mapping[str, Any]) -> dict[str, Number]:
+    found = dict(_flat({key: value for key, value in row.items() if key not in _NO_COLUMNS}))
+    return {
+        **found,
+        "seconds_total": _total(row),
+        "generate_tokens_per_second": _over(found.get("generated_tokens"), found.get("seconds.generate")),
+        "train_tokens_per_second": _over(found.get("trained_tokens"), found.get("seconds.update")),
+        "dropped_tokens_share": _over(found.get("generated_tokens_dropped"), found.get("generated_tokens")),
+    }
+
+
+def _memory(row: Mapping[str, Any]) -> dict[str, Number]:
+    return {name: number(row.get(name)) for name in ("memory_peak_mib", "device_memory_peak_mib")}
+
+
+def _evaluation(row: Mapping[str, Any]) -> dict[str, Number]:
+    found = dict(_flat(row["evaluation"]))
+    middle, error = found.get("avg_at_k"), found.get("standard_error")
+    ends: dict[str, Number] = {}
+    if middle is not None and error is not None:
+        ends = {"low": max(0.0, middle - Z95 * error), "high": min(1.0, middle + Z95 * error)}
+    return {**found, **ends, **dict(_flat({"seconds": row.get("seconds", {})})), "seconds_total": _total(row)}
+
+
+def _total(row: Mapping[str, Any]) -> Number:
+    found = [value for _, value in _flat(row.get("seconds", {})) if value is not None]
+    return math.fsum(found) if found else None
+
+
+def _over(amount: Number, whole: Number) -> Number:
+    return None if amount is None or not whole else amount / whole
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Number]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", number(value)

@@ -1,0 +1,1 @@
+"""A page that is fresh while a run goes on."""

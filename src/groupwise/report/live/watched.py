@@ -1,0 +1,214 @@
+"""A run that is read again and again while it goes on, each time for the cost of what is new."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from bisect import bisect_right
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from groupwise.core.errors import UsageError
+from groupwise.health.watch import findings
+from groupwise.report.folder import columns
+from groupwise.report.folder.lines import ByStep, Tail, told, whole
+from groupwise.report.folder.read import (
+    MACHINE,
+    METRICS,
+    ROLLOUTS,
+    Signs,
+    place,
+    read,
+    signs,
+    status,
+)
+from groupwise.report.folder.sample import fresh, points, sample_to
+from groupwise.report.page.answers import Told, answers, check_lines
+from groupwise.report.page.data import (
+    Answer,
+    CheckLine,
+    Curves,
+    Finding,
+    Fresh,
+    Page,
+    Plot,
+    Rollouts,
+    Status,
+)
+from groupwise.report.page.plots import plots_for
+from groupwise.report.page.single import page_of
+
+#: Groups that are kept for pages that ask late.
+MOST_GROUPS = 200
+#: The words of a run that goes on look at all of its rows, however many: this share of the time is theirs.
+SHARE = 1 / 50
+_STEP = re.compile(rb'\{"step":\s*(\d+)')
+
+
+class Said(NamedTuple):
+    """What a page says in words, of the whole run."""
+
+    answers: tuple[Answer, ...]
+    checks: tuple[CheckLine, ...]
+    findings: tuple[Finding, ...]
+
+
+class Watched:
+    """The source of a watched page: `page` reads the folder as a whole, `fresh` tells what came after it.
+
+    What a step brings is told at once. The words are made anew as soon as SHARE allows (after seconds in a run of
+    thousands of steps), and whenever the run is over: then they are those of the page of the whole run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.page()
+
+    def page(self) -> Page:
+        """The page as it is now. Raises UsageError where the folder is none of a run, or no longer."""
+        self._run = run = read(self.folder)
+        last = run.step_rows[-1]["step"] if run.step_rows else 0
+        # The groups of a step that is being written come with `fresh`, when they are all there.
+        unfinished = run.status.state == "going"
+        rollouts, end = sample_to(self.folder / ROLLOUTS, last=last if unfinished else None)
+        self._metrics, self._machine = Tail(self.folder / METRICS), Tail(self.folder / MACHINE)
+        self._lines = Tail(self.folder / ROLLOUTS, end)
+        self._steps, self._evaluations, self._memory = ByStep(), ByStep(), ByStep()
+        self._odd: Counter[str] = Counter()
+        self._odd_memory: Counter[str] = Counter()
+        self._first: dict[tuple[str, bool], int] = {}
+        self._first_held: dict[str, int] = {}
+        self._early: list[bytes] = []
+        self._rollouts, self._groups, self._example = rollouts, rollouts.groups[-MOST_GROUPS:], rollouts.groups
+        self._said, self._said_of, self._next = Said((), (), ()), (-1, -1, ""), 0.0
+        self._take()
+        return page_of(run, rollouts)
+
+    def fresh(self, step: int, evaluation: int, rollout: int) -> Fresh:
+        """Rows after the steps that a page has, and the words."""
+        if not self.folder.is_dir():
+            raise UsageError(f"{self.folder}: the run folder is gone")
+        now = signs(self.folder)  # before the rows, as `read` does: a run that is told as over has all of them
+        restart = self._take() or step > self._last
+        if not now.held:
+            self._show(math.inf)  # the step that it stopped in: nothing more comes
+        if restart:
+            self.page()
+            step = evaluation = rollout = self._last
+        rows, memory = _after(self._steps.rows, step), _after(self._memory.rows, step)
+        if now.held and self._memory.rows and rows and rows[-1]["step"] > self._memory.rows[-1]["step"]:
+            rows.pop()  # its memory is written a moment later; what was told once is not told again
+        held = _after(self._evaluations.rows, evaluation)
+        groups = [group for group in self._groups if group.step > rollout]
+        stands = self._status(now)
+        said = self._say(now, stands)
+        return Fresh(
+            restart=restart,
+            status=stands,
+            notes=self._notes(now),
+            answers=said.answers,
+            checks=said.checks,
+            findings=said.findings,
+            steps=columns.rounded(columns.steps(rows, memory)),
+            evaluations=columns.rounded(columns.evaluations(held)),
+            rollouts=Rollouts(self._rollouts.words, groups) if groups else None,
+            plots=self._plots() if self._is_new(step, evaluation) else (),
+        )
+
+    def _take(self) -> bool:
+        """Read what was appended -> whether a file was written anew."""
+        # Metrics first: where a step has its row, all of its rollouts are there too.
+        rows, memory = self._metrics.take(), self._machine.take()
+        self._early += self._lines.take_lines()
+        for row in rows:
+            place(row, self._steps, self._evaluations, self._odd)
+        for row in memory:
+            place(row, self._memory, ByStep(), self._odd_memory)
+        done = self._steps.rows
+        self._last = done[-1]["step"] if done else 0
+        self._know(rows, memory)
+        self._show(self._last)
+        return any(tail.restarted for tail in (self._metrics, self._machine, self._lines))
+
+    def _know(self, rows: list[dict[str, Any]], memory: list[dict[str, Any]]) -> None:
+        """Which columns there are, and the first step that has each: any number, and one that is not 0."""
+        rows, memory = [[row for row in some if whole(row.get("step")) is not None] for some in (rows, memory)]
+        done = columns.steps([row for row in rows if "evaluation" not in row])
+        held = columns.evaluations([row for row in rows if isinstance(row.get("evaluation"), dict)])
+        for name, at, value in _numbers(done) + _numbers(
+            columns.steps([{"step": row["step"]} for row in memory], memory)
+        ):
+            self._first.setdefault((name, bool(value)), at)
+        for name, at, _ in _numbers(held):
+            self._first_held.setdefault(name, at)
+
+    def _is_new(self, step: int, evaluation: int) -> bool:
+        """Whether a column got its first number after these steps."""
+        first = any(at > step for at in self._first.values())
+        return first or any(at > evaluation for at in self._first_held.values())
+
+    def _show(self, last: float) -> None:
+        """A sample of the rollouts of steps up to `last`; of the step that is being written, nothing yet."""
+        done = [line for line in self._early if _step_of(line) <= last]
+        self._early = [line for line in self._early if _step_of(line) > last]
+        if done:
+            groups = fresh(done).groups
+            self._groups = [*self._groups, *groups][-MOST_GROUPS:]
+            self._example = self._example or groups
+
+    def _plots(self) -> tuple[Plot, ...]:
+        told = {name: [float((name, True) in self._first)] for name, _ in self._first}
+        return plots_for(told, tuple(self._first_held), tuple(points(self._rollouts.groups)))
+
+    def _status(self, now: Signs) -> Status:
+        last = max((rows[-1]["step"] for rows in (self._steps.rows, self._evaluations.rows) if rows), default=None)
+        return status(self.folder, now, self._run.recipe, last)
+
+    def _notes(self, now: Signs) -> tuple[str, ...]:
+        """What was odd when the page was made, with the rows' oddities counted up to now."""
+        found: list[str] = []
+        for tail, odd in ((self._metrics, self._odd), (self._machine, self._odd_memory)):
+            cut = bool(tail.half.strip()) and not now.held
+            found += told(tail.path.name, odd + tail.odd + Counter(cut=int(cut)))
+        came = [f"{name} is missing" for name in (METRICS, ROLLOUTS) if (self.folder / name).exists()]
+        past = (f"{METRICS}: ", f"{MACHINE}: ", *came)
+        rest = [note for note in self._run.notes if not note.startswith(past)]
+        return (*rest, *found)
+
+    def _say(self, now: Signs, stands: Status) -> Said:
+        """The words: of this moment where the run is over, else of the last time that their turn came."""
+        of = (len(self._steps.rows), len(self._evaluations.rows), stands.state)
+        began = time.monotonic()
+        if of == self._said_of or (stands.state == self._said_of[2] == "going" and began < self._next):
+            return self._said
+        self._said, self._said_of = self._look(now), of
+        took = time.monotonic() - began
+        self._next = began + took / SHARE
+        return self._said
+
+    def _look(self, now: Signs) -> Said:
+        recipe, done, evaluated = self._run.recipe or {}, self._steps.rows, self._evaluations.rows
+        found = findings([*done, *evaluated], recipe)
+        say = Told(recipe, now.summary, done, evaluated, self._example, found)
+        return Said(answers(say), check_lines(done), found)
+
+
+def _after(rows: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+    return rows[bisect_right(rows, step, key=lambda row: row["step"]) :]
+
+
+def _numbers(curves: Curves) -> list[tuple[str, int, float]]:
+    """Each number of a table: its column, its step, itself."""
+    return [
+        (name, at, value)
+        for name, values in curves.columns.items()
+        for at, value in zip(curves.step, values, strict=True)
+        if value is not None
+    ]
+
+
+def _step_of(line: bytes) -> int:
+    found = _STEP.match(line)
+    return int(found[1]) if found else 0

@@ -1,0 +1,248 @@
+"""What a page is made of: plain records that become one JSON text inside it. None is a gap: there was no number.
+
+A page holds one run, or several side by side. Everything that is computed or worded is made here in Python; the page's
+own scripts only draw, filter and open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from groupwise.health.symptoms.base import BAD as BAD
+from groupwise.health.symptoms.base import GOOD as GOOD
+from groupwise.health.symptoms.base import NEUTRAL, Finding
+from groupwise.health.symptoms.base import WARN as WARN
+
+Number = float | int | None
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A table by column: row i is `step[i]`, and every column is as long as `step`."""
+
+    step: list[int] = field(default_factory=list)
+    columns: dict[str, list[Number]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a plot. `low` and `high` name columns that bound a band around it; "" is none.
+
+    column   "" is a band without a line
+    dash     solid | dash | dot | dashdot | longdash
+    table    where its columns are, if not in the plot's table
+    """
+
+    name: str
+    column: str
+    low: str = ""
+    high: str = ""
+    dash: str = "solid"
+    table: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A horizontal line that something is measured against."""
+
+    at: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One picture.
+
+    hint    one line: what good and what bad look like
+    kind    lines | stack (areas that add up) | points (x and y are the two series' columns)
+    table   which curves of a run it draws: steps | evaluations | points
+    limits  of the vertical axis; None follows the data
+    reach   what the vertical axis shows at least, where it follows the data: keeps small wobbles small
+    """
+
+    id: str
+    section: str
+    title: str
+    hint: str
+    unit: str
+    series: tuple[Series, ...]
+    kind: str = "lines"
+    table: str = "steps"
+    limits: tuple[Number, Number] = (None, None)
+    log: bool = False
+    marks: tuple[Mark, ...] = ()
+    reach: tuple[Number, Number] = (None, None)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: a question, and one sentence about what stands below it."""
+
+    id: str
+    title: str
+    lead: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """finished | going | stopped | failed | empty, and that in words."""
+
+    state: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One of a newcomer's questions, and its answer in a sentence or two."""
+
+    question: str
+    answer: str
+    tone: str = NEUTRAL
+
+
+@dataclass(frozen=True)
+class CheckLine:
+    """One of the run's own invariants over all of its steps."""
+
+    name: str
+    verdict: str  # pass | fail | not measured
+    words: str
+    steps: int
+    largest: Number
+    limit: Number
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a head; `numbers` are the columns set flush right."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: str = ""
+    numbers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that is shown as it is written, such as a recipe."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """One completion of the browser.
+
+    pieces   the text of each token, end token included; empty where the run did not write tokens
+    columns  per token, each as long as `pieces`: log_ratio, advantage, share, entropy, logp_old, logp_engine, ...
+    """
+
+    text: str
+    score: Number
+    reward: Number
+    advantage: Number
+    finish: str
+    tokens: int
+    version: int
+    parts: dict[str, Number] = field(default_factory=dict)
+    learned: Number = None
+    fault: str = ""
+    pieces: list[str] = field(default_factory=list)
+    columns: dict[str, list[Number]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """A prompt with its group of completions in one step.
+
+    kind  mixed | all right | all wrong | unscored
+    fate  trained | dropped | surplus
+    """
+
+    step: int
+    group: int
+    key: str
+    source: str
+    prompt: str
+    answer: str
+    kind: str
+    fate: str
+    fresh: bool
+    completions: list[RolloutRow]
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The groups that the browser holds, and how many of all that is, in words."""
+
+    words: str
+    groups: list[RolloutGroup]
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """Everything a page says of one run, or of several runs of one recipe taken together (`members` > 1).
+
+    label    in legends and tables
+    notes    what was wrong with the folder, line by line: "metrics.jsonl: the last line is cut off and was left out"
+    steps    one row a training step; with members the mean, and columns NAME.low and NAME.high bound the band
+    points   tables for plots of kind points, by plot id
+    """
+
+    id: str
+    label: str
+    status: Status
+    members: int = 1
+    notes: tuple[str, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    checks: tuple[CheckLine, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    steps: Curves = field(default_factory=Curves)
+    evaluations: Curves = field(default_factory=Curves)
+    points: dict[str, Curves] = field(default_factory=dict)
+    rollouts: Rollouts | None = None
+    tables: tuple[Table, ...] = ()
+    texts: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True)
+class Live:
+    """Where a page that is being watched asks for what is new, and how often."""
+
+    url: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Page:
+    """The whole page. `tables` stand above the plots: final scores, and what differs between the recipes."""
+
+    title: str
+    made: str
+    sections: tuple[Section, ...]
+    plots: tuple[Plot, ...]
+    runs: tuple[RunPage, ...]
+    tables: tuple[Table, ...] = ()
+    live: Live | None = None
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """What a watched page is told when it asks: rows after those it has, and the words as they are now.
+
+    restart  the run was cut back (resumed from a checkpoint): forget everything and load the page again
+    plots    all of them again when new columns appeared, else empty
+    """
+
+    restart: bool
+    status: Status
+    notes: tuple[str, ...]
+    answers: tuple[Answer, ...]
+    checks: tuple[CheckLine, ...]
+    findings: tuple[Finding, ...]
+    steps: Curves
+    evaluations: Curves
+    rollouts: Rollouts | None
+    plots: tuple[Plot, ...] = ()

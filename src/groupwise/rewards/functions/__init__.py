@@ -1,0 +1,1 @@
+"""Rewards as functions: a user's own, and those of form."""

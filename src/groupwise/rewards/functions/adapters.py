@@ -1,0 +1,226 @@
+"""The forms a reward may have, recognised by the names of its parameters, and how each is called."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from groupwise.core.errors import UsageError
+from groupwise.core.reward import Cause, Mark
+from groupwise.core.samples import Attempt, Sample
+from groupwise.rewards.functions.marks import mark, marks
+from groupwise.rewards.functions.trace import own_traceback
+
+FORMS = (
+    "(sample, completion) or (attempt) -> number; (samples, completions) or (attempts) -> list of numbers; "
+    "TRL's (prompts, completions, **kwargs) -> list; verl's (data_source, solution_str, ground_truth, extra_info) "
+    "-> number or {'score': number}"
+)
+#: Names under which data sets for TRL keep the gold answer.
+ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to call a reward.
+
+    words      for the plan
+    batched    whether one call scores many attempts
+    arguments  (attempts, or one attempt in a list) -> what is passed by keyword
+    scored     whether a dictionary with the key "score" is a score
+    """
+
+    words: str
+    batched: bool
+    arguments: Callable[[Sequence[Attempt]], Arguments]
+    scored: bool = False
+
+
+def _prompt(sample: Sample) -> Any:
+    return [dict(message) for message in sample.messages] or sample.prompt
+
+
+def _completion(attempt: Attempt) -> Any:
+    turn = {"role": "assistant", "content": attempt.completion}
+    return [turn] if attempt.sample.messages else attempt.completion
+
+
+def _columns(sample: Sample) -> dict[str, Any]:
+    """A row of the data set as TRL's rewards see it: its own columns first, then what the sample has besides."""
+    return {**dict.fromkeys(ANSWERS, sample.answer), "source": sample.source, **sample.extra}
+
+
+def _logs(*_: object, **__: object) -> None:
+    """TRL's log_extra and log_metric: accepted so that the function runs, and not kept."""
+
+
+def _trl(attempts: Sequence[Attempt]) -> Arguments:
+    rows = [_columns(attempt.sample) for attempt in attempts]
+    names = dict.fromkeys(name for row in rows for name in row)
+    ids = [list(attempt.tokens) for attempt in attempts]
+    return {
+        **{name: [row.get(name) for row in rows] for name in names},
+        "prompts": [_prompt(attempt.sample) for attempt in attempts],
+        "completions": [_completion(attempt) for attempt in attempts],
+        "completion_ids": ids,
+        "completions_ids": ids,
+        "log_extra": _logs,
+        "log_metric": _logs,
+    }
+
+
+def _verl(attempts: Sequence[Attempt]) -> Arguments:
+    (attempt,) = attempts
+    return {
+        "data_source": attempt.sample.source,
+        "solution_str": attempt.completion,
+        "ground_truth": attempt.sample.answer,
+        "extra_info": dict(attempt.sample.extra),
+    }
+
+
+def _verl_batch(attempts: Sequence[Attempt]) -> Arguments:
+    rows = [_verl([attempt]) for attempt in attempts]
+    plural = {"data_source": "data_sources", "solution_str": "solution_strs", "ground_truth": "ground_truths"}
+    return {**{many: [row[one] for row in rows] for one, many in plural.items()},
+            "extra_infos": [row["extra_info"] for row in rows]}  # fmt: skip
+
+
+SINGLE = Form("(sample, completion), one at a time", False,
+              lambda a: {"sample": a[0].sample, "completion": a[0].completion})  # fmt: skip
+ATTEMPT = Form("(attempt), one at a time", False, lambda a: {"attempt": a[0]})
+SAMPLES = Form("(samples, completions), many at once", True,
+               lambda a: {"samples": [x.sample for x in a], "completions": [x.completion for x in a]})  # fmt: skip
+ATTEMPTS = Form("(attempts), many at once", True, lambda a: {"attempts": list(a)})
+TRL = Form("TRL reward_funcs", True, _trl)
+VERL = Form("verl compute_score", False, _verl, scored=True)
+VERL_BATCH = Form("verl compute_score in batches", True, _verl_batch, scored=True)
+
+#: The first whose name is among the parameters is the form; `samples` before `completions`, which TRL has too.
+SIGNS = (
+    ("solution_str", VERL),
+    ("solution_strs", VERL_BATCH),
+    ("samples", SAMPLES),
+    ("sample", SINGLE),
+    ("attempts", ATTEMPTS),
+    ("attempt", ATTEMPT),
+    ("completions", TRL),
+    ("completion_ids", TRL),
+    ("completions_ids", TRL),
+    ("prompts", TRL),
+)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A function or an instance with the form it is called in: what a worker process scores with.
+
+    settings  passed by keyword with every call
+    """
+
+    function: Callable[..., Any]
+    form: Form
+    where: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.function).parameters
+
+    @cached_property
+    def asynchronous(self) -> bool:
+        call = getattr(self.function, "__call__", None)  # noqa: B004  an instance whose __call__ is a coroutine
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+
+    @property
+    def words(self) -> str:
+        """`TRL reward_funcs: completions, answer, **kwargs`."""
+        names = [f"**{p.name}" if p.kind is p.VAR_KEYWORD else p.name for p in self.parameters.values()]
+        return f"{self.form.words}{', async' if self.asynchronous else ''}: {', '.join(names)}"
+
+    def arguments(self, attempts: Sequence[Attempt]) -> Arguments:
+        """What the function is called with: of what the form gives, what its parameters take."""
+        offered = {**self.form.arguments(attempts), **self.settings}
+        if any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
+            return offered
+        return {name: offered[name] for name in self.parameters if name in offered}
+
+    def check(self, sample: Sample) -> None:
+        """Raises UsageError where a parameter without a default has nothing to take from this sample."""
+        given = self.arguments([Attempt(sample, "")])
+        for name, parameter in self.parameters.items():
+            plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if plain and parameter.default is parameter.empty and name not in given:
+                offered = [n for n in {**self.form.arguments([Attempt(sample, "")]), **self.settings} if n != "source"]
+                raise UsageError(
+                    f"reward {self.where}: its parameter {name!r} is nothing that sample {sample.key!r} has; "
+                    f"present: {', '.join(offered)}; give {name} a default, or the data a column of that name"
+                )
+
+    def score(self, attempts: Sequence[Attempt], run: Callable[[Any], Any]) -> Iterator[list[Mark]]:
+        """Marks in the order of the attempts: one list a call where calls are one by one, else all in one list.
+
+        run  (coroutine) -> its result. An exception of a call for many attempts goes through: whose it is, is unknown.
+        """
+        for sample in {attempt.sample.key: attempt.sample for attempt in attempts}.values():
+            self.check(sample)
+        if self.form.batched:
+            result = self.function(**self.arguments(attempts))
+            yield self._marks(run(result) if inspect.isawaitable(result) else result, len(attempts))
+        elif self.asynchronous:
+            yield run(self._together(attempts))
+        else:
+            for attempt in attempts:
+                yield [self._one(attempt)]
+
+    def _one(self, attempt: Attempt) -> Mark:
+        try:
+            return self._mark(self.function(**self.arguments([attempt])))
+        except UsageError:
+            raise
+        except BaseException as error:  # sys.exit and KeyboardInterrupt of a user's function are faults like others
+            return fault(error)
+
+    async def _together(self, attempts: Sequence[Attempt]) -> list[Mark]:
+        async def one(attempt: Attempt) -> Mark:
+            try:
+                return self._mark(await self.function(**self.arguments([attempt])))
+            except UsageError:
+                raise
+            except BaseException as error:
+                return fault(error)
+
+        return list(await asyncio.gather(*(one(attempt) for attempt in attempts)))
+
+    def _mark(self, value: object) -> Mark:
+        return mark(value["score"] if self.form.scored and isinstance(value, Mapping) and "score" in value else value)
+
+    def _marks(self, values: Any, count: int) -> list[Mark]:
+        if self.form.scored and isinstance(values, Sequence) and len(values) == count:
+            return [self._mark(value) for value in values]
+        return marks(values, count)
+
+
+def fault(error: BaseException) -> Mark:
+    """A mark that says what was raised, with the frames that are not ours."""
+    return Mark(cause=Cause.MEMORY if isinstance(error, MemoryError) else Cause.EXCEPTION, detail=own_traceback(error))
+
+
+def bound(function: Any, where: str, settings: Mapping[str, Any]) -> Bound:
+    """The function with its form. Raises UsageError that lists the forms where it has none of them."""
+    if not callable(function):
+        raise UsageError(f"reward {where} is a {type(function).__name__}, not something to call; write one of: {FORMS}")
+    try:
+        names = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        raise UsageError(f"reward {where}: its parameters cannot be read; wrap it in a function: {FORMS}") from None
+    for sign, form in SIGNS:
+        if sign in names:
+            return Bound(function, form, where, settings)
+    raise UsageError(f"reward {where} takes ({', '.join(names)}), which is none of the known forms: {FORMS}")

@@ -1,0 +1,145 @@
+"""Rewards for the form of a completion, whatever it answers: a pattern, tags in their order, no repetition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from groupwise.core.errors import UsageError
+from groupwise.core.reward import Reward
+from groupwise.core.samples import Attempt
+
+_LITERAL = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_QUANTIFIER = re.compile(r"[*+?{]")
+
+
+@dataclass(frozen=True)
+class Format:
+    r"""1.0 where the whole completion matches a regular expression (its dot matches newlines), else 0.0.
+
+    pattern  in the language of Python's `re`
+    longest  a longer completion scores 0.0: characters
+
+    With more than one quantifier a match can take time that grows without bound, so such a pattern is not `quick`: it
+    runs in a worker with a deadline.
+
+    >>> Format(r"#### \d+").quick, Format(r"<think>.*</think>\s*\d+").quick
+    (True, False)
+    """
+
+    pattern: str
+    longest: int = 100_000
+
+    def __post_init__(self) -> None:
+        if self.longest < 1:
+            raise UsageError(f"longest must be at least 1 character, not {self.longest}")
+        try:
+            _compiled(self.pattern)
+        except re.error as error:
+            raise UsageError(f"pattern {self.pattern!r} is not a regular expression: {error}") from None
+
+    @property
+    def quick(self) -> bool:
+        """Whether matching is linear for certain: at most one quantifier."""
+        return len(_QUANTIFIER.findall(_LITERAL.sub("", self.pattern))) <= 1
+
+    def __call__(self, attempts: Sequence[Attempt]) -> list[float]:
+        return [self._one(attempt.completion) for attempt in attempts]
+
+    def _one(self, text: str) -> float:
+        return float(len(text) <= self.longest and _compiled(self.pattern).fullmatch(text) is not None)
+
+
+@dataclass(frozen=True)
+class Tags:
+    """1.0 where the completion is `<a>text</a> <b>text</b>`: each tag once, in order, text inside only; else less.
+
+    tags    their names, in order
+    opened  whether the prompt's last words already open the first tag, as some chat templates do
+
+    Half is for the tags: every opening and closing that occurs exactly once earns its share. With all of them a quarter
+    more is for the order, and with the order the last quarter, where nothing is empty and nothing stands outside.
+
+    >>> tags = Tags()
+    >>> tags.worth("<think>48/2</think><answer>24</answer>"), tags.worth("<think>48/2</think> 24"), tags.worth("24")
+    (1.0, 0.25, 0.0)
+    """
+
+    tags: tuple[str, ...] = ("think", "answer")
+    opened: bool = False
+    quick = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tags, str) or not all(isinstance(tag, str) for tag in self.tags):
+            raise UsageError(f"tags must be a list of names, not {self.tags!r}")
+        object.__setattr__(self, "tags", tuple(self.tags))  # a recipe writes a list
+        if (
+            not self.tags
+            or len(set(self.tags)) < len(self.tags)
+            or not all(re.fullmatch(r"\w+", tag) for tag in self.tags)
+        ):
+            raise UsageError(f"tags must be different names without < and >, not {list(self.tags)}")
+
+    def __call__(self, attempts: Sequence[Attempt]) -> list[float]:
+        return [self.worth(attempt.completion) for attempt in attempts]
+
+    def worth(self, text: str) -> float:
+        """The score of one text, from 0 to 1."""
+        text = f"<{self.tags[0]}>{text}" if self.opened else text
+        marks = [mark for tag in self.tags for mark in (f"<{tag}>", f"</{tag}>")]
+        once = [text.count(mark) == 1 for mark in marks]
+        if not all(once):
+            # an opening that the prompt gave is not the completion's merit
+            earned = sum(once) - (self.opened and once[0])
+            return 0.5 * earned / (len(marks) - self.opened)
+        starts = [text.index(mark) for mark in marks]
+        if starts != sorted(starts):
+            return 0.5
+        ends = [start + len(mark) for start, mark in zip(starts, marks, strict=True)]
+        between = [text[end:start].strip() for end, start in zip([0, *ends], [*starts, len(text)], strict=True)]
+        return 1.0 if all(between[1::2]) and not any(between[0::2]) else 0.75
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """`largest` times the share of n-grams that occurred before in the same completion: 0 where none is repeated.
+
+    n        words (or tokens) in an n-gram; a completion of fewer scores 0
+    largest  the score of a completion that repeats everything: at most 0
+    tokens   n-grams of sampled ids instead of words, for text without spaces
+
+    >>> reward = Repetition(n=2)
+    >>> reward.worth("a b c".split()), reward.worth("a a a a a".split())
+    (0.0, -0.75)
+    """
+
+    n: int = 3
+    largest: float = -1.0
+    tokens: bool = False
+    quick = True
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise UsageError(f"n must be at least 1, not {self.n}")
+        if not -float("inf") < self.largest <= 0:
+            raise UsageError(f"largest must be a number of at most 0 (a penalty), not {self.largest}")
+
+    def __call__(self, attempts: Sequence[Attempt]) -> list[float]:
+        return [self.worth(one.tokens if self.tokens else one.completion.lower().split()) for one in attempts]
+
+    def worth(self, units: Sequence[Hashable]) -> float:
+        """The score of one sequence of words or ids."""
+        grams = [tuple(units[start : start + self.n]) for start in range(len(units) - self.n + 1)]
+        repeated = len(grams) - len(set(grams))
+        return self.largest * repeated / len(grams) if repeated else 0.0
+
+
+#: The word a recipe uses -> the reward.
+FORMS: Mapping[str, type[Reward]] = {"format": Format, "tags": Tags, "repetition": Repetition}
+
+
+@lru_cache(maxsize=32)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.DOTALL)

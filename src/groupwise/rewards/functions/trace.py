@@ -1,0 +1,42 @@
+"""A user's own traceback: what was raised in their files, without the frames that called them."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+#: Files of this folder, and the machinery of the standard library between them and a user's function.
+OURS = (str(Path(__file__).parents[1]), "<frozen ", "/asyncio/", "/importlib/", "<string>")
+TAIL = 4096
+
+
+def ours(filename: str) -> bool:
+    return any(part in filename for part in OURS)
+
+
+def own_traceback(error: BaseException) -> str:
+    """The traceback as Python prints it, frames of this package left out, its last 4,096 characters at most."""
+    told = traceback.TracebackException.from_exception(error)
+    links: traceback.TracebackException | None = told
+    while links is not None:
+        links.stack = traceback.StackSummary.from_list([f for f in links.stack if not ours(f.filename)])
+        links = links.__cause__ or links.__context__
+    return "".join(told.format()).strip()[-TAIL:]
+
+
+def own_lines(output: str) -> str:
+    """What a dying process printed, without the lines in which faulthandler names frames of this package.
+
+    >>> own_lines('Fatal Python error: Segmentation fault\\n  File "mine.py", line 3 in f\\n  File "<string>", line 1')
+    'Fatal Python error: Segmentation fault\\n  File "mine.py", line 3 in f'
+    """
+    kept = [line for line in output.splitlines() if not (line.startswith("  File ") and ours(line))]
+    return "\n".join(kept).strip()[-TAIL:]
+
+
+def place(error: BaseException) -> str:
+    """`file.py, line 3` of the innermost frame that is not ours; "" where there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not ours(f.filename)]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""

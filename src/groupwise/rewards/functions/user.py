@@ -1,0 +1,164 @@
+"""A user's own reward: found by name, recognised by its parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from groupwise.core.errors import UsageError, nearest
+from groupwise.core.samples import Attempt, Sample
+from groupwise.core.task import Task
+from groupwise.rewards.functions.adapters import SINGLE, Bound, bound
+from groupwise.rewards.functions.trace import own_traceback, place
+
+
+@dataclass(frozen=True)
+class User:
+    """The reward `module:name` or `path/to/file.py:name`, a function or a class.
+
+    settings  given to a class when it is made, to a function with every call
+
+    A class is made once in every process that scores. Which forms there are: docs/rewards.md.
+    """
+
+    use: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def quick(self) -> bool:
+        return False
+
+    def bind(self) -> Bound:
+        """The function, loaded. Raises UsageError, with the user's traceback as its note, where that cannot be done."""
+        module, name = load(self.use)
+        found = _attribute(module, name, self.use)
+        if not inspect.isclass(found):
+            made = bound(found, self.use, self.settings)
+            _known(self.settings, made, self.use)
+            return made
+        try:
+            instance = found(**self.settings)
+        except Exception as error:
+            raise _raised(self.use, f"{name}({_keywords(self.settings)})", error) from None
+        return bound(instance, self.use, {})
+
+    def describe(self) -> str:
+        """The form in words: `TRL reward_funcs: completions, answer, **kwargs`."""
+        return self.bind().words
+
+    def __call__(self, attempts: Sequence[Attempt]) -> Sequence[float]:
+        """Scores in this process, without a deadline; NaN where there is none."""
+        with asyncio.Runner() as runner:
+            return [one.value for part in self.bind().score(attempts, finisher(runner)) for one in part]
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """A task's own scorer as a reward."""
+
+    task: Task
+
+    @property
+    def quick(self) -> bool:
+        return False
+
+    def bind(self) -> Bound:
+        return Bound(self._one, SINGLE, type(self.task).__name__)
+
+    def _one(self, sample: Sample, completion: str) -> float:
+        return self.task.score(sample, completion)
+
+    def __call__(self, attempts: Sequence[Attempt]) -> Sequence[float]:
+        return [self.task.score(attempt.sample, attempt.completion) for attempt in attempts]
+
+
+def finisher(runner: asyncio.Runner) -> Callable[[Any], Any]:
+    """(awaitable) -> its result, on the runner's own loop: a user's sessions stay bound to one."""
+
+    async def finish(awaitable: Any) -> Any:
+        return await awaitable
+
+    return lambda awaitable: runner.run(finish(awaitable))
+
+
+def load(use: str) -> tuple[ModuleType, str]:
+    """`module:name` or `file.py:name` -> the module, imported, and the name in it."""
+    where, colon, name = use.rpartition(":")
+    if not colon or not where or not name:
+        raise UsageError(f"reward {use!r}: write module:function or path/to/file.py:function")
+    try:
+        return (_from_file(Path(where), use) if where.endswith(".py") else _from_module(where, use)), name
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _raised(use, "importing it", error) from None
+
+
+def _from_file(path: Path, use: str) -> ModuleType:
+    path = path.expanduser().absolute()
+    if not path.is_file():
+        there = [file.name for file in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
+        raise UsageError(f"reward {use}: no file {path}" + (f"; {nearest(path.name, there)}" if there else ""))
+    name = f"groupwise_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"reward {use}: {path} cannot be read as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: its dataclasses look their module up
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for what lies beside it
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_module(where: str, use: str) -> ModuleType:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+            raise  # it is there, and something that it imports is not
+        there = sorted(file.stem for file in Path.cwd().glob("*.py"))
+        hint = nearest(where, there) if there else "this folder has no .py file"
+        raise UsageError(f"reward {use}: no module {error.name!r} here or installed; {hint}") from None
+
+
+def _attribute(module: ModuleType, name: str, use: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = [n for n, v in vars(found).items() if callable(v) and not n.startswith("_")]
+            raise UsageError(f"reward {use}: {module.__file__} has no {part!r}; {nearest(part, public)}")
+        found = getattr(found, part)
+    return found
+
+
+def _known(settings: Mapping[str, Any], made: Bound, use: str) -> None:
+    parameters = made.parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for key in settings:
+        if key not in parameters:
+            raise UsageError(f"reward {use}: the setting {key!r} is no parameter of it; {nearest(key, parameters)}")
+
+
+def _keywords(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in settings.items())
+
+
+def _raised(use: str, what: str, error: BaseException) -> UsageError:
+    at = place(error)
+    words = " ".join(str(error).split())
+    wrong = UsageError(f"reward {use}: {what} raised {type(error).__name__}: {words}{f' ({at})' if at else ''}")
+    wrong.add_note(own_traceback(error))
+    return wrong

@@ -1,0 +1,1 @@
+"""Processes that score, each with a deadline."""

@@ -1,0 +1,106 @@
+"""The process that scores: it takes jobs, calls rewards, answers with marks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from groupwise.core.errors import UsageError
+from groupwise.core.reward import Mark
+from groupwise.core.samples import Attempt
+from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, fault
+from groupwise.rewards.functions.marks import exhausted, whole
+from groupwise.rewards.functions.trace import own_traceback
+from groupwise.rewards.functions.user import finisher
+from groupwise.rewards.pool.frames import frame
+
+#: Asks this process where it is, also where C code never comes back: faulthandler answers from the handler itself.
+WHERE = signal.SIGUSR1
+
+
+class Worker:
+    """One process's rewards and its line to the run."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self.pid = os.getpid()
+        self.line = line
+        self.jobs: Connection[Any, Any] = Connection(os.dup(line.fileno()), writable=False)
+        self.rewards: Mapping[str, Any] = {}
+        self.bound: dict[str, Bound] = {}
+        self.runner = asyncio.Runner()
+
+    def serve(self, settle: Callable[[], None]) -> None:
+        """Jobs until the line is closed. The first message is what there is to score with."""
+        self.send({"hello": _outer_pid()})
+        settle()
+        self.rewards = self.jobs.recv()
+        while True:
+            kind, name, given = self.jobs.recv()
+            self.send({**self.answer(kind, name, given), "done": True})
+
+    def send(self, message: dict[str, object]) -> None:
+        if os.getpid() != self.pid:
+            os._exit(0)  # a copy of this process that a user's function made, come back out of it
+        self.line.sendall(frame(message))
+
+    def answer(self, kind: str, name: str, attempts: Sequence[Attempt]) -> dict[str, object]:
+        """The last message of a job; marks of completions scored one by one go out before it, each at once."""
+        try:
+            bound = self.bound.get(name) or self.bind(name)
+            if kind == "load":
+                for attempt in attempts:
+                    bound.check(attempt.sample)
+                return {"words": bound.words}
+            for part in bound.score(attempts, finisher(self.runner)):
+                if len(part) > 1 and whole(part):
+                    return {"failed": _listed(part[0])}
+                self.send({"marks": [_listed(one) for one in part]})
+                if any(exhausted(one) for one in part):
+                    return {"spent": True}
+        except UsageError as error:
+            return {"broken": str(error), "detail": "".join(getattr(error, "__notes__", []))}
+        except BaseException as error:  # of a call for many completions; SystemExit is a fault like others
+            return {"failed": _listed(fault(error)), "spent": exhausted(fault(error))}
+        return {}
+
+    def bind(self, name: str) -> Bound:
+        """The reward, loaded, which may take longer than a score."""
+        self.send({"loading": name})
+        reward = self.rewards[name]
+        bind: Callable[[], Bound] | None = getattr(reward, "bind", None)
+        self.bound[name] = made = bind() if bind else Bound(lambda attempts: reward(attempts), ATTEMPTS, name)
+        self.send({"loaded": name, "single": not made.form.batched and not made.asynchronous})
+        return made
+
+
+def _listed(mark: Mark) -> list[object]:
+    return [mark.value, mark.cause, mark.detail]
+
+
+def _outer_pid() -> int:
+    """This process's number where the run sees it: /proc is still the run's."""
+    with contextlib.suppress(OSError):
+        return int(os.readlink("/proc/self"))
+    return os.getpid()
+
+
+def score(line: socket.socket, settle: Callable[[], None]) -> None:
+    """The whole life of a worker process; it ends when the run closes the line. `settle` is called after the hello."""
+    faulthandler.enable(all_threads=False)
+    faulthandler.register(WHERE, all_threads=True)
+    sys.argv = [""]
+    try:
+        Worker(line).serve(settle)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)
+    except BaseException as error:
+        print(own_traceback(error), file=sys.stderr)
+        os._exit(1)

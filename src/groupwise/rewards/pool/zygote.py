@@ -1,0 +1,188 @@
+"""The process that makes workers: small, without a user's code or threads, so that a new one takes milliseconds.
+
+    run -> zygote -> keeper -> (first of the namespace) -> worker
+
+The keeper stands outside the namespace: it keeps the last of what the worker prints, ends everything when the run asks
+or is gone, and says how the worker ended once nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from groupwise.rewards.pool import isolate, worker
+from groupwise.rewards.pool.frames import frame
+from groupwise.rewards.pool.isolate import Walls
+
+_KEPT = 1 << 14
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all workers of a pool have in common."""
+
+    memory: int
+    yielding: bool
+    preload: Sequence[str]
+    walls: str | None = None
+
+
+def main(control: int, setting: Setting) -> None:
+    """Forks a keeper for each pair of sockets that comes over the control socket, until that is closed."""
+    isolate.die_with_parent()
+    if setting.yielding:
+        isolate.yield_to_others()
+    for module in setting.preload:
+        with contextlib.suppress(ImportError):  # what needs it says so itself, in words, when it is loaded
+            importlib.import_module(module)
+    outside = isolate.space()
+    walls = Walls(setting.walls) if setting.walls else isolate.find_walls()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=control) as line:
+        while True:
+            _, handed, _, _ = socket.recv_fds(line, 1, 2)
+            if not handed:
+                os._exit(0)
+            if os.fork() == 0:
+                line.detach()
+                os.close(control)
+                _guarded(handed, setting, walls, outside)
+            for descriptor in handed:
+                os.close(descriptor)
+
+
+def _guarded(handed: list[int], setting: Setting, walls: Walls, outside: str) -> None:
+    try:
+        keep(socket.socket(fileno=handed[0]), socket.socket(fileno=handed[1]), setting, walls, outside)
+    except BaseException as error:
+        print(f"rewards: {walls}: {type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        os._exit(1)
+
+
+def keep(jobs: socket.socket, leash: socket.socket, setting: Setting, walls: Walls, outside: str) -> None:
+    """Makes a worker, waits until it or the run has had enough, ends all that is left of it, says how it ended.
+
+    jobs   the worker's line to the run
+    leash  the run's line to this process: a byte or its end means stop
+    """
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    wakened, wakes = os.pipe()
+    for end in (wakened, wakes):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    spaced = walls in (Walls.NAMESPACE, Walls.USER_NAMESPACE)
+    isolate.die_with_parent(signal.SIGKILL if spaced else signal.SIGTERM)
+    isolate.adopt_orphans()
+    isolate.enter(walls)
+    output, printed = os.pipe()
+    told, tells = os.pipe()
+    child = os.fork()
+    if child == 0:
+        leash.close()
+        for end in (output, told, wakened, wakes):
+            os.close(end)
+        (_first if spaced else _scoring)(jobs, printed, tells, setting.memory, outside)
+    jobs.close()
+    os.close(printed)
+    os.close(tells)
+    tail, status = _watch(child, leash, output, wakened)
+    if spaced:
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
+        word = os.read(told, 4)  # its only writer has ended
+        status = int.from_bytes(word, "big") if word else None
+    else:
+        isolate.kill_below(child)
+    _drain(output, tail)
+    with contextlib.suppress(OSError):
+        leash.sendall(frame({"status": status, "output": tail.decode(errors="replace")}))
+    os._exit(0)
+
+
+def _watch(child: int, leash: socket.socket, output: int, wakened: int) -> tuple[bytearray, int | None]:
+    """Until the child ends or is to be ended: the last it printed, and its status where it ended by itself."""
+    tail = bytearray()
+    watched = [leash.fileno(), output, wakened]
+    while True:
+        ready, _, _ = select.select(watched, [], [])
+        if output in ready and not _drain(output, tail):
+            watched.remove(output)
+        if wakened in ready:
+            numbers = os.read(wakened, 512)
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return tail, status
+            if signal.SIGTERM in numbers:
+                return tail, None
+        if leash.fileno() in ready:
+            with contextlib.suppress(OSError):
+                os.kill(child, worker.WHERE)
+            _listen(output, tail)
+            return tail, None
+
+
+def _listen(output: int, tail: bytearray, seconds: float = 0.1) -> None:
+    """A moment for faulthandler to write where the worker was."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and select.select([output], [], [], min(left, 0.03))[0]:
+        if not _drain(output, tail):
+            return
+
+
+def _drain(output: int, tail: bytearray) -> bool:
+    """Reads once what is there; False where nothing will come any more."""
+    if not _readable(output):
+        return True
+    data = os.read(output, 1 << 16)
+    tail += data
+    del tail[:-_KEPT]
+    return bool(data)
+
+
+def _readable(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def _first(jobs: socket.socket, printed: int, tells: int, memory: int, outside: str) -> None:
+    """The first process of a namespace: reaps what is orphaned, ends with the worker, and the namespace with it."""
+    isolate.die_with_parent()
+    signal.set_wakeup_fd(-1)
+    scoring = os.fork()
+    if scoring == 0:
+        os.close(tells)
+        _scoring(jobs, printed, -1, memory, outside)
+    jobs.close()
+    os.close(printed)
+    signal.signal(worker.WHERE, lambda *_: os.kill(scoring, worker.WHERE))
+    while True:
+        ended, status = os.wait()
+        if ended == scoring:
+            os.write(tells, status.to_bytes(4, "big"))
+            os._exit(0)
+
+
+def _scoring(jobs: socket.socket, printed: int, _tells: int, memory: int, outside: str) -> None:
+    isolate.die_with_parent()
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.dup2(printed, 1)  # 0 is /dev/null since the zygote
+    os.dup2(printed, 2)
+    os.close(printed)
+    sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    isolate.bound_resources(memory)
+    worker.score(jobs, lambda: isolate.settle(outside))

@@ -1,0 +1,176 @@
+"""The sandbox: programs that nobody has read, run with nothing to reach."""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Self
+
+from groupwise.core.errors import RunError, UsageError
+from groupwise.rewards.sandbox import wire
+from groupwise.rewards.sandbox.job import Job
+from groupwise.rewards.sandbox.launch import Lost, Zygote, start
+from groupwise.rewards.sandbox.outcome import Kind, Layers, Limits, Outcome
+
+ACCEPTED = "i accept that completions run unprotected"
+
+# Runs once in every new sandbox: each line that succeeds is a hole.
+_PROBE = """
+import os, socket
+def network(): socket.create_connection(("127.0.0.1", 9), 1)
+def sockets(): socket.socket()
+def processes(): os.fork() or os._exit(0)
+def signals(): os.kill(os.getppid(), 0)
+def accounts(): open("/etc/passwd").read()
+def folders(): os.listdir("/")[0] and open("/canary", "w")
+def limits(): bytearray(2**45)
+for attempt in (network, sockets, processes, signals, accounts, folders, limits):
+    try:
+        attempt()
+    except ConnectionError:
+        print(attempt.__name__)
+    except (OSError, MemoryError, IndexError):
+        continue
+    else:
+        print(attempt.__name__)
+"""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a called function gave: a tree of `wire`, or the name and text of the exception that it raised."""
+
+    value: Any = None
+    error: str = ""
+    told: str = ""
+
+
+class Session:
+    """A program that was loaded and answers calls. A context manager."""
+
+    def __init__(self, job: Job, nonce: str) -> None:
+        self._job = job
+        self.loaded = self._read(nonce, job.exchange())
+
+    def call(self, name: str, args: Any = ("t",), kwargs: Any = ("d",)) -> Reply | None:
+        """The function's answer to trees of arguments; None where the program is at its end, or did not load."""
+        if self.loaded is None or self.loaded.error:
+            return None
+        nonce = secrets.token_hex(16)
+        return self._read(nonce, self._job.exchange({"nonce": nonce, "call": name, "args": args, "kwargs": kwargs}))
+
+    def close(self) -> Outcome:
+        """Ends the program. How it ended, where that was before this call."""
+        return self._job.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _read(self, nonce: str, message: dict[str, Any] | None) -> Reply | None:
+        """The reply to the question with this nonce. Anything else ends the program: it forges its answers."""
+        if message is None:
+            return None
+        try:
+            if message.get("nonce") != nonce:
+                raise wire.NotPlain("a message without the question's nonce")
+            if "error" in message:
+                return Reply(error=str(message["error"])[:200], told=str(message.get("told", ""))[:4000])
+            wire.validate(message.get("value"))
+        except wire.NotPlain as fault:
+            self._job.ended = (Kind.CRASH, f"it sent {fault}")
+            self._job.stop()
+            return None
+        return Reply(value=message.get("value"))
+
+
+class Sandbox:
+    """Runs programs, each in a fresh process that can reach nothing. A context manager; starts at the first program.
+
+    limits       of every program
+    accept_risk  run also where this machine has too few layers of protection; without it that is a UsageError
+    without      layers to leave out, of "namespaces", "bubblewrap", "landlock", "seccomp"
+
+    >>> with Sandbox() as box:
+    ...     print(box.run("print(int(input()) + 1)", "41").stdout.strip())
+    42
+    """
+
+    def __init__(self, limits: Limits | None = None, accept_risk: bool = False, without: Collection[str] = ()) -> None:
+        self.limits, self._accept_risk, self._without = limits or Limits(), accept_risk, frozenset(without)
+        self._zygote: Zygote | None = None
+
+    @property
+    def layers(self) -> Layers:
+        """What is in place here. Starts the sandbox."""
+        return self._ready().layers
+
+    def run(self, program: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
+        """The program as a script with this input, to its end."""
+        return self._job({"mode": "run", "program": program}, stdin, limits).finish()
+
+    def session(self, program: str, limits: Limits | None = None) -> Session:
+        """The program, loaded, to call its functions."""
+        nonce = secrets.token_hex(16)
+        return Session(self._job({"mode": "calls", "program": program, "nonce": nonce}, "", limits), nonce)
+
+    def tester(self, tests: list[str], names: list[str], limits: Limits | None = None) -> tuple[Job, str]:
+        """A process that runs the tests and asks for calls of the names; the nonce that its verdict must carry."""
+        nonce = secrets.token_hex(16)
+        return self._job({"mode": "tests", "tests": tests, "names": names, "nonce": nonce}, "", limits), nonce
+
+    def close(self) -> None:
+        """Ends every process of the sandbox. It starts again when it is next used."""
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _job(self, first: dict[str, Any], stdin: str, limits: Limits | None) -> Job:
+        limits = limits or self.limits
+        try:
+            return Job(self._ready(), limits, first, stdin)
+        except Lost:  # killed from outside since the last program; a second loss in a row is a fault to report
+            try:
+                return Job(self._ready(), limits, first, stdin)
+            except Lost as lost:
+                raise RunError(f"sandbox: the process that starts programs is lost twice: {lost}") from None
+
+    def _ready(self) -> Zygote:
+        if self._zygote is None or not self._zygote.usable:
+            self.close()
+            zygote = start(self._without)
+            weakref.finalize(self, zygote.close)
+            self._zygote = zygote
+            if not self._accept_risk:
+                self._demand(zygote)
+        return self._zygote
+
+    def _demand(self, zygote: Zygote) -> None:
+        """The layers must be enough, and hold: a program that tries each way out must find all of them shut."""
+        if not zygote.layers.enough:
+            self.close()
+            raise UsageError(
+                f"completions cannot be run safely here: this machine lacks {zygote.layers.missing}; "
+                f'to run them nevertheless write task.sandbox = "{ACCEPTED}"'
+            )
+        tried = Job(zygote, Limits(seconds=20), {"mode": "run", "program": _PROBE}).finish()
+        if tried.kind is not Kind.FINISHED or tried.stdout:
+            self.close()
+            told = tried.stdout.split() or f"{tried.kind}: {tried.detail}"
+            raise RunError(f"sandbox ({zygote.layers}): a program that tries to get out succeeds: {told}")
+
+
+def available(without: Collection[str] = ()) -> Layers:
+    """The layers that this machine gives, found by putting them in place. Never raises for too few of them."""
+    with Sandbox(accept_risk=True, without=without) as box:
+        return box.layers

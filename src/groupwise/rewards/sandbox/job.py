@@ -1,0 +1,159 @@
+"""One program in its child, from the supervisor's side: its pipes, its deadline, how it ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+from groupwise.rewards.sandbox import wire
+from groupwise.rewards.sandbox.launch import Lost, Zygote
+from groupwise.rewards.sandbox.outcome import REFUSED, Kind, Limits, Outcome
+
+_CHUNK = 2**16
+_PATIENCE = 0.5  # seconds that a program may take to end after it closed its files
+
+
+class Job:
+    """A child that was given a first frame. `exchange` talks to it, `finish` waits for its end, `stop` ends it now."""
+
+    def __init__(self, zygote: Zygote, limits: Limits, first: dict[str, Any], stdin: str = "") -> None:
+        self.zygote, self.limits = zygote, limits
+        self.ended: tuple[Kind, str] | None = None  # why the supervisor gave up, where it did
+        self.outcome: Outcome | None = None
+        self.read = {"stdout": bytearray(), "stderr": bytearray(), "control": bytearray()}
+        self.write = {"stdin": memoryview(stdin.encode("utf-8", "surrogateescape")), "control": memoryview(b"")}
+        self.begun = time.monotonic()
+        self.ends, theirs = _pipes()
+        try:
+            self.child = zygote.spawn(limits, theirs)
+        except BaseException:
+            for descriptor in self.ends.values():
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        if not stdin:
+            os.close(self.ends.pop("stdin"))
+        self._send(first)
+
+    def exchange(self, message: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """Sends the message, if any, and waits for the child's next one. None where none will come."""
+        if message is not None:
+            self._send(message)
+        while self.ended is None:
+            try:
+                reply = wire.unpack(self.read["control"], self.limits.value)
+            except wire.NotPlain as error:
+                self.ended = (Kind.OUTPUT, f"it returned {error}")
+                return None
+            if reply is not None:
+                return reply
+            if "control" not in self.ends or not self._pump():
+                return None
+        return None
+
+    def finish(self) -> Outcome:
+        """Waits until it ends or its deadline comes, and says how."""
+        while self.ended is None and self._pump():
+            pass
+        return self.stop()
+
+    def stop(self) -> Outcome:
+        """Kills what is left of it and says how it ended. Twice says the same."""
+        if self.outcome is None:
+            for descriptor in self.ends.values():
+                os.close(descriptor)
+            self.ends.clear()
+            seconds = time.monotonic() - self.begun
+            out, err = (bytes(self.read[name]).decode("utf-8", "replace") for name in ("stdout", "stderr"))
+            try:
+                told = self.zygote.reap(self.child, _PATIENCE if self.ended is None else 0.0)
+                kind, detail = self.ended or self._ending(*told, err)
+            except Lost as lost:
+                kind, detail = Kind.CRASH, f"the process above it is lost: {lost}"
+            self.outcome = Outcome(kind, out, err, detail, seconds)
+        return self.outcome
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self.write["control"] = memoryview(bytes(self.write["control"]) + wire.pack(message))
+
+    def _pump(self) -> bool:
+        """Moves what can be moved; False when every pipe from the child is closed. Sets `ended` at a limit."""
+        if not any(name in self.ends for name in self.read):
+            return False
+        left = self.begun + self.limits.seconds - time.monotonic()
+        watched = select.poll()
+        for name, descriptor in self.ends.items():
+            reading = select.POLLIN if name in self.read else 0
+            watched.register(descriptor, reading | (select.POLLOUT if self.write.get(name) else 0))
+        ready = dict(watched.poll(max(0.0, left) * 1000))
+        if left <= 0:
+            self.ended = (Kind.TIMEOUT, f"killed after {self.limits.seconds:g} seconds")
+            return False
+        for name, descriptor in list(self.ends.items()):
+            self._move(name, descriptor, ready.get(descriptor, 0))
+        return True
+
+    def _move(self, name: str, descriptor: int, events: int) -> None:
+        try:
+            if events & select.POLLOUT:
+                self.write[name] = self.write[name][os.write(descriptor, self.write[name][:_CHUNK]) :]
+                if name == "stdin" and not self.write[name]:
+                    os.close(self.ends.pop(name))
+            if events & (select.POLLIN | select.POLLHUP | select.POLLERR) and name in self.read:
+                self._take(name, os.read(descriptor, _CHUNK))
+            elif events & (select.POLLHUP | select.POLLERR):
+                os.close(self.ends.pop(name))
+        except BlockingIOError:
+            return
+        except OSError:  # the child's end is gone
+            if name in self.ends:
+                os.close(self.ends.pop(name))
+
+    def _take(self, name: str, data: bytes) -> None:
+        if not data:
+            os.close(self.ends.pop(name))
+            return
+        self.read[name] += data
+        most = self.limits.value + _CHUNK if name == "control" else self.limits.output
+        if len(self.read[name]) > most:
+            self.ended = (Kind.OUTPUT, f"it wrote more than {most} bytes to {name}")
+            del self.read[name][most:]
+
+    def _ending(self, status: int, cpu: float, killed: bool, stderr: str) -> tuple[Kind, str]:
+        """What the exit status means. The status is the kernel's word; the texts are the child's and prove nothing."""
+        last = stderr.rstrip().rpartition("\n")[2][:300]
+        if killed:
+            return Kind.CRASH, "killed: it closed its files and went on"
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
+            if number == signal.SIGKILL or number == signal.SIGXCPU:
+                spent = cpu >= self.limits.seconds
+                return (
+                    (Kind.TIMEOUT, "killed: out of processor time") if spent else (Kind.MEMORY, "killed by the system")
+                )
+            return Kind.CRASH, name
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0:
+            return Kind.FINISHED, ""
+        if code == REFUSED:
+            return Kind.REFUSED, last
+        if last.startswith("MemoryError"):
+            return Kind.MEMORY, f"it asked for more than {self.limits.memory} bytes"
+        return Kind.EXCEPTION, last or f"exit code {code}"
+
+
+def _pipes() -> tuple[dict[str, int], list[int]]:
+    """This side's ends by name, not blocking, and the child's in the order stdin, stdout, stderr, control."""
+    (in_there, in_here), (out_here, out_there), (err_here, err_there) = os.pipe(), os.pipe(), os.pipe()
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ends = {"stdin": in_here, "stdout": out_here, "stderr": err_here, "control": here.detach()}
+    for descriptor in ends.values():
+        os.set_blocking(descriptor, False)
+    return ends, [in_there, out_there, err_there, there.detach()]

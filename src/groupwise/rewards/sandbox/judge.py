@@ -1,0 +1,141 @@
+"""Which tests a program passes. Expected values stay here, or in a process that the program cannot reach.
+
+Three kinds of test:
+    Stdio    run with an input; its stdout is compared, blanks at line ends and at the end aside
+    Call     a function is called; its answer, as data, is compared
+    Asserts  test code in a process of its own; the functions that it calls are asked of the program's process
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from groupwise.rewards.sandbox import wire
+from groupwise.rewards.sandbox.box import Reply, Sandbox, Session
+from groupwise.rewards.sandbox.job import Job
+from groupwise.rewards.sandbox.outcome import Kind, Limits
+
+
+@dataclass(frozen=True)
+class Stdio:
+    """A script's input and what it must print."""
+
+    input: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function (`f`, or `Solution.solve`), its arguments and the expected value, as trees of `wire`."""
+
+    name: str
+    args: Any
+    kwargs: Any
+    expected: Any
+
+
+@dataclass(frozen=True)
+class Asserts:
+    """Test code, one text each test, and the names in it that the program must define."""
+
+    tests: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+Test = Stdio | Call | Asserts
+
+
+def passed(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True) -> list[bool]:
+    """Which tests the program passes, one for each Stdio, Call and text of Asserts.
+
+    every  run them all; without it the first that fails ends the work, and those after it count as failed
+    """
+    calls = [test for test in tests if isinstance(test, Call)]
+    found = _calls(box, program, calls, every) if calls else []
+    for test in tests:
+        if not every and not all(found):
+            break
+        if isinstance(test, Stdio):
+            found.append(_stdio(box, program, test))
+        elif isinstance(test, Asserts):
+            found += _asserts(box, program, test)
+    return found + [False] * (count(tests) - len(found))
+
+
+def count(tests: Sequence[Test]) -> int:
+    """How many tests these are."""
+    return sum(len(test.tests) if isinstance(test, Asserts) else 1 for test in tests)
+
+
+def same_text(found: str, expected: str) -> bool:
+    """Whether two outputs are one, blanks at line ends and empty lines at the end aside.
+
+    >>> same_text("1 2 \\n3\\n\\n", "1 2\\n3"), same_text("1 2", "12")
+    (True, False)
+    """
+    left, right = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (found, expected))
+    return left == right
+
+
+def _stdio(box: Sandbox, program: str, test: Stdio) -> bool:
+    room = max(box.limits.output, 2 * len(test.output.encode()))
+    outcome = box.run(program, test.input, replace(box.limits, output=room))
+    return outcome.kind is Kind.FINISHED and same_text(outcome.stdout, test.output)
+
+
+def _calls(box: Sandbox, program: str, calls: Sequence[Call], every: bool) -> list[bool]:
+    """One process answers all the calls, in order; from its end on they fail."""
+    found: list[bool] = []
+    with box.session(program) as session:
+        for call in calls:
+            reply = session.call(call.name, call.args, call.kwargs)
+            found.append(reply is not None and not reply.error and wire.equal(reply.value, call.expected))
+            if reply is None or not (every or found[-1]):
+                break
+    return found + [False] * (len(calls) - len(found))
+
+
+def _asserts(box: Sandbox, program: str, test: Asserts) -> list[bool]:
+    """The tests run apart from the program, and only their own process's verdict counts."""
+    failed = [False] * len(test.tests)
+    with box.session(program) as session:
+        if session.loaded is None or session.loaded.error:
+            return failed
+        tester, nonce = box.tester(list(test.tests), list(test.names), _rest(box.limits))
+        try:
+            verdict = _mediate(tester, session, test.names)
+        finally:
+            tester.stop()
+    if verdict is None or verdict.get("nonce") != nonce:
+        return failed
+    marks = verdict.get("passed")
+    return (
+        marks if type(marks) is list and len(marks) == len(failed) and all(type(m) is bool for m in marks) else failed
+    )
+
+
+def _mediate(tester: Job, session: Session, names: Sequence[str]) -> dict[str, Any] | None:
+    """Carries calls from the tester to the program and answers back, until the tester's verdict.
+
+    None where the program ends before it answers: a test that expects an exception must not take that for one.
+    """
+    message = tester.exchange()
+    while message is not None and "call" in message:
+        if message["call"] not in names:
+            return None
+        reply = session.call(message["call"], message["args"], message["kwargs"])
+        if reply is None:
+            return None
+        message = tester.exchange(_forward(reply))
+    return message
+
+
+def _forward(reply: Reply) -> dict[str, Any]:
+    return {"error": reply.error, "told": reply.told} if reply.error else {"value": reply.value}
+
+
+def _rest(limits: Limits) -> Limits:
+    """The tester waits for the program, so its deadline is a little later."""
+    return replace(limits, seconds=limits.seconds + 1.0)

@@ -1,0 +1,289 @@
+"""Prompts to scored, filtered groups; and evaluation, which is the same without filtering or training."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from groupwise.algorithms.parts.filters import RIGHT, Filter
+from groupwise.core.engine import Engine, Request, Sampling
+from groupwise.core.records import Group, Prompt
+from groupwise.core.samples import Sample
+from groupwise.core.seeds import derive, stream
+from groupwise.core.task import Streams
+from groupwise.rollout.scoring import Marking, Mix, Scorer, with_learned
+
+#: No refill round assumes that fewer than this share of groups will be kept, so that one unlucky step stays affordable.
+LEAST_KEEP_RATE = 0.25
+
+
+@dataclass(frozen=True)
+class Harvest:
+    """What a step generated and what of it trains.
+
+    groups      the groups that train
+    generated   every group generated in this step, dropped and surplus ones included
+    dropped     groups that the filter took out
+    fallback    dropped groups that train all the same, because the budget of rounds was spent
+    surplus     kept groups beyond what the step needs; they train first in the next step
+    rounds      rounds of generation
+    """
+
+    groups: tuple[Group, ...]
+    generated: tuple[Group, ...]
+    dropped: int
+    fallback: int
+    surplus: tuple[Group, ...]
+    rounds: int
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """Where the stream of prompts stands: how many were drawn, groups waiting, the last share of groups kept, and the
+    level of each source of a task that has levels.
+    """
+
+    cursor: int = 0
+    surplus: tuple[Group, ...] = ()
+    keep_rate: float = 1.0
+    levels: Mapping[str, int] = field(default_factory=dict)
+
+
+Encode = Callable[[Sample], tuple[int, ...]]
+
+
+class Prompts:
+    """The training problems without end: draw i is a function of (seed, i), and of the levels where the task has any.
+
+    A task's list comes in shuffled order, all of it before any comes again.
+    """
+
+    def __init__(self, source: Sequence[Sample] | Streams, encode: Encode, seed: int) -> None:
+        self.source, self.encode, self.seed = source, encode, seed
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def draw(self, index: int, levels: Mapping[str, int] | None = None) -> Prompt:
+        sample = (
+            self.source.draw(index, self.seed, levels or {}) if isinstance(self.source, Streams) else self._next(index)
+        )
+        return Prompt(sample, self.encode(sample))
+
+    def _next(self, index: int) -> Sample:
+        assert not isinstance(self.source, Streams)
+        epoch, position = divmod(index, len(self.source))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = torch.randperm(len(self.source), generator=stream(self.seed, "prompts", epoch))
+        return self.source[int(self._order[position])]
+
+
+#: Prompts and completions, token ids, side by side -> a reward model's score of each, reward units.
+Judge = Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], list[float]]
+
+
+class Rollout:
+    """Generates, scores and filters until a step has its groups."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scorer: Scorer,
+        prompts: Prompts,
+        sampling: Sampling,
+        samples_per_prompt: int,
+        filter: Filter,
+        state: StreamState | None = None,
+        judge: Judge | None = None,
+    ) -> None:
+        self.engine, self.scorer, self.prompts = engine, scorer, prompts
+        self.sampling, self.samples_per_prompt, self.filter = sampling, samples_per_prompt, filter
+        self.state, self.judge = state or StreamState(), judge
+
+    def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> Harvest:
+        """The next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short completions
+        have no head start; what is left over waits for the next step.
+        """
+        keep: list[Group] = list(self.state.surplus)
+        generated: list[Group] = []
+        dropped: list[Group] = []
+        rounds = 0
+        rate = self.state.keep_rate
+        while len(keep) < wanted and rounds < self.filter.max_rounds:
+            fresh = self._round(math.ceil((wanted - len(keep)) / max(rate, LEAST_KEEP_RATE)), during)
+            verdicts = [self.filter(group) for group in fresh]
+            keep += [group for group, verdict in zip(fresh, verdicts, strict=True) if verdict.keep]
+            dropped += [group for group, verdict in zip(fresh, verdicts, strict=True) if not verdict.keep]
+            generated += fresh
+            rounds += 1
+            rate = sum(v.keep for v in verdicts) / len(verdicts)
+        fallback = dropped[: max(0, wanted - len(keep))]
+        surplus = tuple(keep[wanted:])
+        levels = moved(self.prompts.source, self.state.levels, generated)
+        self.state = dataclasses.replace(self.state, surplus=surplus, keep_rate=rate, levels=levels)
+        groups = (*keep[:wanted], *fallback)
+        return Harvest(groups, tuple(generated), len(dropped), len(fallback), surplus, rounds)
+
+    def _round(self, count: int, during: Callable[[str], None]) -> list[Group]:
+        first = self.state.cursor
+        prompts = [self.prompts.draw(first + i, self.state.levels) for i in range(count)]
+        self.state = dataclasses.replace(self.state, cursor=first + count)
+        seeds = [derive(self.prompts.seed, "completions", first + i) for i in range(count)]
+        asked = (self.engine, self.scorer, prompts, seeds, self.samples_per_prompt, self.sampling, self.judge)
+        return answered(*asked, during)
+
+
+def answered(
+    engine: Engine,
+    scorer: Scorer,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int],
+    samples: int,
+    sampling: Sampling,
+    judge: Judge | None = None,
+    during: Callable[[str], None] = lambda phase: None,
+) -> list[Group]:
+    """A scored group for each prompt. Slow scores are made beside generation; the phase "score" is what is left."""
+    requests = [Request(p.tokens, samples, seed) for p, seed in zip(prompts, seeds, strict=True)]
+    marking = Marking(scorer, prompts)
+    during("generate")
+    answers = engine.generate(requests, sampling, marking.hear)
+    during("score")
+    groups = [Group(p, done) for p, done in zip(prompts, marking.scored(answers), strict=True)]
+    return groups if judge is None else judged(groups, judge, scorer.mix)
+
+
+def judged(groups: Sequence[Group], judge: Judge, mix: Mix) -> list[Group]:
+    """The groups with the judge's score of each completion beside the task's."""
+    asked = [(group.prompt.tokens, c.tokens) for group in groups for c in group.completions]
+    scores = iter(judge([prompt for prompt, _ in asked], [completion for _, completion in asked]))
+    return [
+        dataclasses.replace(g, completions=tuple(with_learned(c, next(scores), mix) for c in g.completions))
+        for g in groups
+    ]
+
+
+def moved(source: object, levels: Mapping[str, int], generated: Sequence[Group]) -> Mapping[str, int]:
+    """The levels after a step, where the task has any."""
+    if not isinstance(source, Streams):
+        return levels
+    return source.moved({**dict.fromkeys(source.sources, 0), **levels}, pass_rates(generated))
+
+
+def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
+    """Of each source: the share of its scored completions that are right, and how many there are."""
+    votes: dict[str, list[bool]] = {}
+    for group in groups:
+        told = [c.score >= RIGHT for c in group.completions if not math.isnan(c.score)]
+        votes.setdefault(group.prompt.sample.source, []).extend(told)
+    return {source: (_share(told), len(told)) for source, told in votes.items() if told}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Sampled results on a split.
+
+    avg_at_k      mean over problems of the share of its k samples that are right: the pass rate
+    pass_at_k     {k: chance that at least one of k samples is right}, unbiased, for k = 1, 2, 4, ... up to the samples
+    learned_mean  mean of the reward model's score, where the task has none of its own; the shares are NaN then
+    score_mean    mean of the task's score, reward units; a completion that could not be scored counts 0
+    unscored      completions that could not be scored; they count as wrong
+    standard_error  of avg_at_k, over problems: the deviation of their pass rates by the root of how many there are
+    by_source     {source: its problems, avg_at_k and score_mean} where the task names sources
+    """
+
+    problems: int
+    samples: int
+    avg_at_k: float
+    pass_at_k: dict[int, float]
+    length_mean: float
+    truncated_share: float
+    score_mean: float = math.nan
+    unscored: int = 0
+    learned_mean: float = math.nan
+    standard_error: float = math.nan
+    by_source: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+def evaluate(
+    engine: Engine,
+    scorer: Scorer,
+    problems: Sequence[Sample],
+    encode: Encode,
+    samples: int,
+    sampling: Sampling,
+    seed: int,
+    judge: Judge | None = None,
+) -> Evaluation:
+    """Sample every problem `samples` times and score; the same seed asks with the same random numbers each time."""
+    prompts = [Prompt(s, encode(s)) for s in problems]
+    seeds = [derive(seed, "evaluation", i) for i in range(len(prompts))]
+    groups = answered(engine, scorer.truth(), prompts, seeds, samples, sampling, judge if scorer.judged else None)
+    completions = [c for g in groups for c in g.completions]
+    right = [sum(c.score >= RIGHT for c in g.completions) for g in groups]
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples]
+    return Evaluation(
+        problems=len(problems),
+        samples=samples,
+        avg_at_k=math.nan if scorer.judged else math.fsum(right) / len(completions),
+        pass_at_k={
+            k: math.fsum(pass_at_k(samples, c, k) for c in right) / len(groups) for k in ks if not scorer.judged
+        },
+        length_mean=sum(len(c.tokens) for c in completions) / len(completions),
+        truncated_share=sum(c.finish == "length" for c in completions) / len(completions),
+        score_mean=_score_mean(groups),
+        unscored=0 if scorer.judged else sum(math.isnan(c.score) for c in completions),
+        learned_mean=_mean([c.learned for c in completions if c.learned is not None]),
+        standard_error=math.nan if scorer.judged else standard_error([count / samples for count in right]),
+        by_source={} if scorer.judged else _by_source(groups),
+    )
+
+
+def _by_source(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.prompt.sample.source, []).append(group)
+    return {
+        source: {
+            "problems": len(own),
+            "avg_at_k": _share([c.score >= RIGHT for g in own for c in g.completions]),
+            "score_mean": _score_mean(own),
+        }
+        for source, own in sorted(found.items())
+        if source
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _share(told: Sequence[bool]) -> float:
+    return sum(told) / len(told)
+
+
+def _score_mean(groups: Sequence[Group]) -> float:
+    scores = [c.score for g in groups for c in g.completions]
+    return math.fsum(s for s in scores if not math.isnan(s)) / len(scores)
+
+
+def standard_error(rates: Sequence[float]) -> float:
+    """Of their mean: the sample deviation by the root of how many there are; NaN of fewer than two.
+
+    >>> standard_error([0.0, 1.0])
+    0.5
+    """
+    return statistics.stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else math.nan
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the chance that k of n samples, c of them right, hold a right one (2107.03374).
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)

@@ -1,0 +1,1 @@
+"""Problems made by reasoning_gym."""

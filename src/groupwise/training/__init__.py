@@ -1,0 +1,1 @@
+"""What changes weights, and how they are saved."""

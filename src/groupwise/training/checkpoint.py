@@ -1,0 +1,229 @@
+"""Checkpoints: safetensors and JSON in a folder that appears whole or not at all, with a hash of every file."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from groupwise.core.errors import RunError, disk_words
+from groupwise.core.records import Completion, Group, Kept, Prompt
+from groupwise.core.samples import Sample
+from groupwise.rollout.collect import StreamState
+
+MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
+CRITIC, CRITIC_OPTIMIZER = "critic.safetensors", "critic-optimizer.safetensors"
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """root/step-000120."""
+    return root / f"step-{step:06d}"
+
+
+def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Path:
+    """A checkpoint of `step`, filled by `write`; then all but the newest `keep` are removed.
+
+    Everything is written and synced beside its place and renamed at the end: a kill at any moment leaves either the
+    checkpoint or none. Raises RunError, the older checkpoints untouched, where the disk refuses.
+    """
+    final = folder_of(root, step)
+    partial = root / f".partial-{final.name}"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write(partial)
+        _seal(partial)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        _sync(root)
+    except Exception as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not disk_words(error):
+            raise
+        good, _ = newest_good(root)
+        kept = f"{good} is untouched" if good else "there is no earlier checkpoint"
+        raise RunError(
+            f"step {step}: the checkpoint cannot be saved: {disk_words(error)}; {kept}. "
+            f"Free space, then: groupwise train --resume {root.parent}"
+        ) from None
+    for old in steps(root)[:-keep]:
+        shutil.rmtree(folder_of(root, old))
+    return final
+
+
+def steps(root: Path) -> list[int]:
+    """The steps that have a checkpoint, oldest first."""
+    return sorted(int(p.name.removeprefix("step-")) for p in root.glob("step-*")) if root.is_dir() else []
+
+
+def newest_good(root: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint whose files all match their hashes, and a line about each newer one that does not."""
+    told = []
+    for step in reversed(steps(root)):
+        damage = damaged(folder_of(root, step))
+        if not damage:
+            return folder_of(root, step), told
+        told.append(f"{folder_of(root, step)} is damaged ({damage}); falling back to an older one")
+    return None, told
+
+
+def damaged(folder: Path) -> str:
+    """What is wrong with a checkpoint; empty where every file matches the manifest."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{MANIFEST} is missing or unreadable"
+    for name, expected in manifest.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _hash(path) != expected:
+            return f"{name} does not match its hash"
+    return ""
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The policy's tensors by name, from all its safetensors files."""
+    weights: dict[str, Tensor] = {}
+    for path in sorted((folder / POLICY).glob("*.safetensors")):
+        weights.update(load_file(path))
+    return weights
+
+
+def write_parameters(folder: Path, model: nn.Module, name: str) -> None:
+    """Every parameter of a model, by its name."""
+    save_file({k: p.detach().cpu().contiguous() for k, p in model.named_parameters()}, folder / name)
+
+
+def read_parameters(folder: Path, model: nn.Module, name: str) -> None:
+    """The parameters as they were saved, bit for bit."""
+    put_parameters(model, load_file(folder / name))
+
+
+def put_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Every parameter of the model overwritten by the tensor of its name."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+
+
+def write_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:
+    """Every optimizer tensor, as `<parameter>/<entry>`."""
+    tensors: dict[str, Tensor] = {}
+    for key, parameter in model.named_parameters():
+        for entry, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{key}/{entry}"] = value.detach().cpu().contiguous()
+    save_file(tensors, folder / name)
+
+
+def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:
+    """The optimizer as it was saved, bit for bit."""
+    parameters = dict(model.named_parameters())
+    for key, value in load_file(folder / name).items():
+        owner, entry = key.rsplit("/", 1)
+        parameter = parameters[owner]
+        # The fused AdamW counts its steps on the parameter's device, too.
+        optimizer.state[parameter][entry] = value.to(parameter.device)
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    (folder / STATE).write_text(json.dumps(state))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / STATE).read_text())
+
+
+def stream_to_json(state: StreamState) -> dict[str, Any]:
+    """The prompt stream as JSON; floats keep every bit."""
+    return {
+        "cursor": state.cursor,
+        "keep_rate": state.keep_rate,
+        "levels": dict(state.levels),
+        "surplus": [
+            {
+                "sample": dataclasses.asdict(g.prompt.sample),
+                "tokens": g.prompt.tokens,
+                "completions": [_completion_to_json(c) for c in g.completions],
+            }
+            for g in state.surplus
+        ],
+    }
+
+
+def stream_from_json(data: dict[str, Any]) -> StreamState:
+    groups = [
+        Group(
+            Prompt(Sample(**g["sample"]), tuple(g["tokens"])),
+            tuple(_completion_from_json(c) for c in g["completions"]),
+        )
+        for g in data["surplus"]
+    ]
+    told = {key: data[key] for key in ("cursor", "keep_rate", "levels")}
+    return StreamState(surplus=tuple(groups), **told)
+
+
+def _completion_to_json(completion: Completion) -> dict[str, Any]:
+    kept = completion.kept
+    data = dict(vars(completion))
+    data["kept"] = None if kept is None else {"ids": kept.ids.tolist(), "start": kept.start.tolist()}
+    data["routes"] = None if completion.routes is None else _routes_to_json(completion.routes)
+    return data
+
+
+def _completion_from_json(data: dict[str, Any]) -> Completion:
+    kept = data["kept"]
+    if kept is not None:
+        kept = Kept(torch.tensor(kept["ids"], dtype=torch.int32), torch.tensor(kept["start"], dtype=torch.int64))
+    tuples = {"tokens": tuple(data["tokens"]), "logp_engine": tuple(data["logp_engine"])}
+    steps = tuple((index, score) for index, score in data["steps"])
+    parts = tuple((name, score) for name, score in data["parts"])
+    routes = data.get("routes")  # a checkpoint of before there were any has no such key
+    routes = None if routes is None else _routes_from_json(routes)
+    return Completion(**{**data, **tuples, "kept": kept, "steps": steps, "parts": parts, "routes": routes})
+
+
+def _routes_to_json(routes: Tensor) -> dict[str, Any]:
+    """The bytes as text: a number for each choice would be several times as long."""
+    whole = routes.contiguous()
+    text = base64.b64encode(whole.view(torch.uint8).numpy().tobytes()).decode()
+    return {"shape": list(whole.shape), "bytes_each": whole.element_size(), "base64": text}
+
+
+def _routes_from_json(data: dict[str, Any]) -> Tensor:
+    dtype = {1: torch.uint8, 2: torch.int16}[data["bytes_each"]]
+    raw = torch.frombuffer(bytearray(base64.b64decode(data["base64"])), dtype=torch.uint8)
+    return raw.view(dtype).reshape(data["shape"])
+
+
+def _seal(folder: Path) -> None:
+    """Sync every file to disk and write the manifest of their hashes last."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    for path in files:
+        _sync(path)
+    hashes = {str(p.relative_to(folder)): _hash(p) for p in files}
+    (folder / MANIFEST).write_text(json.dumps({"sha256": hashes}, indent=1))
+    _sync(folder / MANIFEST)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,111 @@
+"""The critic: V(s_t) for a batch, and one optimizer update on a minibatch. It has an optimizer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.parts.critic import value_loss
+from groupwise.core.metrics import Mean, Sum, Value
+from groupwise.core.records import Batch
+from groupwise.models.value import POLICY_START, token_values
+from groupwise.training.optimizer import (
+    OptimizerSettings,
+    adamw,
+    clip_gradient,
+    learning_rate,
+    pieces,
+    score_dtype,
+    set_rate,
+    step_if_finite,
+)
+
+
+@dataclass(frozen=True)
+class CriticSettings(OptimizerSettings):
+    """The optimizer's settings, and what only a critic has.
+
+    clip          how far a value may move from V_old before its loss stops falling, reward units; 0 is off
+    warmup_steps  the first training steps, in which the critic learns and the policy waits
+    start         "policy", "reward-model" (the run's own), or the folder of one (or of a causal language model)
+    """
+
+    learning_rate: float = 1e-5
+    clip: float = 0.2
+    warmup_steps: int = 0
+    start: str = POLICY_START
+
+
+class Critic:
+    """Holds the value model and its optimizer. loss = mean over the trained tokens of the optimizer batch."""
+
+    def __init__(self, model: Any, settings: CriticSettings, total_updates: int) -> None:
+        self.model = model.eval()
+        self.settings, self.total_updates = settings, total_updates
+        self.updates = 0
+        self.device = next(model.parameters()).device
+        self.optimizer = adamw(model, settings)
+
+    def values(self, batch: Batch) -> Tensor:
+        """V(s_t) [N,T] in reward units, on the CPU without gradient, 0 where masked."""
+        out = torch.zeros(batch.tokens.shape, dtype=score_dtype(self.model))
+        with torch.no_grad():
+            for index, micro in self._pieces(batch):
+                value = self._forward(micro)
+                out[index, : value.shape[1]] = value.cpu()
+        return out
+
+    def gradients(self, minibatch: Batch, tokens: int) -> tuple[float, int]:
+        """Adds the minibatch's gradient to the parameters -> its loss, and its tokens that the clip holds back.
+
+        `tokens` are the trained tokens of the whole optimizer batch, of which this may be a part: parts add up.
+        """
+        loss, held = 0.0, 0
+        for _, micro in self._pieces(minibatch):
+            value, clip = self._forward(micro), self.settings.clip
+            old, returns = (micro.need(name).to(value.dtype) for name in ("value", "returns"))
+            part = value_loss(value, old, returns, micro.mask, clip).sum() / max(tokens, 1)
+            part.backward()
+            loss += part.item()
+            held += int(clipped(value.detach(), old, returns, micro.mask, clip).sum())
+        return loss, held
+
+    def update(self, minibatch: Batch) -> dict[str, Value]:
+        """One optimizer update; skipped, and counted, where loss or gradient is not finite. Reads value and returns."""
+        set_rate(self.optimizer, learning_rate(self.settings, self.updates, self.total_updates))
+        self.optimizer.zero_grad(set_to_none=True)
+        tokens = int(minibatch.mask.sum())
+        loss, held = self.gradients(minibatch, tokens)
+        norm = clip_gradient(self.model, self.settings.clip_norm)
+        applied = step_if_finite(self.optimizer, loss, norm)
+        self.updates += 1
+        return {
+            "value_loss": Mean(loss, 1),
+            "value_clipped_share": Mean(held, tokens),
+            "critic_gradient_norm": Mean(norm, 1),
+            "critic_updates_skipped": Sum(0 if applied else 1),
+        }
+
+    def _forward(self, micro: Batch) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):
+            return token_values(self.model, micro.tokens, micro.mask)
+
+    def _pieces(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
+        return pieces(batch, self.settings.tokens_per_microbatch, self.device)
+
+
+def clipped(value: Tensor, value_old: Tensor, returns: Tensor, mask: Tensor, clip: float) -> Tensor:
+    """[N,T] each -> [N,T] bool: where the clipped branch of the value loss is the larger one, and its gradient 0.
+
+    >>> old, moved = torch.zeros(1, 3), torch.tensor([[0.5, 0.1, -0.5]])
+    >>> clipped(moved, old, torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool), 0.2)
+    tensor([[ True, False, False]])
+    """
+    if not clip:
+        return torch.zeros_like(mask)
+    near = value.clamp(value_old - clip, value_old + clip)
+    return mask & ((near - returns).abs() > (value - returns).abs())

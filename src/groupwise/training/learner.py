@@ -1,0 +1,202 @@
+"""The learner: frozen log-probabilities for a batch, and one optimizer update on a minibatch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.algorithms.algorithm import Algorithm, LossOut
+from groupwise.core.collate import collate
+from groupwise.core.metrics import Last, Max, Mean, Sum, Value
+from groupwise.core.records import Batch, Completion, Group, Prompt
+from groupwise.diagnostics.updates import UpdateRecord, update_metrics
+from groupwise.models.heads import halves
+from groupwise.models.logprobs import sequence_logprobs
+from groupwise.models.moe.replay import (
+    Gathering,
+    Losses,
+    ReplayFrom,
+    Routed,
+    RoutingSettings,
+    Rows,
+    rows_of,
+)
+from groupwise.models.moe.routing import Router
+from groupwise.training.optimizer import (
+    OptimizerSettings,
+    adamw,
+    clip_gradient,
+    learning_rate,
+    pieces,
+    score_dtype,
+    set_rate,
+    step_if_finite,
+)
+from groupwise.training.optimizer import Schedule as Schedule  # settings of a learner are made where a learner is
+
+
+@dataclass(frozen=True)
+class LearnerSettings(OptimizerSettings):
+    """How the policy is trained: the optimizer's settings, as they are."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer update: its metrics, what it saw, and whether the weights moved."""
+
+    metrics: dict[str, Value]
+    seen: UpdateRecord
+    applied: bool
+
+
+class Learner:
+    """Holds the policy being trained, its optimizer, and the frozen reference where an algorithm reads one."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        reference: nn.Module | None,
+        settings: LearnerSettings,
+        temperature: float,
+        total_updates: int,
+        routing: RoutingSettings = RoutingSettings(),
+        found: Sequence[Router] = (),
+    ) -> None:
+        """`found` are the model's routers, as demand_routing gives them; none, and routes are nobody's concern."""
+        self.model = model.eval()
+        self.routing, self.routers = routing, found
+        self.reference = None if reference is None else reference.eval().requires_grad_(False)
+        self.settings, self.temperature, self.total_updates = settings, temperature, total_updates
+        self.updates = 0
+        self.device = next(model.parameters()).device
+        self.optimizer = adamw(model, settings)
+
+    def annotate(self, batch: Batch, old: bool, ref: bool) -> Batch:
+        """Adds `logp_old` and `logp_ref` [N,T] without gradient, each only where it is read.
+
+        With experts also `routes`: those of the very pass that makes logp_old, or of one made for them where only they
+        are read. With the engine's replayed there, `routes_own` says what the routers would have chosen.
+        """
+        with torch.no_grad():
+            logp_old, routed = self._under_old_policy(batch, old)
+            logp_ref = self.logprobs(self.reference, batch) if ref and self.reference is not None else None
+        return batch.add(logp_old=logp_old, logp_ref=logp_ref, **routed)
+
+    def _under_old_policy(self, batch: Batch, old: bool) -> tuple[Tensor | None, dict[str, Rows]]:
+        """logp_old where it is read, and the columns of routes."""
+        from_engine = self.routing.replay is ReplayFrom.ENGINE
+        replayed = rows_of(batch, "routes_engine", self.routers) if from_engine else None
+        if not old and replayed is not None:
+            return None, {"routes": replayed}
+        if not old and not self.routing.reads_routes:
+            return None, {}
+        logp, seen = self._pass(batch, replayed)
+        own = {"routes_own": seen.own} if seen and from_engine else {}
+        return logp if old else None, {"routes": seen.used, **own} if seen else {}
+
+    def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """[N,T] nats on the CPU, 0 where masked."""
+        return self._sweep(model, batch, Gathering(model, (), batch))
+
+    def _pass(self, batch: Batch, replayed: Rows | None) -> tuple[Tensor, Routed | None]:
+        """The policy's log-probabilities, and its routes."""
+        gathering = self._gathering(batch, replayed)
+        return self._sweep(self.model, batch, gathering), gathering.result
+
+    def _sweep(self, model: nn.Module, batch: Batch, gathering: Gathering) -> Tensor:
+        out = torch.zeros(batch.tokens.shape, dtype=score_dtype(model))
+        for index, micro in self._microbatches(batch):
+            with gathering.over(index, micro):
+                logp, _ = self._forward(model, micro, entropy_gradient=False)
+            out[index, : logp.shape[1]] = logp.cpu()
+        return out
+
+    def completion_logprobs(self, prompt: Prompt, pad: int, completions: Sequence[Completion]) -> list[Tensor]:
+        """[tokens] nats of each completion of one prompt, under the weights as they are, and on the engine's experts
+        where they are known: this compares weights, and a choice between two equal experts may fall either way.
+        """
+        scored = tuple(dataclasses.replace(c, score=0.0) for c in completions)
+        batch = collate([Group(prompt, scored)], pad)
+        replayed = rows_of(batch, "routes_engine", self.routers) if self.routers and batch.routes_engine else None
+        with torch.no_grad():
+            logp, _ = self._pass(batch, replayed)
+        return [row[inside] for row, inside in zip(logp, batch.mask, strict=True)]
+
+    def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord]:
+        """Adds the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw."""
+        seen = {
+            name: torch.zeros(minibatch.tokens.shape) for name in ("logp_live", "log_ratio", "share", "entropy", "kl")
+        }
+        seen["logp_live"] = seen["logp_live"].to(score_dtype(self.model))
+        loss = 0.0
+        replays = self.routing.replay is not ReplayFrom.NONE
+        replayed = rows_of(minibatch, "routes", self.routers) if replays else None
+        gathering = self._gathering(minibatch, replayed, self.routing.losses)
+        for index, micro in self._microbatches(minibatch):
+            with gathering.over(index, micro) as add:
+                live, entropy = self._forward(self.model, micro, entropy_gradient=algorithm.entropy_coefficient != 0)
+                out = self._objective(algorithm, micro, live, entropy)
+                value = add(out.value)
+                value.backward()
+            loss += value.item()
+            found = {
+                "logp_live": live,
+                "log_ratio": out.log_ratio,
+                "share": out.share,
+                "entropy": entropy,
+                "kl": out.kl,
+            }
+            for name, column in found.items():
+                if column is not None:
+                    seen[name][index, : column.shape[1]] = column.detach().to("cpu", seen[name].dtype)
+        kl = seen.pop("kl")
+        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routed=gathering.result)
+
+    def update(self, minibatch: Batch, algorithm: Algorithm) -> Update:
+        """One optimizer update on a weighted minibatch; skipped, and counted, where loss or gradient is not finite."""
+        rate = learning_rate(self.settings, self.updates, self.total_updates)
+        set_rate(self.optimizer, rate)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, seen = self.gradients(minibatch, algorithm)
+        norm = clip_gradient(self.model, self.settings.clip_norm)
+        applied = step_if_finite(self.optimizer, loss, norm)
+        self.updates += 1
+        metrics: dict[str, Value] = {
+            "loss": Mean(loss, 1),
+            "gradient_norm": Mean(norm, 1),
+            "gradient_norm_max": Max(norm),
+            "learning_rate": Last(rate),
+            "updates": Sum(1),
+            "updates_skipped": Sum(0 if applied else 1),
+            **{name: Mean(value, 1) for name, value in (seen.routed.losses if seen.routed else {}).items()},
+        }
+        return Update({**metrics, **update_metrics(minibatch, seen)}, seen, applied)
+
+    def _objective(self, algorithm: Algorithm, micro: Batch, live: Tensor, entropy: Tensor) -> LossOut:
+        old = live.detach() if micro.logp_old is None else micro.logp_old
+        return algorithm.objective(
+            micro.need("weight"),
+            live,
+            old,
+            micro.need("advantage"),
+            micro.mask,
+            logp_ref=micro.logp_ref,
+            correction=micro.correction,
+            entropy=entropy,
+        )
+
+    def _forward(self, model: nn.Module, micro: Batch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):
+            return sequence_logprobs(
+                *halves(model), micro.tokens, micro.mask, self.temperature, micro.kept, entropy_gradient
+            )
+
+    def _gathering(self, batch: Batch, replayed: Rows | None, losses: Losses | None = None) -> Gathering:
+        return Gathering(halves(self.model)[0], self.routers, batch, replayed, losses)
+
+    def _microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
+        return pieces(batch, self.settings.tokens_per_microbatch, self.device)

@@ -1,0 +1,193 @@
+"""Preference pairs: of one prompt's two completions, which is preferred. Read from a file, or sampled and ranked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from groupwise.core.engine import Engine, Sampling
+from groupwise.core.errors import RunError, UsageError
+from groupwise.core.records import Group, Prompt
+from groupwise.core.seeds import derive, stream
+from groupwise.models.load import Policy, error_line, prompt_ids
+from groupwise.rollout.collect import Prompts, answered
+from groupwise.rollout.scoring import Scorer
+
+KEYS = ("prompt", "chosen", "rejected")
+#: Prompts drawn for each pair wanted, after which sampling gives up.
+DRAWS_PER_PAIR = 10
+#: Prompts of one round of generation, at least and at most.
+LEAST_ROUND, ROUND = 32, 512
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A labelled pair as text: somebody prefers `chosen` to `rejected`."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A labelled pair as ids, the end-of-sequence id included where the completion has one.
+
+    right  whether the label agrees with the true ranking; None where nobody knows it
+    """
+
+    prompt: Tokens
+    chosen: Tokens
+    rejected: Tokens
+    right: bool | None = None
+
+    def swapped(self) -> Comparison:
+        """The same pair with the opposite label."""
+        right = None if self.right is None else not self.right
+        return Comparison(self.prompt, chosen=self.rejected, rejected=self.chosen, right=right)
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """The pairs of a JSONL file, one object a line with the texts prompt, chosen and rejected; other keys are ignored.
+
+    Raises UsageError, naming file and line, where a line is not that, or where both completions are the same.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as a file of pairs: {error_line(error)}") from None
+    # Not splitlines: JSON allows U+2028 inside a string.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise UsageError(f"{path}: holds no pairs; expected a line of JSON with {', '.join(KEYS)} for each")
+    return [_read_line(line, f"{path}, line {number}") for number, line in lines]
+
+
+def encode_pairs(policy: Policy, pairs: Sequence[Pair]) -> list[Comparison]:
+    """Pairs as the policy would have sampled them: prompt and completion tokenised apart, the end id appended.
+
+    Raises UsageError, naming the pair by its number from 1, where a text cannot be tokenised or is too long.
+    """
+    return [_encode(policy, pair, f"pair {number}") for number, pair in enumerate(pairs, start=1)]
+
+
+def sample_pairs(
+    engine: Engine,
+    scorer: Scorer,
+    prompts: Prompts,
+    sampling: Sampling,
+    per_prompt: int,
+    count: int,
+    noise: float,
+    seed: int,
+) -> list[Comparison]:
+    """`count` pairs of the engine's completions, ranked by the task's score; each label is wrong with chance `noise`.
+
+    Every prompt gets `per_prompt` completions and gives as many pairs as it has completions of different scores to put
+    together, the best with the worst. The same seed gives the same pairs. Raises RunError where the completions of
+    10 * count prompts differ too seldom.
+    """
+    found: dict[Comparison, None] = {}  # ordered, and a pair that comes again counts once
+    drawn = tied = 0
+    while len(found) < count and drawn < DRAWS_PER_PAIR * count:
+        draws = range(drawn, drawn + min(max(count - len(found), LEAST_ROUND), ROUND))
+        groups = _round(engine, scorer, prompts, sampling, per_prompt, draws, seed)
+        paired = [ranked(group) for group in groups]
+        drawn, tied = drawn + len(groups), tied + sum(not pairs for pairs in paired)
+        found |= dict.fromkeys(pair for pairs in paired for pair in pairs)
+    if len(found) < count:
+        raise RunError(
+            f"reward model: {drawn} prompts x {per_prompt} completions gave {len(found)} of {count} different pairs; "
+            f"{tied} prompts had completions of one score only; raise the samples a prompt or the temperature, "
+            "ask for fewer pairs, or change the warm start"
+        )
+    return flip(list(found)[:count], noise, seed)
+
+
+def ranked(group: Group) -> list[Comparison]:
+    """The group's best completion with its worst, the next best with the next worst, ... while their scores differ."""
+    scored = sorted((c for c in group.completions if not math.isnan(c.score)), key=lambda c: c.score, reverse=True)
+    return [
+        Comparison(group.prompt.tokens, best.tokens, worst.tokens, right=True)
+        for best, worst in zip(scored, reversed(scored), strict=True)
+        if best.score > worst.score
+    ]
+
+
+def flip(comparisons: Sequence[Comparison], noise: float, seed: int) -> list[Comparison]:
+    """Each label swapped with chance `noise`, a fixed draw of `seed`."""
+    draws = torch.rand(len(comparisons), generator=stream(seed, "label noise"), dtype=torch.float64)
+    return [pair.swapped() if draw < noise else pair for pair, draw in zip(comparisons, draws.tolist(), strict=True)]
+
+
+def split_by_prompt(
+    comparisons: Sequence[Comparison], heldout: int, seed: int
+) -> tuple[list[Comparison], list[Comparison]]:
+    """-> training pairs, held-out pairs: whole prompts, drawn by `seed`, until `heldout` pairs are held out.
+
+    No prompt has pairs in both. Raises UsageError where one of the two would be empty.
+    """
+    prompts = list(dict.fromkeys(pair.prompt for pair in comparisons))
+    of: dict[Tokens, list[Comparison]] = {prompt: [] for prompt in prompts}
+    for pair in comparisons:
+        of[pair.prompt].append(pair)
+    held: dict[Tokens, None] = {}
+    count = 0
+    for index in torch.randperm(len(prompts), generator=stream(seed, "held-out pairs")).tolist():
+        if count >= heldout:
+            break
+        held[prompts[index]] = None
+        count += len(of[prompts[index]])
+    train = [pair for pair in comparisons if pair.prompt not in held]
+    if not train or not held:
+        raise UsageError(
+            f"{len(comparisons)} pairs of {len(prompts)} prompts cannot be split into training pairs and {heldout} "
+            "held-out pairs of other prompts; give pairs of more prompts"
+        )
+    return train, [pair for pair in comparisons if pair.prompt in held]
+
+
+def _round(
+    engine: Engine, scorer: Scorer, prompts: Prompts, sampling: Sampling, per_prompt: int, draws: range, seed: int
+) -> list[Group]:
+    drawn: list[Prompt] = [prompts.draw(i) for i in draws]
+    seeds = [derive(seed, "pairs", i) for i in draws]
+    return answered(engine, scorer, drawn, seeds, per_prompt, sampling)
+
+
+def _read_line(line: str, where: str) -> Pair:
+    try:
+        row: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(row, dict):
+        raise UsageError(f"{where}: expected an object with {', '.join(KEYS)}")
+    for key in KEYS:
+        if not isinstance(row.get(key), str) or not row[key]:
+            raise UsageError(f"{where}: {key!r} is missing, empty or no text; every pair needs {', '.join(KEYS)}")
+    if row["chosen"] == row["rejected"]:
+        raise UsageError(f"{where}: chosen and rejected are the same text, which says nothing; take the line out")
+    return Pair(**{key: row[key] for key in KEYS})
+
+
+def _encode(policy: Policy, pair: Pair, where: str) -> Comparison:
+    end = policy.tokenizer.eos_token_id
+    end = min(policy.eos) if end is None else end
+    try:
+        prompt = prompt_ids(policy.tokenizer, [pair.prompt])[0]
+        texts = policy.tokenizer([pair.chosen, pair.rejected], add_special_tokens=False)["input_ids"]
+    except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
+        raise UsageError(f"{where}: the model's tokenizer cannot read it: {error_line(error)}") from None
+    chosen, rejected = [(*ids, end) for ids in texts]
+    longest = len(prompt) + max(len(chosen), len(rejected))
+    if longest > policy.positions:
+        raise UsageError(f"{where}: {longest} tokens, but the model takes {policy.positions}; take it out")
+    return Comparison(tuple(prompt), chosen, rejected)

@@ -1,0 +1,209 @@
+"""Warm start: imitate demonstrations by next-token cross-entropy, so that sampling has something to reward."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from groupwise.core.errors import UsageError
+from groupwise.core.task import Demonstration
+from groupwise.models.chat import Chat
+from groupwise.models.moe.balance import Balance, load_share
+from groupwise.models.moe.router_logits import router_logits
+from groupwise.models.moe.routing import record_routes, routers
+
+IGNORED = -100  # the label that cross-entropy leaves out
+
+#: What gives a mixture of experts the loss of its routers; it decides a warm start as the code here does.
+ROUTERS_LOSS = (Balance, load_share, router_logits, record_routes)
+
+Example = tuple[list[int], int]  # ids of prompt, completion and end; how many of them are the prompt's
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """How to imitate: `steps` updates of `batch_size` demonstrations, linear warmup, then cosine decay to zero.
+
+    demonstrations        how many different ones the caller draws; they are gone through as often as the steps need
+    matrix_learning_rate  Muon's, for the weight matrices of the blocks
+    learning_rate         AdamW's, for embeddings, output head and norms
+    warmup                the share of the steps over which both rates rise
+    clip                  the largest norm of the gradient
+    load_balance          coefficient of the load-balancing loss of a mixture of experts (parts/balance.py); without it
+                          experts that are seldom chosen at first are never chosen later. A dense model has none
+    """
+
+    steps: int = 1000
+    batch_size: int = 64
+    demonstrations: int = 50_000
+    matrix_learning_rate: float = 1.5e-2
+    learning_rate: float = 5e-3
+    warmup: float = 0.05
+    clip: float = 1.0
+    load_balance: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "demonstrations"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"warm_start.{name} must be at least 1, not {getattr(self, name)}")
+        if self.load_balance < 0:
+            raise UsageError(f"warm_start.load_balance must be at least 0, not {self.load_balance}")
+
+    def rate(self, step: int) -> float:
+        """The factor on both learning rates at `step`, counted from 1."""
+        rising = max(1, round(self.warmup * self.steps))
+        if step <= rising:
+            return step / rising
+        return 0.5 * (1 + math.cos(math.pi * (step - rising) / (self.steps - rising + 1)))
+
+
+def warm_start(
+    model: Any,
+    chat: Chat,
+    demonstrations: Sequence[Demonstration],
+    settings: WarmStart,
+    seed: int,
+    on_step: Callable[[int, float], None] | None = None,
+) -> float:
+    """Train `model` in place and return the last loss (nats a token); the same seed gives the same bits."""
+    examples = _encode(chat, demonstrations)
+    optimizers = _optimizers(model, settings)
+    model.train()
+    loss = math.nan
+    for step, rows in enumerate(_batches(len(examples), settings, seed), start=1):
+        loss = _backward(model, [examples[row] for row in rows], chat.tokenizer.pad_token_id, settings.load_balance)
+        nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        _step(optimizers, settings.rate(step))
+        if on_step is not None:
+            on_step(step, loss)
+    model.eval()
+    return loss
+
+
+def fingerprint(*parts: object) -> str:
+    """A short name for a warm start: the parts (task, spec, settings, seed), the code behind them and the libraries.
+
+    The number of threads belongs to it: sums over several threads round differently.
+    """
+    behind = {__name__, *(part.__module__ for part in ROUTERS_LOSS), *(type(part).__module__ for part in parts)}
+    code = [inspect.getsource(sys.modules[name]) for name in sorted(behind) if name.startswith("groupwise.")]
+    told = [*map(repr, parts), torch.__version__, transformers.__version__, str(torch.get_num_threads()), *code]
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+
+
+def _encode(chat: Chat, demonstrations: Sequence[Demonstration]) -> list[Example]:
+    """Prompt and completion are tokenised apart: when sampling, too, no token straddles the border."""
+    if not demonstrations:
+        raise UsageError("a warm start needs at least one demonstration")
+    prompts = chat.prompts([d.prompt for d in demonstrations])
+    completions = chat.tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
+    end = [chat.tokenizer.eos_token_id]
+    return [(prompt + answer + end, len(prompt)) for prompt, answer in zip(prompts, completions, strict=True)]
+
+
+def _batches(count: int, settings: WarmStart, seed: int) -> Iterator[list[int]]:
+    """`steps` lists of `batch_size` row numbers below `count`: all once, in random order, before any comes again."""
+    generator = torch.Generator().manual_seed(seed)
+    queue: list[int] = []
+    for _ in range(settings.steps):
+        while len(queue) < settings.batch_size:
+            queue += torch.randperm(count, generator=generator).tolist()
+        yield queue[: settings.batch_size]
+        del queue[: settings.batch_size]
+
+
+def _optimizers(model: nn.Module, settings: WarmStart) -> list[Optimizer]:
+    """Muon for the matrices inside the blocks, AdamW for everything else.
+
+    Muon learns to copy the rest of a problem in half the steps that AdamW needs, which is most of the warm start. The
+    experts of a layer, a stack of matrices [experts, out, in], are AdamW's: on tiny-moe Muon for each of them learns no
+    faster and makes a step 1.6 times as long.
+    """
+    ends = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+    ends.add(id(model.get_output_embeddings().weight))  # type: ignore[operator]
+    named = list(model.named_parameters())
+    # Biases of experts have two dimensions too, and are vectors: one for each expert.
+    inner = [p for name, p in named if p.ndim == 2 and not name.endswith("bias") and id(p) not in ends]
+    chosen = {id(p) for p in inner}
+    outer = [p for _, p in named if id(p) not in chosen]
+    matrices = Muon(inner, lr=settings.matrix_learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    return [matrices, AdamW(outer, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
+
+
+def _step(optimizers: list[Optimizer], rate: float) -> None:
+    """One update of every optimizer at `rate` times its own learning rate; gradients are gone afterwards."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * optimizer.defaults["lr"]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _backward(model: Any, examples: list[Example], pad: int, load_balance: float) -> float:
+    """Add the gradient of the mean cross-entropy of all completion tokens, end included; return it (nats a token).
+
+    A mixture of experts gets that of its routers' own loss too, which is not in what is returned.
+    """
+    by_length = sorted(examples, key=lambda example: len(example[0]))
+    trained = sum(len(ids) - start for ids, start in examples)
+    middle = len(by_length) // 2
+    loss = 0.0
+    # Short and long apart: guesses are half as long as worked answers, and padding costs as much as text.
+    for half in (by_length[:middle], by_length[middle:]):
+        if half:
+            with _routers_loss(model, half, load_balance * len(half) / len(examples)) as added:
+                part = _cross_entropy(model, half, pad) / trained
+                (part + added()).backward()
+            loss += part.item()
+    return loss
+
+
+@contextmanager
+def _routers_loss(model: Any, examples: list[Example], coefficient: float) -> Iterator[Callable[[], Tensor | float]]:
+    """Run one forward of the examples inside; yields what then gives its load-balancing loss, the mean over layers.
+
+    The load is that of these examples alone, padding left out.
+    """
+    found = routers(model) if coefficient else ()
+    if not found:
+        yield lambda: 0.0
+        return
+    width = max(len(ids) for ids, _ in examples) - 1
+    run = torch.tensor([[t < len(ids) - 1 for t in range(width)] for ids, _ in examples]).flatten()
+    with record_routes(model) as routes, router_logits(found) as logits:
+
+        def added() -> Tensor:
+            chosen, part = routes.tensor.flatten(0, 1)[run], Balance(load=coefficient)
+            shares = [load_share(chosen[:, layer], router.experts) for layer, router in enumerate(found)]
+            losses = [part(x[run], share, len(chosen)) for x, share in zip(logits, shares, strict=True)]
+            return torch.stack(losses).mean()
+
+        yield added
+
+
+def _cross_entropy(model: Any, examples: list[Example], pad: int) -> Tensor:
+    """Scalar: the summed cross-entropy (nats) of the completion tokens."""
+    tokens, labels = _tables(examples, pad)
+    # Padding is on the right and attention is causal, so no real token sees it and no attention mask is needed.
+    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def _tables(examples: list[Example], pad: int) -> tuple[Tensor, Tensor]:
+    """[N,T] tokens, padded on the right, and [N,T] labels: the completion's own tokens, IGNORED elsewhere."""
+    width = max(len(ids) for ids, _ in examples)
+    tokens = [ids + [pad] * (width - len(ids)) for ids, _ in examples]
+    labels = [[IGNORED] * start + ids[start:] + [IGNORED] * (width - len(ids)) for ids, start in examples]
+    return torch.tensor(tokens), torch.tensor(labels)

@@ -1,0 +1,243 @@
+"""Laws of an inspection: golds are right, what is made wrong is wrong, and only real faults are faults."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from groupwise.commands.check import golds, scores
+from groupwise.commands.check.golds import Kind, Probe, off_by, probes, shifted
+from groupwise.commands.check.remarks import Level, Remark, Row, Section, fault, note
+from groupwise.commands.check.repeats import repeats
+from groupwise.commands.check.report import report
+from groupwise.commands.check.rewards import of_own, of_task, without_score
+from groupwise.commands.check.scores import Tried, tried
+from groupwise.core.reward import Cause, Mark
+from groupwise.core.samples import Sample
+from groupwise.core.task import Task
+from groupwise.rewards.functions.form import FORMS
+from groupwise.rollout.scoring import Mix, Scorer
+from groupwise.tasks import task
+from groupwise.tasks.arithmetic import Arithmetic
+
+ARITHMETIC = Arithmetic()
+
+TASKS = {
+    "arithmetic": {},
+    "code": {"problems": 200},
+    "reasoning_gym": {
+        "generators": {"chain_sum": {}, "spell_backward": {}, "gcd": {}},
+        "problems": 60,
+        "question": "short",
+        "answer_after": "=",
+    },
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_golds_score_1_and_what_is_made_wrong_does_not(name: str) -> None:
+    made = task(name, TASKS[name])
+    found = probes(made, made.samples("heldout")[:12])
+    assert len(found) == 12
+    for probe in found:
+        assert made.score(probe.sample, probe.texts[Kind.GOLD]) == 1.0
+        for kind in set(golds.WRONG) & probe.texts.keys():
+            assert made.score(probe.sample, probe.texts[kind]) < 1.0, (kind, probe)
+        assert Kind.OTHER in probe.texts
+
+
+def test_tags_are_in_a_gyms_golds() -> None:
+    made = task("reasoning_gym", {"generator": "chain_sum", "problems": 40, "tags": True})
+    (probe,) = probes(made, made.samples("train")[:1])
+    assert probe.texts[Kind.GOLD].endswith(f"<answer>{probe.sample.answer}</answer>")
+    assert probe.texts[Kind.MORE].endswith(f"<answer>{int(probe.sample.answer) + 1}</answer>")
+    assert made.score(probe.sample, probe.texts[Kind.MORE]) < 1
+
+
+def test_a_data_tasks_gold_is_its_solution_else_its_answer(tmp_path: Path) -> None:
+    row = {"prompt": "1 + 1?", "answer": "2", "solution": "1 + 1 = <<1+1=2>>2"}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "prompt": f"{i}?"}) + "\n" for i in range(30)))
+    keys = {"path": str(tmp_path / "rows.jsonl"), "check": "numeric"}
+    bare, worked = task("data", keys), task("data", {**keys, "solution": "solution", "solution_without": "<<.*>>"})
+    assert [golds.gold_of(t, t.samples("train")[0]) for t in (bare, worked)] == ["2", "1 + 1 = 2"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "more", "less"),
+    [
+        ("72", "73", "71"),
+        ("1,999", "2,000", "1,998"),
+        ("$18.50", "$19.50", "$17.50"),
+        ("-1", "0", "-2"),
+        ("0", "1", "-1"),
+        ("9 apples", "10 apples", "8 apples"),
+        ("3/4", "", ""),
+        ("2, 3", "", ""),
+        ("x", "", ""),
+        ("return x+1", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_a_number_keeps_its_written_form(answer: str, more: str, less: str) -> None:
+    assert (shifted(answer, 1), shifted(answer, -1)) == (more, less)
+
+
+def test_the_last_place_of_the_answer_is_the_one_that_changes() -> None:
+    assert off_by("2 and 2 is 4\n#### 2", "2", 1) == "2 and 2 is 4\n#### 3"
+    assert off_by("two", "2", 1) == "3"
+
+
+def given(reward: Callable[[float, Kind, int], float], count: int = 100) -> Tried:
+    """A reward of (noise, kind, number of the problem), on `count` problems."""
+    rng = random.Random(0)
+    kinds = [kind for kind in Kind if kind is not Kind.BARE]
+    return Tried("mine", [{k: Mark(reward(rng.random(), k, i)) for k in kinds} for i in range(count)])
+
+
+def levels(remarks: list[Remark]) -> list[Level]:
+    return [remark.level for remark in remarks]
+
+
+RIGHT = (Kind.GOLD, Kind.BARE)
+JUDGED: dict[str, tuple[Callable[[float, Kind, int], float], list[Level]]] = {
+    "right": (lambda noise, kind, i: float(kind in RIGHT), [Level.OK]),
+    "noisy but right": (lambda noise, kind, i: float(kind in RIGHT) + noise, [Level.OK]),
+    "part of a point when close": (lambda noise, kind, i: {Kind.GOLD: 1, Kind.MORE: 0.5}.get(kind, 0), [Level.OK]),
+    "form": (lambda noise, kind, i: float(kind is not Kind.EMPTY), [Level.NOTE]),
+    "constant": (lambda noise, kind, i: 0.3, [Level.NOTE]),
+    "noise": (lambda noise, kind, i: noise, [Level.NOTE]),
+    "prefers short": (lambda noise, kind, i: 10.0 * (kind is Kind.EMPTY) - (kind is Kind.MORE) * 0.01, [Level.NOTE]),
+    "prefers long": (lambda noise, kind, i: -10.0 * (kind is Kind.EMPTY) + (kind is Kind.MORE) * 0.01, [Level.NOTE]),
+    "off by one": (lambda noise, kind, i: float(kind in (*RIGHT, Kind.MORE)), [Level.OK, Level.FAULT]),
+    "off by one now and then": (
+        lambda noise, kind, i: float(kind in RIGHT or (kind is Kind.LESS and i % 5 == 0)),
+        [Level.OK, Level.FAULT],
+    ),
+    "off by one, and much else": (
+        lambda noise, kind, i: 5.0 * (kind in (*RIGHT, *golds.OFF_BY_ONE)),
+        [Level.OK, Level.FAULT],
+    ),
+    "upside down": (lambda noise, kind, i: float(kind is Kind.MORE), [Level.OK, Level.FAULT]),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_a_reward_is_judged_by_differences(name: str) -> None:
+    reward, expected = JUDGED[name]
+    assert levels(of_own(given(reward))) == expected
+
+
+def test_noise_on_few_problems_is_no_correctness() -> None:
+    found = given(lambda noise, kind, i: -noise, count=6)
+    gaps = [gold - other for gold, other in found.pairs(Kind.OTHER)]
+    assert sum(gaps) / len(gaps) > 0.05
+    assert levels(of_own(found)) == [Level.NOTE]
+
+
+@pytest.mark.parametrize(("wrong", "level"), [(0, Level.OK), (5, Level.NOTE), (6, Level.FAULT), (100, Level.FAULT)])
+def test_a_task_that_solves_wrong_answers_is_a_fault_above_one_in_twenty(wrong: int, level: Level) -> None:
+    found = given(lambda noise, kind, i: float(kind in RIGHT or (kind is Kind.MORE and i < wrong)))
+    (told,) = [remark for remark in of_task(found, []) if "+ 1" in remark.what]
+    assert told.level is level
+    assert ("it scores 1 on answers that are off by one" in told.what) == (level is Level.FAULT)
+
+
+@pytest.mark.parametrize(("missed", "level"), [(5, Level.OK), (6, Level.FAULT)])
+def test_a_task_that_does_not_know_its_own_answers_names_them(missed: int, level: Level) -> None:
+    found = given(lambda noise, kind, i: float(kind in RIGHT and i >= missed))
+    asked = [Probe(Sample(f"row {i}", "?", f"{i}"), {Kind.GOLD: f"it is {i}"}) for i in range(100)]
+    first = of_task(found, asked)[0]
+    assert first.level is level
+    named = "row 0 scores 0 for 'it is 0', answer '0', row 1 scores 0 for 'it is 1', answer '1', row 2"
+    assert (named in first.what) == (level is Level.FAULT)
+    assert "row 3" not in first.what
+
+
+def test_missing_scores_are_counted_by_cause() -> None:
+    def mark(kind: Kind, i: int) -> Mark:
+        return Mark(cause=Cause.NAN if i % 2 else Cause.EXCEPTION, detail="a\nlast") if i < 4 else Mark(1.0)
+
+    found = Tried("mine", [{kind: mark(kind, i) for kind in (Kind.GOLD, Kind.EMPTY)} for i in range(10)])
+    assert without_score(found, 0.4) == [
+        note("mine: 8 of 20 completions could not be scored: 4 exception, 4 nan; last")
+    ]
+    assert without_score(found, 0.39)[0].level is Level.FAULT
+
+
+def test_a_quick_reward_is_scored_here_and_learns_the_ids() -> None:
+    asked = probes(ARITHMETIC, ARITHMETIC.samples("heldout")[:40])
+    form = FORMS["format"](pattern="[0-9]+")
+    seen = []
+    encode = lambda text: seen.append(text) or (1, 2)  # noqa: E731
+    own = tried(Scorer(ARITHMETIC, str, Mix({"form": 1.0}, {"form": form})), asked, encode)
+    assert [one.name for one in own] == ["task", "form"]
+    assert len(own[0].told) == len(own[1].told) == 40
+    assert own[0].values(Kind.GOLD) == [1.0] * 40
+    assert set(seen) == {text for probe in asked for text in probe.texts.values()}
+
+
+def test_a_slow_reward_is_left_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "SECONDS", 0.0)
+    asked = probes(ARITHMETIC, ARITHMETIC.samples("heldout")[:40])
+    (one,) = tried(Scorer(ARITHMETIC, str), asked, lambda text: ())
+    assert len(one.told) == 1
+
+
+class Fixed:
+    """A task of given prompts."""
+
+    alphabet = ""
+    quick = True
+
+    def __init__(self, train: list[str], heldout: list[str]) -> None:
+        self.told = {"train": train, "heldout": heldout}
+
+    def samples(self, split: str) -> list[Sample]:
+        return [Sample(f"{split} {i}", text, "a") for i, text in enumerate(self.told[split])]
+
+    def score(self, sample: Sample, completion: str) -> float:
+        return 0.0
+
+
+def test_repeats_by_white_space_and_by_capitals() -> None:
+    def told(train: list[str], heldout: list[str]) -> list[Remark]:
+        made: Task = Fixed(train, heldout)
+        return repeats(made)
+
+    assert levels(told(["a", "b"], ["c"])) == [Level.OK]
+    assert told(["a b", "c"], ["x", " a\nb "]) == [
+        fault("1 held-out problem is a training problem too, but for white space (heldout 1 is train 0)")
+    ]
+    assert told(["Abc"], ["aBC", "abc"]) == [
+        note(
+            "2 held-out problems are training problems too, but for capital letters (heldout 0 is train 0, heldout 1 "
+            "is train 0)"
+        )
+    ]
+    assert told(["a", "a ", "b"], ["c", "c"]) == [
+        note("1 of 3 training problems come again in their split"),
+        note("1 of 2 held-out problems come again in their split"),
+    ]
+
+
+def test_what_is_trained_is_green_on_a_terminal_and_marked_elsewhere() -> None:
+    section = Section("rows", [fault("it [bold]leaks")], rows=[Row("key", "asked [x]", "answered", 3, 2)])
+
+    def shown(terminal: bool) -> tuple[int, str]:
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=terminal, color_system="standard" if terminal else None)
+        return report([section], console), out.getvalue()
+
+    count, plain = shown(False)
+    assert count == 1
+    assert "  key: 3 prompt tokens, 2 trained tokens\nasked [x]«answered»\n" in plain
+    assert plain.endswith("1 fault\n  rows: it [bold]leaks\n")
+    _, coloured = shown(True)
+    assert "«" not in coloured
+    assert "\x1b[2masked [x]\x1b[0m\x1b[1;32manswered\x1b[0m" in coloured

@@ -1,0 +1,225 @@
+"""Recipes: strict, told in one line, and every key of them does something."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from groupwise.algorithms.parts.aggregate import Constant
+from groupwise.algorithms.settings import CATALOG, algorithm, settings
+from groupwise.config import recipe
+from groupwise.config.recipe import PreferenceSection, Recipe
+from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.core.errors import UsageError
+
+FOLDER = recipe.recipe_folder()
+RECIPES = sorted(FOLDER.rglob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_every_recipe_resolves_and_reads_back(path: Path, tmp_path: Path):
+    file = tmp_path / "problems.jsonl"  # a recipe's own data set may be on a hub
+    file.write_text("".join(json.dumps({"question": f"{i}?", "answer": f"#### {i}"}) + "\n" for i in range(6000)))
+    told = {"task.path": str(file)} if path.stem.startswith("gsm8k") else {}
+    plan = resolve(recipe.load(path.relative_to(FOLDER).with_suffix("").as_posix(), told))
+    text = recipe.dump(resolved_recipe(plan), "a comment")
+    again = resolve(recipe.parse(tomllib.loads(text), "again"))
+    assert again.algorithm == plan.algorithm
+    assert again.task == plan.task
+    assert again.plan() == plan.plan()
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG))
+def test_a_row_is_rebuilt_from_its_settings(name: str):
+    assert algorithm(name, settings(algorithm(name))) == algorithm(name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("learner.learning_rat", 1e-4, r"learner.learning_rat: there is no such key; did you mean 'learning_rate'\?"),
+        ("stps", 3, r"stps: there is no such key; did you mean 'steps'\?"),
+        ("learner", 3, "learner = 3"),
+        ("learner.learning_rate", "fast", "learner.learning_rate = 'fast': .*number"),
+        ("learner.learning_rate", True, "learner.learning_rate = True"),
+        ("steps", 2.0, "steps = 2.0: .*integer"),
+        ("steps", 0, "steps = 0: .*greater than or equal to 1"),
+        ("sampling.top_p", 0, "sampling.top_p = 0: .*greater than 0"),
+        ("sampling.top_p", 1.5, "sampling.top_p = 1.5"),
+        ("sampling.max_new_tokens", -4, "sampling.max_new_tokens = -4"),
+        ("sampling.temperature", 0.0, "sampling.temperature = 0: greedy"),
+        ("samples_per_prompt", 1, "samples_per_prompt = 1: group-zscore.* needs at least 2"),
+        ("updates_per_batch", 65, "updates_per_batch = 65: a batch of 64 groups"),
+        ("algorithm.name", "gropo", r"no such algorithm; did you mean 'grpo'\?"),
+        ("algorithm.trust.epsilon", 0.1, "algorithm.trust.epsilon: trust 'clip' has no such key"),
+        ("algorithm.trust.kind", "clop", r"algorithm.trust.kind = 'clop': did you mean 'clip'\?"),
+        ("algorithm.trust.epsilon_low", 1.5, "algorithm.trust.epsilon_low = 1.5: must be at least 0 and below 1"),
+        ("algorithm.trust.epsilon_low", "x", "algorithm.trust.epsilon_low = 'x': must be a number"),
+        ("algorithm.aggregate.limit", 3, "aggregate 'sequence-mean' has no such key"),
+        ("algorithm.kl.bta", 3, r"algorithm.kl.bta: there is no such key; did you mean 'beta'\?"),
+        ("algorithm.kl.beta", -1.0, "algorithm.kl.beta = -1.0: must not be negative"),
+        ("algorithm.clip", 3, "algorithm.clip: there is no such key"),
+        ("algorithm.nmae", "grpo", r"algorithm.nmae: there is no such key; did you mean 'name'\?"),
+        ("algorithm", {}, "algorithm.name is missing"),
+        ("task.name", "arithmetics", r"no such task; did you mean 'arithmetic'\?"),
+        ("task.operand", [2, 3], r"task.operand: .*did you mean 'operands'\?"),
+        ("task.operands", "3", "task.operands = '3': must be a list"),
+        ("task.largest", -1, "task.largest must be"),
+        ("evaluation.problems", 10**6, "evaluation.problems = 1000000: the task holds out only"),
+        ("model", "/nowhere", "model = '/nowhere': there is no such folder"),
+        ("name", "a/b", "name = 'a/b'"),
+        ("seed", -1, "seed = -1"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_key(key: str, value: Any, told: str):
+    with pytest.raises(UsageError, match=told) as error:
+        resolve(recipe.load("quickstart", {key: value}))
+    assert "\n" not in str(error.value)
+    assert error.value.exit_code == 2
+
+
+def test_recipes_that_exist_are_listed():
+    with pytest.raises(UsageError, match="did you mean 'quickstart'"):
+        recipe.load("quickstat")
+    with pytest.raises(UsageError, match="no such file"):
+        recipe.load("missing.toml")
+
+
+def test_broken_files_are_told(tmp_path: Path):
+    path = tmp_path / "broken.toml"
+    path.write_text("steps = = 3")
+    with pytest.raises(UsageError, match="not a TOML file"):
+        recipe.load(str(path))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="not a TOML file"):
+        recipe.load(str(path))
+    path.write_text("steps = 3")
+    with pytest.raises(UsageError, match="task is missing; algorithm is missing"):
+        recipe.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=3", ("a", 3)),
+        ("a.b=1e-4", ("a.b", 1e-4)),
+        ("a=dapo", ("a", "dapo")),
+        ("a=[2, 3]", ("a", [2, 3])),
+        ("a=true", ("a", True)),
+        ("a='x=y'", ("a", "x=y")),
+        ("a=runs/x", ("a", "runs/x")),
+    ],
+)
+def test_assignments_of_the_command_line(text: str, expected: tuple[str, object]):
+    assert recipe.assignment(text) == expected
+
+
+def test_an_assignment_without_a_value_is_refused():
+    with pytest.raises(UsageError, match="expected key=value"):
+        recipe.assignment("steps")
+
+
+#: Another value for each key of a recipe, where adding 1 or halving would not do.
+OTHER: dict[str, Any] = {
+    "name": "other",
+    "model": ".",
+    "device": "cpu",
+    "runs": "elsewhere",
+    "passes_per_batch": 3,
+    "logp_old": "engine",
+    "preference": {"pairs": 8},
+    "routing.replay": "learner",
+    "learner.schedule": "cosine",
+    "learner.precision": "bf16",
+    "task": {"name": "arithmetic", "largest": 7},
+    "algorithm": {"name": "dapo"},
+    "sampling.top_p": 0.5,
+    "evaluation.top_p": 0.5,
+    "rewards": {"task": {"weight": 0.5}},
+    "scoring.fault_limit": 0.5,
+    "chat.template": "none",
+    "chat.system": "Be brief.",
+    "chat.thinking": "on",
+    "chat.open": "<think>",
+    "evaluation.problems": 100,
+    "learner.beta1": 0.5,
+    "learner.beta2": 0.5,
+    "warm_start.warmup": 0.5,
+    "journal.report": False,
+    "journal.tracker": "wandb",
+}
+
+
+def keys(model: type[BaseModel], path: str = ""):
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from keys(kind, f"{path}{name}.")
+        else:
+            yield path + name
+
+
+@pytest.mark.parametrize("key", [k for k in keys(Recipe) if k not in ("engine.name", "device", "critic")])
+def test_every_key_changes_the_run(key: str):
+    """An option that is accepted and then ignored is the worst kind of bug. `device` and `engine.name` have one value
+    here; the quickstart has no critic, whose keys tests/runs/test_critic_run.py goes through, and no reward model."""
+    base = recipe.load("quickstart")
+    now: Any = base
+    for part in key.split("."):
+        now = getattr(now, part)
+    value: Any = OTHER.get(key)
+    given: dict[str, Any] = {}
+    if key == "scoring.combine":
+        value, given = "after", {"rewards": {"task": {}, "learned": {}}, "preference": {}}
+    elif value is None:
+        value = now * 2 + 1
+    changed = resolve(recipe.load("quickstart", {**given, key: value}))
+    before = resolve(recipe.load("quickstart", given))
+    different = {f for f in vars(before) if f != "recipe" and getattr(before, f) != getattr(changed, f)}
+    assert different
+
+
+@pytest.mark.parametrize("key", list(PreferenceSection.model_fields))
+def test_every_key_of_a_reward_model_changes_it(key: str):
+    base = resolve(recipe.load("quickstart", {"preference": {}}))
+    others = {"model": ".", "path": "pairs.jsonl", "noise": 0.2}
+    other = others[key] if key in others else getattr(base.preference, key) * 2 + 1
+    changed = resolve(recipe.load("quickstart", {"preference": {key: other}}))
+    if key in ("model", "path"):
+        assert changed.preference_source == other
+        assert (changed.preference is None) == (key == "model")
+        return
+    assert changed.preference_source == base.preference_source
+    assert vars(changed.preference) == {**vars(base.preference), key: other}
+
+
+@pytest.mark.parametrize(
+    "source", [{}, {"pairs": 7, "noise": 0.0}, {"path": "pairs.jsonl", "epochs": 2}, {"model": "."}]
+)
+def test_a_resolved_recipe_with_a_reward_model_reads_back(source: dict[str, Any]):
+    """A key that its source leaves unread must not stand in the recipe of the run: no resume would take it."""
+    plan = resolve(recipe.load("rlhf", {"preference": source}))
+    again = resolve(recipe.parse(tomllib.loads(recipe.dump(resolved_recipe(plan))), "again"))
+    assert (again.preference, again.preference_source) == (plan.preference, plan.preference_source)
+    assert again.plan() == plan.plan()
+
+
+@pytest.mark.parametrize(("told", "limit"), [({}, 9), ({"algorithm.aggregate.limit": 5}, 5)])
+def test_dr_grpos_limit_is_the_samplings(told: dict[str, Any], limit: int):
+    chosen = {"algorithm.name": "dr-grpo", "sampling.max_new_tokens": 9, **told}
+    assert resolve(recipe.load("quickstart", chosen)).algorithm.aggregate == Constant(limit)
+
+
+def test_the_plan_says_where_the_truth_reaches_a_policy_trained_on_a_learned_score():
+    told = {
+        name: resolve(recipe.load("rlhf", {"algorithm": {"name": name}})).plan() for name in ("grpo", "ppo", "dapo")
+    }
+    assert "the task's own score decides" not in told["grpo"]
+    assert "the task's own score decides step rewards" in told["ppo"]
+    assert "the task's own score decides which groups train" in told["dapo"]
+    assert "the task's own score decides" not in resolve(recipe.load("rlhf")).plan()

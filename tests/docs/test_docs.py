@@ -1,0 +1,278 @@
+"""The pages of docs/ that hold code or numbers: all of it runs, and every number is the code's."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import math
+import re
+import runpy
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import groupwise
+from groupwise import cli
+from groupwise.algorithms import catalog as rows
+from groupwise.algorithms.parts.advantage import GAE
+from groupwise.algorithms.settings import KINDS
+from groupwise.config import recipe
+from groupwise.config.resolve import resolve
+from tests.laws import test_trust as trust_laws
+from tests.laws.conftest import draw
+
+DOCS = Path(__file__).parents[2] / "docs"
+OWN_LOOP = DOCS / "own_loop.py"
+GROUP_BASED = sorted(rows.CATALOG.keys() - {"ppo", "grpo-process"})
+
+
+@pytest.fixture
+def own() -> dict[str, Any]:
+    """The names of own_loop.py."""
+    return runpy.run_path(str(OWN_LOOP))
+
+
+def told(text: str) -> tuple[float, float, float]:
+    """Pass rate before and after, and the largest log-ratio, as own_loop.py prints them."""
+    before, after, farthest = re.findall(r"(?:pass rate|log-ratio) ([\d.]+)", text)
+    return float(before), float(after), float(farthest)
+
+
+def test_the_loop_learns_from_the_command_line() -> None:
+    done = subprocess.run([sys.executable, str(OWN_LOOP), "grpo", "15"], capture_output=True, text=True, check=True)
+    before, after, farthest = told(done.stdout)
+    assert after > before + 0.1
+    assert farthest > 0.1
+
+
+def test_the_loop_learns_with_a_ratio_per_sequence(own: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    own["main"]("gspo", 22)
+    before, after, farthest = told(capsys.readouterr().out)
+    assert after > before + 0.05
+    assert farthest > 0.1
+
+
+@pytest.mark.parametrize("name", GROUP_BASED)
+def test_every_group_based_row_runs_in_the_loop_and_its_ratios_move(
+    own: dict[str, Any], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    own["main"](name, 2)
+    assert told(capsys.readouterr().out)[2] > 0
+
+
+def test_a_row_that_needs_a_critic_says_so(own: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"ppo: its advantages need a critic's values"):
+        own["main"]("ppo", 1)
+
+
+def test_the_loop_is_short_and_uses_the_public_surface_only() -> None:
+    text = OWN_LOOP.read_text()
+    used = {
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("groupwise.", "algo."))
+    }
+    assert {u for u in used if not u.startswith("algo.kl")} == {
+        "groupwise.algorithm",
+        "groupwise.Algorithm",
+        "algo.advantages",
+        "algo.loss",
+    }
+    assert len(text.splitlines()) <= 100
+
+
+def test_the_loops_log_probabilities_are_those_it_sampled_from(own: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    policy = own["Policy"]()
+    prompts, completions, mask = own["sample"](policy, torch.arange(19))
+    found, words = own["logprobs"](policy, prompts, completions), torch.cat([prompts, completions], dim=1)
+    for t in range(completions.shape[1]):
+        expected = policy(words[:, : 3 + t])[:, -1].log_softmax(-1)[torch.arange(19), completions[:, t]]
+        torch.testing.assert_close(found[:, t], expected)
+    for row, inside in zip(completions.tolist(), mask.tolist(), strict=True):
+        length = row.index(10) + 1 if 10 in row else len(row)
+        assert inside == [t < length for t in range(len(row))]
+
+
+def test_the_loops_scores_are_sums_of_digits_up_to_the_end(own: dict[str, Any]) -> None:
+    completions = torch.tensor(
+        [[9, 5, 10, 3, 3], [7, 0, 7, 10, 10], [9, 5, 0, 0, 0], [10, 9, 5, 10, 0], [9, 6, 10, 0, 0]]
+    )
+    ends = (completions == 10).long()
+    found = own["score"](torch.full((5,), 14), completions, ends.cumsum(1) - ends == 0)
+    assert found.tolist() == [1, 1, 0, 0, 0]
+
+
+def test_a_kl_in_the_reward_is_subtracted_in_the_loop(own: dict[str, Any]) -> None:
+    """rloo with a strong one: what is left is R_i - mean of the others, R = score - beta sum_t (old - ref)."""
+    torch.manual_seed(2)
+    algo, policy, reference = groupwise.algorithm("rloo", {"kl.beta": 0.7}), own["Policy"](), own["Policy"]()
+    batch: dict[str, Tensor] = own["collect"](algo, policy, reference)
+    targets = 10 * batch["prompts"][:, 0] + batch["prompts"][:, 1]
+    kl = ((batch["old"] - batch["ref"]) * batch["mask"]).sum(1)
+    reward = (own["score"](targets, batch["completions"], batch["mask"]) - 0.7 * kl).view(-1, own["G"])
+    expected = reward - (reward.sum(1, keepdim=True) - reward) / (own["G"] - 1)
+    assert kl.abs().max() > 0.1
+    first = batch["mask"][:, :1].float() * expected.view(-1, 1)
+    torch.testing.assert_close(batch["advantages"][:, :1], first, rtol=1e-4, atol=1e-5)
+
+
+def test_the_page_of_the_loop_tells_what_every_group_based_row_did() -> None:
+    found = re.findall(
+        r"^\| (\S+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", (DOCS / "own_loop.md").read_text(), re.MULTILINE
+    )
+    assert sorted(name for name, *_ in found) == GROUP_BASED
+    assert all(float(before) < 0.1 < 0.7 < float(after) for _, before, after, _ in found)
+
+
+ADDING = (DOCS / "adding-an-algorithm.md").read_text()
+BLOCKS: dict[str, str] = dict(re.findall(r"```python\n# ([^\n]+)\n(.*?)```", ADDING, re.DOTALL))
+COMMANDS = re.findall(r"^    groupwise (.+)$", ADDING, re.MULTILINE)
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> type:
+    """The page's part, row and entries put where the page says; gives the part's class."""
+    module = types.ModuleType("groupwise.algorithms.parts.stale")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(BLOCKS["src/groupwise/parts/stale.py"], vars(module))
+    names = {**vars(rows), "StaleClip": module.StaleClip}
+    exec(BLOCKS["src/groupwise/rows.py"], names)
+    for where, table in (('catalog.py: KINDS["trust"]', KINDS["trust"]), ("rows.py: CATALOG", rows.CATALOG)):
+        for key, value in eval(BLOCKS[f"src/groupwise/{where}"], names).items():
+            monkeypatch.setitem(table, key, value)  # type: ignore[arg-type]
+    return module.StaleClip
+
+
+def test_an_algorithm_takes_under_forty_lines() -> None:
+    lines = [line for code in BLOCKS.values() for line in map(str.strip, code.splitlines())]
+    assert len(BLOCKS) == ADDING.count("```") / 2 == 5
+    assert len([line for line in lines if line and not line.startswith("#")]) < 40
+
+
+def test_the_added_algorithms_law_holds(added: type) -> None:
+    names: dict[str, Any] = {}
+    exec(BLOCKS["tests/laws/test_stale.py"], names)
+    laws = [law for name, law in names.items() if name.startswith("test_")]
+    assert len(laws) == 1
+    laws[0]()
+
+
+def test_the_added_part_obeys_the_laws_of_every_trust_region(added: type) -> None:
+    part = added(delta=0.1)
+    for seed in range(3):
+        trust_laws.test_at_log_ratio_zero_the_gradient_is_the_advantage(part, draw(seed))
+        trust_laws.test_masked_positions_change_nothing(part, math.nan, draw(seed))
+        trust_laws.test_extreme_log_ratios_stay_finite(part, torch.float64, draw(seed))
+    trust_laws.test_share_is_the_fraction_of_the_gradient_that_passes(part, 0.5)
+    trust_laws.test_one_number_per_completion_is_what_the_attribute_says(part)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_pages_commands_are_understood(
+    added: type, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    verb, name, *rest = command.split()
+    if verb == "explain":
+        monkeypatch.setattr(sys, "argv", ["groupwise", verb, name, *rest])
+        with pytest.raises(SystemExit) as leaving:
+            cli.main()
+        assert not leaving.value.code
+        assert "stale-clip(epsilon_low=0.2, epsilon_high=0.2, dual_clip=0.0, delta=0.5)" in capsys.readouterr().out
+        return
+    settings = dict(recipe.assignment(word) for word in rest if word != "--set")
+    plan = resolve(recipe.load(name, settings))
+    assert plan.algorithm.name == settings["algorithm.name"]
+    if "stale" in command:
+        trust: Any = plan.algorithm.trust
+        assert isinstance(trust, added)
+        assert trust.delta == settings.get("algorithm.trust.delta", 0.5)
+
+
+def test_the_added_algorithm_trains(added: type, small: Callable[..., dict[str, Any]]) -> None:
+    run = groupwise.train("quickstart", small(steps=1, algorithm__name="grpo-stale", evaluation__problems=4))
+    assert run.summary["algorithm"] == "grpo-stale"
+    assert 'kind = "stale-clip"' in (run.folder / "recipe.toml").read_text()
+
+
+GAE_PAGE = (DOCS / "gae.md").read_text()
+TABLES = re.findall(r"^gamma = ([\d.]+), lam = ([\d.]+)\n\n((?:\|.*\n)+)", GAE_PAGE, re.MULTILINE)
+
+
+def columns(table: str) -> dict[str, list[str]]:
+    """A page's table, column by column."""
+    head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return dict(zip(head, map(list, zip(*body, strict=True)), strict=True))
+
+
+def numbers(cells: list[str]) -> Tensor:
+    """[1,T] float64, what is left empty as 0."""
+    return torch.tensor([[float(cell or 0) for cell in cells]], dtype=torch.float64)
+
+
+def computed(table: Mapping[str, list[str]], gamma: float, lam: float) -> dict[str, Tensor]:
+    """Every column that the code can compute from mask, r and V."""
+    rewards, values, mask = (
+        numbers(table["r"]),
+        numbers(table["V"]),
+        torch.tensor([[m == "yes" for m in table["mask"]]]),
+    )
+    advantages, returns = groupwise.gae(rewards, values, mask, gamma, lam)
+    one_step, _ = groupwise.gae(torch.zeros_like(rewards), values, mask, 1.0, 0.0)  # V_next - V
+    whitened, _ = GAE(gamma, lam)(rewards, values, mask, torch.zeros(1, dtype=torch.long), None)
+    return {
+        "V_next": torch.where(mask, one_step + values, 0.0),
+        "delta": groupwise.gae(rewards, values, mask, gamma, 0.0)[0],
+        "A": advantages,
+        "whitened A": whitened,
+        "return": returns,
+    }
+
+
+@pytest.mark.parametrize("place", range(len(TABLES)))
+def test_every_number_of_the_tables_is_gaes(place: int) -> None:
+    gamma, lam, text = TABLES[place]
+    table = columns(text)
+    expected = computed(table, float(gamma), float(lam))
+    made = table.keys() - {"t", "mask", "r", "V"}
+    assert {"A", "return"} <= made <= expected.keys()
+    for name in made:
+        atol = 5e-5 if name == "whitened A" else 1e-12
+        torch.testing.assert_close(numbers(table[name]), expected[name], rtol=0, atol=atol, msg=lambda m, n=name: n + m)
+
+
+def test_the_tables_are_of_one_row_and_show_both_ends_of_lambda() -> None:
+    assert [(gamma, lam) for gamma, lam, _ in TABLES] == [
+        ("1", "0.5"),
+        ("0.9", "0.5"),
+        ("0.9", "0"),
+        ("0.9", "1"),
+        ("1", "0.5"),
+    ]
+    given = [{name: columns(text)[name] for name in ("t", "mask", "r", "V")} for *_, text in TABLES]
+    assert all(row == given[0] for row in given)
+
+
+def test_the_names_of_the_ends_are_the_catalogs() -> None:
+    (text,) = re.findall(r"^(\| said .*\n(?:\|.*\n)+)", GAE_PAGE, re.MULTILINE)
+    table, batch = columns(text), draw(0)
+    group = torch.zeros(len(batch.mask), dtype=torch.long)
+    for lam, kind in zip(table["lam"], table["`advantage.kind`"], strict=True):
+        part = KINDS["advantage"][kind.strip("`")](gamma=0.9)
+        found, _ = part(batch.ref, batch.old, batch.mask, group, None)
+        torch.testing.assert_close(found, GAE(0.9, float(lam))(batch.ref, batch.old, batch.mask, group, None)[0])
+
+
+def test_the_pages_examples_print_what_they_say() -> None:
+    failed, tried = doctest.testfile(
+        str(DOCS / "gae.md"), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE
+    )
+    assert tried > 4
+    assert failed == 0

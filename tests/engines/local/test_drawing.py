@@ -1,0 +1,58 @@
+"""A recorded draw is the plain one, bit for bit, and its one number says when the loop must look closer."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from unittest import mock
+
+import pytest
+import torch
+
+from groupwise.core.engine import Sampling
+from groupwise.engines.local.drawing import END, Drawing
+from groupwise.engines.local.recording import is_recorded
+from groupwise.engines.local.sampler import draw
+
+HOWS = [Sampling(), Sampling(0.6), Sampling(1.3), Sampling(0.6, 0.9), Sampling(1.0, 1.0, 3), Sampling(0)]
+
+
+def inputs(rows: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    noise = torch.Generator().manual_seed(rows)
+    logits = torch.randn(rows, vocabulary, generator=noise) * 3
+    logits[:, ::7] = -torch.inf
+    return logits, torch.rand(rows, generator=noise, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("recording", [True, False])
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("vocabulary", [20, 256, 257, 4096, 4100])
+def test_a_drawing_is_the_plain_draw(vocabulary: int, how: Sampling, recording: bool) -> None:
+    drawing = Drawing(torch.zeros(vocabulary, dtype=torch.bool))
+    refuse = mock.patch("torch.jit.trace", side_effect=RuntimeError)
+    with torch.inference_mode(), nullcontext() if recording else refuse:
+        for rows in (4, 1, 33):
+            logits, uniform = inputs(rows, vocabulary)
+            found, plain = drawing(logits, uniform, how).draw, draw(logits, uniform, how)
+            for name in ("tokens", "chance", "total"):
+                assert torch.equal(getattr(found, name), getattr(plain, name))
+            assert (found.kept is None) == (plain.kept is None)
+            assert found.kept is None or (plain.kept is not None and torch.equal(found.kept, plain.kept))
+    assert all(is_recorded(forward) == recording for forward in drawing._whole.values())
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_the_number_counts_ends_and_is_finite_only_where_all_totals_are(how: Sampling) -> None:
+    vocabulary, rows = 20, 700
+    logits, uniform = inputs(rows, vocabulary)
+    tokens = draw(logits, uniform, how).tokens
+    once = int(tokens.bincount(minlength=vocabulary).argmin())
+    for ends in ([], [once], [1, 2, 5]):
+        stops = torch.zeros(vocabulary, dtype=torch.bool)
+        stops[ends] = True
+        told = Drawing(stops)(logits, uniform, how).told.item()
+        assert told == pytest.approx(rows + END * int(stops[tokens].sum()), abs=END / 100)
+    for value in (math.nan, math.inf):
+        broken = logits.clone()
+        broken[5, 3] = value
+        assert not math.isfinite(Drawing(torch.zeros(vocabulary).bool())(broken, uniform, how).told.item())

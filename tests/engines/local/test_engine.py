@@ -1,0 +1,504 @@
+"""The engine against the model's plain forward, and its promises: who draws what, when it ends, under which weights."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from groupwise.core.engine import Request, Sampling
+from groupwise.core.errors import RunError, UsageError
+from groupwise.core.records import Completion
+from groupwise.engines.local.engine import LocalEngine
+from groupwise.engines.local.prefill import SHORT
+
+VOCABULARY = 30
+EOS = frozenset({3, 7})
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96, "initializer_range": 0.2}
+MODELS: dict[str, Callable[[], Any]] = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, **GPT2, bos_token_id=None, eos_token_id=None)  # type: ignore[arg-type]
+    ),
+}
+REQUESTS = [
+    Request((5, 9, 11, 2, 8, 20, 14), samples=3, seed=1),
+    Request((4,), samples=4, seed=2),
+    Request((12, 13, 2, 29), samples=2, seed=2, max_new_tokens=9),
+]
+
+
+def build(name: str = "qwen3") -> Any:
+    torch.manual_seed(4)
+    return MODELS[name]().eval()
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Any:
+    return build()
+
+
+def plain_logp(model: nn.Module, prompt: tuple[int, ...], done: Completion, temperature: float) -> torch.Tensor:
+    """Log-probabilities of the completion by one forward over the whole sequence, over the kept ids where given."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + done.tokens])).logits[0, len(prompt) - 1 : -1]
+    logits = logits.double() / temperature
+    if done.kept is not None:
+        hidden = torch.full_like(logits, -math.inf)
+        for t in range(len(done.tokens)):
+            ids = done.kept.ids[done.kept.start[t] : done.kept.start[t + 1]].long()
+            hidden[t, ids] = logits[t, ids]
+        logits = hidden
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(done.tokens)[:, None])[:, 0]
+
+
+def tokens_of(groups: list[tuple[Completion, ...]]) -> list[list[tuple[int, ...]]]:
+    return [[c.tokens for c in group] for group in groups]
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.9, 0), (1.0, 20), (0.9, 20)])
+def test_logp_is_the_plain_forwards(qwen: Any, temperature: float, top_p: float, top_k: int) -> None:
+    how = Sampling(temperature, top_p, top_k, max_new_tokens=16)
+    groups = LocalEngine(qwen, EOS, pad=0).generate(REQUESTS, how)
+    assert [len(g) for g in groups] == [3, 4, 2]
+    for request, group in zip(REQUESTS, groups, strict=True):
+        for done in group:
+            assert (done.kept is not None) == how.truncates
+            expected = plain_logp(qwen, request.tokens, done, temperature)
+            torch.testing.assert_close(torch.tensor(done.logp_engine, dtype=torch.float64), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_other_models_run_through_the_same_interface(name: str, attention: str) -> None:
+    model = build(name)
+    model.set_attn_implementation(attention)
+    engine = LocalEngine(model, EOS, pad=0, max_rows=5)
+    for requests in (REQUESTS, REQUESTS[:1]):
+        for request, group in zip(requests, engine.generate(requests, Sampling(max_new_tokens=12)), strict=True):
+            for done in group:
+                expected = plain_logp(model, request.tokens, done, 1.0)
+                said = torch.tensor(done.logp_engine, dtype=torch.float64)
+                torch.testing.assert_close(said, expected, atol=1e-5, rtol=0)
+    assert engine._step.recorded
+    assert engine._prefill.recorded
+
+
+def test_a_model_whose_values_steer_its_forward_is_not_replayed_from_a_recording() -> None:
+    torch.manual_seed(4)
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope)).eval()  # type: ignore[arg-type]
+    engine = LocalEngine(model, EOS, pad=0)
+    [[done]] = engine.generate([Request((5, 6), 1, seed=3)], Sampling(max_new_tokens=8))
+    assert not engine._step.recorded
+    assert not engine._prefill.recorded
+    said = torch.tensor(done.logp_engine, dtype=torch.float64)
+    torch.testing.assert_close(said, plain_logp(model, (5, 6), done, 1.0), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("length", [SHORT, SHORT + 1])
+def test_the_longest_recorded_prompt_and_the_first_that_is_not(length: int, attention: str) -> None:
+    torch.manual_seed(4)
+    model = Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "max_position_embeddings": 200}, head_dim=8)).eval()
+    model.set_attn_implementation(attention)
+    engine = LocalEngine(model, EOS, pad=0)
+    texts = [tuple((7 * i + j) % VOCABULARY for j in range(length - i)) for i in (0, 0, 3)]
+    for prompts in (texts[:1], texts):
+        requests = [Request(text, 2, seed) for seed, text in enumerate(prompts)]
+        for request, group in zip(requests, engine.generate(requests, Sampling(max_new_tokens=6)), strict=True):
+            for done in group:
+                said = torch.tensor(done.logp_engine, dtype=torch.float64)
+                torch.testing.assert_close(said, plain_logp(model, request.tokens, done, 1.0), atol=1e-5, rtol=0)
+    assert (engine._prefill._short is not None) == (length <= SHORT)
+
+
+def test_prompts_of_bfloat16_have_the_models_own_attention() -> None:
+    model = build().bfloat16()
+    engine, prompt = LocalEngine(model, EOS, pad=0), tuple(range(4, 24))
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([prompt]), logits_to_keep=1).logits[:, -1]
+        assert torch.equal(engine._prefill([prompt]).logits, expected)
+    assert engine._prefill._short is None
+
+
+def test_kept_holds_the_sampled_token_and_one_set_per_token(qwen: Any) -> None:
+    groups = LocalEngine(qwen, EOS, pad=0, max_rows=4).generate(REQUESTS, Sampling(1.0, 0.8, 6, max_new_tokens=16))
+    for done in (c for group in groups for c in group):
+        assert done.kept is not None
+        assert done.kept.ids.dtype == torch.int32
+        assert done.kept.start.dtype == torch.int64
+        assert not done.kept.ids.is_inference()
+        start = done.kept.start.tolist()
+        assert start[0] == 0
+        assert len(start) == len(done.tokens) + 1
+        for t, token in enumerate(done.tokens):
+            ids = done.kept.ids[start[t] : start[t + 1]].tolist()
+            assert token in ids
+            assert 1 <= len(ids) <= 6
+
+
+def test_greedy_takes_the_most_likely_token_with_logp_0(qwen: Any) -> None:
+    [group] = LocalEngine(qwen, frozenset(), pad=0).generate(REQUESTS[:1], Sampling(temperature=0, max_new_tokens=6))
+    assert len({c.tokens for c in group}) == 1
+    prompt, done = REQUESTS[0].tokens, group[0]
+    with torch.no_grad():
+        logits = qwen(input_ids=torch.tensor([prompt + done.tokens])).logits[0, len(prompt) - 1 : -1]
+    assert done.tokens == tuple(logits.argmax(-1).tolist())
+    assert done.logp_engine == (0.0,) * 6
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 64])
+def test_rows_at_a_time_change_nothing(qwen: Any, max_rows: int) -> None:
+    how = Sampling(1.0, 0.95, max_new_tokens=20)
+    whole = LocalEngine(qwen, EOS, pad=0).generate(REQUESTS, how)
+    fewer = LocalEngine(qwen, EOS, pad=0, max_rows=max_rows).generate(REQUESTS, how)
+    assert tokens_of(fewer) == tokens_of(whole)
+    for a, b in zip((c for g in fewer for c in g), (c for g in whole for c in g), strict=True):
+        assert a.logp_engine == pytest.approx(b.logp_engine, abs=1e-5)
+        assert a.kept is not None
+        assert b.kept is not None
+        assert torch.equal(a.kept.ids, b.kept.ids)
+
+
+def test_neighbours_and_order_change_nothing(qwen: Any) -> None:
+    engine = LocalEngine(qwen, EOS, pad=0, max_rows=20)
+    others = [Request(tuple(range(1, 2 + i % 9)), 2, seed=50 + i) for i in range(20)]
+    crowd = engine.generate([*others[:9], *REQUESTS, *others[9:]], Sampling(max_new_tokens=20))
+    for i, request in enumerate(REQUESTS):
+        [alone] = engine.generate([request], Sampling(max_new_tokens=20))
+        assert tokens_of([alone]) == tokens_of([crowd[9 + i]])
+
+
+def test_what_a_finished_row_draws_before_it_leaves_is_not_its_own(qwen: Any) -> None:
+    requests = [Request(tuple(range(1, 2 + i % 9)), 4, seed=i) for i in range(100)]
+    groups = LocalEngine(qwen, EOS, pad=0).generate(requests, Sampling(max_new_tokens=40))
+    assert all(not EOS & set(done.tokens[:-1]) for group in groups for done in group)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_rows_that_come_and_go_do_not_disturb_each_other(name: str) -> None:
+    model, how = build(name), Sampling(1.0, 0.95)
+    limits = [1 + (7 * i) % 40 for i in range(50)]
+    requests = [Request(tuple(range(1, 1 + (i * 5) % 13 + 1)), 1, i, limit) for i, limit in enumerate(limits)]
+    crowd = LocalEngine(model, EOS, pad=0, max_rows=33).generate(requests, how)
+    engine = LocalEngine(model, EOS, pad=0)
+    for request, [done] in zip(requests, crowd, strict=True):
+        [[alone]] = engine.generate([request], how)
+        assert done.tokens == alone.tokens
+        assert done.logp_engine == pytest.approx(alone.logp_engine, abs=1e-5)
+        assert done.kept is not None
+        assert alone.kept is not None
+        assert torch.equal(done.kept.ids, alone.kept.ids)
+        assert torch.equal(done.kept.start, alone.kept.start)
+
+
+@pytest.mark.parametrize(
+    ("first", "limits"),
+    [(Request((5,) * 90, 1, 0, 6), [30] * 32), (Request((5,), 1, 0, 40), [1] * 32 + [40] * 32)],
+    ids=["past the last position", "past the longest limit"],
+)
+def test_a_finished_row_that_stays_a_while_is_harmless(first: Request, limits: list[int]) -> None:
+    # One finished row beside 32 live ones is not worth moving rows for.
+    model = build("gpt2")
+    requests = [first, *(Request((4 + i % 3,), 1, i, limit) for i, limit in enumerate(limits))]
+    crowd = LocalEngine(model, frozenset(), pad=0, max_rows=33).generate(requests, Sampling())
+    engine = LocalEngine(model, frozenset(), pad=0)
+    for i in (0, 1, len(limits)):
+        [[alone]] = engine.generate([requests[i]], Sampling())
+        assert crowd[i][0].tokens == alone.tokens
+        assert crowd[i][0].logp_engine == pytest.approx(alone.logp_engine, abs=1e-5)
+
+
+def test_finished_rows_cost_next_to_nothing(qwen: Any) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+    stepped, step = 0, engine._step
+
+    def counted(tokens: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        nonlocal stepped
+        stepped += len(tokens)
+        return step(tokens, *rest)
+
+    engine._step = counted  # type: ignore[assignment]
+    limits = [1 + i // 2 for i in range(80)]
+    engine.generate([Request((5,), 1, i, limit) for i, limit in enumerate(limits)], Sampling())
+    assert stepped < 1.1 * sum(limits)
+
+
+def test_completions_of_a_group_differ_and_the_seed_decides(qwen: Any) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+
+    def sampled(seed: int, samples: int = 4) -> list[tuple[int, ...]]:
+        [group] = engine.generate([Request((5, 6), samples, seed)], Sampling(max_new_tokens=12))
+        return [c.tokens for c in group]
+
+    assert sampled(1) == sampled(1)
+    assert sampled(1, samples=7)[:4] == sampled(1)
+    assert len({*sampled(1), *sampled(2)}) == 8
+
+
+@pytest.mark.parametrize("max_rows", [3, 512])
+def test_limits_are_exact(qwen: Any, max_rows: int) -> None:
+    limits = [1, 40, 2, 17, 90, 3, 1]
+    requests = [Request((5,) * (1 + i % 3), 2, i, limit) for i, limit in enumerate(limits)]
+    groups = LocalEngine(qwen, frozenset(), pad=0, max_rows=max_rows).generate(requests, Sampling(max_new_tokens=1))
+    assert [[len(c.tokens) for c in g] for g in groups] == [[limit, limit] for limit in limits]
+    assert {c.finish for g in groups for c in g} == {"length"}
+
+
+def test_each_end_id_ends_a_completion_and_is_part_of_it(qwen: Any) -> None:
+    engine = LocalEngine(qwen, EOS, pad=0, max_rows=32)
+    groups = engine.generate([Request((5, 6), 40, seed) for seed in range(5)], Sampling(1.3, max_new_tokens=15))
+    lasts = set()
+    for done in (c for g in groups for c in g):
+        assert not EOS & set(done.tokens[:-1])
+        assert (done.finish == "stop") == (done.tokens[-1] in EOS)
+        assert done.finish == "stop" or len(done.tokens) == 15
+        lasts.add(done.tokens[-1] if done.finish == "stop" else None)
+    assert lasts == {3, 7, None}
+
+
+def test_loading_weights_changes_what_is_sampled_and_its_version(qwen: Any) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+    how = Sampling(max_new_tokens=10)
+    before = engine.generate(REQUESTS, how)
+    assert {c.version for g in before for c in g} == {0}
+    other = copy.deepcopy(qwen)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    engine.load_weights(other.named_parameters(), version=3)
+    after = engine.generate(REQUESTS, how)
+    assert engine.version == 3
+    assert {c.version for g in after for c in g} == {3}
+    assert tokens_of(after) != tokens_of(before)
+    expected = plain_logp(other, REQUESTS[0].tokens, after[0][0], 1.0)
+    assert after[0][0].logp_engine == pytest.approx(expected.tolist(), abs=1e-5)
+    engine.load_weights(qwen.named_parameters(), version=4)
+    assert tokens_of(engine.generate(REQUESTS, how)) == tokens_of(before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.norm.weight": None}, r"missing: model\.norm\.weight$"),
+        ({"model.rorm.weight": torch.zeros(32)}, r"unexpected: model\.rorm\.weight$"),
+        ({"model.norm.weight": torch.zeros(2, 3)}, r"of another shape: model\.norm\.weight \(2, 3\) for \(32,\)$"),
+    ],
+    ids=["missing", "unexpected", "shape"],
+)
+def test_weights_that_do_not_match_are_refused_whole(qwen: Any, change: dict[str, Any], message: str) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+    before = engine.generate(REQUESTS, Sampling(max_new_tokens=10))
+    weights = {name: torch.zeros_like(p) for name, p in qwen.named_parameters()} | change
+    with pytest.raises(RunError, match=message):
+        engine.load_weights([(name, w) for name, w in weights.items() if w is not None], version=9)
+    assert engine.version == 0
+    assert tokens_of(engine.generate(REQUESTS, Sampling(max_new_tokens=10))) == tokens_of(before)
+
+
+def test_the_learners_model_shares_no_memory_and_is_left_as_it_was() -> None:
+    model = build().train()
+    engine = LocalEngine(model, frozenset(), pad=0)
+    before = engine.generate(REQUESTS, Sampling(max_new_tokens=8))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert tokens_of(engine.generate(REQUESTS, Sampling(max_new_tokens=8))) == tokens_of(before)
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_bad_logits_stop_the_run_in_one_line(qwen: Any) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+    weights = {name: p.detach().clone() for name, p in qwen.named_parameters()}
+    weights["model.norm.weight"][0] = math.nan
+    engine.load_weights(weights.items(), version=5)
+    with pytest.raises(RunError, match=r"NaN or infinite.*version 5") as caught:
+        engine.generate(REQUESTS, Sampling(max_new_tokens=8))
+    assert "\n" not in str(caught.value)
+    engine.load_weights(qwen.named_parameters(), version=6)
+    engine.generate(REQUESTS, Sampling(max_new_tokens=8))
+
+
+def test_bad_logits_of_a_single_row_are_seen_among_sound_ones() -> None:
+    engine = LocalEngine(build("llama"), frozenset(), pad=0)
+    weights = {name: p.detach().clone() for name, p in engine._model.named_parameters()}
+    weights["model.embed_tokens.weight"][4] = math.nan
+    engine.load_weights(weights.items(), version=1)
+    engine.generate([Request((5,), 3, 0, 1)], Sampling())
+    with pytest.raises(RunError, match="NaN or infinite"):
+        engine.generate([Request((5,), 3, 0, 1), Request((4,), 1, 0, 1), Request((6,), 3, 0, 1)], Sampling())
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request((), 1, 0), "prompt is empty"),
+        (
+            Request((5,) * 90, 1, 0),
+            "prompt of 90 tokens and up to 8 new ones do not fit the model's 96 positions.*at most 6",
+        ),
+        (Request((5, 30), 1, 0), "ids outside of 0 to 29"),
+        (Request((5,), 0, 0), "samples is 0"),
+        (Request((5,), 1, 0, max_new_tokens=0), "max_new_tokens 0"),
+    ],
+    ids=["empty", "long", "id", "samples", "limit"],
+)
+def test_requests_that_cannot_be_served_are_refused(qwen: Any, request_: Request, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        LocalEngine(qwen, EOS, pad=0).generate([REQUESTS[0], request_], Sampling(max_new_tokens=8))
+
+
+def test_a_window_is_a_limit_and_the_last_position_can_be_used() -> None:
+    sizes = {**SIZES, "sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1}
+    engine = LocalEngine(Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8)), EOS, pad=0)
+    with pytest.raises(UsageError, match="20 positions"):
+        engine.generate([Request((5,) * 10, 1, 0)], Sampling(max_new_tokens=11))
+    engine = LocalEngine(build("gpt2"), frozenset(), pad=0)
+    requests = [Request((5,) * 50, 1, 0, 46), Request((5,) * 95, 3, 1, 1), Request((5,) * 90, 3, 1, 6)]
+    groups = engine.generate(requests, Sampling())
+    assert [len(g[0].tokens) for g in groups] == [46, 1, 6]
+
+
+def test_no_requests_no_completions(qwen: Any) -> None:
+    assert LocalEngine(qwen, EOS, pad=0).generate([], Sampling()) == []
+
+
+def test_memory_kept_between_calls_holds_nothing_of_the_last_one(qwen: Any) -> None:
+    engine, how = LocalEngine(qwen, EOS, pad=0), Sampling(max_new_tokens=20)
+    first = engine.generate(REQUESTS, how)
+    engine.generate([Request(tuple(range(8, 28)), 9, seed=5, max_new_tokens=60)], how)
+    assert engine.generate(REQUESTS, how) == first
+
+
+def test_a_prompt_goes_through_the_model_once(qwen: Any) -> None:
+    engine = LocalEngine(qwen, frozenset(), pad=0, max_rows=3)
+    seen: list[tuple[int, ...]] = []
+    prefill = engine._prefill
+
+    def counted(prompts: Any) -> Any:
+        seen.extend(prompts)
+        return prefill(prompts)
+
+    engine._prefill = counted  # type: ignore[method-assign]
+    engine.generate([Request((5, 6), 8, 0), Request((7,), 2, 1), Request((8, 9), 3, 1)], Sampling(max_new_tokens=4))
+    assert seen == [(5, 6), (7,), (8, 9)]
+
+
+# Of what has weights, the modules that are run on last tokens only.
+LAST = {
+    "qwen3": {"layers.1.self_attn.o_proj", "layers.1.post_attention_layernorm", "layers.1.mlp", "norm"},
+    "llama": {"layers.1.self_attn.o_proj", "layers.1.post_attention_layernorm", "layers.1.mlp", "norm"},
+    "gpt2": {"h.1.ln_2", "h.1.mlp"},
+}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_what_follows_the_last_keys_sees_last_tokens_only(name: str) -> None:
+    model, length = build(name), 7
+    engine = LocalEngine(model, EOS, pad=0)
+    prompts = [tuple(4 + (i + j) % 20 for j in range(length - i)) for i in range(3)]
+    seen: dict[str, int] = {}
+    asks: dict[str, bool] = {}
+    for at, module in engine._model.base_model.named_modules():
+        if re.search(r"norm$|ln_\w$|mlp$|_proj$|embed_tokens$|wte$", at) and ".mlp." not in at:
+            module.register_forward_hook(lambda module, args, out, at=at: seen.update({at: out.shape[1]}))
+        if at.endswith("self_attn"):
+            note = functools.partial(lambda at, module, args, asked, out: asks.update({at: "last_only" in asked}), at)
+            module.register_forward_hook(note, with_kwargs=True)
+    with torch.no_grad():
+        prepared = engine._prefill._plain(*engine._prefill._inputs(prompts, always_masked=True)[:3])
+        assert {at for at, width in seen.items() if width == 1} == LAST[name]
+        assert set(seen.values()) == {1, length}
+        assert asks == ({} if name == "gpt2" else {"layers.0.self_attn": False, "layers.1.self_attn": True})
+        for i, prompt in enumerate(prompts):
+            alone = model(input_ids=torch.tensor([prompt]), use_cache=True)
+            torch.testing.assert_close(prepared[0][i], alone.logits[0, -1], atol=1e-5, rtol=0)
+            for layer, theirs in enumerate(alone.past_key_values.layers):
+                keys, values = prepared[2 + 2 * layer][i], prepared[3 + 2 * layer][i]
+                torch.testing.assert_close(keys[:, i:], theirs.keys[0], atol=1e-5, rtol=0)
+                torch.testing.assert_close(values[:, i:], theirs.values[0], atol=1e-5, rtol=0)
+
+
+class Mixing(nn.Module):
+    """A module that looks at every token of a row."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.inner(hidden + hidden.mean(1, keepdim=True))
+
+
+class Flat(Mixing):
+    """A module that demands all tokens of a call."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.shape[1] == 1:
+            raise ValueError("whole sequences, please")
+        return self.inner(hidden)
+
+
+@pytest.mark.parametrize("kind", [Mixing, Flat])
+@pytest.mark.parametrize(
+    "at", ["layers.1.mlp", "layers.1.post_attention_layernorm", "layers.1.self_attn.o_proj", "norm"]
+)
+def test_a_module_that_needs_the_other_tokens_gets_them(kind: type[Mixing], at: str) -> None:
+    model = build()
+    model.model.set_submodule(at, kind(model.model.get_submodule(at)))
+    engine, prompts = LocalEngine(model, EOS, pad=0), [(4, 5, 6), (7, 8, 9)]
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor(prompts)).logits[:, -1]
+        torch.testing.assert_close(engine._prefill(prompts).logits, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("max_rows", [4, 512])
+def test_finished_completions_are_told_once_each_as_they_end_up(qwen, max_rows):
+    """Whatever is told early is what generate returns, also where rows are dropped and places taken."""
+    heard = []
+    how = Sampling(1.0, 0.9, 0, max_new_tokens=16)
+    groups = LocalEngine(qwen, EOS, pad=0, max_rows=max_rows).generate(REQUESTS, how, heard.append)
+    told = {(f.request, f.sample): (f.tokens, f.finish) for f in heard}
+    assert len(told) == len(heard) == sum(r.samples for r in REQUESTS)
+    assert told == {(i, j): (c.tokens, c.finish) for i, g in enumerate(groups) for j, c in enumerate(g)}
+
+
+def test_short_completions_are_told_while_long_ones_go_on(qwen):
+    steps = []
+    engine = LocalEngine(qwen, frozenset(), pad=0)
+    inner = engine._decode
+    engine._decode = lambda tokens, rows: steps.append(rows.count) or inner(tokens, rows)
+    when = {}
+    limits = [2] * 8 + [24]
+    engine.generate(
+        [Request((5,), 1, i, limit) for i, limit in enumerate(limits)],
+        Sampling(),
+        lambda f: when.setdefault(f.request, len(steps)),
+    )
+    assert max(when[i] for i in range(8)) < 4 < when[8]

@@ -1,0 +1,279 @@
+"""Each finding is raised by what it is for, from its limit on, and excused by what excuses it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from groupwise.health.symptoms.base import History
+from groupwise.health.symptoms.updates import later_share
+from groupwise.health.watch import BAD, GOOD, NEUTRAL, WARN, WATCHERS, Watch, findings
+from tests.health.health_rows import (
+    DAPO,
+    GSPO,
+    JUDGED,
+    PLANTED,
+    RECIPE,
+    WITH_FORMAT,
+    Rows,
+    drop_keys,
+    dropping,
+    evaluation,
+    everywhere,
+    healthy,
+    named,
+    planted,
+    rates,
+    recipe,
+    rising_level,
+)
+
+
+def test_every_finding_is_planted_here() -> None:
+    assert list(PLANTED) == [w.name for w in WATCHERS]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_a_finding_is_for_raises_it(name: str) -> None:
+    rows, told, words = PLANTED[name]
+    found = named(findings(rows, told))[name]
+    assert words in found.words
+    assert found.tone in (NEUTRAL, GOOD, WARN, BAD)
+    assert re.fullmatch(r"[A-Z\d].*\.", found.words)
+    assert found.advice
+    assert not found.advice.endswith(".")
+
+
+def looks(name: str, rows: Rows, told: dict[str, Any]) -> Any:
+    """What the finding alone says of rows, evaluations among them or not."""
+    steps = [row for row in rows if "evaluation" not in row]
+    return next(w for w in WATCHERS if w.name == name).look(
+        History(steps, [row for row in rows if "evaluation" in row], told)
+    )
+
+
+FORMAT_FLAT = {"rewards.format.spread_within_groups": 0.0}
+
+
+#: Just inside and just outside of each limit, and what excuses a finding: (finding, rows, recipe, whether it speaks).
+LIMITS: list[tuple[str, Rows, dict[str, Any], bool]] = [
+    (
+        "few mixed groups",
+        planted(groups_all_right_share=0.45, groups_mixed_share=0.22, groups_all_wrong_share=0.33),
+        RECIPE,
+        False,
+    ),
+    ("generation dropped", dropping(generated_tokens_dropped=2800), DAPO, False),
+    ("generation dropped", dropping(generated_tokens_dropped=3200), DAPO, True),
+    ("completions cut off", planted(truncated_share=0.09), RECIPE, False),
+    ("completions cut off", planted(truncated_share=0.12), RECIPE, True),
+    ("length bias", planted(length_wrong_mean=20.0, length_right_mean=12.0), RECIPE, False),
+    ("length bias", planted(length_wrong_mean=7.5, length_right_mean=3.0), RECIPE, False),
+    ("reward model cannot tell", planted(learned_right_mean=0.55, learned_wrong_mean=0.5), JUDGED, False),
+    ("reward without spread", planted(**{"rewards.task.spread_within_groups": 0.0}), WITH_FORMAT, False),
+    ("reward without spread", planted(pass_rate=0.97, **FORMAT_FLAT), WITH_FORMAT, False),
+    ("nothing right", planted(pass_rate=lambda i: 0.1 * (i == 5)), WITH_FORMAT, False),
+    ("fallback", [*planted(3, groups_fallback=4), *rates((10, 0.8))], DAPO, False),
+    ("completions without a score", planted(1, unscored_completions=7, learned_mean=0.5), JUDGED, True),
+    ("completions without a score", everywhere(unscored_completions=512, learned_mean=0.5), JUDGED, False),
+    ("pass rate falling", rates((20, 0.6), (10, 0.55)), RECIPE, False),
+    ("pass rate falling", rates((10, 0.56), (10, 0.42), spread=0.4), RECIPE, False),
+    ("pass rate falling", rates((3, 0.9), (30, 0.6)), RECIPE, False),
+    ("pass rate falling", rates((10, 0.8), (10, 0.5)), RECIPE, True),
+    ("pass rate falling", rates((10, 0.5), (10, 0.8), (10, 0.5)), RECIPE, True),
+    ("held out apart", [*healthy(), evaluation(40, 0.6)], RECIPE, True),
+    ("held out apart", [*healthy(), evaluation(40, 0.6, problems=10)], RECIPE, False),
+    ("held out apart", [*healthy(), evaluation(40, 0.6, standard_error=0.2)], RECIPE, False),
+    ("held out apart", rising_level([*healthy(), evaluation(40, 0.4)]), RECIPE, False),
+    ("solved", rising_level(planted(pass_rate=0.97)), RECIPE, False),
+    ("still rising", everywhere(pass_rate=lambda i: 0.6 + 0.0095 * i), RECIPE, False),
+    ("still rising", rates((30, 0.5), (10, 0.55), spread=0.2), RECIPE, False),
+    ("levelled off", rates((15, 0.5)), RECIPE, False),
+    ("levelled off", rates((25, 0.5)), RECIPE, True),
+    ("levelled off", rising_level(rates((40, 0.5))), RECIPE, False),
+    ("levelled off", rates((10, 0.7), (30, 0.4)), RECIPE, False),
+    ("never measured", everywhere(pass_rate=0.0, length_right_mean=None), RECIPE, False),
+    ("never measured", everywhere(pass_rate=1.0, length_wrong_mean=None), RECIPE, False),
+    ("never measured", everywhere(share_passed_positive=None), RECIPE, False),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "told", "speaks"), LIMITS)
+def test_a_finding_speaks_from_its_limit_on(name: str, rows: Rows, told: dict[str, Any], speaks: bool) -> None:
+    assert bool(looks(name, rows, told)) == speaks
+
+
+@pytest.mark.parametrize(("fall", "speaks"), [(0.03, False), (0.1, True)])
+def test_a_small_fall_beside_a_rising_learned_score_is_chance(fall: float, speaks: bool) -> None:
+    rows = [{**row, "learned_mean": row["step"] / 40} for row in rates((20, 0.7), (10, 0.7 - fall))]
+    assert bool(looks("over-optimisation", rows, JUDGED)) == speaks
+
+
+#: Which number stands where, and which advice goes with which cause: (finding, rows, recipe, words, advice).
+SAID: list[tuple[str, Rows, dict[str, Any], str, str]] = [
+    ("groups all right", PLANTED["groups all right"][0], RECIPE, "62 %", '"dapo"'),
+    ("groups all wrong", planted(groups_all_wrong_share=0.8), RECIPE, "their advantages are 0", "Easier"),
+    ("groups all wrong", planted(groups_all_wrong_share=0.8), DAPO, "they are dropped and replaced", "Easier"),
+    (
+        "groups all wrong",
+        planted(groups_all_wrong_share=0.8, truncated_share=0.4),
+        RECIPE,
+        "80 %",
+        "max_new_tokens = 64",
+    ),
+    (
+        "few mixed groups",
+        planted(groups_all_right_share=0.48, groups_mixed_share=0.12, groups_all_wrong_share=0.4),
+        RECIPE,
+        "48 % were all right and 40 % all wrong",
+        "samples_per_prompt = 16",
+    ),
+    ("generation dropped", dropping(generated_tokens_dropped=3600), DAPO, "all right: the task is", "Harder"),
+    (
+        "generation dropped",
+        dropping(generated_tokens_dropped=3600, groups_all_wrong_share=0.7),
+        DAPO,
+        "all wrong: the task is too hard",
+        "Easier",
+    ),
+    ("fallback", PLANTED["fallback"][0], DAPO, "In 3 of the last 10 steps, all 10 rounds", "max_rounds"),
+    (
+        "scoring faults",
+        planted(1, **{"faults.timeout in a": 1, "faults.nan from b": 5}),
+        RECIPE,
+        "6 of 20480 completions have no score because scoring failed: 5 nan from b, 1 timeout in a",
+        "A reward that returns a finite number",
+    ),
+    ("completions without a score", everywhere(unscored_completions=512), RECIPE, "nothing trains", "return value"),
+    (
+        "reward model cannot tell",
+        PLANTED["reward model cannot tell"][0],
+        JUDGED,
+        "right completions 0.5 and wrong ones 0.6",
+        "More pairs",
+    ),
+    ("levelled off", rates((40, 0.5)), RECIPE, "0.5 in the first 10 steps, 0.5 over", "learning_rate = 9e-04"),
+    ("levelled off", rates((10, 0.3), (30, 0.6)), RECIPE, "levelled off at 0.6; it began at 0.3", "cosine"),
+    (
+        "still rising",
+        rates((20, 0.2), (10, 0.4), (10, 0.6)),
+        RECIPE,
+        "0.4 in the third quarter of the run, 0.6 in",
+        "steps = 80",
+    ),
+    (
+        "never measured",
+        [*everywhere(kl_mean=None), evaluation(40, 0.7)],
+        RECIPE,
+        "in any of 40 steps: kl_mean.",
+        "docs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "told", "words", "advice"), SAID)
+def test_a_finding_puts_its_numbers_in_order(
+    name: str, rows: Rows, told: dict[str, Any], words: str, advice: str
+) -> None:
+    found = named(findings(rows, told))[name]
+    assert words in found.words
+    assert advice in found.advice
+
+
+def test_over_optimisation_says_what_rose_and_what_fell() -> None:
+    rows = [{**row, "learned_mean": row["step"] // 11 / 2} for row in rates((10, 0.7), (10, 0.5))]
+    words = named(findings(rows, JUDGED))["over-optimisation"].words
+    assert re.search(r"rose from 0 to 0.5 while the pass rate fell from 0.7 to 0.5:", words)
+
+
+def test_a_solved_run_is_not_sent_to_dynamic_sampling() -> None:
+    rows = planted(groups_all_right_share=0.8, groups_mixed_share=0.2, pass_rate=0.97)
+    assert "dapo" not in named(findings(rows, RECIPE))["groups all right"].advice
+
+
+def test_only_a_run_known_from_its_first_step_was_easy_from_the_beginning() -> None:
+    easy = everywhere(groups_all_right_share=0.8, groups_mixed_share=0.2)
+    assert named(findings(easy[1:], RECIPE))["groups all right"].tone == NEUTRAL
+
+
+def test_tied_groups_are_no_warning_where_the_run_earned_them_or_they_train_all_the_same() -> None:
+    rows = PLANTED["groups all right"][0]
+    assert named(findings(rows, RECIPE))["groups all right"].tone == NEUTRAL
+    easy = everywhere(groups_all_right_share=0.8, groups_mixed_share=0.2)
+    assert named(findings(easy, RECIPE))["groups all right"].tone == WARN
+    for told in (DAPO, WITH_FORMAT, JUDGED, recipe(algorithm__advantage={"kind": "gae"})):
+        assert "groups all right" not in named(findings(easy, told))
+
+
+def test_a_solved_task_may_have_no_entropy() -> None:
+    assert "no entropy left" not in named(findings(planted(entropy_mean=0.002, pass_rate=0.98), RECIPE))
+
+
+def test_entropy_that_falls_while_the_run_learns_is_no_cliff() -> None:
+    rows = planted(entropy_mean=lambda i: 1.0 if i < 5 else 0.1, pass_rate=lambda i: 0.5 + 0.03 * i)
+    assert "entropy cliff" not in named(findings(rows, RECIPE))
+
+
+def test_entropy_that_changes_a_little_is_neither_a_cliff_nor_an_explosion() -> None:
+    falls = planted(entropy_mean=lambda i: 1.0 if i < 5 else 0.5, pass_rate=0.6)
+    assert "entropy cliff" not in named(findings(falls, RECIPE))
+    rises = planted(entropy_mean=lambda i: 1.0 if i < 5 else 1.4, pass_rate=lambda i: 0.7 - 0.05 * i)
+    assert "entropy explosion" not in named(findings(rises, RECIPE))
+
+
+def test_a_curriculum_may_lower_the_pass_rate() -> None:
+    rows = planted(pass_rate=0.3)
+    for row in rows:
+        row["sources.sums.level"] = row["step"] // 31
+    assert "pass rate falling" not in named(findings(rows, RECIPE))
+
+
+def test_only_a_run_at_its_end_was_stopped_too_early() -> None:
+    assert "still rising" in named(findings(healthy(), RECIPE))
+    assert "still rising" not in named(findings(healthy(), recipe(steps=80)))
+
+
+def test_an_older_run_has_its_engine_gap_from_the_mean() -> None:
+    rows = drop_keys(planted(engine_gap_mean=0.1), "engine_probability_error", "engine_effective_sample_share")
+    assert named(findings(rows, RECIPE))["engine gap"].tone == BAD
+
+
+def test_the_reasons_why_nothing_moves_are_told_apart() -> None:
+    still = named(findings(everywhere(log_ratio_abs_max=0.0), RECIPE))["parameters frozen"]
+    assert "no update changed" in still.words
+    zero = named(findings(everywhere(learning_rate=0.0), RECIPE))["parameters frozen"]
+    assert "learning rate was 0" in zero.words
+    alone = everywhere(log_ratio_abs_max=0.0, updates=1, share_passed=1.0)  # one update: the ratio is 1 by construction
+    assert "parameters frozen" not in named(findings(alone, RECIPE))
+    tied = everywhere(advantage_abs_mean=0.0, gradient_norm_max=0.0)
+    assert "parameters frozen" not in named(findings(tied, RECIPE))
+
+
+def test_what_passes_after_the_first_update() -> None:
+    row = {"updates": 4, "share_passed": (1 + 0.9 + 0.6 + 0.3) / 4}
+    assert later_share([row], "share_passed") == pytest.approx(0.6)
+    assert later_share([{"updates": 1, "share_passed": 1.0}], "share_passed") is None
+
+
+def test_a_spike_that_was_clipped_long_ago_is_no_warning() -> None:
+    rows = healthy()
+    rows[20]["gradient_norm_max"] = 30.0
+    assert named(findings(rows[:21], RECIPE))["gradient spikes"].tone == WARN
+    assert named(findings(rows, RECIPE))["gradient spikes"].tone == NEUTRAL
+    watch = Watch(RECIPE)
+    assert [row["step"] for row in rows for f in watch(row) if f.name == "gradient spikes"] == [21]
+    harmless = everywhere(gradient_norm=0.01, gradient_norm_max=0.02)
+    harmless[-1]["gradient_norm_max"] = 0.9  # 90 times the steps before, and still below the clip
+    assert "gradient spikes" not in named(findings(harmless, RECIPE))
+    for row in rows[21:]:
+        row["gradient_norm"] = 10.0  # what comes later says nothing of what was a spike then
+    words = named(findings(rows, RECIPE))["gradient spikes"].words
+    assert words.startswith("The gradient's norm jumped to 30 at step 21")
+
+
+def test_short_completions_are_named_where_gspos_epsilons_do_not_fit() -> None:
+    found = named(findings(planted(share_passed=0.7), GSPO))["gradient stopped"]
+    assert "Epsilons of 0.0004" in found.words
+    assert "epsilon_low" in found.advice

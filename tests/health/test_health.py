@@ -1,0 +1,169 @@
+"""Findings of a whole run: a sound one gives none, what has passed is told as such, a step costs the same for ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groupwise.health import watch as health
+from groupwise.health.symptoms.base import RECENT, History, percent
+from groupwise.health.symptoms.signal import windows
+from groupwise.health.watch import BAD, GOOD, NEUTRAL, WARN, WATCHERS, Watch, findings
+from tests.health.health_rows import (
+    DAPO,
+    GSPO,
+    PLANTED,
+    RECIPE,
+    Rows,
+    drop_keys,
+    evaluation,
+    everywhere,
+    healthy,
+    named,
+    planted,
+    rates,
+    recipe,
+)
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_a_run_waits_three_steps_unless_something_is_wrong() -> None:
+    def told(rows: Rows) -> list[tuple[int, str]]:
+        watch = Watch(RECIPE)
+        return [(row["step"], f.name) for row in rows for f in watch(row)]
+
+    assert told(everywhere(truncated_share=0.9)) == [(3, "completions cut off")]
+    assert told(everywhere(engine_probability_error=1.2)) == [(1, "engine gap")]
+    assert [name for _, name in told(rates((20, 0.8), (20, 0.5)))] == ["pass rate falling"]
+    assert told(planted(**{"faults.timeout in mine": 3})) == []
+
+
+def test_the_worst_of_two_comes_first_and_their_order_within_a_tone_is_the_tables() -> None:
+    found = findings(planted(engine_probability_error=1.2, truncated_share=0.5, ratio_token_p99=3.0), RECIPE)
+    assert [f.name for f in found][:3] == ["engine gap", "ratio tails", "completions cut off"]
+    assert [f.tone for f in found][:3] == [BAD, WARN, WARN]
+
+
+def test_what_was_no_warning_of_the_run_itself_is_not_told_as_one_that_has_passed() -> None:
+    rows = healthy()
+    for row in rows[20:30]:
+        row["length_wrong_mean"] = 40.0  # not told while a run goes on
+    for row in rows[10:20]:
+        row |= {"groups_all_right_share": 0.8, "groups_mixed_share": 0.15}  # earned: no warning
+    assert not [f.words for f in findings(rows, RECIPE) if f.words.startswith("Earlier")]
+
+
+def test_an_earlier_moment_sees_as_many_steps_as_the_run_did() -> None:
+    found = named(findings(rates((10, 0.9), (80, 0.5), (10, 0.9)), recipe(steps=200)))
+    assert found["pass rate falling"].words.startswith("Earlier, at step 50:")
+
+
+def test_the_last_moment_before_now_is_looked_at() -> None:
+    rows = healthy()
+    for row in rows[25:30]:
+        row["truncated_share"] = 0.9
+    assert named(findings(rows, RECIPE))["completions cut off"].words.startswith("Earlier, at step 30:")
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 10, 11, 25, 40])
+@pytest.mark.parametrize("told", [RECIPE, GSPO, DAPO, {}])
+def test_a_healthy_run_gives_no_warning(steps: int, told: dict[str, Any]) -> None:
+    rows = [evaluation(0, 0.41), *healthy(steps)]
+    assert not {f.name for f in findings(rows, told) if f.tone in (WARN, BAD)}
+    watch = Watch(told)
+    assert not [f for row in healthy(steps) for f in watch(row)]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_findings_survive_gaps(name: str) -> None:
+    rows, told, _ = PLANTED[name]
+    watcher = next(w for w in WATCHERS if w.name == name)
+    before = repr(rows)
+    for key in sorted({key for row in rows for key in row} - {"step", "evaluation"}):
+        watcher.look(History(drop_keys(rows, key), (), told))
+        watcher.look(History([{**row, key: None} for row in rows], (), told))
+        watcher.look(History([{**row, key: float("nan")} if i % 3 else row for i, row in enumerate(rows)], (), told))
+    findings(rows[-1:], told)
+    findings(rows, None)
+    assert findings([], told) == ()
+    assert findings([evaluation(0, 0.5)], told) == ()
+    assert repr(rows) == before
+
+
+def test_the_worst_comes_first_and_what_has_passed_is_told_as_such() -> None:
+    rows = healthy()
+    for row in rows[12:20]:
+        row["effective_sample_share"] = 0.3
+    rows[-1]["log_ratio_clamped_tokens"] = 1
+    found = findings(rows, RECIPE)
+    order = [BAD, WARN, NEUTRAL, GOOD]
+    tones = [order.index(f.tone) for f in found]
+    assert tones == sorted(tones)
+    assert found[0].name == "log-ratios clamped"
+    past = named(found)["few effective samples"]
+    assert past.tone == NEUTRAL
+    assert past.words.startswith("Earlier, at step 20:")
+
+
+@pytest.mark.parametrize("n", [1, 9, 10, 11, 20, 37])
+def test_windows_cover_every_row_once(n: int) -> None:
+    rows = [{"step": i} for i in range(n)]
+    pieces = windows(rows)
+    assert [row for piece in pieces for row in piece] == rows
+    assert all(len(piece) == RECENT for piece in pieces[1:])
+
+
+def test_a_warning_is_told_once_and_only_of_what_a_run_can_see() -> None:
+    watch = Watch(RECIPE)
+    told = [(row["step"], f.name) for row in planted(truncated_share=0.9) for f in watch(row)]
+    assert [name for _, name in told] == ["completions cut off"]
+    assert 30 < told[0][0] < 35
+    assert len(watch._rows) <= health.KEPT
+
+
+def test_a_step_costs_the_same_after_two_thousand() -> None:
+    """Counted, not timed: the functions that a step calls."""
+    row, watch = healthy()[-1], Watch(RECIPE)
+
+    def calls(steps: range) -> int:
+        seen: Counter[str] = Counter()
+        for step in steps:
+            sys.setprofile(lambda frame, event, argument: seen.update([event]))
+            try:
+                watch({**row, "step": step})
+            finally:
+                sys.setprofile(None)
+        return seen["call"] + seen["c_call"]
+
+    calls(range(100))
+    early = calls(range(100, 110))
+    for step in range(110, 2000):
+        watch({**row, "step": step})
+    assert early == calls(range(2000, 2010))
+
+
+def test_the_page_has_the_table() -> None:
+    page = (DOCS / "reading_a_report.md").read_text()
+    assert health.table() in page
+
+
+def test_health_needs_no_torch() -> None:
+    code = "import sys, groupwise.health.watch, groupwise.report.page.answers; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_percent_never_says_all_of_what_is_not_all() -> None:
+    assert percent(0.9999) == "99.99 %"
+    assert percent(1.0) == "100 %"
+    assert percent(0.0) == "0 %"
+
+
+def test_the_history_of_a_run_that_was_cut_knows_it_does_not_begin_at_its_start() -> None:
+    assert History(healthy(5)).from_start
+    assert not History(healthy(5)[1:]).from_start

@@ -1,0 +1,504 @@
+"""Chat templates of several makes, with real tokenizers built here: what is rendered, and what the checks find."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from groupwise.core.collate import collate
+from groupwise.core.engine import Request, Sampling
+from groupwise.core.errors import UsageError
+from groupwise.core.records import Group, Prompt
+from groupwise.core.samples import Sample
+from groupwise.engines.local.engine import LocalEngine
+from groupwise.models.chat import Chat, ChatSettings
+from groupwise.models.load import Policy, load_policy, prompt_ids
+from groupwise.models.template_checks import Finding, check_chat, check_prompts, demand
+from groupwise.models.thinking import answer_only, split_thinking
+from groupwise.models.tiny import CHATML, ByteSpec, byte_tokenizer, character_tokenizer
+from groupwise.training.initial_policy import TINY
+
+TURN = "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
+OPENING = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+#: Takes the thinking out of earlier answers, and writes an empty one where thinking is off.
+THINKS = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' and not loop.last %}"
+    "{{ '<|im_start|>assistant\\n' + m['content'].split('</think>')[-1].lstrip() + '<|im_end|>\\n' }}"
+    "{% else %}" + TURN + "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    "{% endif %}"
+)
+#: Writes BOS itself and strips what it is given.
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|start|>' + m['role'] + '<|end|>\\n\\n' + m['content'] | trim + '<|eot|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\\n\\n' }}{% endif %}"
+)
+#: Has no generation prompt and needs none; refuses a system prompt.
+INST = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% elif m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+DROPS_SYSTEM = "{% for m in messages %}{% if m['role'] != 'system' %}" + TURN + "{% endif %}{% endfor %}" + OPENING
+LAST_ONLY = "{% for m in messages[-1:] %}" + TURN + "{% endfor %}" + OPENING
+NO_PROMPT = "{% for m in messages %}" + TURN + "{% endfor %}"
+SHOUTS = CHATML.replace("message['content']", "message['content'] | upper")
+PLAIN_END = CHATML.replace("'<|im_end|>\\n'", "'\\n\\n'")
+ENDS = CHATML.replace("assistant\\n'", "assistant\\n' + eos_token")
+DATED = "{{ strftime_now('%Y') }}" + CHATML
+
+ASKED = Sample("q1", "What is 2 + 3?", "5")
+SYSTEM = ChatSettings(system="Be brief.")
+TALK = Sample(
+    "talk",
+    "And 4 + 4?",
+    "8",
+    messages=(
+        {"role": "user", "content": "What is 2 + 3?"},
+        {"role": "assistant", "content": "5"},
+        {"role": "user", "content": "And 4 + 4?"},
+    ),
+)
+MARKS = ("<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>")
+
+
+def tokenizer(template: str | None, bos: str | None = None, adds: bool = False, eos: str = "<|im_end|>") -> Any:
+    """Byte-level BPE with merges; `adds`: its post-processor puts the BOS in front."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=["<pad>", "<s>", "</s>", *MARKS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    raw.train_from_iterator(["What is the answer? system user assistant question think " * 3], trainer)
+    if adds:
+        raw.post_processor = processors.TemplateProcessing(single="<s> $0", special_tokens=[("<s>", 1)])
+    made = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token=eos, bos_token=bos)
+    made.chat_template = template
+    return made
+
+
+def unknowing() -> Any:
+    """A tokenizer that knows one word."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 1, "?": 2}, unk_token="<unk>")),
+        unk_token="<unk>",
+        eos_token="<eos>",
+    )
+
+
+def ends(made: Any) -> frozenset[int]:
+    return frozenset({made.eos_token_id})
+
+
+def findings(made: Any, settings: ChatSettings | None = None, *samples: Sample) -> list[Finding]:
+    return check_chat(Chat(made, settings), ends(made), samples or (ASKED,))
+
+
+def only(found: Sequence[Finding], text: str) -> Finding:
+    (one,) = [finding for finding in found if text in str(finding)]
+    return one
+
+
+# What is rendered.
+
+
+@pytest.mark.parametrize("prompt", ["2+3=", "What is it?", " two\n\nlines ", "Größe \U0001f600"])
+@pytest.mark.parametrize("adds", [False, True])
+def test_without_a_template_the_ids_are_those_of_the_plain_prompt(prompt: str, adds: bool) -> None:
+    made = tokenizer(None, bos="<s>", adds=adds)
+    chat = Chat(made)
+    assert list(chat.encode(Sample("k", prompt, ""))) == prompt_ids(made, [prompt])[0]
+    assert chat.encode(Sample("k", prompt, "")).count(1) == adds
+    assert chat.has_bos == adds
+
+
+def test_without_a_template_an_end_that_the_tokenizer_adds_is_taken_off() -> None:
+    made = tokenizer(None)
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$0 <|im_end|>", special_tokens=[("<|im_end|>", made.eos_token_id)]
+    )
+    assert made("ab")["input_ids"][-1] == made.eos_token_id
+    assert Chat(made).encode(Sample("k", "ab", ""))[-1] != made.eos_token_id
+
+
+def test_chatml_renders_system_question_and_the_start_of_an_answer() -> None:
+    made = tokenizer(CHATML)
+    chat = Chat(made, SYSTEM)
+    assert made.decode(chat.encode(ASKED)) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "system prompt 'Be brief.'" in chat.describe()
+    own = Sample("s", "?", "", messages=({"role": "system", "content": "Own."}, {"role": "user", "content": "?"}))
+    assert "Be brief." not in chat.text(own)
+    assert "Own." in chat.text(own)
+
+
+def test_the_ids_are_those_of_the_template_as_transformers_applies_it() -> None:
+    for made in (tokenizer(CHATML), tokenizer(LLAMA3, bos="<s>", adds=True, eos="<|eot|>"), tokenizer(THINKS)):
+        theirs = made.apply_chat_template([dict(m) for m in TALK.messages], add_generation_prompt=True)["input_ids"]
+        assert list(Chat(made).encode(TALK)) == theirs
+
+
+def test_messages_of_the_sample_are_not_changed() -> None:
+    before = [dict(m) for m in TALK.messages]
+    Chat(tokenizer(CHATML), SYSTEM).encode(TALK)
+    assert [dict(m) for m in TALK.messages] == before
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+def test_one_bos_whether_template_or_tokenizer_writes_it(writes: bool, adds: bool) -> None:
+    template = LLAMA3 if writes else LLAMA3.replace("{{ bos_token }}", "")
+    ids = Chat(tokenizer(template, bos="<s>", adds=adds, eos="<|eot|>")).encode(ASKED)
+    assert ids.count(1) == (writes or adds)
+    assert (ids[0] == 1) == (writes or adds)
+
+
+def test_thinking_goes_to_a_template_that_reads_it_and_is_refused_elsewhere() -> None:
+    made = tokenizer(THINKS)
+    assert Chat(made, ChatSettings(thinking="off")).text(ASKED).endswith("assistant\n<think>\n\n</think>\n\n")
+    assert Chat(made, ChatSettings(thinking="on")).text(ASKED).endswith("assistant\n")
+    with pytest.raises(UsageError, match=r"chat\.thinking = 'off': the chat template does not read enable_thinking"):
+        Chat(tokenizer(CHATML), ChatSettings(thinking="off"))
+
+
+@pytest.mark.parametrize("template", [None, CHATML])
+def test_the_opening_of_an_answer_is_the_end_of_the_prompt(template: str | None) -> None:
+    made = tokenizer(template)
+    plain, opened = Chat(made), Chat(made, ChatSettings(open="<think>\n"))
+    assert opened.text(ASKED) == plain.text(ASKED) + "<think>\n"
+    assert made.decode(opened.encode(ASKED)) == opened.text(ASKED)
+    assert "'<think>\\n', not trained" in opened.describe()
+
+
+def test_a_template_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jinja"
+    path.write_text("Q: {{ messages[0]['content'] }}\n{% if add_generation_prompt %}A:{% endif %}")
+    assert Chat(tokenizer(CHATML), ChatSettings(template=str(path))).text(ASKED) == "Q: What is 2 + 3?\nA:"
+    assert Chat(tokenizer(CHATML), ChatSettings(template="none")).text(ASKED) == ASKED.prompt
+
+
+def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path) -> None:
+    latin, broken = tmp_path / "latin.jinja", tmp_path / "broken.jinja"
+    latin.write_bytes("Gr\xf6\xdfe".encode("latin-1"))
+    broken.write_text("{% for m in messages %}")
+    cases: list[tuple[str | None, dict[str, str], str]] = [
+        (None, {"template": "tokenizer"}, "tokenizer has no chat template"),
+        (None, {"system": "x"}, r"chat\.system is set, but there is no chat template"),
+        (None, {"thinking": "on"}, r"chat\.thinking is set, but there is no chat template"),
+        (CHATML, {"template": "tokeniser"}, "No such file.*did you mean 'tokenizer'"),
+        (CHATML, {"template": str(tmp_path)}, "directory"),
+        (CHATML, {"template": str(latin)}, "not UTF-8 at byte 2"),
+        (CHATML, {"template": str(broken)}, "does not render it: TemplateSyntaxError"),
+        (CHATML, {"thinking": "of"}, r"chat\.thinking = 'of': not a choice; did you mean 'off'"),
+        (CHATML, {"template": ""}, r"chat\.template is empty"),
+    ]
+    for template, settings, message in cases:
+        with pytest.raises(UsageError, match=message) as refused:
+            Chat(tokenizer(template), ChatSettings(**settings))
+        assert "\n" not in str(refused.value)
+
+
+def test_a_sample_that_cannot_be_put_is_named() -> None:
+    with pytest.raises(UsageError, match="sample talk: a conversation of 3 messages, but there is no chat template"):
+        Chat(tokenizer(None)).encode(TALK)
+    answered = dataclasses.replace(TALK, messages=TALK.messages[:2])
+    with pytest.raises(UsageError, match="sample talk: its last message is the assistant's"):
+        Chat(tokenizer(CHATML)).encode(answered)
+    with pytest.raises(UsageError, match=r"sample q1: the chat template .* System role not supported"):
+        Chat(tokenizer(INST, eos="</s>"), SYSTEM).encode(ASKED)
+    with pytest.raises(UsageError, match="sample q1: the model's tokenizer cannot read it"):
+        Chat(character_tokenizer("0123", 64)).encode(ASKED)
+
+
+# What the checks find.
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        tokenizer(None),
+        tokenizer(CHATML),
+        tokenizer(LLAMA3, bos="<s>", adds=True, eos="<|eot|>"),
+        tokenizer(INST, eos="</s>"),
+        tokenizer(CHATML, bos="<|im_start|>"),  # a BOS that is the start of every turn, as some models have it
+        byte_tokenizer(512, chat=True),
+        character_tokenizer("What is 2+3?", 64),
+    ],
+    ids=["plain", "chatml", "llama3", "inst", "bos-is-turn", "tiny-chat", "characters"],
+)
+def test_a_good_template_has_no_findings(made: Any) -> None:
+    assert findings(made) == []
+
+
+def test_a_dropped_system_prompt_is_fatal_where_one_is_used() -> None:
+    made = tokenizer(DROPS_SYSTEM)
+    found = findings(made, SYSTEM)
+    assert [f.fatal for f in found] == [True, True]
+    with pytest.raises(UsageError, match=r"template: drops the system prompt; .*also: prompt of sample q1: .*drops"):
+        demand(found)
+    unused = only(findings(made), "drops the system prompt")
+    assert not unused.fatal
+    demand([unused])
+
+
+def test_what_the_template_refuses_is_fatal_where_it_is_used() -> None:
+    made = tokenizer(INST, eos="</s>")
+    found = findings(made, SYSTEM)
+    assert only(found, "chat template: refuses the system prompt").fatal
+    assert only(found, "prompts: sample q1: the chat template").fatal
+    assert findings(made) == []
+
+
+def test_dropped_earlier_turns_are_named_and_fatal_where_prompts_have_them() -> None:
+    made = tokenizer(LAST_ONLY)
+    for samples, fatal in (((ASKED,), False), ((TALK,), True)):
+        found = findings(made, None, *samples)
+        for role in ("the text of earlier answers", "what the user said in earlier turns"):
+            assert only([f for f in found if f.where == "chat template"], f"drops {role}").fatal == fatal
+    lost = only(findings(made, None, TALK), "prompt of sample talk: the chat template drops the user's text")
+    assert "'What is 2 + 3?'" in str(lost)
+
+
+def test_a_dropped_question_is_fatal() -> None:
+    made = tokenizer(CHATML.replace("message['content']", "''"))
+    assert only(findings(made), "chat template: drops the user's text").fatal
+
+
+def test_changed_text_is_told() -> None:
+    found = findings(tokenizer(SHOUTS.replace("| upper", "| replace('the', 'a')")))
+    assert not only(found, "changes the user's text: 'er\\n\\n Zq4 a").fatal
+    shouted = only(findings(tokenizer(SHOUTS)), "prompt of sample q1: the chat template changes the user's text")
+    assert not shouted.fatal
+
+
+def test_no_generation_prompt_is_fatal() -> None:
+    found = only(findings(tokenizer(NO_PROMPT)), "a template without a generation prompt")
+    assert found.fatal
+    assert "an answered one has '<|im_end|>\\n<|im_start|>assistant\\n' before the answer" in found.what
+
+
+def test_two_bos_are_fatal_whoever_writes_the_second() -> None:
+    twice = tokenizer("{{ bos_token }}" + LLAMA3, bos="<s>", adds=True, eos="<|eot|>")
+    assert only(findings(twice), "begins with 2 BOS").fatal
+    rendered = dataclasses.replace(ASKED, prompt="<s>" + ASKED.prompt)
+    found = findings(tokenizer(None, bos="<s>", adds=True), None, rendered)
+    assert only(found, "begins with 2 BOS").fatal
+    assert not [f for f in found if "changes it" in f.what]
+
+
+def test_an_end_inside_the_prompts_end_is_fatal() -> None:
+    found = only(findings(tokenizer(ENDS)), "ends in <|im_end|>, which ends an answer before it has begun")
+    assert found.fatal
+
+
+def test_an_end_of_turn_that_ends_no_completion_is_fatal() -> None:
+    made = tokenizer(CHATML, eos="</s>")
+    found = only(findings(made), "answers would run on to the limit")
+    assert found.fatal
+    turn_end = made.convert_tokens_to_ids("<|im_end|>")
+    assert f"<|im_end|> ({turn_end})" in found.what
+    assert f"</s> ({made.eos_token_id})" in found.what
+    assert check_chat(Chat(made), {made.eos_token_id, turn_end}, [ASKED]) == []
+
+
+def test_an_answer_closed_by_plain_text_is_told() -> None:
+    made = tokenizer(PLAIN_END)
+    assert not only(findings(made), "closes an answer with '\\n\\n', which holds no id").fatal
+
+
+def test_history_without_its_thinking_is_told_and_not_fatal() -> None:
+    found = only(findings(tokenizer(THINKS)), "takes the thinking out of earlier answers")
+    assert not found.fatal
+    assert "single-turn runs are not touched" in found.remedy
+
+
+def test_a_prompt_that_an_answered_question_does_not_begin_with_is_told() -> None:
+    off = findings(tokenizer(THINKS), ChatSettings(thinking="off"))
+    assert "'Zq6" in only(off, "renders an answered question otherwise than the prompt").what
+    assert not [f for f in findings(tokenizer(THINKS)) if "otherwise" in str(f)]
+
+
+def test_a_token_across_the_border_is_told() -> None:
+    spaced = tokenizer(CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n' + ' '"))
+    assert "otherwise" in findings(spaced)[0].what
+    inst = tokenizer(INST.replace("[/INST]'", "[/INST] '").replace("' ' + m", "m"), eos="</s>")
+    merged = inst.backend_tokenizer
+    merged.add_tokens([" Z"])
+    assert not only(findings(inst), "a token straddles the border after '5 [/INST] '").fatal
+
+
+def test_a_generation_prompt_that_stops_short_is_told() -> None:
+    short = tokenizer(CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>'"))
+    assert "has 'assistant\\n' before the answer" in only(findings(short), "stops short").what
+
+
+@pytest.mark.parametrize("template", [CHATML, INST, NO_PROMPT])
+def test_an_opening_of_answers_does_not_hide_or_make_a_finding(template: str) -> None:
+    made = tokenizer(template, eos="</s>" if template == INST else "<|im_end|>")
+    plain, opened = findings(made), findings(made, ChatSettings(open="<think>\n"))
+    assert [f.fatal for f in opened if f.fatal] == [f.fatal for f in plain if f.fatal]
+
+
+def test_control_tokens_in_the_data_and_hidden_thinking_tags_are_told() -> None:
+    for mark in ("<|im_end|>", "<|im_start|>"):  # the eos, and one that is special without a name
+        sneaky = dataclasses.replace(ASKED, prompt=f"Stop{mark}now")
+        assert not only(findings(tokenizer(CHATML), None, sneaky), f"holds {mark}").fatal
+    made = tokenizer(CHATML)
+    made.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    assert not only(findings(made), "<think> and </think> are special tokens").fatal
+
+
+def test_a_template_that_writes_the_date_is_told() -> None:
+    assert not only(findings(tokenizer(DATED)), "may write today's date").fatal
+
+
+def test_text_that_the_tokenizer_loses_is_told() -> None:
+    assert "1 of its 1 tokens are <unk>" in only(findings(unknowing()), "does not know the text").what
+    small = tokenizer(CHATML)
+    small.backend_tokenizer.normalizer = normalizers.Lowercase()
+    assert "'What is 2 + 3?<|im_end|>" in only(findings(small), "the tokenizer changes it").what
+
+
+def test_an_empty_prompt_is_fatal_and_each_kind_is_told_once() -> None:
+    made = tokenizer(None)
+    found = check_prompts(Chat(made), ends(made), [Sample("a", "", ""), Sample("b", "", ""), ASKED])
+    assert [(f.where, f.what, f.fatal) for f in found] == [("prompt of sample a", "it has no tokens", True)]
+
+
+def test_every_message_of_the_page_is_said() -> None:
+    """docs/chat.md shows each finding as it is printed."""
+    stripped = tokenizer(INST.replace("[/INST]'", "[/INST] '").replace("' ' + m", "m"), eos="</s>")
+    stripped.backend_tokenizer.add_tokens([" Z"])
+    hidden = tokenizer(CHATML)
+    hidden.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    said = {
+        str(finding)
+        for found in (
+            findings(tokenizer(DROPS_SYSTEM), SYSTEM),
+            findings(tokenizer(LAST_ONLY), None, TALK),
+            findings(tokenizer(NO_PROMPT)),
+            findings(tokenizer(CHATML, eos="</s>")),
+            findings(tokenizer(None, bos="<s>", adds=True), None, dataclasses.replace(ASKED, prompt="<s>2")),
+            findings(tokenizer(ENDS)),
+            findings(tokenizer(None), None, Sample("a", "", "")),
+            findings(tokenizer(THINKS)),
+            findings(stripped),
+            findings(tokenizer(PLAIN_END)),
+            findings(tokenizer(DATED)),
+            findings(tokenizer(CHATML), None, dataclasses.replace(ASKED, prompt="Stop<|im_end|>now")),
+            findings(hidden),
+            findings(unknowing()),
+        )
+        for finding in found
+    }
+    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
+    shown = [line.strip() for line in page.splitlines() if line.startswith("    ")]
+    assert len(shown) == 14
+    assert [line for line in shown if line not in said] == []
+
+
+# The tiny models for text and for chat.
+
+
+@pytest.fixture(scope="module")
+def tiny_chat(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    folder = tmp_path_factory.mktemp("chat")
+    dataclasses.replace(TINY["tiny-chat"], initializer_range=0.02, max_length=256).build("", folder, seed=0)
+    return load_policy(folder)
+
+
+def test_the_ids_trained_are_the_ids_sampled(tiny_chat: Policy) -> None:
+    """Prompt and completion lie side by side in the batch as they were; nothing is rendered or encoded again."""
+    chat = Chat(tiny_chat.tokenizer, SYSTEM)
+    engine = LocalEngine(tiny_chat.model, tiny_chat.eos, tiny_chat.pad)
+    prompt = Prompt(ASKED, chat.encode(ASKED))
+    (done,) = engine.generate([Request(prompt.tokens, 64, seed=1)], Sampling(max_new_tokens=48))
+    batch = collate([Group(prompt, tuple(dataclasses.replace(c, score=0.0) for c in done))], tiny_chat.pad)
+    for row, mask, completion in zip(batch.tokens, batch.mask, done, strict=True):
+        assert tuple(row[mask].tolist()) == completion.tokens
+        assert tuple(row[: len(prompt.tokens)].tolist()) == prompt.tokens
+    assert {c.tokens[-1] for c in done if c.finish == "stop"} == tiny_chat.eos  # both of its ends are honoured
+    again = [
+        tuple(chat.tokenizer(chat.tokenizer.decode(c.tokens, skip_special_tokens=True))["input_ids"]) for c in done
+    ]
+    assert again != [c.tokens for c in done]  # random bytes do not survive a detour by text: the law says something
+
+
+def test_the_tiny_chat_model_passes_its_own_checks_and_survives_saving(tiny_chat: Policy) -> None:
+    chat = Chat(tiny_chat.tokenizer, SYSTEM)
+    assert check_chat(chat, tiny_chat.eos, [ASKED, TALK]) == []
+    assert {tiny_chat.tokenizer.convert_ids_to_tokens(i) for i in tiny_chat.eos} == {"<|im_end|>", "<eos>"}
+    assert tiny_chat.tokenizer.chat_template == CHATML
+
+
+@pytest.mark.parametrize(
+    "text", ["abc", " Größe\t\n", "\U0001f600\u200d日本 \x00\x7f", "a<pad", "".join(map(chr, range(300)))]
+)
+def test_any_text_goes_in_and_comes_back_a_token_a_byte(text: str) -> None:
+    made = byte_tokenizer(512)
+    ids = made(text)["input_ids"]
+    assert len(ids) == len(text.encode())
+    assert made.decode(ids) == text
+
+
+def test_every_byte_has_its_own_id_and_specials_are_left_out() -> None:
+    made = byte_tokenizer(512, chat=True)
+    assert len(made) == 260
+    assert made.decode([*made("hi")["input_ids"], *made.all_special_ids], skip_special_tokens=True) == "hi"
+    assert made.convert_tokens_to_ids(["<pad>", "<eos>"]) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["tiny-bytes", "tiny-chat"])
+def test_the_tiny_models_for_text_are_the_same_bits_every_time(name: str, tmp_path: Path) -> None:
+    for part in "ab":
+        TINY[name].build("", tmp_path / part, seed=5)
+    TINY[name].build("", tmp_path / "c", seed=6)
+    files = sorted(f.name for f in (tmp_path / "a").iterdir())
+    assert [(tmp_path / "a" / f).read_bytes() for f in files] == [(tmp_path / "b" / f).read_bytes() for f in files]
+    assert (tmp_path / "a/model.safetensors").read_bytes() != (tmp_path / "c/model.safetensors").read_bytes()
+    assert load_policy(tmp_path / "a").positions == 2048
+    assert (TINY[name].rope_theta, isinstance(TINY[name], ByteSpec)) == (10000.0, True)
+
+
+def test_a_character_model_refuses_a_task_without_an_alphabet(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="use model = 'tiny-bytes'"):
+        TINY["tiny-dense"].build("", tmp_path, seed=0)
+
+
+# Thinking.
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "expected"),
+    [
+        ("<think>a</think>b", False, ("a", "b")),
+        ("a</think>\n\nb ", True, ("a", "b")),
+        ("a</think>b</think>c", True, ("a</think>b", "c")),
+        ("<think>a</think>b<think>c", False, ("a</think>b<think>c", "")),
+        ("<think>a", False, ("a", "")),
+        ("a", True, ("a", "")),
+        ("a", False, ("", "a")),
+        ("", False, ("", "")),
+        ("7 <think>8", False, ("7 <think>8", "")),
+    ],
+)
+def test_thinking_and_answer_are_told_apart(text: str, opened: bool, expected: tuple[str, str]) -> None:
+    assert split_thinking(text, opened=opened) == expected
+    assert answer_only(text, opened=opened) == expected[1]
+
+
+def test_other_tags_tell_them_apart_too() -> None:
+    assert split_thinking("[T]a[/T]b", "[T]", "[/T]") == ("a", "b")

@@ -1,0 +1,584 @@
+"""Runs side by side: intervals against known values, groups of seeds, and the tables of a comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import random
+import subprocess
+import sys
+
+import pytest
+
+from groupwise.core.errors import UsageError
+from groupwise.report.compare import intervals
+from groupwise.report.compare.bands import mean_evaluations, mean_steps
+from groupwise.report.compare.compare import comparison, notes, run_page, status, tables, what_differs
+from groupwise.report.compare.members import Member, grouped, telling
+from groupwise.report.compare.scores import differences, final_scores, in_words, per_run, score_of
+from groupwise.report.page.data import Curves, Section, Status, Table, Text
+
+#: The 0.975 quantiles of Student's t for 1 to 30 degrees of freedom, as tables print them.
+STUDENT = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
+)
+RECIPE = {
+    "name": "grpo-0",
+    "seed": 0,
+    "steps": 3,
+    "runs": "runs",
+    "model": "tiny-dense",
+    "task": {"name": "arithmetic", "largest": 4},
+    "algorithm": {"name": "grpo", "trust": {"kind": "clip", "epsilon_high": 0.2}, "kl": {"beta": 0.04}},
+    "learner": {"learning_rate": 3e-4},
+    "warm_start": {"learning_rate": 5e-3},
+    "evaluation": {"problems": 100, "samples": 4},
+}
+DAPO = {"algorithm": {"name": "dapo", "trust": {"kind": "clip", "epsilon_high": 0.28}, "kl": {"beta": 0.0}}}
+FINISHED = Status("finished", "finished")
+
+
+def curves(steps, **columns) -> Curves:
+    return Curves(list(steps), {name: list(values) for name, values in columns.items()})
+
+
+def member(label="grpo-0", after=0.9, seed=0, before=0.5, error=0.01, status=FINISHED, length=3, **changes) -> Member:
+    """A run of `length` steps that went from `before` to `after`."""
+    recipe = {**RECIPE, "name": label, "seed": seed, **changes.pop("recipe", {})}
+    rising = [before + (after - before) * step / length for step in range(1, length + 1)]
+    rows = [
+        {
+            "step": step,
+            "evaluation": {
+                "avg_at_k": score,
+                "standard_error": error,
+                "problems": 100,
+                "samples": 4,
+                "length_mean": size,
+            },
+        }
+        for step, score, size in ((0, before, 6.0), (length, after, 12.0))
+    ]
+    return Member(
+        **{
+            "label": label,
+            "recipe": recipe,
+            "steps": curves(range(1, length + 1), pass_rate=rising, seconds_total=[2.0] * length),
+            "evaluations": curves((0, length), avg_at_k=[before, after], low=[0.0, 0.0], high=[1.0, 1.0]),
+            "evaluation_rows": rows,
+            "status": status,
+            "folder": f"runs/{label}",
+            **changes,
+        }
+    )
+
+
+def six() -> list[Member]:
+    """Three seeds of grpo, three of dapo."""
+    grpo = [member(f"grpo-{s}", after, seed=s) for s, after in enumerate((0.90, 0.92, 0.94))]
+    return grpo + [member(f"dapo-{s}", after, seed=s, recipe=DAPO) for s, after in enumerate((0.95, 0.96, 0.98))]
+
+
+def row(table: Table, first: str) -> dict[str, str]:
+    found = [each for each in table.rows if each[0] == first]
+    assert len(found) == 1, [each[0] for each in table.rows]
+    return dict(zip(table.head, found[0], strict=True))
+
+
+# Intervals
+
+
+@pytest.mark.parametrize(("degrees", "known"), list(enumerate(STUDENT, start=1)))
+def test_quantiles_of_student_are_those_of_the_tables(degrees, known):
+    assert intervals.t_quantile(degrees) == pytest.approx(known, abs=5.1e-5)
+
+
+def test_quantiles_of_student_have_their_closed_forms_and_end_at_the_normal():
+    assert intervals.t_quantile(1) == pytest.approx(math.tan(0.475 * math.pi), rel=1e-9)
+    assert intervals.t_quantile(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-9)
+    assert intervals.t_quantile(1e6) == pytest.approx(intervals.Z, rel=1e-5)
+    assert intervals.t_quantile(2) > intervals.t_quantile(2.5) > intervals.t_quantile(3)
+
+
+def test_an_interval_over_seeds_by_hand():
+    found = intervals.over_seeds([0.90, 0.92, 0.94])
+    half = 4.302653 * 0.02 / math.sqrt(3)
+    assert (found.low, found.high) == (pytest.approx(0.92 - half), pytest.approx(0.92 + half))
+    assert found.name == "Student t over 3 seeds"
+    assert intervals.over_seeds([0.9]) is None
+    assert intervals.over_seeds([]) is None
+
+
+def test_an_interval_over_seeds_holds_the_mean_in_nineteen_of_twenty_cases():
+    draw = random.Random(0)
+    held = [0.7 in intervals.over_seeds([draw.gauss(0.7, 0.1) for _ in range(3)]) for _ in range(2000)]
+    assert sum(held) / len(held) == pytest.approx(0.95, abs=0.015)
+
+
+def test_wilson_by_a_known_value():
+    # 10 of 20: (0.5 + z^2/40 +- z sqrt(1/80 + z^2/1600)) / (1 + z^2/20)
+    found = intervals.wilson(0.5, 20)
+    assert (found.low, found.high) == (pytest.approx(0.299298, abs=1e-6), pytest.approx(0.700702, abs=1e-6))
+
+
+def test_a_run_by_itself_uses_the_standard_error_over_problems():
+    found = intervals.of_run(0.9, 0.01, 100, 4)
+    assert (found.low, found.high) == (pytest.approx(0.9 - 0.0195996), pytest.approx(0.9 + 0.0195996))
+    assert "problems" in found.name
+
+
+@pytest.mark.parametrize("unknown", [None, math.nan])
+def test_without_a_standard_error_a_run_says_that_its_interval_is_too_narrow(unknown):
+    found = intervals.of_run(0.9, unknown, 100, 4)
+    assert (found.low, found.high) == (intervals.wilson(0.9, 400).low, intervals.wilson(0.9, 400).high)
+    assert "too narrow" in found.name
+    assert "too narrow" not in intervals.of_run(0.9, unknown, 100, 1).name, "one sample a problem: nothing is alike"
+
+
+def test_all_right_is_not_certainty():
+    found = intervals.of_run(1.0, 0.0, 100, 4)
+    assert found.high == 1.0
+    assert found.low == pytest.approx(0.963, abs=1e-3)
+    assert intervals.of_run(0.5, 0.1, 0, 4) is None
+
+
+def test_a_share_has_no_interval_beyond_0_and_1():
+    assert intervals.of_run(0.99, 0.02, 100, 4).high == 1.0
+    assert intervals.of_run(0.01, 0.02, 100, 4).low == 0.0
+
+
+def test_welch_by_hand():
+    # Variances of the means 1 and 5/12, so degrees (17/12)^2 / (1 + (5/12)^2 / 3) = 1.8972; difference 1.5 - 1.
+    found = intervals.welch([0, 2], [0, 1, 2, 3])
+    half = intervals.t_quantile(1.897155) * math.sqrt(17 / 12)
+    assert (found.low, found.high) == (pytest.approx(0.5 - half, rel=1e-6), pytest.approx(0.5 + half, rel=1e-6))
+    assert found.name == "Welch t, 1.9 degrees of freedom"
+    assert intervals.welch([1], [1, 2]) is None
+
+
+def test_welch_turned_around_is_the_negative():
+    one, other = [0.9, 0.92, 0.97], [0.95, 0.96]
+    there, back = intervals.welch(one, other), intervals.welch(other, one)
+    assert (there.low, there.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
+
+
+def test_pairing_takes_out_what_a_seed_brings_by_luck():
+    first = {0: 0.80, 1: 0.90, 2: 0.70}
+    second = {seed: score + apart for (seed, score), apart in zip(first.items(), (0.01, 0.02, 0.03), strict=True)}
+    found = intervals.paired(first, second)
+    half = 4.302653 * 0.01 / math.sqrt(3)
+    assert (found.low, found.high) == (pytest.approx(0.02 - half), pytest.approx(0.02 + half))
+    assert 0 in intervals.welch(list(first.values()), list(second.values()))
+    assert intervals.paired(first, {0: 0.8, 1: 0.9}) is None
+    assert intervals.paired(first, {**second, 3: 0.9}) is None
+    assert intervals.paired({0: 0.8}, {0: 0.9}) is None
+
+
+def test_two_single_runs_add_their_errors_as_squares():
+    found = intervals.of_two_runs((0.9, 0.03), (0.95, 0.04))
+    assert (found.low, found.high) == (pytest.approx(0.05 - 1.959964 * 0.05), pytest.approx(0.05 + 1.959964 * 0.05))
+    assert intervals.of_two_runs((0.9, None), (0.95, 0.04)) is None
+    assert intervals.of_two_runs((0.9, 0.03), (0.95, math.nan)) is None
+
+
+# Groups
+
+
+def test_seeds_of_a_recipe_are_a_group_and_its_label_is_what_differs():
+    groups = grouped(six())
+    assert [group.label for group in groups] == ["dapo (3 seeds)", "grpo (3 seeds)"]
+    assert [[each.seed for each in group.members] for group in groups] == [[0, 1, 2]] * 2
+
+
+def test_the_order_in_which_runs_are_given_does_not_matter():
+    members = six()[:2] + six()[3:5] + [member("by-hand", seed=7, recipe={"steps": 9})]
+    shuffled = random.Random(1)
+    pages = set()
+    for _ in range(20):
+        shuffled.shuffle(members)
+        page = comparison(members, "t", lambda *_: (), ())
+        pages.add(json.dumps(dataclasses.asdict(page)))
+    assert len(pages) == 1
+
+
+def test_runs_given_by_another_name_of_the_same_folder_are_refused_in_one_line():
+    with pytest.raises(UsageError, match=r"runs/\.\./runs/grpo-0: this run is given twice") as caught:
+        grouped([member(), member("again", seed=1, folder="runs/../runs/grpo-0")])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels"),
+    [
+        (
+            [{"learner": {"learning_rate": 1e-3}}, {"learner": {"learning_rate": 3e-4}}],
+            ["learner.learning_rate 0.0003", "learner.learning_rate 0.001"],
+        ),
+        ([{"steps": 20}, {"steps": 100}, {"steps": 3}], ["steps 3", "steps 20", "steps 100"]),
+        ([{"model": "a/b"}, {"model": "a/c"}], ["a/b", "a/c"]),
+        ([{"steps": 1}, {"steps": 2, "model": "b"}, {"steps": 3}], ["steps 1", "steps 2", "steps 3"]),
+        ([{}, {"critic": {"warmup_steps": 5}}], ["warmup_steps 5", "warmup_steps not set"]),
+        ([{"critic": {"from": ""}}, {"critic": {"from": "x"}}], ['from ""', "from x"]),
+        ([{"critic": {"on": True}}, {"critic": {"on": False}}], ["on false", "on true"]),
+        (
+            [{**a, **b} for a, b in itertools.product(({}, DAPO), ({"steps": 1}, {"steps": 2}))],
+            ["dapo, steps 1", "dapo, steps 2", "grpo, steps 1", "grpo, steps 2"],
+        ),
+        ([DAPO, {**DAPO, "steps": 4}, {}], ["dapo, steps 3", "dapo, steps 4", "grpo, steps 3"]),
+    ],
+)
+def test_a_label_is_the_fewest_keys_that_tell_the_groups_apart(changes, labels):
+    members = [member(f"run-{i}", recipe=change) for i, change in enumerate(changes)]
+    assert sorted(group.label for group in grouped(members)) == sorted(labels)
+
+
+def test_groups_stand_in_the_order_of_their_values():
+    members = [member(f"run-{steps}", recipe={"steps": steps}) for steps in (100, 20, 3)]
+    assert [group.label for group in grouped(members)] == ["steps 3", "steps 20", "steps 100"]
+    members = [member(f"run-{i}", recipe={"model": model}) for i, model in enumerate(("c", "a", "b"))]
+    assert [group.label for group in grouped(members)] == ["a", "b", "c"]
+
+
+def test_where_no_few_keys_tell_recipes_apart_the_runs_names_do():
+    # 16 recipes over four keys with two values each: no three keys are enough.
+    keys = ("steps", "model", "device", "prompts_per_step")
+    recipes = [dict(zip(keys, values, strict=True)) for values in itertools.product((1, 2), repeat=4)]
+    members = [member(f"run-{i}", recipe=recipe) for i, recipe in enumerate(recipes)]
+    assert telling(recipes) == ()
+    assert {group.label for group in grouped(members)} == {f"run-{i}" for i in range(16)}
+
+
+def test_labels_are_never_the_same():
+    members = [
+        member("one", recipe={"model": "x" * 50 + "y" * 60}),
+        member("two", recipe={"model": "z" * 50 + "y" * 60}),
+    ]
+    members += [member("three", recipe={"model": 1}), member("four", recipe={"model": "1"})]
+    members += [member("same", recipe={"steps": 8}, folder="a/same"), member("same", folder="b/same", seed=0)]
+    labels = [group.label for group in grouped(members)]
+    assert len(set(labels)) == len(labels) == 6
+
+
+def test_a_run_without_a_recipe_is_a_group_by_itself():
+    bare = [dataclasses.replace(member(f"bare-{i}", after=0.8), recipe={}) for i in range(2)]
+    groups = grouped([*bare, *six()[:3]])
+    assert [group.label for group in groups] == ["grpo (3 seeds)", "bare-0", "bare-1"]
+    assert "bare-0, bare-1" in tables(groups)[0].words
+
+
+def test_what_a_run_writes_beside_its_training_is_no_difference():
+    members = [member(), member("grpo-1", seed=1, recipe={"journal": {"report": False}, "runs": "x"})]
+    (group,) = grouped(members)
+    assert group.label == "grpo (2 seeds)"
+
+
+def test_a_seed_that_comes_twice_counts_once():
+    stopped = member("grpo-0-a", 0.6, length=2, status=Status("stopped", "stopped at step 2 of 3"))
+    (group,) = grouped([stopped, member("grpo-0-b", 0.9), member("grpo-1", 0.92, seed=1)])
+    assert [each.label for each in group.members] == ["grpo-0-a", "grpo-0-b", "grpo-1"]
+    assert [each.label for each in group.counted] == ["grpo-0-b", "grpo-1"]
+    assert any("grpo-0-a has the seed of another run here (0)" in note for note in notes(group))
+    assert row(final_scores([group]), "grpo (2 seeds)")["held-out pass rate"] == "0.910"
+    assert run_page(group, "a").members == 2
+
+
+# Curves
+
+
+def test_a_group_of_one_is_the_run_itself():
+    run = member(notes=("log.txt is missing",))
+    (group,) = grouped([run])
+    page = run_page(group, "a")
+    assert page.steps is run.steps
+    assert page.evaluations is run.evaluations
+    assert (page.status, page.members, page.notes) == (run.status, 1, run.notes)
+
+
+def test_seeds_in_any_order_give_the_same_mean():
+    members = six()[:3]
+    met = {repr(mean_steps([each.steps for each in order])) for order in itertools.permutations(members)}
+    assert len(met) == 1
+
+
+def test_three_seeds_are_a_mean_and_a_standard_deviation():
+    met = mean_steps([curves([1], loss=[value]) for value in (1.0, 2.0, 6.0)])
+    apart = math.sqrt((4 + 1 + 9) / 2)
+    assert met.columns["loss"] == [3.0]
+    assert met.columns["loss.low"] == [pytest.approx(3 - apart, rel=1e-6)]
+    assert met.columns["loss.high"] == [pytest.approx(3 + apart, rel=1e-6)]
+
+
+def test_two_seeds_are_a_mean_and_a_range():
+    met = mean_steps([curves([1], loss=[value]) for value in (1.0, 6.0)])
+    assert met.columns == {"loss": [3.5], "loss.low": [1.0], "loss.high": [6.0]}
+
+
+def test_the_page_says_which_band_it_is():
+    three, two = run_page(grouped(six()[:3])[0], "a"), run_page(grouped(six()[:2])[0], "a")
+    assert "one sample standard deviation" in three.notes[0]
+    assert "range" in two.notes[0]
+
+
+def test_a_gap_of_one_seed_leaves_the_others():
+    gaps = [None, math.nan, math.inf]
+    met = mean_steps(
+        [curves([1, 2], loss=[gap, 1.0], kl=[gap, gap]) for gap in gaps] + [curves([1, 2], loss=[5.0, 1.0])]
+    )
+    assert met.columns["loss"] == [5.0, 1.0]
+    assert (met.columns["loss.low"], met.columns["loss.high"]) == ([None, 1.0], [None, 1.0])
+    assert met.columns["kl"] == [None, None]
+
+
+def test_runs_that_differ_in_length_and_in_metrics():
+    met = mean_steps([curves([1, 2, 3], a=[1, 2, 3]), curves([1, 2], a=[3, 4], b=[7, 8])])
+    assert met.step == [1, 2, 3]
+    assert met.columns["a"] == [2, 3, 3]
+    assert met.columns["b"] == [7, 8, None]
+    (group,) = grouped([member(), member("grpo-1", seed=1, length=2)])
+    assert any("3, 2 steps. After step 2 the mean is over those" in note for note in notes(group))
+
+
+def test_huge_numbers_stop_nothing():
+    met = mean_steps([curves([1], loss=[1.7e308]), curves([1], loss=[1.7e308]), curves([1], loss=[-1.7e308])])
+    assert met.columns["loss.high"] == [None]
+
+
+def test_evaluations_have_students_interval_over_seeds():
+    met = mean_evaluations([each.evaluations for each in six()[:3]])
+    expected = intervals.over_seeds([0.90, 0.92, 0.94])
+    assert met.columns["avg_at_k"] == [0.5, pytest.approx(0.92)]
+    assert met.columns["low"] == [0.5, pytest.approx(expected.low, rel=1e-6)]
+    assert met.columns["high"] == [0.5, pytest.approx(expected.high, rel=1e-6)]
+    assert "low.low" not in met.columns
+    high = mean_evaluations([each.evaluations for each in (member(after=0.9), member(after=1.0))])
+    assert (high.columns["low"][1], high.columns["high"][1]) == (pytest.approx(0.95 - 12.7062 * 0.05, abs=1e-4), 1.0)
+
+
+# Tables
+
+
+def test_final_scores_by_hand():
+    table = final_scores(grouped(six()))
+    assert row(table, "grpo (3 seeds)") == {
+        "runs": "grpo (3 seeds)",
+        "seeds": "0, 1, 2",
+        "held-out pass rate": "0.920",
+        "95 % interval": "0.870 to 0.970",
+        "before": "0.500",
+        "length before": "6.0",
+        "length after": "12.0",
+        "steps": "3",
+        "seconds of training": "6 (6 to 6)",
+        "best seed": "0.940 (seed 2)",
+        "worst seed": "0.900 (seed 0)",
+        "status": "finished",
+    }
+    assert "Student t over 3 seeds" in table.words
+
+
+def test_each_interval_is_named_where_they_differ():
+    table = final_scores(grouped([*six()[:3], member("dapo-0", 0.95, recipe=DAPO)]))
+    assert row(table, "grpo (3 seeds)")["95 % interval"].endswith("(Student t over 3 seeds)")
+    assert row(table, "dapo")["95 % interval"] == "0.930 to 0.970 (normal over problems)"
+    assert (row(table, "dapo")["best seed"], row(table, "dapo")["worst seed"]) == ("", "")
+
+
+def test_differences_by_hand():
+    table = differences(grouped(six()))
+    (told,) = (dict(zip(table.head, each, strict=True)) for each in table.rows)
+    # The means are 0.963333 and 0.92; s^2 / 3 is 7.7778e-5 and 1.3333e-4, 3.73 degrees of freedom, t 2.8576.
+    assert told["pair"] == "grpo (3 seeds) against dapo (3 seeds)"
+    assert told["difference"] == "-0.043"
+    assert told["95 % interval"] == "-0.085 to -0.002 (Welch t, 3.7 degrees of freedom)"
+    assert told["paired by seed"] == "-0.058 to -0.029"
+    assert told["in words"] == "lower by 0.043, interval -0.085 to -0.002: excludes 0"
+
+
+def test_a_difference_in_words():
+    wide, narrow = intervals.Interval(-0.01, 0.05, ""), intervals.Interval(0.01, 0.03, "")
+    assert in_words(0.02, wide, None, 3).endswith("includes 0, so these runs do not tell them apart")
+    assert in_words(0.02, wide, narrow, 3).endswith("; paired by seed, 0.010 to 0.030: excludes 0")
+    assert in_words(0.02, narrow, narrow, 3) == "higher by 0.020, interval 0.010 to 0.030: excludes 0"
+    assert (
+        in_words(-0.02, None, None, 1) == "lower by 0.020; without an interval: it takes two seeds of each to tell more"
+    )
+    assert "another seed may say otherwise" in in_words(0.02, narrow, None, 1)
+    assert "without any spread" in in_words(0.0, intervals.Interval(0.0, 0.0, ""), None, 2)
+
+
+def test_two_runs_of_one_seed_each_are_told_apart_by_problems_alone():
+    table = differences(grouped([member("grpo-0", 0.90), member("dapo-0", 0.95, recipe=DAPO)]))
+    assert table.rows[0][2] == "-0.078 to -0.022 (normal over problems, one run each)"
+    assert "another seed may say otherwise" in table.rows[0][4]
+    assert table.words == "", "nothing of Welch where there are no seeds to compare"
+    assert "Welch" in differences(grouped(six())).words
+
+
+def test_of_many_groups_the_best_is_set_against_the_next():
+    members = [member(f"run-{i}", 0.5 + i / 20, recipe={"steps": i}) for i in range(1, 9)]
+    table = differences(grouped(members))
+    assert [each[0] for each in table.rows] == [f"steps 8 against steps {i}" for i in (7, 6, 5, 4, 3, 2)]
+    assert table.words.startswith("6 of 28 pairs")
+    assert len(differences(grouped(members[:4])).rows) == 6
+
+
+def test_the_row_of_a_run():
+    old = member("grpo-1", 0.8, seed=1, error=None)
+    table = per_run(grouped([member("grpo-0", 0.9), old]))
+    assert row(table, "runs/grpo-0")["95 % interval"] == "0.880 to 0.920 (normal over problems)"
+    assert "too narrow" in row(table, "runs/grpo-1")["95 % interval"]
+    assert "samples of one problem are alike" in table.words
+    assert row(table, "runs/grpo-1")["seed"] == "1"
+    assert row(table, "runs/grpo-1")["at step"] == "3"
+
+
+def test_runs_that_go_on_or_crashed_are_in_with_their_last_evaluation_and_marked():
+    going = member("grpo-1", 0.7, seed=1, length=2, status=Status("going", "step 2 of 3"))
+    failed = member("grpo-2", 0.8, seed=2, length=2, status=Status("failed", "stopped by an error: no space left"))
+    groups = grouped([member("grpo-0", 0.9), going, failed])
+    table = tables(groups)[0]
+    told = row(table, "grpo (3 seeds)")
+    assert (told["held-out pass rate"], told["steps"], told["status"]) == ("0.800", "2 to 3", "1 of 3 finished")
+    assert "grpo-1 has not finished: its score is that of step 2." in table.words
+    assert row(per_run(groups), "runs/grpo-2")["status"] == "stopped by an error: no space left"
+    found = status(groups[0].members)
+    assert found.state == "going"
+    assert "1 of 3 runs have finished" in found.words
+    assert "no space left" in found.words
+
+
+def test_no_evaluations_at_all():
+    empty = [member(f"grpo-{s}", seed=s, evaluation_rows=(), evaluations=Curves()) for s in range(2)]
+    page = comparison([*empty, member("dapo-0", recipe=DAPO)], "t", lambda *_: (), ())
+    assert row(page.tables[0], "grpo (2 seeds)")["held-out pass rate"] == "no evaluation"
+    assert [table.title for table in page.tables] == ["Final scores", "What differs", "Per run"]
+    assert mean_evaluations([Curves(), Curves()]) == Curves([], {"low": [], "high": []})
+
+
+def test_some_seeds_without_evaluation_are_said():
+    groups = grouped([member(), member("grpo-1", seed=1, evaluation_rows=())])
+    assert "scores of 1 of 2 seeds" in tables(groups)[0].words
+
+
+def test_an_empty_run_and_a_run_of_one_step():
+    nothing = member(
+        "grpo-1",
+        seed=1,
+        steps=Curves(),
+        evaluations=Curves(),
+        evaluation_rows=(),
+        status=Status("empty", "nothing yet"),
+    )
+    page = comparison([member(length=1), nothing], "t", lambda *_: (), ())
+    assert page.runs[0].steps.step == [1]
+    assert row(page.tables[0], "grpo (2 seeds)")["steps"] == "0 to 1"
+
+
+def test_scores_that_are_no_numbers():
+    rows = [
+        {"step": s, "evaluation": {"avg_at_k": value, "problems": 10, "samples": 2}}
+        for s, value in ((0, 0.5), (1, 0.6), (2, math.nan))
+    ]
+    score = score_of(member(evaluation_rows=rows))
+    assert (score.before, score.after, score.step) == (0.5, 0.6, 1)
+    assert score_of(member(evaluation_rows=[{"step": 0, "evaluation": None}, {"step": 1}])) is None
+    assert score_of(member(evaluation_rows=[{"evaluation": {"avg_at_k": 0.5}}])).interval is None
+
+
+def test_a_reward_models_score_is_measured_where_there_is_no_pass_rate():
+    asked = {"avg_at_k": None, "problems": 100, "samples": 4}
+    rows = [{"step": s, "evaluation": {**asked, "learned_mean": value}} for s, value in ((0, -1.0), (3, 2.5))]
+    assert score_of(member(evaluation_rows=rows)).interval is None, "the standard error is a pass rate's"
+    learned = [member(f"ppo-{s}", seed=s, evaluation_rows=rows, recipe={"steps": 4}) for s in range(2)]
+    table = tables(grouped(learned))[0]
+    assert row(table, "grpo (2 seeds)")["held-out learned score"] == "2.500"
+    mixed = tables(grouped([*learned, member()]))
+    assert "Measures differ: " in mixed[0].words
+    assert "Differences" not in [each.title for each in mixed]
+
+
+def test_different_tasks_are_a_page_without_differences_of_scores():
+    page = comparison([member(), member("gsm", recipe={"task": {"name": "gsm8k"}})], "t", lambda *_: (), ())
+    assert "Tasks differ: arithmetic, gsm8k: their scores are not comparable." in page.tables[0].words
+    assert "Differences" not in [table.title for table in page.tables]
+    assert [run.label for run in page.runs] == ["arithmetic", "gsm8k"]
+
+
+def test_other_problems_and_other_evaluations_are_said():
+    harder = {"task": {"name": "arithmetic", "largest": 9}, "evaluation": {"problems": 100, "samples": 8}}
+    found = tables(grouped([member(), member("harder", recipe=harder)]))
+    assert "task differ (task.largest)" in found[0].words
+    assert "Evaluations differ (evaluation.samples)" in found[0].words
+    often = tables(
+        grouped([member(), member("often", recipe={"evaluation": {"every": 1, "problems": 100, "samples": 4}})])
+    )
+    assert "Evaluations differ" not in often[0].words, "how often is not how"
+    assert "Differences" in [table.title for table in found]
+
+
+def test_what_differs_is_told_key_by_key():
+    table = what_differs(grouped(six()))
+    assert table.head == ("key", "dapo (3 seeds)", "grpo (3 seeds)")
+    assert table.rows == (
+        ("algorithm.name", "dapo", "grpo"),
+        ("algorithm.kl.beta", "0.0", "0.04"),
+        ("algorithm.trust.epsilon_high", "0.28", "0.2"),
+    )
+    assert what_differs(grouped(six()[:3])) is None
+    critic = what_differs(grouped([member(), member("ppo", recipe={"critic": {"warmup_steps": 5}})]))
+    assert critic.rows == (("critic.warmup_steps", "5", "not set"),)
+
+
+def test_what_differs_tells_equations_and_versions():
+    def about(equation: str, torch: str) -> dict:
+        parts = [{"slot": "trust", "equation": equation}, {"slot": "kl", "equation": "k"}]
+        return {"groupwise": "0.1.0", "versions": {"torch": torch}, "algorithm": {"objective": "J", "parts": parts}}
+
+    one = member(about=about("min(r A)", "2.13"))
+    other = member("dapo-0", recipe=DAPO, about=about("clip higher", "2.11"))
+    rows = what_differs(grouped([one, other])).rows
+    assert ("trust, equation", "clip higher", "min(r A)") in rows
+    assert ("versions.torch", "2.11", "2.13") in rows
+    assert not [each for each in rows if each[0] in ("kl, equation", "objective", "groupwise")]
+    rows = what_differs(grouped([one, member("dapo-0", recipe=DAPO)])).rows
+    assert ("groupwise", "not known", "0.1.0") in rows
+    (group,) = grouped([one, member("grpo-1", seed=1, about=about("min(r A)", "2.11"))])
+    assert "The runs differ in versions.torch: 2.13, 2.11." in notes(group)
+
+
+def test_a_metric_that_only_some_runs_have_is_drawn_and_said():
+    asked = {}
+
+    def plots_for(steps, evaluations, points):
+        asked.update(steps=steps, evaluations=evaluations, points=points)
+        return ()
+
+    critic = member(
+        "ppo-0",
+        recipe={"critic": {"warmup_steps": 5}},
+        steps=curves([1], pass_rate=[0.5], value_mean=[0.1], gap=[None]),
+    )
+    section = Section("learned", "Did it learn?", "")
+    page = comparison([*six()[:3], critic], "t", plots_for, (section,), made="today")
+    assert set(asked["steps"]) == {"pass_rate", "seconds_total", "value_mean"}
+    assert set(asked["evaluations"]) == {"avg_at_k", "low", "high"}
+    assert (page.made, page.sections, page.title) == ("today", (section,), "t")
+    without = next(run for run in page.runs if run.members == 3)
+    assert "Not measured here, though in another run on this page: value_mean." in without.notes
+
+
+def test_tables_and_texts_of_a_group_are_those_of_its_first_run():
+    told = {"tables": (Table("Versions", ("a",), (("1",),)),), "texts": (Text("recipe.toml", "seed = 0"),)}
+    page = run_page(grouped([member(**told), member("grpo-1", seed=1)])[0], "a")
+    assert page.texts == (Text("recipe.toml: grpo-0, the first of them", "seed = 0"),)
+    assert page.tables[0].title == "Versions: grpo-0, the first of them"
+    assert run_page(grouped([member(**told)])[0], "a").texts == told["texts"]
+
+
+def test_a_comparison_needs_no_torch():
+    code = "import groupwise.report.compare.compare, sys; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,341 @@
+"""Rewards that fail for real, in worker processes: each fault costs its own completion, and no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from groupwise.core.errors import RunError, UsageError
+from groupwise.core.reward import Cause, Mark
+from groupwise.core.samples import Attempt, Sample
+from groupwise.rewards.functions.user import TaskScore, User
+from groupwise.rewards.pool import isolate
+from groupwise.rewards.pool.isolate import Walls
+from groupwise.rewards.pool.pool import Pool
+from groupwise.rewards.pool.slot import Clock
+from groupwise.tasks.arithmetic import Arithmetic
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and /proc are Linux's")
+
+FILE = Path(__file__).parent / "reward_faults.py"
+ONE, MANY, TOGETHER, MOODY = (User(f"{FILE}:{name}") for name in ("one", "many", "together", "Moody"))
+
+#: What is done, and the cause it is counted as; a score where it is no fault.
+EXPECTED: dict[str, set[object]] = {
+    "loop": {Cause.TIMEOUT},
+    "regex": {Cause.TIMEOUT},
+    "segfault": {Cause.CRASH},
+    "bomb": {Cause.EXCEPTION, Cause.TIMEOUT},
+    "daemon": {1.0},
+    "twice": {1.0},
+    "memory": {Cause.MEMORY},
+    "exception": {Cause.EXCEPTION},
+    "nan": {Cause.NAN},
+    "none": {Cause.NONE},
+    "string": {Cause.WRONG_TYPE},
+    "sleep": {Cause.TIMEOUT},
+    "exit": {Cause.EXCEPTION},
+    "interrupt": {Cause.EXCEPTION},
+    "hard exit": {Cause.CRASH},
+    "close": {Cause.CRASH},
+    "chatter": {1.0},
+    "input": {Cause.EXCEPTION},
+    "group": {Cause.CRASH},
+}
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
+    """The processes of this test that are alive, known by their environment; none may be at its end."""
+    name, value = "GROUPWISE_TEST_MARK", uuid.uuid4().hex
+    monkeypatch.setenv(name, value)
+
+    def alive() -> list[int]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                marked = f"{name}={value}".encode() in (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            if marked and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+        return found
+
+    yield alive
+    assert until(lambda: not alive(), 2.0), f"left behind: {alive()}"
+
+
+def until(true: Callable[[], bool], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def attempts(*acts: str) -> list[Attempt]:
+    return [Attempt(Sample(f"k{i // 2}", "p", "good"), act) for i, act in enumerate(acts)]
+
+
+def told(given: list[Mark]) -> list[object]:
+    return [one.value if one.cause is None else one.cause for one in given]
+
+
+def mixed(*acts: str) -> list[Attempt]:
+    """Each fault between two good answers."""
+    return attempts(*[act for fault in acts for act in ("good", fault)], "good")
+
+
+@linux
+def test_every_fault_costs_its_own_completion_and_leaves_nothing(left: Callable[[], list[int]]) -> None:
+    work = mixed(*EXPECTED)
+    with Pool({"mine": ONE}, workers=2, seconds=0.7) as pool:
+        given = pool.score("mine", work)
+        assert left(), "the mark is not seen: this test would prove nothing"
+    for attempt, one in zip(work, given, strict=True):
+        assert (one.cause or one.value) in EXPECTED.get(attempt.completion, {1.0}), (attempt.completion, one)
+    assert {one.cause for one in given if one.cause} == set(Cause) - {Cause.WRONG_LENGTH}
+    assert left() == []
+
+
+@linux
+def test_in_a_batch_only_the_culprits_lose_their_score(left: Callable[[], list[int]]) -> None:
+    faults = ["sleep", "segfault", "exception", "memory", "none"]
+    with Pool({"mine": MANY, "async": TOGETHER}, workers=2, seconds=0.7) as pool:
+        batched, concurrent = pool.submit("mine", mixed(*faults)), pool.submit("async", mixed(*faults))
+        expected: list[object] = [1.0] * 11
+        expected[1::2] = [Cause.TIMEOUT, Cause.CRASH, Cause.EXCEPTION, Cause.MEMORY, Cause.NONE]
+        assert told(pool.wait(concurrent)) == expected
+        assert told(pool.wait(batched)) == expected
+
+
+def test_a_wrong_length_is_found_out_alone() -> None:
+    with Pool({"mine": MANY}, workers=1) as pool:
+        assert told(pool.score("mine", attempts("good", "short", "good"))) == [1.0, Cause.WRONG_LENGTH, 1.0]
+
+
+def test_a_crash_that_others_caused_costs_nothing() -> None:
+    with Pool({"mine": MOODY}, workers=1) as pool:
+        assert told(pool.score("mine", attempts(*["good"] * 10))) == [1.0] * 10
+
+
+@linux
+def test_memory_that_others_leaked_costs_nothing() -> None:
+    with Pool({"mine": ONE}, workers=1, memory=1 << 30) as pool:
+        assert told(pool.score("mine", attempts(*["leak"] * 5))) == [1.0] * 5
+
+
+@linux
+def test_processes_that_another_left_cost_nothing() -> None:
+    with Pool({"mine": ONE}, workers=1, seconds=2.0) as pool:
+        assert told(pool.score("mine", attempts("swarm", "work", "good"))) == [1.0, 1.0, 1.0]
+
+
+@linux
+@pytest.mark.parametrize("walls", [Walls.NAMESPACE, Walls.USER_NAMESPACE, Walls.REAPER])
+def test_each_kind_of_wall_ends_what_was_started(walls: Walls, left: Callable[[], list[int]]) -> None:
+    if walls not in (isolate.find_walls(), Walls.REAPER) and not isolate._works(walls):
+        pytest.skip(f"this machine does not give {walls}")
+    with Pool({"mine": ONE}, workers=1, seconds=1.0, walls=walls) as pool:
+        daemon, _, _, good = told(pool.score("mine", attempts("daemon", "sleep", "bomb", "good")))
+        assert (daemon, good) == (1.0, 1.0)
+        pool.submit("mine", attempts("daemon", "stubborn bomb"))
+        time.sleep(0.2)
+    assert left() == []
+
+
+@linux
+def test_the_limit_on_tasks_is_never_the_machines() -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root could change it")
+    limit = Path("/proc/sys/kernel/pid_max")
+    before = limit.read_text()
+    inside = "from groupwise.rewards.pool import isolate as i; i._libc('unshare', i._NEWNS); i.settle(i.space())"
+    subprocess.run([sys.executable, "-c", inside], check=True)
+    after = limit.read_text()
+    limit.write_text(before)
+    assert after == before
+
+
+@linux
+def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
+    if isolate._release() < (6, 14) or isolate.find_walls() is Walls.REAPER:
+        pytest.skip("this machine has no limit of a namespace's own")
+    limit = Path("/proc/sys/kernel/pid_max").read_text()
+    with Pool({"mine": ONE}, workers=1, seconds=30.0) as pool:
+        forks, after = told(pool.score("mine", attempts("forks", "twice")))
+        assert isinstance(forks, float)
+        assert 200 < forks < isolate.TASKS
+        assert after == 1.0, "what the one before left running is charged to this one"
+    assert Path("/proc/sys/kernel/pid_max").read_text() == limit
+
+
+def test_the_users_own_lines_are_told() -> None:
+    with Pool({"mine": ONE}, workers=1, seconds=0.5) as pool:
+        exception, crash, late = pool.score("mine", attempts("exception", "segfault", "sleep"))
+    assert exception.detail.endswith("KeyError: 'a key of mine'")
+    assert crash.detail.endswith("killed by SIGSEGV")
+    assert late.detail.endswith("no score after 0.5 s")
+    for one in (exception, crash, late):
+        assert "reward_faults.py" in one.detail
+        assert "groupwise/rewards" not in one.detail
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from tests.rewards.pool.test_reward_pool import ONE, Pool, Walls, attempts
+pool = Pool({{"mine": ONE}}, workers=2, seconds=60, walls=Walls({walls!r}))
+print(pool.score("mine", attempts("daemon", "good"))[0].value, flush=True)
+pool.wait(pool.submit("mine", attempts("sleep", "daemon", "sleep")))
+"""
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
+@pytest.mark.parametrize("walls", ["found", "reaper"])
+def test_a_run_that_is_killed_leaves_no_worker(number: int, walls: str, left: Callable[[], list[int]]) -> None:
+    chosen = isolate.find_walls() if walls == "found" else Walls.REAPER
+    script = SCRIPT.format(tests=str(FILE.parents[3]), walls=chosen.value)
+    run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert run.stdout is not None
+    with run.stdout:
+        assert run.stdout.readline() == b"1.0\n"
+        time.sleep(0.2)
+        assert len(left()) > 4
+        run.send_signal(number)
+        run.wait(10)
+
+
+@linux
+def test_what_does_not_load_stops_the_run_in_one_line(tmp_path: Path, left: Callable[[], list[int]]) -> None:
+    (tmp_path / "own.py").write_text("import math\nx = math.nope\n")
+    with Pool({"mine": User(f"{tmp_path}/own.py:f")}) as pool:
+        with pytest.raises(UsageError, match=r"importing it raised AttributeError.*own.py, line 2") as wrong:
+            pool.check()
+        assert "x = math.nope" in wrong.value.__notes__[0]
+        with pytest.raises(UsageError):
+            pool.submit("mine", attempts("good"))
+    (tmp_path / "own.py").write_text("import time\ntime.sleep(60)\n")
+    with (
+        Pool({"mine": User(f"{tmp_path}/own.py:f")}, load=0.5) as pool,
+        pytest.raises(UsageError, match="cannot be loaded"),
+    ):
+        pool.score("mine", attempts("good"))
+    with Pool({"mine": lambda attempts: [0.0]}) as pool, pytest.raises(UsageError, match="another process"):
+        pool.check()
+
+
+def test_check_tells_the_forms_and_tries_the_columns(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def f(completions, level, **kwargs): return [0.0 for _ in completions]\n")
+    with Pool({"mine": ONE, "trl": User(f"{tmp_path}/own.py:f")}) as pool:
+        forms = pool.check([Sample("k", "p", "a", {"level": 3})])
+        assert forms["trl"] == "TRL reward_funcs: completions, level, **kwargs"
+        with pytest.raises(UsageError, match="parameter 'level'"):
+            pool.check([Sample("k", "p", "a")])
+
+
+def test_loading_is_not_charged_to_a_completion(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import time\ntime.sleep(1.0)\ndef f(attempt): return 1.0\n")
+    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, workers=1, seconds=0.5) as pool:
+        assert told(pool.score("mine", attempts("a", "b"))) == [1.0, 1.0]
+
+
+def test_a_task_scores_in_the_pool_and_tickets_may_be_taken_in_any_order() -> None:
+    task = Arithmetic()
+    samples = task.samples("heldout")[:200]
+    with Pool({"task": TaskScore(task)}, workers=2) as pool:
+        first = pool.submit("task", [Attempt(sample, sample.answer) for sample in samples])
+        second = pool.submit(
+            "task", [Attempt(sample, "x" if i % 3 else sample.answer) for i, sample in enumerate(samples)]
+        )
+        assert told(pool.wait(second)) == [float(i % 3 == 0) for i in range(200)]
+        assert told(pool.wait(first[::-1])) == [1.0] * 200
+        with pytest.raises(ValueError, match="waited for already"):
+            pool.wait(first[:1])
+
+
+def test_a_run_works_while_its_completions_are_scored(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import time\ndef f(attempt):\n    time.sleep(0.05)\n    return 1.0\n")
+    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, workers=4) as pool:
+        tickets = pool.submit("mine", attempts(*["x"] * 16))
+        assert until(lambda: len(pool._dispatcher.marks) == 16)
+        started = time.monotonic()
+        assert told(pool.wait(tickets)) == [1.0] * 16
+        assert time.monotonic() - started < 0.1
+
+
+def test_closing_while_another_waits_lets_it_go(left: Callable[[], list[int]]) -> None:
+    pool, raised = Pool({"mine": ONE}, workers=1, seconds=60), []
+
+    def waits() -> None:
+        with pytest.raises(RunError, match="closed") as error:
+            pool.score("mine", attempts("sleep"))
+        raised.append(error)
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    assert until(lambda: bool(left()))
+    time.sleep(0.2)
+    pool.close()
+    thread.join(5)
+    assert raised
+    with pytest.raises(RunError, match="closed"):
+        pool.submit("mine", attempts("good"))
+
+
+@linux
+def test_a_new_worker_is_there_in_a_moment() -> None:
+    with Pool({"mine": ONE}, workers=1, seconds=5) as pool:
+        pool.score("mine", attempts("good"))
+        started = time.monotonic()
+        assert told(pool.score("mine", attempts("hard exit", "good"))) == [Cause.CRASH, 1.0]
+        assert time.monotonic() - started < 1.0  # two new ones: a crash is believed only of a fresh process
+
+
+@linux
+def test_time_without_a_core_is_not_charged() -> None:
+    busy = [
+        sys.executable,
+        "-c",
+        "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass",
+    ]
+    crowd = [subprocess.Popen(busy) for _ in range(4)]
+    try:
+        time.sleep(0.3)
+        clock = Clock()
+        clock.watch(crowd[0].pid)
+        clock.start()
+        time.sleep(1.0)
+        assert 0.0 < clock.seconds() < 0.7
+        clock.close()
+    finally:
+        for process in crowd:
+            process.kill()
+            process.wait()
+
+
+def test_rewards_whose_completions_come_interleaved_each_score_their_own(tmp_path: Path) -> None:
+    """As a run hands them over: every completion to each reward in turn, all of a group together or not."""
+    (tmp_path / "own.py").write_text(
+        "def tens(samples, completions):\n    return [10.0 * int(c) for c in completions]\n"
+        "def ones(sample, completion):\n    return float(completion)\n"
+        "def hundreds(completions, **kwargs):\n    return [100.0 * int(c) for c in completions]\n"
+    )
+    names = {"tens": 10, "ones": 1, "hundreds": 100}
+    given = [Attempt(Sample(f"k{i // 8}", "", ""), str(i)) for i in range(200)]
+    with Pool({name: User(f"{tmp_path}/own.py:{name}") for name in names}, workers=2, seconds=5.0) as pool:
+        tickets = [(name, pool.submit(name, [attempt])[0]) for attempt in given for name in names]
+        for name, scale in names.items():
+            marks = pool.wait([ticket for own, ticket in tickets if own == name])
+            assert [mark.value for mark in marks] == [scale * float(i) for i in range(200)]

@@ -1,0 +1,117 @@
+"""Schedules, annotation only where read, and metrics that reduce."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import groupwise
+from groupwise.core.metrics import Last, Max, Mean, Sum, merge, read
+from groupwise.diagnostics.updates import UpdateRecord, update_metrics
+from groupwise.training.learner import Learner, LearnerSettings, Schedule, learning_rate
+from groupwise.training.optimizer import adamw
+from tests.laws.test_split import make_batch
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule.CONSTANT, [0.5, 1.0, 1.0, 1.0, 1.0]),
+        (Schedule.LINEAR, [0.5, 1.0, 1.0, 0.75, 0.5]),
+        (Schedule.COSINE, [0.5, 1.0, 1.0, 0.5 * (1 + math.cos(math.pi / 4)), 0.5]),
+    ],
+)
+def test_schedules(schedule, expected):
+    settings = LearnerSettings(learning_rate=1.0, warmup_updates=2, schedule=schedule)
+    assert [learning_rate(settings, u, 6) for u in range(5)] == pytest.approx(expected)
+
+
+def test_the_optimizer_is_adamw_with_every_setting():
+    """x <- x - lr w x - lr m^ / (sqrt(v^) + epsilon), m^ and v^ the bias-corrected means of g and g^2."""
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    settings = LearnerSettings(learning_rate=0.1, beta1=0.5, beta2=0.75, epsilon=0.3, weight_decay=0.2)
+    optimizer, x, m, v = adamw(model, settings), 2.0, 0.0, 0.0
+    with torch.no_grad():
+        model.weight.fill_(x)
+    for update, g in enumerate((3.0, -1.0, 0.5), start=1):
+        model.weight.grad = torch.full_like(model.weight, g)
+        optimizer.step()
+        m, v = 0.5 * m + 0.5 * g, 0.75 * v + 0.25 * g * g
+        step = (m / (1 - 0.5**update)) / (math.sqrt(v / (1 - 0.75**update)) + 0.3)
+        x = x - 0.1 * 0.2 * x - 0.1 * step
+        assert model.weight.item() == pytest.approx(x, rel=1e-12)
+
+
+def test_annotation_computes_only_what_is_read(policy):
+    batch = make_batch()
+    bare = type(batch)(**{**vars(batch), "logp_old": None, "logp_ref": None})
+    learner = Learner(policy.model, None, LearnerSettings(), 1.0, 1)
+    assert learner.annotate(bare, old=False, ref=False).logp_old is None
+    done = learner.annotate(bare, old=True, ref=False)
+    assert done.logp_old is not None
+    assert done.logp_ref is None
+    assert not done.logp_old.requires_grad
+
+
+def test_an_update_moves_along_the_advantage(policy):
+    """Tokens with positive advantage become likelier, the others less likely; gradients are clipped to the norm."""
+    algo = groupwise.algorithm("dapo")
+    batch = make_batch()
+    learner = Learner(policy.model, None, LearnerSettings(learning_rate=1e-3, clip_norm=1e-3), 1.0, 1)
+    fresh = type(batch)(**{**vars(batch), "logp_old": None})
+    minibatch = algo.weigh(algo.credit(learner.annotate(fresh, old=True, ref=False)))
+    done = learner.update(minibatch, algo)
+    assert done.applied
+    norm = torch.cat([p.grad.flatten() for p in policy.model.parameters()]).norm()
+    assert float(norm) == pytest.approx(1e-3, rel=1e-3)
+    with torch.no_grad():
+        moved = learner.logprobs(policy.model, minibatch) - minibatch.logp_old
+    assert float((moved * minibatch.advantage * minibatch.weight).sum()) > 0
+
+
+def test_each_update_is_made_at_the_rate_of_its_schedule(policy):
+    algo = groupwise.algorithm("dapo")
+    settings = LearnerSettings(learning_rate=1e-3, warmup_updates=1, schedule=Schedule.LINEAR)
+    learner = Learner(policy.model, None, settings, 1.0, 4)
+    minibatch = algo.weigh(algo.credit(make_batch()))
+    for update in range(4):
+        done = learner.update(minibatch, algo)
+        assert learner.optimizer.param_groups[0]["lr"] == learning_rate(settings, update, 4)
+        assert read(done.metrics)["learning_rate"] == learning_rate(settings, update, 4)
+
+
+def test_bf16_computes_near_fp32_over_fp32_weights(policy):
+    batch = make_batch()
+    with torch.no_grad():
+        exact = Learner(policy.model, None, LearnerSettings(), 1.0, 1).logprobs(policy.model, batch)
+        rough = Learner(policy.model, None, LearnerSettings(bf16=True), 1.0, 1).logprobs(policy.model, batch)
+    assert next(policy.model.parameters()).dtype == torch.float32
+    assert 0 < (exact - rough).abs().mean() < 0.1
+
+
+def test_metrics_reduce_as_they_say():
+    parts = [
+        {"mean": Mean(1.0, 1.0), "sum": Sum(1), "max": Max(3.0), "last": Last(1.0)},
+        {"mean": Mean(6.0, 3.0), "sum": Sum(2), "max": Max(2.0), "last": Last(2.0)},
+        {"only": Mean(0.0, 0.0)},
+    ]
+    found = read(merge(parts))
+    assert {k: v for k, v in found.items() if k != "only"} == {"mean": 1.75, "sum": 3, "max": 3.0, "last": 2.0}
+    assert math.isnan(found["only"])
+
+
+def test_share_is_weighted_by_the_loss_and_split_by_sign():
+    algo = groupwise.algorithm("grpo")
+    minibatch = algo.weigh(make_batch().add(advantage=torch.where(make_batch().mask, 1.0, 0.0)))
+    share = torch.zeros(minibatch.mask.shape)
+    share[:16] = 1.0
+    zeros = torch.zeros(minibatch.mask.shape)
+    found = read(update_metrics(minibatch, UpdateRecord(zeros, zeros, share, zeros, None)))
+    rows = minibatch.mask.any(-1)
+    assert found["share_passed"] == pytest.approx(float(rows[:16].sum() / rows.sum()))
+    assert found["share_passed_positive"] == pytest.approx(found["share_passed"])
+    assert math.isnan(found["share_passed_negative"])
+    assert found["effective_sample_share"] == pytest.approx(1.0)
+    assert found["ratio_max"] == 1.0

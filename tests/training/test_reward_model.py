@@ -1,0 +1,284 @@
+"""The reward model end to end: files of pairs, sampled pairs, training to the ceiling, the cache."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from groupwise.core.engine import Sampling
+from groupwise.core.errors import RunError, UsageError
+from groupwise.core.samples import Sample
+from groupwise.engines.local.engine import LocalEngine
+from groupwise.models.chat import Chat
+from groupwise.models.load import Policy
+from groupwise.models.reward import RewardModel, load_reward_model, reward_model_of
+from groupwise.rollout.collect import Prompts
+from groupwise.rollout.scoring import Scorer
+from groupwise.training.pairs import (
+    Comparison,
+    Pair,
+    encode_pairs,
+    flip,
+    read_pairs,
+    sample_pairs,
+    split_by_prompt,
+)
+from groupwise.training.reward_model import (
+    REPORT,
+    PreferenceReport,
+    PreferenceSettings,
+    read_report,
+    report_on,
+    reward_model,
+    train_reward_model,
+)
+
+GOOD = {"prompt": "1+2=", "chosen": "3", "rejected": "4"}
+SETTINGS = PreferenceSettings(pairs=24, heldout_pairs=8, epochs=1, batch_size=8)
+SHORT = Sampling(max_new_tokens=6)
+
+
+class Remainder:
+    """A task that any text has a score in: the sum of its characters modulo 3."""
+
+    alphabet = "0123456789+-="
+    quick = True
+
+    def __init__(self, spread: int = 3) -> None:
+        self.spread = spread
+
+    def __repr__(self) -> str:
+        return f"Remainder({self.spread})"
+
+    def samples(self, split: str) -> list[Sample]:
+        assert split == "train", "the held-out split stays untouched"
+        return [Sample(str(i), f"{i}=", "") for i in range(60)]
+
+    def score(self, sample: Sample, completion: str) -> float:
+        return float(sum(map(ord, completion)) % self.spread)
+
+
+def opened(folder: Path) -> tuple[RewardModel, PreferenceReport]:
+    """A reward model and its report, from their folder."""
+    return load_reward_model(folder), read_report(folder / REPORT)
+
+
+def sevens(count: int, seed: int) -> list[Pair]:
+    """Pairs that anybody can rank: the chosen completion has more sevens."""
+    rng = random.Random(seed)
+    pairs: list[Pair] = []
+    while len(pairs) < count:
+        texts = sorted(("".join(rng.choices("01247", k=6)) for _ in range(2)), key=lambda text: text.count("7"))
+        if texts[0].count("7") < texts[1].count("7"):
+            pairs.append(Pair(f"{rng.randrange(10**6)}=", texts[1], texts[0]))
+    return pairs
+
+
+def trained(policy: Policy, noise: float, seed: int = 0, count: int = 600) -> tuple[RewardModel, PreferenceReport]:
+    known = [replace(p, right=True) for p in encode_pairs(policy, sevens(count + 300, seed=1))]
+    train, held = split_by_prompt(flip(known, noise, seed=5), 300, seed=0)
+    model = reward_model_of(policy)
+    train_reward_model(model, train, PreferenceSettings(learning_rate=3e-3, epochs=4), seed)
+    return model, report_on(model, held, 1 - noise, len(train))
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+    )
+    return path
+
+
+def sampled(policy: Policy, count: int = 20, noise: float = 0.0, seed: int = 0, spread: int = 3) -> list[Comparison]:
+    engine = LocalEngine(policy.model, policy.eos, policy.pad)
+    task = Remainder(spread)
+    prompts = Prompts(task.samples("train"), Chat(policy.tokenizer).encode, 0)
+    return sample_pairs(engine, Scorer(task, policy.decode), prompts, SHORT, 4, count, noise, seed)
+
+
+def test_decidable_pairs_are_learned(policy):
+    _, report = trained(policy, noise=0.0)
+    assert report.accuracy > 0.9
+    assert report.accuracy == report.accuracy_true
+    assert report.calibration_error < 0.1
+
+
+def test_noise_lowers_the_labelled_accuracy_to_the_ceiling_and_not_the_true_one(policy):
+    _, report = trained(policy, noise=0.2, count=1200)
+    assert report.accuracy_true is not None
+    assert report.labels_right is not None
+    assert report.accuracy_true > 0.9
+    assert report.labels_right == pytest.approx(0.8, abs=0.08)
+    assert report.accuracy == pytest.approx(report.labels_right, abs=0.08)
+    assert json.loads(json.dumps(report.as_json()))["ceiling"] == 0.8
+
+
+def test_a_seed_gives_the_same_bits_whatever_the_global_stream_and_another_seed_others(policy):
+    torch.manual_seed(1)
+    first, report = trained(policy, 0.0, count=100)
+    torch.manual_seed(2)
+    again, same = trained(policy, 0.0, count=100)
+    other, _ = trained(policy, 0.0, seed=1, count=100)
+    weights = [m.model.state_dict() for m in (first, again, other)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not torch.equal(weights[0]["score.weight"], weights[2]["score.weight"])
+    assert same == report
+
+
+def test_training_that_blows_up_stops_with_a_line(policy):
+    model = reward_model_of(policy)
+    with torch.no_grad():
+        model.model.score.weight.fill_(float("inf"))
+    with pytest.raises(RunError, match="at update 1; lower the learning rate"):
+        train_reward_model(model, encode_pairs(policy, [Pair(**GOOD)]), SETTINGS, 0)
+
+
+def test_sampled_pairs_are_ranked_by_the_task_and_keep_their_ids(policy):
+    pairs = sampled(policy, count=40)
+    assert len(set(pairs)) == 40
+    task = Remainder()
+    sample = task.samples("train")[0]
+    for pair in pairs:
+        better, worse = (task.score(sample, policy.decode(ids)) for ids in (pair.chosen, pair.rejected))
+        assert better > worse
+        assert pair.right
+    assert any(pair.chosen[-1] in policy.eos for pair in pairs)
+
+
+def test_the_same_seed_samples_the_same_pairs_and_noise_only_swaps_them(policy):
+    pairs = sampled(policy, count=40)
+    assert sampled(policy, count=40) == pairs != sampled(policy, count=40, seed=1)
+    noisy = sampled(policy, count=40, noise=0.3)
+    assert [n if n.right else n.swapped() for n in noisy] == pairs != noisy
+
+
+def test_completions_that_never_differ_in_score_end_with_a_line(policy):
+    with pytest.raises(RunError, match=r"prompts x 4 completions gave 0 of 5 .* 64 prompts had completions of one sc"):
+        sampled(policy, count=5, spread=1)
+
+
+def test_a_file_of_pairs_is_read_and_ended_like_sampled_completions(policy, tmp_path):
+    pairs = read_pairs(write(tmp_path / "pairs.jsonl", GOOD, "", {**GOOD, "chosen": "1\u2028", "note": 3}))
+    assert pairs == [Pair("1+2=", "3", "4"), Pair("1+2=", "1\u2028", "4")]
+    (found,) = encode_pairs(policy, pairs[:1])
+    end = policy.tokenizer.eos_token_id
+    assert policy.encode("1+2=") == found.prompt
+    assert (found.chosen[-1], found.rejected[-1]) == (end, end)
+    assert policy.decode(found.chosen) == "3"
+    assert found.right is None
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: expected an object"),
+        ({"prompt": "1", "chosen": "2"}, "line 2: 'rejected' is missing"),
+        ({**GOOD, "chosen": 3}, "line 2: 'chosen' is missing, empty or no text"),
+        ({**GOOD, "prompt": ""}, "line 2: 'prompt' is missing, empty"),
+        ({**GOOD, "chosen": "4"}, "line 2: chosen and rejected are the same"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, told):
+    path = write(tmp_path / "pairs.jsonl", GOOD, line)
+    with pytest.raises(UsageError) as caught:
+        read_pairs(path)
+    assert f"{path}, {told}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("content", "told"), [(b"\n\n", "holds no pairs"), (b"\xff\xfe", "cannot be read")])
+def test_a_file_without_pairs_is_named(tmp_path, content, told):
+    path = tmp_path / "pairs.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=rf"pairs\.jsonl: .*{told}|pairs\.jsonl: {told}"):
+        read_pairs(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_pairs(tmp_path / "absent.jsonl")
+
+
+@pytest.mark.parametrize(("text", "told"), [("x", "tokenizer cannot read it"), ("1" * 300, "the model takes 256")])
+def test_a_pair_the_model_cannot_take_is_named(policy, text, told):
+    with pytest.raises(UsageError, match=f"pair 2: .*{told}"):
+        encode_pairs(policy, [Pair(**GOOD), Pair("1=", text, "2")])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"noise": 0.5}, {"pairs": 0}, {"samples": 1}, {"center": -1.0}, {"learning_rate": float("nan")}]
+)
+def test_impossible_settings_are_refused_by_name(wrong):
+    (name,) = wrong
+    with pytest.raises(UsageError, match=rf"preference\.{name}"):
+        PreferenceSettings(**wrong)
+
+
+def test_the_cache_gives_the_same_model_and_report_without_training(policy, tmp_path):
+    told: list[int] = []
+    make = (policy, Chat(policy.tokenizer), Scorer(Remainder(), policy.decode), SHORT, SETTINGS, 0, tmp_path)
+    model, report = opened(reward_model(*make, on_step=lambda step, steps, loss: told.append(step)))
+    assert told == list(range(1, report.updates + 1)) != []
+    assert report.pairs + report.heldout_pairs == 32
+    assert report.seconds > 0
+    again, same = opened(reward_model(*make, on_step=lambda step, steps, loss: told.append(-1)))
+    assert same == report
+    assert -1 not in told
+    assert again.scores([(5, 6)], [(7, 1)]) == model.scores([(5, 6)], [(7, 1)]) != [0.0]
+
+
+def test_whatever_changes_the_model_has_a_place_of_its_own(policy, tmp_path):
+    data = write(tmp_path / "pairs.jsonl", *(vars(pair) for pair in sevens(20, seed=0)))
+    cache = tmp_path / "cache"
+
+    def count(settings: PreferenceSettings = SETTINGS, seed: int = 0, path: Path | None = data, spread: int = 3) -> int:
+        reward_model(
+            policy, Chat(policy.tokenizer), Scorer(Remainder(spread), policy.decode), SHORT, settings, seed, cache, path
+        )
+        return len(list(cache.iterdir()))
+
+    assert count() == count() == 1
+    assert count(replace(SETTINGS, center=0.5)) == 2
+    assert count(seed=1) == 3
+    assert count(spread=4) == 4
+    write(data, *(vars(pair) for pair in sevens(20, seed=1)))
+    assert count() == 5
+    with torch.no_grad():
+        policy.model.lm_head.weight[3, 3] += 1
+    assert count() == 6
+    assert count(path=None) == 7
+
+
+def test_a_file_is_held_out_in_part_and_has_no_ceiling(policy, tmp_path):
+    data = write(tmp_path / "pairs.jsonl", *(vars(pair) for pair in sevens(50, seed=0)))
+    asked = policy, Chat(policy.tokenizer), Scorer(Remainder(), policy.decode), SHORT
+    _, report = opened(reward_model(*asked, replace(SETTINGS, heldout_pairs=500), 0, tmp_path, data))
+    assert (report.pairs, report.heldout_pairs) == (40, 10)
+    assert report.ceiling is report.accuracy_true is report.share_of_ceiling is None
+
+
+def test_an_interruption_leaves_nothing_in_the_cache(policy, tmp_path):
+    def interrupt(step: int, steps: int, loss: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reward_model(
+            policy,
+            Chat(policy.tokenizer),
+            Scorer(Remainder(), policy.decode),
+            SHORT,
+            SETTINGS,
+            0,
+            tmp_path,
+            on_step=interrupt,
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_no_reward_model_is_named(policy_folder, tmp_path):
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        load_reward_model(tmp_path)
