@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from groupwise.core.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from groupwise.algorithms.algorithm import Algorithm, LossOut
     from groupwise.algorithms.parts.advantage import gae
@@ -15,9 +17,8 @@ if TYPE_CHECKING:
     from groupwise.models.moe.routing import record_routes, replay_routes
     from groupwise.tasks import task
 
-__version__ = "0.1.0"
-
 __all__ = [
+    "__version__",
     "Algorithm",
     "CheckFailed",
     "GroupwiseError",

@@ -17,7 +17,7 @@ from groupwise.core.collate import collate, minibatches
 from groupwise.core.engine import Engine
 from groupwise.core.errors import RunError
 from groupwise.core.metrics import Last, Metrics, Sum, merge, read
-from groupwise.core.records import Batch
+from groupwise.core.records import Batch, Evaluation, RolloutResult, StreamState, UpdateRecord
 from groupwise.core.seeds import stream
 from groupwise.diagnostics.checks import (
     Check,
@@ -31,7 +31,6 @@ from groupwise.diagnostics.checks import (
 )
 from groupwise.diagnostics.routing import RoutingLog
 from groupwise.diagnostics.updates import (
-    UpdateRecord,
     batch_metrics,
     engine_gap,
     group_metrics,
@@ -46,7 +45,7 @@ from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import Spell
 from groupwise.journal.terminal import View
 from groupwise.models.moe.metrics import comparable
-from groupwise.rollout.collect import Evaluation, Harvest, Rollout, StreamState
+from groupwise.rollout.collect import Rollout
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
 
@@ -251,7 +250,7 @@ def count_skipped(run: Run, applied: bool) -> None:
         )
 
 
-def demand_scores(run: Run, harvest: Harvest) -> None:
+def demand_scores(run: Run, harvest: RolloutResult) -> None:
     """Tell each kind of scoring fault once; stop where more completions than allowed have no score."""
     for line in run.rollout.scorer.take_unshown():
         run.journal.log(f"step {run.step}: {line}")
@@ -267,7 +266,7 @@ def demand_scores(run: Run, harvest: Harvest) -> None:
         )
 
 
-def demand_signal(run: Run, harvest: Harvest) -> None:
+def demand_signal(run: Run, harvest: RolloutResult) -> None:
     """A filter that found nothing to keep within its budget ends the run, unless that is because all is solved."""
     solved = all(signal(g) is Signal.ALL_RIGHT for g in harvest.generated)
     if harvest.fallback == len(harvest.groups) and not solved:
@@ -278,7 +277,7 @@ def demand_signal(run: Run, harvest: Harvest) -> None:
         )
 
 
-def report(run: Run, checks: list[Check], harvest: Harvest) -> None:
+def report(run: Run, checks: list[Check], harvest: RolloutResult) -> None:
     """Tell what groups without signal mean; stop where a check failed."""
     words = in_words(harvest.generated)
     if words:
@@ -299,7 +298,7 @@ def warn(run: Run, row: dict[str, Any]) -> None:
         run.view.note(line)
 
 
-def harvest_metrics(harvest: Harvest) -> Metrics:
+def harvest_metrics(harvest: RolloutResult) -> Metrics:
     used = {id(g) for g in (*harvest.groups, *harvest.surplus)}
     wasted = [c for g in harvest.generated if id(g) not in used for c in g.completions]
     return {

@@ -21,10 +21,10 @@ from groupwise.core import jsonl
 from groupwise.core.collate import collate, minibatches
 from groupwise.core.machine import machine_row
 from groupwise.core.metrics import read
-from groupwise.core.records import Batch, Completion, Group, Prompt
+from groupwise.core.records import Batch, Completion, Group, Prompt, RolloutResult, UpdateRecord
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import stream
-from groupwise.diagnostics.updates import UpdateRecord, engine_gap, group_metrics, update_metrics
+from groupwise.diagnostics.updates import engine_gap, group_metrics, update_metrics
 from groupwise.journal.columns_json import expand, packed
 from groupwise.journal.journal import Journal, read_about, read_metrics
 from groupwise.journal.per_token import PerToken
@@ -32,7 +32,7 @@ from groupwise.journal.rollout_rows import rollout_rows
 from groupwise.journal.token_text import Spelling
 from groupwise.loop import harvest_metrics
 from groupwise.models.load import Policy
-from groupwise.rollout.collect import Harvest, standard_error
+from groupwise.rollout.collect import standard_error
 
 
 def completion(length: int, score: float = 1.0, text: str = "x", version: int = 0) -> Completion:
@@ -44,8 +44,8 @@ def group(*completions: Completion, prompt: int = 2) -> Group:
     return Group(Prompt(Sample("key", "prompt", "answer"), tuple(range(prompt))), completions)
 
 
-def harvest(*groups: Group) -> Harvest:
-    return Harvest(groups, groups, 0, 0, (), 1)
+def harvest(*groups: Group) -> RolloutResult:
+    return RolloutResult(groups, groups, 0, 0, (), 1)
 
 
 def credited(batch: Batch) -> Batch:
@@ -241,7 +241,7 @@ def test_the_spread_over_the_batch_is_not_the_spread_within_groups():
 
 def test_generation_is_wasted_on_what_neither_trains_nor_waits():
     trains, waits, fills, lost = (group(completion(n), completion(1)) for n in (1, 2, 4, 8))
-    found = read(harvest_metrics(Harvest((trains, fills), (trains, waits, fills, lost), 2, 1, (waits,), 1)))
+    found = read(harvest_metrics(RolloutResult((trains, fills), (trains, waits, fills, lost), 2, 1, (waits,), 1)))
     assert found["generated_tokens_dropped"] == 9
 
 

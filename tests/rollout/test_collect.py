@@ -13,12 +13,12 @@ import torch
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll, Signal, signal
 from groupwise.core.collate import collate
 from groupwise.core.engine import Sampling
-from groupwise.core.records import Completion, Group, Prompt
+from groupwise.core.records import Completion, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.journal.rollout_rows import rollout_rows
 from groupwise.models.chat import Chat
-from groupwise.rollout.collect import Harvest, Prompts, Rollout, StreamState, evaluate, pass_at_k
+from groupwise.rollout.collect import Prompts, Rollout, evaluate, pass_at_k
 from groupwise.rollout.scoring import Marking, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training.checkpoint import stream_from_json, stream_to_json
@@ -281,6 +281,6 @@ def test_steps_survive_the_checkpoint_bit_for_bit_and_stand_in_the_journal():
     assert stream_from_json(json.loads(json.dumps(stream_to_json(state)))).surplus[0].completions[0].steps == steps
     batch = collate([told], pad=0)
     batch = batch.add(reward=torch.zeros(batch.mask.shape), advantage=torch.zeros(batch.mask.shape))
-    first, second = rollout_rows(1, Harvest((told,), (told,), 0, 0, (), 1), batch)
+    first, second = rollout_rows(1, RolloutResult((told,), (told,), 0, 0, (), 1), batch)
     assert json.loads(json.dumps(first))["steps"] == [[0, 0.1], [2, 1 / 3]]
     assert "steps" not in second

@@ -9,7 +9,8 @@ import torch
 
 import groupwise
 from groupwise.core.metrics import Last, Max, Mean, Sum, merge, read
-from groupwise.diagnostics.updates import UpdateRecord, update_metrics
+from groupwise.core.records import UpdateRecord
+from groupwise.diagnostics.updates import update_metrics
 from groupwise.training.learner import Learner, LearnerSettings, Schedule, learning_rate
 from groupwise.training.optimizer import adamw
 from tests.laws.test_split import make_batch

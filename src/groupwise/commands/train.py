@@ -23,6 +23,7 @@ from groupwise.config.plan import REWARD_MODEL, Blueprint
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.clock import START, Clock
 from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.records import Evaluation
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.journal import journal
 from groupwise.journal.journal import Journal
@@ -32,7 +33,7 @@ from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
 from groupwise.models.reward import load_reward_model
 from groupwise.report.make import make
-from groupwise.rollout.collect import Evaluation, evaluate
+from groupwise.rollout.collect import evaluate
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import select
 from groupwise.training import checkpoint

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from groupwise import __version__
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.explain import lines, objective
 from groupwise.config.plan import Blueprint
 from groupwise.core import machine
+from groupwise.core.version import VERSION
 
 
 def about(plan: Blueprint, started: float) -> dict[str, Any]:
     """What a run says of itself at its start; `started` in unix seconds."""
     return {
-        "groupwise": __version__,
+        "groupwise": VERSION,
         "started": round(started, 3),
         **where(plan.device),
         "algorithm": algorithm_row(plan.algorithm),

@@ -1,4 +1,4 @@
-"""The record that flows: prompt -> group of completions -> batch. Every column, its shape and its unit.
+"""The record that flows: prompt -> group of completions -> batch -> what an update saw. Every column, shape and unit.
 
 Shapes: N completions, P prompts, G completions a prompt, T padded tokens, L layers with experts, K experts a token.
 Log-probabilities are in nats.
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -184,3 +184,92 @@ class Batch:
             elif isinstance(value, tuple):
                 taken[column.name] = tuple(value[i] for i in at.tolist())
         return Batch(**taken)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """What a step generated and what of it trains.
+
+    groups      the groups that train
+    generated   every group generated in this step, dropped and surplus ones included
+    dropped     groups that the filter took out
+    fallback    dropped groups that train all the same, because the budget of rounds was spent
+    surplus     kept groups beyond what the step needs; they train first in the next step
+    rounds      rounds of generation
+    """
+
+    groups: tuple[Group, ...]
+    generated: tuple[Group, ...]
+    dropped: int
+    fallback: int
+    surplus: tuple[Group, ...]
+    rounds: int
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """Where the stream of prompts stands: how many were drawn, groups waiting, the last share of groups kept, and the
+    level of each source of a task that has levels.
+    """
+
+    cursor: int = 0
+    surplus: tuple[Group, ...] = ()
+    keep_rate: float = 1.0
+    levels: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Sampled results on a split.
+
+    avg_at_k      mean over problems of the share of its k samples that are right: the pass rate
+    pass_at_k     {k: chance that at least one of k samples is right}, unbiased, for k = 1, 2, 4, ... up to the samples
+    learned_mean  mean of the reward model's score, where the task has none of its own; the shares are NaN then
+    score_mean    mean of the task's score, reward units; a completion that could not be scored counts 0
+    unscored      completions that could not be scored; they count as wrong
+    standard_error  of avg_at_k, over problems: the deviation of their pass rates by the root of how many there are
+    by_source     {source: its problems, avg_at_k and score_mean} where the task names sources
+    """
+
+    problems: int
+    samples: int
+    avg_at_k: float
+    pass_at_k: dict[int, float]
+    length_mean: float
+    truncated_share: float
+    score_mean: float = math.nan
+    unscored: int = 0
+    learned_mean: float = math.nan
+    standard_error: float = math.nan
+    by_source: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoutingRecord:
+    """What the routers did in a forward over n rows.
+
+    used    the experts that computed
+    own     those that the routers would have taken; the same where nothing was replayed
+    live    tokens of the rows that had no route and chose for themselves, padding not counted
+    losses  the routers' own losses by name, each before its coefficient
+    """
+
+    used: tuple[Tensor, ...]
+    own: tuple[Tensor, ...]
+    live: int = 0
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """What one optimizer update saw, detached, [n,T] each: the columns that diagnostics and checks read.
+
+    routed   what the routers of its forward did; None for a dense policy
+    """
+
+    logp_live: Tensor
+    log_ratio: Tensor
+    share: Tensor
+    entropy: Tensor
+    kl: Tensor | None
+    routed: RoutingRecord | None = None

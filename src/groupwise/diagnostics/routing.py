@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from groupwise.core.metrics import Max, Metrics, Value
-from groupwise.core.records import Batch
+from groupwise.core.records import Batch, RoutingRecord, UpdateRecord
 from groupwise.diagnostics.checks import Check, replayed_are_used
-from groupwise.diagnostics.updates import UpdateRecord
 from groupwise.models.moe.metrics import (
     at_trained,
     difference,
@@ -18,7 +17,7 @@ from groupwise.models.moe.metrics import (
     load_metrics,
     replay_metrics,
 )
-from groupwise.models.moe.replay import ReplayFrom, Routed, Rows
+from groupwise.models.moe.replay import ReplayFrom, Rows
 from groupwise.models.moe.routing import Router
 
 
@@ -51,7 +50,7 @@ class RoutingLog:
             return {}
         return {**load_metrics(torch.cat(self._own), self._experts), **engine_metrics(self._own, self._of, newest)}
 
-    def _drift(self, minibatch: Batch, seen: UpdateRecord, routed: Routed) -> dict[str, Value]:
+    def _drift(self, minibatch: Batch, seen: UpdateRecord, routed: RoutingRecord) -> dict[str, Value]:
         old = own_of(minibatch, self._replay)
         if old is None or minibatch.logp_old is None:
             return {}
@@ -65,7 +64,7 @@ def own_of(batch: Batch, replay: ReplayFrom) -> Rows | None:
     return batch.routes_own if replay is ReplayFrom.ENGINE else batch.routes
 
 
-def used_metrics(minibatch: Batch, routed: Routed, replay: ReplayFrom) -> dict[str, Value]:
+def used_metrics(minibatch: Batch, routed: RoutingRecord, replay: ReplayFrom) -> dict[str, Value]:
     """Of the experts that computed in an update: the share that the old policy's pass, or the engine, did not use."""
     told: dict[str, Value] = {}
     if minibatch.routes is not None:
@@ -75,7 +74,7 @@ def used_metrics(minibatch: Batch, routed: Routed, replay: ReplayFrom) -> dict[s
     return told
 
 
-def _removed(minibatch: Batch, routed: Routed, replay: ReplayFrom) -> dict[str, Value]:
+def _removed(minibatch: Batch, routed: RoutingRecord, replay: ReplayFrom) -> dict[str, Value]:
     if replay is ReplayFrom.NONE or minibatch.routes is None:
         return {}
     own, replayed = (at_trained(rows, minibatch.mask) for rows in (routed.own, minibatch.routes))

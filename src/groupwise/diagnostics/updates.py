@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,26 +17,10 @@ from groupwise.algorithms.parts.ratio import bounded
 from groupwise.algorithms.parts.shaping import sampled_kl
 from groupwise.core.masked import keep, row_mean
 from groupwise.core.metrics import Last, Max, Mean, Sum, Value, mean_over
-from groupwise.core.records import Batch, Completion, Group
-from groupwise.models.moe.replay import Routed
+from groupwise.core.records import Batch, Completion, Group, UpdateRecord
 
 #: Of the ratios of a step, which places in their order are told.
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
-
-
-@dataclass(frozen=True)
-class UpdateRecord:
-    """What one optimizer update saw, detached, [n,T] each: the columns that diagnostics and checks read.
-
-    routed   what the routers of its forward did; None for a dense policy
-    """
-
-    logp_live: Tensor
-    log_ratio: Tensor
-    share: Tensor
-    entropy: Tensor
-    kl: Tensor | None
-    routed: Routed | None = None
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, Value]:

@@ -13,10 +13,9 @@ import orjson
 from groupwise.core import jsonl
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.machine import machine_row
-from groupwise.core.records import Batch
+from groupwise.core.records import Batch, RolloutResult
 from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import Spell, rollout_rows
-from groupwise.rollout.collect import Harvest
 
 METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
 LOG, RECIPE, ABOUT, SUMMARY = "log.txt", "recipe.toml", "about.json", "summary.json"
@@ -83,7 +82,12 @@ class Journal:
         self._append(MACHINE, [machine_row(step)])
 
     def rollouts(
-        self, step: int, harvest: Harvest, batch: Batch, tokens: PerToken | None = None, spell: Spell | None = None
+        self,
+        step: int,
+        harvest: RolloutResult,
+        batch: Batch,
+        tokens: PerToken | None = None,
+        spell: Spell | None = None,
     ) -> None:
         """One line of rollouts.jsonl per completion that the step generated or trains."""
         self._append(ROLLOUTS, rollout_rows(step, harvest, batch, tokens, spell))

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.core.records import Batch
-from groupwise.diagnostics.updates import UpdateRecord
+from groupwise.core.records import Batch, UpdateRecord
 from groupwise.journal.columns_json import packed
 
 GIVEN = ("logp_engine", "logp_old", "logp_ref", "value", "returns", "advantage", "correction", "step_score")

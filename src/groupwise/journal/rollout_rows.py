@@ -6,16 +6,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from groupwise.core.records import Batch, Completion, Group
+from groupwise.core.records import Batch, Completion, Group, RolloutResult
 from groupwise.journal.per_token import PerToken
-from groupwise.rollout.collect import Harvest
 
 #: Ids to the text of each.
 Spell = Callable[[Sequence[int]], list[str]]
 
 
 def rollout_rows(
-    step: int, harvest: Harvest, batch: Batch, tokens: PerToken | None = None, spell: Spell | None = None
+    step: int, harvest: RolloutResult, batch: Batch, tokens: PerToken | None = None, spell: Spell | None = None
 ) -> Iterator[dict[str, Any]]:
     """The completions of the batch, in its order, then those that do not train.
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from groupwise.core.clock import BEFORE
-from groupwise.rollout.collect import Evaluation
+from groupwise.core.records import Evaluation
 
 #: Shown where a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.
 EXTRAS = {"learned_mean": "learned score", "explained_variance": "explained variance"}

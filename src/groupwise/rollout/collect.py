@@ -6,13 +6,12 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from groupwise.algorithms.parts.filters import RIGHT, Filter
 from groupwise.core.engine import Engine, Request, Sampling
-from groupwise.core.records import Group, Prompt
+from groupwise.core.records import Evaluation, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
 from groupwise.core.task import Streams
@@ -20,38 +19,6 @@ from groupwise.rollout.scoring import Marking, Mix, Scorer, with_learned
 
 #: No refill round assumes that fewer than this share of groups will be kept, so that one unlucky step stays affordable.
 LEAST_KEEP_RATE = 0.25
-
-
-@dataclass(frozen=True)
-class Harvest:
-    """What a step generated and what of it trains.
-
-    groups      the groups that train
-    generated   every group generated in this step, dropped and surplus ones included
-    dropped     groups that the filter took out
-    fallback    dropped groups that train all the same, because the budget of rounds was spent
-    surplus     kept groups beyond what the step needs; they train first in the next step
-    rounds      rounds of generation
-    """
-
-    groups: tuple[Group, ...]
-    generated: tuple[Group, ...]
-    dropped: int
-    fallback: int
-    surplus: tuple[Group, ...]
-    rounds: int
-
-
-@dataclass(frozen=True)
-class StreamState:
-    """Where the stream of prompts stands: how many were drawn, groups waiting, the last share of groups kept, and the
-    level of each source of a task that has levels.
-    """
-
-    cursor: int = 0
-    surplus: tuple[Group, ...] = ()
-    keep_rate: float = 1.0
-    levels: Mapping[str, int] = field(default_factory=dict)
 
 
 Encode = Callable[[Sample], tuple[int, ...]]
@@ -104,7 +71,7 @@ class Rollout:
         self.sampling, self.samples_per_prompt, self.filter = sampling, samples_per_prompt, filter
         self.state, self.judge = state or StreamState(), judge
 
-    def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> Harvest:
+    def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> RolloutResult:
         """The next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short completions
         have no head start; what is left over waits for the next step.
         """
@@ -126,7 +93,7 @@ class Rollout:
         levels = moved(self.prompts.source, self.state.levels, generated)
         self.state = dataclasses.replace(self.state, surplus=surplus, keep_rate=rate, levels=levels)
         groups = (*keep[:wanted], *fallback)
-        return Harvest(groups, tuple(generated), len(dropped), len(fallback), surplus, rounds)
+        return RolloutResult(groups, tuple(generated), len(dropped), len(fallback), surplus, rounds)
 
     def _round(self, count: int, during: Callable[[str], None]) -> list[Group]:
         first = self.state.cursor
@@ -181,32 +148,6 @@ def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
         told = [c.score >= RIGHT for c in group.completions if not math.isnan(c.score)]
         votes.setdefault(group.prompt.sample.source, []).extend(told)
     return {source: (_share(told), len(told)) for source, told in votes.items() if told}
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Sampled results on a split.
-
-    avg_at_k      mean over problems of the share of its k samples that are right: the pass rate
-    pass_at_k     {k: chance that at least one of k samples is right}, unbiased, for k = 1, 2, 4, ... up to the samples
-    learned_mean  mean of the reward model's score, where the task has none of its own; the shares are NaN then
-    score_mean    mean of the task's score, reward units; a completion that could not be scored counts 0
-    unscored      completions that could not be scored; they count as wrong
-    standard_error  of avg_at_k, over problems: the deviation of their pass rates by the root of how many there are
-    by_source     {source: its problems, avg_at_k and score_mean} where the task names sources
-    """
-
-    problems: int
-    samples: int
-    avg_at_k: float
-    pass_at_k: dict[int, float]
-    length_mean: float
-    truncated_share: float
-    score_mean: float = math.nan
-    unscored: int = 0
-    learned_mean: float = math.nan
-    standard_error: float = math.nan
-    by_source: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def evaluate(

@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from groupwise.core.errors import RunError, disk_words
-from groupwise.core.records import Completion, Group, Kept, Prompt
+from groupwise.core.records import Completion, Group, Kept, Prompt, StreamState
 from groupwise.core.samples import Sample
-from groupwise.rollout.collect import StreamState
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
 CRITIC, CRITIC_OPTIMIZER = "critic.safetensors", "critic-optimizer.safetensors"

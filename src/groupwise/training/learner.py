@@ -12,19 +12,11 @@ from torch import Tensor, nn
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate
 from groupwise.core.metrics import Last, Max, Mean, Sum, Value
-from groupwise.core.records import Batch, Completion, Group, Prompt
-from groupwise.diagnostics.updates import UpdateRecord, update_metrics
+from groupwise.core.records import Batch, Completion, Group, Prompt, RoutingRecord, UpdateRecord
+from groupwise.diagnostics.updates import update_metrics
 from groupwise.models.heads import halves
 from groupwise.models.logprobs import sequence_logprobs
-from groupwise.models.moe.replay import (
-    Gathering,
-    Losses,
-    ReplayFrom,
-    Routed,
-    RoutingSettings,
-    Rows,
-    rows_of,
-)
+from groupwise.models.moe.replay import Gathering, Losses, ReplayFrom, RoutingSettings, Rows, rows_of
 from groupwise.models.moe.routing import Router
 from groupwise.training.optimizer import (
     OptimizerSettings,
@@ -102,7 +94,7 @@ class Learner:
         """[N,T] nats on the CPU, 0 where masked."""
         return self._sweep(model, batch, Gathering(model, (), batch))
 
-    def _pass(self, batch: Batch, replayed: Rows | None) -> tuple[Tensor, Routed | None]:
+    def _pass(self, batch: Batch, replayed: Rows | None) -> tuple[Tensor, RoutingRecord | None]:
         """The policy's log-probabilities, and its routes."""
         gathering = self._gathering(batch, replayed)
         return self._sweep(self.model, batch, gathering), gathering.result

@@ -12,7 +12,7 @@ import torch
 from groupwise.core.collate import collate
 from groupwise.core.errors import RunError
 from groupwise.core.metrics import merge, read
-from groupwise.core.records import Completion, Group, Prompt
+from groupwise.core.records import Completion, Group, Prompt, StreamState
 from groupwise.core.samples import Sample
 from groupwise.diagnostics.checks import Verdict, replayed_are_used
 from groupwise.models.moe.metrics import (
@@ -26,7 +26,6 @@ from groupwise.models.moe.metrics import (
 )
 from groupwise.models.moe.replay import RoutingSettings, rows_of
 from groupwise.models.moe.routing import Router
-from groupwise.rollout.collect import StreamState
 from groupwise.training.checkpoint import stream_from_json, stream_to_json
 
 #: Two layers, two experts a token: three tokens' old choices, and the live ones.

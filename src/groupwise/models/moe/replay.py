@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from groupwise.core.engine import Engine
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.records import Batch
+from groupwise.core.records import Batch, RoutingRecord
 from groupwise.models.moe.balance import Balance, load_share
 from groupwise.models.moe.router_logits import router_logits
 from groupwise.models.moe.routing import (
@@ -82,22 +82,6 @@ class RoutingSettings:
         return ", ".join([f'replay "{self.replay.value}"', *losses])
 
 
-@dataclass(frozen=True)
-class Routed:
-    """What the routers did in a forward over n rows.
-
-    used    the experts that computed
-    own     those that the routers would have taken; the same where nothing was replayed
-    live    tokens of the rows that had no route and chose for themselves, padding not counted
-    losses  the routers' own losses by name, each before its coefficient
-    """
-
-    used: Rows
-    own: Rows
-    live: int = 0
-    losses: Mapping[str, float] = field(default_factory=dict)
-
-
 class Gathering:
     """The routes of a batch, gathered microbatch by microbatch. For a dense model it does nothing.
 
@@ -123,9 +107,9 @@ class Gathering:
         self._shares = _shares(batch, found) if "balance_loss" in self._losses else []
 
     @property
-    def result(self) -> Routed | None:
+    def result(self) -> RoutingRecord | None:
         """What was gathered, once every row was in a microbatch; None for a dense model."""
-        return Routed(tuple(self._used), tuple(self._own), self._live, self._told) if self._routers else None
+        return RoutingRecord(tuple(self._used), tuple(self._own), self._live, self._told) if self._routers else None
 
     @contextmanager
     def over(self, index: Tensor, micro: Batch) -> Iterator[AddLoss]:

@@ -1,0 +1,3 @@
+"""The version of groupwise, where nothing else has to be imported to know it."""
+
+VERSION = "0.1.0"
