@@ -43,6 +43,7 @@ from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.clock import Clock
 from groupwise.core.records import Batch
+from groupwise.diagnostics import step as diagnostics
 from groupwise.diagnostics.routing import RoutingLog
 from groupwise.journal.journal import Journal
 from groupwise.journal.terminal import PlainView
@@ -65,7 +66,7 @@ class Way:
     """
 
     name: str
-    run: loop.Run
+    run: loop.Training
     seconds: list[dict[str, float]] = field(default_factory=list)
     log: list[float] = field(default_factory=list)
     batch: Batch | None = None
@@ -121,8 +122,8 @@ def way(
 def step(way: Way, number: int) -> dict[str, Any]:
     """One step of its run; the last unmeasured one is watched instead of timed, and those before warm up."""
     spent: list[float] = []
-    way.run.step = number
-    with mock.patch.object(loop, "RoutingLog", timed(RoutingLog, spent)):
+    way.run.progress.step = number
+    with mock.patch.object(diagnostics, "RoutingLog", timed(RoutingLog, spent)):
         if number == UNMEASURED:
             return watched(way)
         way.run.clock = Clock()
@@ -136,23 +137,24 @@ def step(way: Way, number: int) -> dict[str, Any]:
 def watched(way: Way) -> dict[str, Any]:
     """A step that leaves its batch and its peak of memory."""
     with (
-        mock.patch.object(loop, "update", wraps=loop.update) as seen,
+        mock.patch.object(loop, "StepLog", wraps=loop.StepLog) as log,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told,
     ):
         row = loop.train_step(way.run)
-    way.batch = seen.call_args.args[1]
+    way.batch = log.call_args.args[0]
     events = [e for e in told.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
     events.sort(key=lambda event: event.start_ns())
     way.peak = max(itertools.accumulate(event.nbytes() for event in events))  # type: ignore[attr-defined]
     return row
 
 
-def adopt(run: loop.Run, leader: loop.Run) -> None:
+def adopt(run: loop.Training, leader: loop.Training) -> None:
     """Go on from the leader's state."""
-    run.learner.model.load_state_dict(leader.learner.model.state_dict())
-    run.learner.optimizer.load_state_dict(copy.deepcopy(leader.learner.optimizer.state_dict()))
-    run.engine.load_weights(run.learner.model.named_parameters(), version=leader.step)
-    run.rollout.state = leader.rollout.state
+    mine, theirs = run.components, leader.components
+    mine.learner.model.load_state_dict(theirs.learner.model.state_dict())
+    mine.learner.optimizer.load_state_dict(copy.deepcopy(theirs.learner.optimizer.state_dict()))
+    mine.engine.load_weights(mine.learner.weights(), version=leader.progress.step)
+    mine.rollout.state = theirs.rollout.state
 
 
 def timed(kind: type[RoutingLog], spent: list[float]) -> type[RoutingLog]:

@@ -69,7 +69,7 @@ def evaluate(
     set: Settings = None,
 ) -> None:
     """Sample a policy on the held-out problems: pass@k and avg@k. --set evaluation.samples=8 asks for more."""
-    from groupwise.commands.train import evaluate_folder
+    from groupwise.commands.evaluate import evaluate_folder
     from groupwise.config.recipe import assignment
 
     found = evaluate_folder(run, dict(map(assignment, set or [])), model)

@@ -4,60 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.algorithms.parts.filters import Signal, signal
 from groupwise.core.clock import BEFORE, Clock
 from groupwise.core.collate import collate, minibatches
 from groupwise.core.engine import Engine
-from groupwise.core.errors import RunError
-from groupwise.core.metrics import Last, Metrics, Sum, merge, read
-from groupwise.core.records import Batch, Evaluation, RolloutResult, StreamState, UpdateRecord
+from groupwise.core.records import Batch, Evaluation, RolloutResult
 from groupwise.core.seeds import stream
-from groupwise.diagnostics.checks import (
-    Check,
-    Probe,
-    Verdict,
-    demand,
-    learner_equals_engine,
-    live_equals_old,
-    reference_is_start,
-    weights_reach_total,
-)
-from groupwise.diagnostics.routing import RoutingLog
-from groupwise.diagnostics.updates import (
-    batch_metrics,
-    engine_gap,
-    group_metrics,
-    in_words,
-    reward_kl_metrics,
-    value_metrics,
-    waiting_metrics,
-)
-from groupwise.health.watch import Watch
-from groupwise.journal.journal import LOG, Journal
+from groupwise.diagnostics.checks import Check, Probe, require_passed
+from groupwise.diagnostics.groups import generation_metrics, in_words
+from groupwise.diagnostics.safeguards import MOST_SKIPPED, never_finite, require_scores, require_signal
+from groupwise.diagnostics.step import Expected, StepLog, step_row
+from groupwise.journal.output import Output
 from groupwise.journal.per_token import PerToken
-from groupwise.journal.rollout_rows import Spell
-from groupwise.journal.terminal import View
-from groupwise.models.moe.metrics import comparable
 from groupwise.rollout.collect import Rollout
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
-
-#: This many optimizer updates in a row with a loss or gradient that is not finite stop the run.
-MOST_SKIPPED = 3
+from groupwise.training.state import Progress, RunState
 
 
-@dataclass
-class Run:
-    """Everything a run is made of, built. `step` is the last one that is done; `start` is the first policy's digest."""
+@dataclass(frozen=True)
+class LoopSettings:
+    """What the loop itself goes by.
 
-    folder: Path
+    evaluate_every   steps between two evaluations; 0: before and after only
+    waiting_steps    the first steps, in which the critic learns and the policy waits
+    old_from_engine  whether logp_old is the engine's and not measured by the learner
+    fault_limit      the largest share of a step's completions that may go without a score
+    pad              the id that fills up rows
+    """
+
     seed: int
     steps: int
     prompts_per_step: int
@@ -65,268 +44,154 @@ class Run:
     passes_per_batch: int
     evaluate_every: int
     checkpoint_every: int
+    waiting_steps: int
+    old_from_engine: bool
+    fault_limit: float
     pad: int
-    start: str
     bf16: bool
+
+
+@dataclass(frozen=True)
+class Components:
+    """What acts in a run."""
+
     algorithm: Algorithm
     rollout: Rollout
     engine: Engine
     learner: Learner
+    critic: Critic | None
     probe: Probe
     evaluate: Callable[[], Evaluation]
-    save: Callable[[Run], Path]
-    journal: Journal
-    view: View
-    stop_asked: Callable[[], bool]
-    critic: Critic | None = None
-    old_from_engine: bool = False
-    fault_limit: float = 0.0
-    spell: Spell | None = None
-    token_budget: int = 0
+    state: RunState
+
+
+@dataclass
+class Training:
+    """A run that is built, and how far it is. `stop_requested` says whether a person asked to stop."""
+
+    settings: LoopSettings
+    components: Components
+    output: Output
+    stop_requested: Callable[[], bool]
+    progress: Progress = field(default_factory=Progress)
     clock: Clock = field(default_factory=Clock)
-    watch: Watch = field(default_factory=Watch)
-    step: int = 0
-    step_began: tuple[StreamState, int, int] = (StreamState(), 0, 0)
-    skipped_in_a_row: int = 0
-    seconds_before: float = 0.0
-    seconds_training: float = 0.0
-
-    @property
-    def waiting_steps(self) -> int:
-        """The first steps, in which the critic learns and the policy waits."""
-        return 0 if self.critic is None else self.critic.settings.warmup_steps
 
 
-def train(run: Run) -> bool:
-    """Go on from `run.step` to the end. False where a person asked to stop first: the state is saved then."""
-    if run.step == 0:
-        evaluation(run)
-    while run.step < run.steps:
-        run.step += 1
-        row = train_step(run)
-        run.journal.metrics(row)
-        run.journal.machine(run.step)
-        run.view.step(row)
-        warn(run, row)
-        last = run.step == run.steps
-        if last or (run.evaluate_every and run.step % run.evaluate_every == 0):
-            evaluation(run)
-        stop = run.stop_asked()
-        if last or stop or run.step % run.checkpoint_every == 0:
-            run.clock.switch("save")
-            run.save(run)
-            run.clock.switch("other")
+def train(run: Training) -> bool:
+    """Go on after `run.progress.step` to the end. False where a person asked to stop first: the state is saved then."""
+    settings, progress = run.settings, run.progress
+    if progress.step == 0:
+        evaluate(run)
+    while progress.step < settings.steps:
+        progress.step += 1
+        run.output.step(train_step(run))
+        last = progress.step == settings.steps
+        if last or (settings.evaluate_every and progress.step % settings.evaluate_every == 0):
+            evaluate(run)
+        stop = run.stop_requested()
+        if last or stop or progress.step % settings.checkpoint_every == 0:
+            with run.clock.phase("save"):
+                run.components.state.save(progress, run.components.rollout.state, run.clock.total)
         if stop and not last:
             return False
     return True
 
 
-def train_step(run: Run) -> dict[str, Any]:
+def train_step(run: Training) -> dict[str, Any]:
     """Prompts -> groups -> batch -> updates -> weights back to the engine; the step's row of metrics.jsonl."""
-    run.clock.switch("generate")
-    run.step_began = run.rollout.state, run.learner.updates, run.critic.updates if run.critic else 0
-    harvest = run.rollout.collect(run.prompts_per_step, run.clock.switch)
-    demand_scores(run, harvest)
-    demand_signal(run, harvest)
-    run.clock.switch("annotate")
-    row = run.algorithm
-    mix = run.rollout.scorer.mix
-    kept = {"mask_truncated": row.filter.mask_truncated, "steps": row.needs_steps}
-    batch = collate(harvest.groups, run.pad, parts=tuple(mix.weights) if mix.each else (), **kept)
-    batch = prepare(run, batch)
-    run.clock.switch("update")
-    tokens = PerToken(batch, run.token_budget)
-    updates, checks = update(run, batch, tokens)
-    run.clock.switch("load weights")
-    run.engine.load_weights(run.learner.model.named_parameters(), version=run.step)
-    run.clock.switch("check")
-    checks.append(run.probe())
-    run.clock.switch("journal")
-    run.journal.rollouts(run.step, harvest, batch, tokens, run.spell)
-    report(run, checks, harvest)
-    trained = {**batch_metrics(batch), **reward_kl_metrics(batch, row.kl)}
-    told = [group_metrics(harvest.generated), harvest_metrics(harvest), level_metrics(run.rollout.state)]
-    if run.rollout.scorer.pool is not None:
-        told.append({"scoring_seconds": Sum(run.rollout.scorer.take_seconds())})
-    metrics = merge([*told, trained, *updates])
-    return finish_row(run, metrics, checks)
-
-
-def prepare(run: Run, batch: Batch) -> Batch:
-    """Frozen log-probabilities and values, only where something reads them, then rewards and advantages."""
-    several = run.updates_per_batch * run.passes_per_batch > 1
-    old = (several or run.algorithm.needs_old) and not run.old_from_engine
-    batch = run.learner.annotate(batch, old=old, ref=run.algorithm.needs_reference)
-    if run.old_from_engine:
-        batch = batch.add(logp_old=batch.logp_engine)
-    if run.critic is not None:
-        batch = batch.add(value=run.critic.values(batch))
-    mix = run.rollout.scorer.mix
-    return run.algorithm.credit(batch, tuple(mix.weights.values()) if mix.each else None)
-
-
-def update(run: Run, batch: Batch, tokens: PerToken) -> tuple[list[Metrics], list[Check]]:
-    """Every optimizer update on the batch, each told to `tokens`; and the checks that the policy's first one allows."""
-    metrics: list[Metrics] = [] if run.critic is None else [value_metrics(batch)]
-    checks: list[Check] = []
-    routes = RoutingLog(batch, run.learner.routing.replay, run.learner.routers)
-    for minibatch in passes(run, batch):
-        minibatch = run.algorithm.weigh(minibatch)
-        applied = True
-        if run.critic is not None:
-            metrics.append(run.critic.update(minibatch))
-            applied = metrics[-1]["critic_updates_skipped"].read() == 0
-        if run.step <= run.waiting_steps:
-            metrics.append(waiting_metrics())
-        else:
-            done = run.learner.update(minibatch, run.algorithm)
-            applied = applied and done.applied
-            if not checks:
-                checks, gap = first_checks(run, batch, minibatch, done.seen)
-                metrics.append(gap)
-            checks.append(weights_reach_total(minibatch.need("weight"), minibatch.mask, run.algorithm.aggregate))  # type: ignore[arg-type]
-            metrics.append(done.metrics)
-            run.clock.switch("journal")
-            tokens.update(minibatch, done.seen)
-            metrics.append(routes.update(minibatch, done.seen))
-            run.clock.switch("update")
-        count_skipped(run, applied)
-    metrics.append(routes.metrics(run.step - 1))
-    return metrics, worst([*checks, *routes.checks])
-
-
-def first_checks(run: Run, batch: Batch, minibatch: Batch, seen: UpdateRecord) -> tuple[list[Check], Metrics]:
-    """What the live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
-    first, used = seen.logp_live, seen.routed and seen.routed.used
-    measured = None if run.old_from_engine else batch.logp_old
-    logp, rows, routes = (first, minibatch, used) if measured is None else (measured, batch, batch.routes)
-    start = first if run.step == run.waiting_steps + 1 else None
-    before = minibatch.routes, minibatch.routes_own or minibatch.routes
-    old, own = (comparable(minibatch.mask, used, other) for other in before)
-    fresh = rows.mask & (rows.version == run.step - 1)[:, None]
-    sampled = dataclasses.replace(rows, mask=comparable(fresh, routes, rows.routes_engine))
-    checks = [
-        live_equals_old(first, None if measured is None else minibatch.logp_old, old, run.bf16),
-        learner_equals_engine(logp, sampled, run.step - 1, run.bf16),
-        reference_is_start(minibatch.logp_ref, start, own, run.bf16),
-    ]
-    return checks, engine_gap(logp, rows, run.step - 1)
-
-
-def passes(run: Run, batch: Batch) -> Iterator[Batch]:
-    """The minibatches of every pass over the batch, each pass in an order of its own."""
-    for number in range(run.passes_per_batch):
-        yield from minibatches(batch, run.updates_per_batch, stream(run.seed, "minibatches", run.step, number))
-
-
-def worst(checks: list[Check]) -> list[Check]:
-    """One check per name: a failed one before any other, then the one with the largest value."""
-    by_name: dict[str, Check] = {}
-    for check in checks:
-        known = by_name.get(check.name)
-        if known is None or _badness(check) > _badness(known):
-            by_name[check.name] = check
-    return list(by_name.values())
-
-
-def _badness(check: Check) -> tuple[bool, float]:
-    return check.verdict is Verdict.FAIL, -math.inf if math.isnan(check.value) else check.value
-
-
-def count_skipped(run: Run, applied: bool) -> None:
-    """Skipped updates in a row stop the run, ready to try the step again: no weight has seen what was not finite."""
-    run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
-    if run.skipped_in_a_row >= MOST_SKIPPED:
-        run.rollout.state, run.learner.updates, critic_updates = run.step_began
-        rates = "learner.learning_rate"
-        if run.critic is not None:
-            run.critic.updates = critic_updates
-            rates += " or critic.learning_rate"
-        saved = run.save(dataclasses.replace(run, step=run.step - 1, skipped_in_a_row=0))
-        raise RunError(
-            f"step {run.step}: {MOST_SKIPPED} updates in a row had a loss or gradient that is not finite; each was "
-            f"skipped, so the weights are sound. Saved for another try of this step: {saved}. If it happens again, "
-            f"start a run with a lower {rates}"
-        )
-
-
-def demand_scores(run: Run, harvest: RolloutResult) -> None:
-    """Tell each kind of scoring fault once; stop where more completions than allowed have no score."""
-    for line in run.rollout.scorer.take_unshown():
-        run.journal.log(f"step {run.step}: {line}")
-        run.view.note(f"step {run.step}: first of its kind: {line}")
-    completions = [c for g in harvest.generated for c in g.completions]
-    faults = Counter(c.fault for c in completions if c.fault)
-    if faults.total() > run.fault_limit * len(completions):
-        told = ", ".join(f"{count} {cause}" for cause, count in faults.most_common())
-        raise RunError(
-            f"step {run.step}: {faults.total()} of {len(completions)} completions could not be scored ({told}), more "
-            f"than scoring.fault_limit = {run.fault_limit:g} allows; {run.folder / LOG} has the first of each kind. "
-            "Mend the reward, or raise scoring.deadline or the limit; the last checkpoint is kept"
-        )
-
-
-def demand_signal(run: Run, harvest: RolloutResult) -> None:
-    """A filter that found nothing to keep within its budget ends the run, unless that is because all is solved."""
-    solved = all(signal(g) is Signal.ALL_RIGHT for g in harvest.generated)
-    if harvest.fallback == len(harvest.groups) and not solved:
-        raise RunError(
-            f"step {run.step}: {harvest.rounds} rounds gave {len(harvest.generated)} groups and not one that mixes "
-            f"right and wrong completions ({in_words(harvest.generated)}). The task is too hard for this policy, or "
-            "its scorer is wrong; the last checkpoint is kept"
-        )
-
-
-def report(run: Run, checks: list[Check], harvest: RolloutResult) -> None:
-    """Tell what groups without signal mean; stop where a check failed."""
-    words = in_words(harvest.generated)
-    if words:
-        run.journal.log(f"step {run.step}: {words}")
-        run.view.note(f"step {run.step}: {words}")
-    for check in checks:
-        if run.step == run.waiting_steps + 1:
-            run.journal.log(f"step {run.step}: {check}")
-            run.view.note(f"check        {check}")
-    demand(checks, run.step)
-
-
-def warn(run: Run, row: dict[str, Any]) -> None:
-    """Tell each early warning once, when it first becomes true."""
-    for found in run.watch(row):
-        line = f"step {run.step}: warning, {found.name}: {found.words} Try: {found.advice}."
-        run.journal.log(line)
-        run.view.note(line)
-
-
-def harvest_metrics(harvest: RolloutResult) -> Metrics:
-    used = {id(g) for g in (*harvest.groups, *harvest.surplus)}
-    wasted = [c for g in harvest.generated if id(g) not in used for c in g.completions]
-    return {
-        "rounds": Sum(harvest.rounds),
-        "groups_generated": Sum(len(harvest.generated)),
-        "groups_dropped": Sum(harvest.dropped),
-        "groups_fallback": Sum(harvest.fallback),
-        "groups_surplus": Last(len(harvest.surplus)),
-        "generated_tokens_dropped": Sum(sum(len(c.tokens) for c in wasted)),
-    }
-
-
-def level_metrics(state: StreamState) -> Metrics:
-    """Where each source of a task with levels stands after the step."""
-    return {f"sources.{source}.level": Last(level) for source, level in state.levels.items()}
-
-
-def finish_row(run: Run, metrics: Metrics, checks: list[Check]) -> dict[str, Any]:
+    parts, step, phase = run.components, run.progress.step, run.clock.phase
+    begun = parts.state.step_start(parts.rollout.state)
+    with phase("generate"):
+        result = parts.rollout.collect(run.settings.prompts_per_step, run.clock.switch)
+    run.output.faults(step, parts.rollout.scorer.take_unshown())
+    require_scores(step, result, run.settings.fault_limit, run.output.log)
+    require_signal(step, result)
+    with phase("annotate"):
+        batch = annotate(run, result)
+    first = step == run.settings.waiting_steps + 1
+    expected = Expected(
+        newest=step - 1, at_start=first, old_from_engine=run.settings.old_from_engine, bf16=run.settings.bf16
+    )
+    log = StepLog(batch, parts.algorithm, parts.learner.routing.replay, parts.learner.routers, expected)
+    columns = run.output.columns(batch)
+    with phase("update"):
+        for minibatch in map(parts.algorithm.weigh, passes(batch, run.settings, step)):
+            if run.progress.count(update(run, minibatch, log, columns)) >= MOST_SKIPPED:
+                parts.state.rewind(begun)
+                before = dataclasses.replace(run.progress, step=step - 1, skipped_in_a_row=0)
+                saved = parts.state.save(before, begun.stream, run.clock.total)
+                raise never_finite(step, saved, has_critic=parts.critic is not None)
+    checks = log.checks()
+    with phase("load weights"):
+        parts.engine.load_weights(parts.learner.weights(), version=step)
+    with phase("check"):
+        checks.append(parts.probe())
+    with phase("journal"):
+        run.output.rollouts(step, result, batch, columns)
+        report(run, result, checks)
+        generation = generation_metrics(result, parts.rollout.state, parts.rollout.scorer.take_seconds())
+        metrics = log.metrics(generation)
     seconds = run.clock.lap()
-    run.seconds_training += math.fsum(value for phase, value in seconds.items() if phase not in BEFORE)
-    told = {c.name: {"verdict": c.verdict.value, "value": c.value, "limit": c.limit} for c in checks}
-    return {"step": run.step, **read(metrics), "checks": told, "seconds": seconds}
+    run.progress.seconds_training += math.fsum(value for name, value in seconds.items() if name not in BEFORE)
+    return step_row(step, metrics, checks, seconds)
 
 
-def evaluation(run: Run) -> None:
-    """Sample the held-out problems under the engine's current weights. Its row has the seconds since the one before."""
-    run.clock.switch("evaluate")
-    found = run.evaluate()
-    row = {"step": run.step, "evaluation": dataclasses.asdict(found), "seconds": run.clock.lap()}
-    run.journal.metrics(row)
-    run.view.evaluation(run.step, found)
+def annotate(run: Training, result: RolloutResult) -> Batch:
+    """The batch with frozen log-probabilities and values, only where something reads them; rewards and advantages."""
+    settings, parts, algorithm = run.settings, run.components, run.components.algorithm
+    mix = parts.rollout.scorer.mix
+    batch = collate(
+        result.groups,
+        settings.pad,
+        mask_truncated=algorithm.filter.mask_truncated,
+        steps=algorithm.needs_steps,
+        parts=tuple(mix.weights) if mix.each else (),
+    )
+    several = settings.updates_per_batch * settings.passes_per_batch > 1
+    old = (several or algorithm.needs_old) and not settings.old_from_engine
+    batch = parts.learner.annotate(batch, old=old, ref=algorithm.needs_reference)
+    if settings.old_from_engine:
+        batch = batch.add(logp_old=batch.logp_engine)
+    if parts.critic is not None:
+        batch = batch.add(value=parts.critic.values(batch))
+    return algorithm.credit(batch, tuple(mix.weights.values()) if mix.each else None)
+
+
+def passes(batch: Batch, settings: LoopSettings, step: int) -> Iterator[Batch]:
+    """The minibatches of every pass over the batch, each pass in an order of its own."""
+    for number in range(settings.passes_per_batch):
+        yield from minibatches(batch, settings.updates_per_batch, stream(settings.seed, "minibatches", step, number))
+
+
+def update(run: Training, minibatch: Batch, log: StepLog, columns: PerToken) -> bool:
+    """One optimizer update of critic and policy -> whether both were applied, as finite ones are."""
+    parts, applied = run.components, True
+    if parts.critic is not None:
+        metrics = parts.critic.update(minibatch)
+        applied = metrics["critic_updates_skipped"].read() == 0
+        log.critic_updated(metrics)
+    if run.progress.step <= run.settings.waiting_steps:
+        log.policy_waited()
+        return applied
+    result = parts.learner.update(minibatch, parts.algorithm)
+    with run.clock.phase("journal"):
+        log.policy_updated(minibatch, result)
+        columns.update(minibatch, result.seen)
+    return applied and result.applied
+
+
+def report(run: Training, result: RolloutResult, checks: list[Check]) -> None:
+    """Say what groups without signal mean, and the checks once; stop where one failed."""
+    step = run.progress.step
+    if words := in_words(result.generated):
+        run.output.say(step, words)
+    if step == run.settings.waiting_steps + 1:
+        run.output.checks(step, checks)
+    require_passed(checks, step)
+
+
+def evaluate(run: Training) -> None:
+    """Sample the held-out problems under the engine's current weights."""
+    with run.clock.phase("evaluate"):
+        evaluation = run.components.evaluate()
+    run.output.evaluation(run.progress.step, evaluation, run.clock.lap())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -128,8 +129,8 @@ def test_every_pass_of_every_step_has_an_order_of_its_own_and_the_same_again():
     batch = collate(groups(), pad=0)
 
     def orders(seed: int, step: int) -> list[tuple[int, ...]]:
-        run = SimpleNamespace(seed=seed, step=step, passes_per_batch=2, updates_per_batch=5)
-        found = [int(part.group[0]) for part in passes(run, batch)]  # type: ignore[arg-type]
+        settings: Any = SimpleNamespace(seed=seed, passes_per_batch=2, updates_per_batch=5)
+        found = [int(part.group[0]) for part in passes(batch, settings, step)]
         return [tuple(found[:5]), tuple(found[5:])]
 
     told = [order for seed, step in ((0, 1), (0, 2), (1, 1)) for order in orders(seed, step)]

@@ -24,13 +24,13 @@ from groupwise.core.metrics import read
 from groupwise.core.records import Batch, Completion, Group, Prompt, RolloutResult, UpdateRecord
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import stream
-from groupwise.diagnostics.updates import engine_gap, group_metrics, update_metrics
+from groupwise.diagnostics.groups import group_metrics, rollout_metrics
+from groupwise.diagnostics.updates import engine_gap, loss_metrics
 from groupwise.journal.columns_json import expand, packed
 from groupwise.journal.journal import Journal, read_about, read_metrics
 from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import rollout_rows
 from groupwise.journal.token_text import Spelling
-from groupwise.loop import harvest_metrics
 from groupwise.models.load import Policy
 from groupwise.rollout.collect import standard_error
 
@@ -203,16 +203,16 @@ def test_the_ratios_of_an_update_have_their_quantiles():
     )
     zeros = torch.zeros(2, 4)
     seen = UpdateRecord(gap - 2, zeros, zeros, zeros, None)
-    found = read(update_metrics(batch, seen))
+    found = read(loss_metrics(batch, seen))
     # In order 1/4, 1, 1, 2, 4: place q stands at 4 q.
     expected = {"01": 0.25 + 0.04 * 0.75, "10": 0.25 + 0.4 * 0.75, "50": 1.0, "90": 2 + 0.6 * 2, "99": 2 + 0.96 * 2}
     for place, value in expected.items():
         assert found[f"ratio_token_p{place}"] == pytest.approx(value, rel=1e-6)
     for place, at in (("01", 0.01), ("10", 0.1), ("50", 0.5), ("90", 0.9), ("99", 0.99)):
         assert found[f"ratio_sequence_p{place}"] == pytest.approx(0.5 + at * 1.5, rel=1e-6)
-    alone = read(update_metrics(dataclasses.replace(batch, logp_old=None), seen))
+    alone = read(loss_metrics(dataclasses.replace(batch, logp_old=None), seen))
     assert {v for k, v in alone.items() if k.startswith(("ratio_token_p", "ratio_sequence_p"))} == {1.0}
-    nothing = read(update_metrics(dataclasses.replace(batch, mask=mask & False), seen))
+    nothing = read(loss_metrics(dataclasses.replace(batch, mask=mask & False), seen))
     assert math.isnan(nothing["ratio_token_p50"])
     assert math.isnan(nothing["ratio_sequence_p50"])
 
@@ -241,7 +241,7 @@ def test_the_spread_over_the_batch_is_not_the_spread_within_groups():
 
 def test_generation_is_wasted_on_what_neither_trains_nor_waits():
     trains, waits, fills, lost = (group(completion(n), completion(1)) for n in (1, 2, 4, 8))
-    found = read(harvest_metrics(RolloutResult((trains, fills), (trains, waits, fills, lost), 2, 1, (waits,), 1)))
+    found = read(rollout_metrics(RolloutResult((trains, fills), (trains, waits, fills, lost), 2, 1, (waits,), 1)))
     assert found["generated_tokens_dropped"] == 9
 
 

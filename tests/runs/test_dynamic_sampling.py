@@ -142,8 +142,8 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person stops the run while this step is made."""
     real = loop.train_step
 
-    def stopping(run: loop.Run) -> dict[str, Any]:
-        if run.step == step:
+    def stopping(run: loop.Training) -> dict[str, Any]:
+        if run.progress.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(run)
 

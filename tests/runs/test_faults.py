@@ -17,10 +17,9 @@ import groupwise
 from groupwise.algorithms.parts.aggregate import SequenceMean
 from groupwise.commands.train import resume
 from groupwise.core.errors import CheckFailed, RunError
-from groupwise.diagnostics.checks import Check, Probe, Verdict
+from groupwise.diagnostics.checks import Check, Probe, Verdict, worst
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.journal.journal import read_metrics
-from groupwise.loop import worst
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
 from groupwise.training.learner import Learner
@@ -83,8 +82,8 @@ def test_an_engine_that_samples_another_distribution(small, monkeypatch):
 def test_dropout_in_the_learner(small, monkeypatch):
     real = Learner.__init__
 
-    def with_dropout(self, model, *args):
-        real(self, model, *args)
+    def with_dropout(self, model, *args, **named):
+        real(self, model, *args, **named)
         for layer in model.model.layers:
             layer.self_attn.attention_dropout = 0.2
         model.train()
@@ -105,11 +104,11 @@ def test_a_loss_that_is_normalised_wrongly(small, monkeypatch):
 def test_a_reference_that_is_not_the_start(small, monkeypatch):
     real = Learner.__init__
 
-    def other_reference(self, model, reference, *args):
+    def other_reference(self, model, reference, *args, **named):
         with torch.no_grad():
             for parameter in reference.parameters():
                 parameter.mul_(1.01)
-        real(self, model, reference, *args)
+        real(self, model, reference, *args, **named)
 
     monkeypatch.setattr(Learner, "__init__", other_reference)
     with pytest.raises(CheckFailed, match="the reference is not the starting policy"):

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import groupwise
-from groupwise.commands.train import evaluate_folder, resume
+from groupwise.commands.evaluate import evaluate_folder
+from groupwise.commands.train import resume
 from groupwise.core.clock import Clock
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import groupwise
-from groupwise.commands.train import evaluate_folder, resume
+from groupwise.commands.evaluate import evaluate_folder
+from groupwise.commands.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError

@@ -10,7 +10,7 @@ import torch
 import groupwise
 from groupwise.core.metrics import Last, Max, Mean, Sum, merge, read
 from groupwise.core.records import UpdateRecord
-from groupwise.diagnostics.updates import update_metrics
+from groupwise.diagnostics.updates import loss_metrics, update_metrics
 from groupwise.training.learner import Learner, LearnerSettings, Schedule, learning_rate
 from groupwise.training.optimizer import adamw
 from tests.laws.test_split import make_batch
@@ -80,7 +80,7 @@ def test_each_update_is_made_at_the_rate_of_its_schedule(policy):
     for update in range(4):
         done = learner.update(minibatch, algo)
         assert learner.optimizer.param_groups[0]["lr"] == learning_rate(settings, update, 4)
-        assert read(done.metrics)["learning_rate"] == learning_rate(settings, update, 4)
+        assert read(update_metrics(minibatch, done))["learning_rate"] == learning_rate(settings, update, 4)
 
 
 def test_bf16_computes_near_fp32_over_fp32_weights(policy):
@@ -109,7 +109,7 @@ def test_share_is_weighted_by_the_loss_and_split_by_sign():
     share = torch.zeros(minibatch.mask.shape)
     share[:16] = 1.0
     zeros = torch.zeros(minibatch.mask.shape)
-    found = read(update_metrics(minibatch, UpdateRecord(zeros, zeros, share, zeros, None)))
+    found = read(loss_metrics(minibatch, UpdateRecord(zeros, zeros, share, zeros, None)))
     rows = minibatch.mask.any(-1)
     assert found["share_passed"] == pytest.approx(float(rows[:16].sum() / rows.sum()))
     assert found["share_passed_positive"] == pytest.approx(found["share_passed"])

@@ -6,7 +6,7 @@ import copy
 import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,16 @@ from groupwise.diagnostics.checks import Probe
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
+from groupwise.journal.output import Output
 from groupwise.journal.terminal import View
 from groupwise.journal.token_text import Spelling
-from groupwise.loop import Run
+from groupwise.loop import Components, LoopSettings, Training
 from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
 from groupwise.models.load import Policy, digest
 from groupwise.models.logprobs import CHUNK_ELEMENTS
 from groupwise.models.moe.replay import demand_engine, demand_routing
+from groupwise.models.moe.routing import Router
 from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.models.template_checks import check_chat, demand
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
@@ -39,11 +41,12 @@ from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.collect import Prompts, Rollout, evaluate
 from groupwise.rollout.scoring import TASK, Scorer
 from groupwise.rollout.selection import Selection, select
+from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
 from groupwise.training.initial_policy import starting_policy
 from groupwise.training.learner import Learner
 from groupwise.training.reward_model import REPORT, read_report, reward_model
-from groupwise.training.state import save_run
+from groupwise.training.state import RunState
 
 #: How many completions the probe after a weight load asks for, and how long they may be.
 PROBE_SAMPLES, PROBE_TOKENS = 4, 8
@@ -51,70 +54,132 @@ PROBE_SAMPLES, PROBE_TOKENS = 4, 8
 TRIED_ROWS = 4
 
 
-def build(plan: Blueprint, journal: Journal, view: View, stop_asked: Callable[[], bool]) -> Run:
+def build(plan: Blueprint, journal: Journal, view: View, stop_requested: Callable[[], bool]) -> Training:
     """Load or make the policy and put the run together, at step 0."""
     pool = pool_of(plan)
-    for line in told_rewards(plan, pool):
+    for line in reward_forms(plan, pool):
         view.note(line)
-    told = (plan.seed, plan.runs / ".cache", plan.device, view.warm_start, plan.chat)
-    policy = starting_policy(plan.model, plan.task, plan.warm, *told)
+    policy = starting_policy(
+        plan.model,
+        plan.task,
+        plan.warm,
+        seed=plan.seed,
+        cache=plan.runs / ".cache",
+        device=plan.device,
+        on_step=view.warm_start,
+        chat=plan.chat,
+    )
     chat = Chat(policy.tokenizer, plan.chat)
-    found = _selection(plan, policy, chat, view)
-    reference = copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
+    selection = _selection(plan, policy, chat, view)
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
     scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
     judge = _reward_model(plan, policy, chat, scorer, journal, view)
     critic = _critic(plan, policy)
-    experts = demand_routing(halves(policy.model)[0], plan.routing)
-    if experts:
-        view.note(f"routing      {len(experts)} layers, {experts[0].chosen} of {experts[0].experts} experts a token")
-    view.note(memory_estimate(plan, policy, critic.model if critic else None, found.longest))
-    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows, routes=bool(experts))
+    routers = _routers(plan, policy, view)
+    view.note(memory_estimate(plan, policy, critic.model if critic else None, selection.longest))
+    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows, routes=bool(routers))
     demand_engine(engine, plan.routing)
-    told = (plan.sampling.temperature, plan.total_updates, plan.routing, experts)
-    learner = Learner(policy.model, reference, plan.learner, *told)
-    prompts = Prompts(found.train, chat.encode, plan.seed)
-    scores = None if judge is None else judge.scores
-    rules = (plan.sampling, plan.samples_per_prompt, plan.algorithm.filter)
-    rollout = Rollout(engine, scorer, prompts, *rules, judge=scores)
-    asked = (found.heldout, chat.encode, plan.evaluation_samples, plan.evaluation, plan.seed, scores)
-    return Run(
-        folder=plan.folder,
-        **{k: getattr(plan, k) for k in ("seed", "steps", "prompts_per_step", "updates_per_batch", "passes_per_batch")},
-        evaluate_every=plan.evaluation_every,
-        checkpoint_every=plan.checkpoint_every,
-        pad=policy.pad,
-        start=start,
-        bf16=plan.learner.bf16,
+    learner = _learner(plan, policy, routers)
+    prompts = Prompts(selection.train, chat.encode, plan.seed)
+    components = Components(
         algorithm=plan.algorithm,
-        rollout=rollout,
+        rollout=Rollout(
+            engine,
+            scorer,
+            prompts,
+            sampling=plan.sampling,
+            samples_per_prompt=plan.samples_per_prompt,
+            filter=plan.algorithm.filter,
+            judge=judge and judge.scores,
+        ),
         engine=engine,
         learner=learner,
+        critic=critic,
         probe=make_probe(plan, engine, learner, prompts, policy.pad),
-        evaluate=partial(evaluate, engine, scorer, *asked),
-        save=partial(save_run, policy, plan.checkpoint_keep),
+        evaluate=partial(
+            evaluate,
+            engine,
+            scorer,
+            problems=selection.heldout,
+            encode=chat.encode,
+            samples=plan.evaluation_samples,
+            sampling=plan.evaluation,
+            seed=plan.seed,
+            judge=judge and judge.scores,
+        ),
+        state=RunState(
+            folder=plan.folder / CHECKPOINTS,
+            keep=plan.checkpoint_keep,
+            start=start,
+            reference=plan.algorithm.needs_reference,
+            tokenizer=policy.tokenizer,
+            learner=learner,
+            critic=critic,
+        ),
+    )
+    output = Output(
         journal=journal,
         view=view,
-        stop_asked=stop_asked,
-        critic=critic,
+        watch=Watch(resolved_recipe(plan).model_dump(exclude_none=True)),
+        token_text=Spelling(policy.tokenizer),
+        token_budget=plan.journal.token_budget,
+    )
+    return Training(loop_settings(plan, policy.pad), components, output, stop_requested)
+
+
+def loop_settings(plan: Blueprint, pad: int) -> LoopSettings:
+    """What the loop goes by, from the plan."""
+    return LoopSettings(
+        seed=plan.seed,
+        steps=plan.steps,
+        prompts_per_step=plan.prompts_per_step,
+        updates_per_batch=plan.updates_per_batch,
+        passes_per_batch=plan.passes_per_batch,
+        evaluate_every=plan.evaluation_every,
+        checkpoint_every=plan.checkpoint_every,
+        waiting_steps=plan.critic.warmup_steps if plan.critic else 0,
         old_from_engine=plan.old_from_engine,
         fault_limit=plan.scoring.fault_limit,
-        spell=Spelling(policy.tokenizer),
-        token_budget=plan.journal.token_budget,
-        watch=Watch(resolved_recipe(plan).model_dump(exclude_none=True)),
+        pad=pad,
+        bf16=plan.learner.bf16,
     )
+
+
+def _learner(plan: Blueprint, policy: Policy, routers: Sequence[Router]) -> Learner:
+    """The learner, with a frozen copy of the policy where the algorithm reads a reference."""
+    return Learner(
+        policy.model,
+        copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None,
+        plan.learner,
+        temperature=plan.sampling.temperature,
+        total_updates=plan.total_updates,
+        routing=plan.routing,
+        routers=routers,
+    )
+
+
+def _routers(plan: Blueprint, policy: Policy, view: View) -> Sequence[Router]:
+    """The routers whose routes the run records; none for a dense policy."""
+    routers = demand_routing(halves(policy.model)[0], plan.routing)
+    if routers:
+        view.note(f"routing      {len(routers)} layers, {routers[0].chosen} of {routers[0].experts} experts a token")
+    return routers
 
 
 def _selection(plan: Blueprint, policy: Policy, chat: Chat, view: View) -> Selection:
     """The problems that the run uses. Raises UsageError where one does not fit, or the template is wrong for them."""
-    found = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
-    if wrong := too_long(plan, policy.positions, found.longest):
+    selection = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
+    if wrong := too_long(plan, policy.positions, selection.longest):
         raise UsageError(wrong)
-    _demand_chat(chat, policy, found, view)
-    for line in found.notes:
+    view.note(f"prompts      {chat.describe()}")
+    findings = check_chat(chat, policy.eos, selection.heldout)
+    demand(findings)
+    for finding in findings:
+        view.note(f"prompts      {finding}")
+    for line in selection.notes:
         view.note(f"problems     {line}")
-    return found
+    return selection
 
 
 def pool_of(plan: Blueprint) -> Pool | None:
@@ -128,8 +193,8 @@ def pool_of(plan: Blueprint) -> Pool | None:
     return Pool(slow, s.workers or os.cpu_count() or 1, s.deadline, s.memory)
 
 
-def told_rewards(plan: Blueprint, pool: Pool | None) -> list[str]:
-    """How each reward of a process was understood, a line each, tried on the first rows before anything heavy loads.
+def reward_forms(plan: Blueprint, pool: Pool | None) -> list[str]:
+    """The form of each reward of a process, a line each, tried on the first rows before anything heavy loads.
 
     Raises UsageError where a user's own cannot be loaded, or asks for a column that the problems do not have.
     """
@@ -167,9 +232,18 @@ def _bring_reward_model(plan: Blueprint, policy: Policy, chat: Chat, scorer: Sco
         load_reward_model(origin)
     else:
         path = None if plan.preference_source == SAMPLED_PAIRS else Path(plan.preference_source)
-        cache = plan.runs / ".cache"
-        told = (plan.preference, plan.seed, cache, path, plan.max_rows, view.reward_model)
-        origin = reward_model(policy, chat, scorer, plan.sampling, *told)
+        origin = reward_model(
+            policy,
+            chat,
+            scorer,
+            plan.sampling,
+            plan.preference,
+            seed=plan.seed,
+            cache=plan.runs / ".cache",
+            path=path,
+            max_rows=plan.max_rows,
+            on_step=view.reward_model,
+        )
     shutil.copytree(origin, folder)
 
 
@@ -213,15 +287,6 @@ def make_probe(plan: Blueprint, engine: Engine, learner: Learner, prompts: Promp
     prompt = prompts.draw(0)
     request = Request(prompt.tokens, PROBE_SAMPLES, derive(plan.seed, "probe"), PROBE_TOKENS)
     return Probe(engine, partial(learner.completion_logprobs, prompt, pad), request, plan.sampling, plan.learner.bf16)
-
-
-def _demand_chat(chat: Chat, policy: Policy, found: Selection, view: View) -> None:
-    """What the chat template does to prompts: refused where a run would be wrong, told where it is only odd."""
-    view.note(f"prompts      {chat.describe()}")
-    findings = check_chat(chat, policy.eos, found.heldout)
-    demand(findings)
-    for finding in findings:
-        view.note(f"prompts      {finding}")
 
 
 def too_long(plan: Blueprint, positions: int, longest: int) -> str:

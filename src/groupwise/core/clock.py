@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 #: Phases that are no part of a step: everything before the first one, and what an earlier process did in vain.
 START, LOST = "start", "lost"
@@ -10,17 +12,30 @@ BEFORE = (START, LOST)
 
 
 class Clock:
-    """`switch(phase)` ends one phase and begins the next; `lap()` hands out the seconds since the last lap."""
+    """`with clock.phase(name)` is one phase; `lap()` hands out the seconds by phase since the last lap.
+
+    `switch(name)` ends the phase that runs and begins another, where a phase is no block of code.
+    """
 
     def __init__(self, phase: str = "other") -> None:
         self.started = self._since = time.perf_counter()
-        self.phase = phase
+        self.current = phase
         self._seconds: dict[str, float] = {}
 
     def switch(self, phase: str) -> None:
         now = time.perf_counter()
-        self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._since
-        self.phase, self._since = phase, now
+        self._seconds[self.current] = self._seconds.get(self.current, 0.0) + now - self._since
+        self.current, self._since = phase, now
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What runs inside counts as this phase; afterwards the phase of before goes on."""
+        before = self.current
+        self.switch(name)
+        try:
+            yield
+        finally:
+            self.switch(before)
 
     def add(self, phase: str, seconds: float) -> None:
         """Seconds of a process before this one, which no lap has handed out."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,3 +94,8 @@ def read(metrics: Metrics) -> dict[str, float]:
 def mean_over(x: Tensor, mask: Tensor) -> Mean:
     """[N,T], [N,T] bool -> the mean over what the mask holds, each counting the same."""
     return Mean(float(x[mask].double().sum()), float(mask.sum()))
+
+
+def mean_of(values: Sequence[float]) -> Mean:
+    """The mean of numbers, each counting the same."""
+    return Mean(math.fsum(values), len(values))

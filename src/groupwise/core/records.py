@@ -264,7 +264,7 @@ class RoutingRecord:
 class UpdateRecord:
     """What one optimizer update saw, detached, [n,T] each: the columns that diagnostics and checks read.
 
-    routed   what the routers of its forward did; None for a dense policy
+    routing  what the routers of its forward did; None for a dense policy
     """
 
     logp_live: Tensor
@@ -272,4 +272,21 @@ class UpdateRecord:
     share: Tensor
     entropy: Tensor
     kl: Tensor | None
-    routed: RoutingRecord | None = None
+    routing: RoutingRecord | None = None
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """One optimizer update of the policy: what it did, and what it saw.
+
+    loss           the minimised value, the routers' own losses included
+    gradient_norm  before it was scaled down
+    learning_rate  of this update
+    applied        whether the weights moved; False where loss or gradient was not finite
+    """
+
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    applied: bool
+    seen: UpdateRecord

@@ -51,12 +51,26 @@ class Check:
         return f"{self.name}: {self.verdict.value} ({self.value:.2g}, limit {self.limit:g})"
 
 
-def demand(checks: Sequence[Check], step: int) -> None:
+def require_passed(checks: Sequence[Check], step: int) -> None:
     """Raises CheckFailed with every failed check and its cause."""
     failed = [c for c in checks if c.verdict is Verdict.FAIL]
     if failed:
-        told = "; ".join(f"'{c.name}' is {c.value:.3g}, limit {c.limit:g}: {c.cause}" for c in failed)
-        raise CheckFailed(f"step {step}: a check failed, and training on would be silently wrong. {told}")
+        causes = "; ".join(f"'{c.name}' is {c.value:.3g}, limit {c.limit:g}: {c.cause}" for c in failed)
+        raise CheckFailed(f"step {step}: a check failed, and training on would be silently wrong. {causes}")
+
+
+def worst(checks: Sequence[Check]) -> list[Check]:
+    """One check per name: a failed one before any other, then the one with the largest value."""
+    by_name: dict[str, Check] = {}
+    for check in checks:
+        known = by_name.get(check.name)
+        if known is None or _badness(check) > _badness(known):
+            by_name[check.name] = check
+    return list(by_name.values())
+
+
+def _badness(check: Check) -> tuple[bool, float]:
+    return check.verdict is Verdict.FAIL, -math.inf if math.isnan(check.value) else check.value
 
 
 def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, bf16: bool) -> Check:

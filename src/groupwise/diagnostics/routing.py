@@ -24,8 +24,8 @@ from groupwise.models.moe.routing import Router
 class RoutingLog:
     """Of one batch while it trains. For a dense policy it says nothing."""
 
-    def __init__(self, batch: Batch, replay: ReplayFrom, found: Sequence[Router]) -> None:
-        self._replay, self._experts = replay, [router.experts for router in found]
+    def __init__(self, batch: Batch, replay: ReplayFrom, routers: Sequence[Router]) -> None:
+        self._replay, self._experts = replay, [router.experts for router in routers]
         # The rows of which the old policy's own choice is known, and the choice.
         self._of, self._own = batch, own_of(batch, replay)
         self._updates = 0
@@ -33,16 +33,16 @@ class RoutingLog:
 
     def update(self, minibatch: Batch, seen: UpdateRecord) -> Metrics:
         """The metrics of the next update on the batch."""
-        if seen.routed is None:
+        if seen.routing is None:
             return {}
         self._updates += 1
         if self._own is None:  # the first update's policy is the old one
-            self._of, self._own = minibatch, seen.routed.own
-        used = used_metrics(minibatch, seen.routed, self._replay)
+            self._of, self._own = minibatch, seen.routing.own
+        used = used_metrics(minibatch, seen.routing, self._replay)
         if self._replay is not ReplayFrom.NONE:
             self.checks.append(replayed_are_used(max(value.read() for value in used.values())))
-        drift = self._drift(minibatch, seen, seen.routed)
-        return {**used, **drift, **_removed(minibatch, seen.routed, self._replay)}
+        drift = self._drift(minibatch, seen, seen.routing)
+        return {**used, **drift, **_removed(minibatch, seen.routing, self._replay)}
 
     def metrics(self, newest: int) -> Metrics:
         """Of the whole batch, once it has trained; `newest` is the version of the weights that sampled it."""
@@ -50,13 +50,13 @@ class RoutingLog:
             return {}
         return {**load_metrics(torch.cat(self._own), self._experts), **engine_metrics(self._own, self._of, newest)}
 
-    def _drift(self, minibatch: Batch, seen: UpdateRecord, routed: RoutingRecord) -> dict[str, Value]:
+    def _drift(self, minibatch: Batch, seen: UpdateRecord, routing: RoutingRecord) -> dict[str, Value]:
         old = own_of(minibatch, self._replay)
         if old is None or minibatch.logp_old is None:
             return {}
         mask = minibatch.mask
         gap = (seen.logp_live - minibatch.logp_old)[mask]
-        return drift_metrics(at_trained(routed.own, mask), at_trained(old, mask), gap, self._updates - 1)
+        return drift_metrics(at_trained(routing.own, mask), at_trained(old, mask), gap, self._updates - 1)
 
 
 def own_of(batch: Batch, replay: ReplayFrom) -> Rows | None:
@@ -64,18 +64,18 @@ def own_of(batch: Batch, replay: ReplayFrom) -> Rows | None:
     return batch.routes_own if replay is ReplayFrom.ENGINE else batch.routes
 
 
-def used_metrics(minibatch: Batch, routed: RoutingRecord, replay: ReplayFrom) -> dict[str, Value]:
+def used_metrics(minibatch: Batch, routing: RoutingRecord, replay: ReplayFrom) -> dict[str, Value]:
     """Of the experts that computed in an update: the share that the old policy's pass, or the engine, did not use."""
-    told: dict[str, Value] = {}
+    changed: dict[str, Value] = {}
     if minibatch.routes is not None:
-        told["routing.used_changed"] = Max(difference(routed.used, minibatch.routes))
+        changed["routing.used_changed"] = Max(difference(routing.used, minibatch.routes))
     if replay is ReplayFrom.ENGINE and minibatch.routes_engine is not None:
-        told["routing.used_engine_changed"] = Max(difference(routed.used, minibatch.routes_engine))
-    return told
+        changed["routing.used_engine_changed"] = Max(difference(routing.used, minibatch.routes_engine))
+    return changed
 
 
-def _removed(minibatch: Batch, routed: RoutingRecord, replay: ReplayFrom) -> dict[str, Value]:
+def _removed(minibatch: Batch, routing: RoutingRecord, replay: ReplayFrom) -> dict[str, Value]:
     if replay is ReplayFrom.NONE or minibatch.routes is None:
         return {}
-    own, replayed = (at_trained(rows, minibatch.mask) for rows in (routed.own, minibatch.routes))
-    return replay_metrics(own, replayed, routed.live)
+    own, replayed = (at_trained(rows, minibatch.mask) for rows in (routing.own, minibatch.routes))
+    return replay_metrics(own, replayed, routing.live)

@@ -75,7 +75,7 @@ class Scorer:
         self.reads_steps = reads_steps
         self._shown: set[str] = set()
         self._unshown: list[str] = []
-        self._told = 0.0
+        self._seconds = 0.0
 
     def truth(self) -> Scorer:
         """The same with the task's own score alone, which is what evaluation measures."""
@@ -94,10 +94,12 @@ class Scorer:
         unshown, self._unshown = self._unshown, []
         return unshown
 
-    def take_seconds(self) -> float:
-        """Seconds that processes have scored since this was last asked, all of them together."""
-        before, self._told = self._told, self.pool.seconds if self.pool else 0.0
-        return self._told - before
+    def take_seconds(self) -> float | None:
+        """Seconds that processes have scored since the last call, all of them together; None where there are none."""
+        if self.pool is None:
+            return None
+        before, self._seconds = self._seconds, self.pool.seconds
+        return self._seconds - before
 
     def close(self) -> None:
         """End the processes that score."""

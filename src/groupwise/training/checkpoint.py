@@ -21,6 +21,8 @@ from groupwise.core.records import Completion, Group, Kept, Prompt, StreamState
 from groupwise.core.samples import Sample
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
+#: The place of the checkpoints in a run folder.
+CHECKPOINTS = "checkpoints"
 CRITIC, CRITIC_OPTIMIZER = "critic.safetensors", "critic-optimizer.safetensors"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from groupwise.algorithms.parts.critic import value_loss
 from groupwise.core.metrics import Mean, Sum, Value
 from groupwise.core.records import Batch
 from groupwise.models.value import POLICY_START, token_values
+from groupwise.training import checkpoint
 from groupwise.training.optimizer import (
     OptimizerSettings,
     adamw,
@@ -89,6 +91,17 @@ class Critic:
             "critic_gradient_norm": Mean(norm, 1),
             "critic_updates_skipped": Sum(0 if applied else 1),
         }
+
+    def save(self, folder: Path) -> None:
+        """Parameters and optimizer, into a checkpoint's folder."""
+        checkpoint.write_parameters(folder, self.model, checkpoint.CRITIC)
+        checkpoint.write_optimizer(folder, self.model, self.optimizer, checkpoint.CRITIC_OPTIMIZER)
+
+    def restore(self, folder: Path, updates: int) -> None:
+        """Parameters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""
+        checkpoint.read_parameters(folder, self.model, checkpoint.CRITIC)
+        checkpoint.read_optimizer(folder, self.model, self.optimizer, checkpoint.CRITIC_OPTIMIZER)
+        self.updates = updates
 
     def _forward(self, micro: Batch) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):

@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate
-from groupwise.core.metrics import Last, Max, Mean, Sum, Value
-from groupwise.core.records import Batch, Completion, Group, Prompt, RoutingRecord, UpdateRecord
-from groupwise.diagnostics.updates import update_metrics
+from groupwise.core.records import Batch, Completion, Group, Prompt, RoutingRecord, UpdateRecord, UpdateResult
 from groupwise.models.heads import halves
+from groupwise.models.load import load_policy, save_policy
 from groupwise.models.logprobs import sequence_logprobs
 from groupwise.models.moe.replay import Gathering, Losses, ReplayFrom, RoutingSettings, Rows, rows_of
 from groupwise.models.moe.routing import Router
+from groupwise.training import checkpoint
 from groupwise.training.optimizer import (
     OptimizerSettings,
     adamw,
@@ -30,19 +32,13 @@ from groupwise.training.optimizer import (
 )
 from groupwise.training.optimizer import Schedule as Schedule  # settings of a learner are made where a learner is
 
+#: The columns of an UpdateRecord that are made inside the loss.
+SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
+
 
 @dataclass(frozen=True)
 class LearnerSettings(OptimizerSettings):
     """How the policy is trained: the optimizer's settings, as they are."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """One optimizer update: its metrics, what it saw, and whether the weights moved."""
-
-    metrics: dict[str, Value]
-    seen: UpdateRecord
-    applied: bool
 
 
 class Learner:
@@ -56,11 +52,11 @@ class Learner:
         temperature: float,
         total_updates: int,
         routing: RoutingSettings = RoutingSettings(),
-        found: Sequence[Router] = (),
+        routers: Sequence[Router] = (),
     ) -> None:
-        """`found` are the model's routers, as demand_routing gives them; none, and routes are nobody's concern."""
+        """`routers` are those of a mixture of experts whose routes are recorded; none, and there are no routes."""
         self.model = model.eval()
-        self.routing, self.routers = routing, found
+        self.routing, self.routers = routing, routers
         self.reference = None if reference is None else reference.eval().requires_grad_(False)
         self.settings, self.temperature, self.total_updates = settings, temperature, total_updates
         self.updates = 0
@@ -120,36 +116,27 @@ class Learner:
 
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord]:
         """Adds the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw."""
-        seen = {
-            name: torch.zeros(minibatch.tokens.shape) for name in ("logp_live", "log_ratio", "share", "entropy", "kl")
-        }
-        seen["logp_live"] = seen["logp_live"].to(score_dtype(self.model))
+        exact = {"logp_live": score_dtype(self.model)}
+        seen = {name: torch.zeros(minibatch.tokens.shape, dtype=exact.get(name)) for name in SEEN}
         loss = 0.0
         replays = self.routing.replay is not ReplayFrom.NONE
         replayed = rows_of(minibatch, "routes", self.routers) if replays else None
         gathering = self._gathering(minibatch, replayed, self.routing.losses)
         for index, micro in self._microbatches(minibatch):
-            with gathering.over(index, micro) as add:
+            with gathering.over(index, micro) as add_router_losses:
                 live, entropy = self._forward(self.model, micro, entropy_gradient=algorithm.entropy_coefficient != 0)
                 out = self._objective(algorithm, micro, live, entropy)
-                value = add(out.value)
+                value = add_router_losses(out.value)
                 value.backward()
             loss += value.item()
-            found = {
-                "logp_live": live,
-                "log_ratio": out.log_ratio,
-                "share": out.share,
-                "entropy": entropy,
-                "kl": out.kl,
-            }
-            for name, column in found.items():
+            for name, column in zip(SEEN, (live, out.log_ratio, out.share, entropy, out.kl), strict=True):
                 if column is not None:
                     seen[name][index, : column.shape[1]] = column.detach().to("cpu", seen[name].dtype)
         kl = seen.pop("kl")
-        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routed=gathering.result)
+        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=gathering.result)
 
-    def update(self, minibatch: Batch, algorithm: Algorithm) -> Update:
-        """One optimizer update on a weighted minibatch; skipped, and counted, where loss or gradient is not finite."""
+    def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
+        """One optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
         rate = learning_rate(self.settings, self.updates, self.total_updates)
         set_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
@@ -157,16 +144,29 @@ class Learner:
         norm = clip_gradient(self.model, self.settings.clip_norm)
         applied = step_if_finite(self.optimizer, loss, norm)
         self.updates += 1
-        metrics: dict[str, Value] = {
-            "loss": Mean(loss, 1),
-            "gradient_norm": Mean(norm, 1),
-            "gradient_norm_max": Max(norm),
-            "learning_rate": Last(rate),
-            "updates": Sum(1),
-            "updates_skipped": Sum(0 if applied else 1),
-            **{name: Mean(value, 1) for name, value in (seen.routed.losses if seen.routed else {}).items()},
-        }
-        return Update({**metrics, **update_metrics(minibatch, seen)}, seen, applied)
+        return UpdateResult(loss=loss, gradient_norm=norm, learning_rate=rate, applied=applied, seen=seen)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter by its name, as an engine takes them."""
+        return self.model.named_parameters()
+
+    def save(self, folder: Path, tokenizer: Any) -> None:
+        """The policy, as `from_pretrained` loads it, and its optimizer, into a checkpoint's folder."""
+        save_policy(self.model, tokenizer, folder / checkpoint.POLICY)
+        checkpoint.write_optimizer(folder, self.model, self.optimizer)
+
+    def restore(self, folder: Path, updates: int) -> None:
+        """Policy and optimizer as a checkpoint has them, bit for bit, after `updates` updates.
+
+        The files of some models name weights otherwise than the model does, such as each expert by itself where the
+        model holds them as one: then they are loaded as a model, which undoes that bit for bit.
+        """
+        weights = checkpoint.read_weights(folder)
+        if not weights.keys() >= dict(self.weights()).keys():
+            weights = dict(load_policy(folder / checkpoint.POLICY).model.named_parameters())
+        checkpoint.put_parameters(self.model, weights)
+        checkpoint.read_optimizer(folder, self.model, self.optimizer)
+        self.updates = updates
 
     def _objective(self, algorithm: Algorithm, micro: Batch, live: Tensor, entropy: Tensor) -> LossOut:
         old = live.detach() if micro.logp_old is None else micro.logp_old

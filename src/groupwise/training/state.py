@@ -1,76 +1,114 @@
-"""What a checkpoint holds of a run, and how a built run is put back where it was."""
+"""How far a run is, what a checkpoint holds of it, and how it is put back there."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor, nn
-
-from groupwise.core.clock import LOST
 from groupwise.core.errors import UsageError
-from groupwise.journal.journal import read_metrics
-from groupwise.loop import Run
-from groupwise.models.load import Policy, load_policy, save_policy
+from groupwise.core.records import StreamState
 from groupwise.training import checkpoint
+from groupwise.training.critic import Critic
+from groupwise.training.learner import Learner
 
 
-def save_run(policy: Policy, keep: int, run: Run) -> Path:
-    """A checkpoint of the run as it is -> its folder."""
-    learner, critic = run.learner, run.critic
-    state = {
-        "step": run.step,
-        "start": run.start,
-        "updates": learner.updates,
-        "critic_updates": critic.updates if critic else 0,
-        "skipped_in_a_row": run.skipped_in_a_row,
-        "seconds_total": run.seconds_before + run.clock.total,
-        "seconds_training": run.seconds_training,
-        "stream": checkpoint.stream_to_json(run.rollout.state),
-    }
+@dataclass
+class Progress:
+    """How far a run is.
 
-    def write(folder: Path) -> None:
-        save_policy(learner.model, policy.tokenizer, folder / checkpoint.POLICY)
-        checkpoint.write_optimizer(folder, learner.model, learner.optimizer)
-        if critic is not None:
-            checkpoint.write_parameters(folder, critic.model, checkpoint.CRITIC)
-            checkpoint.write_optimizer(folder, critic.model, critic.optimizer, checkpoint.CRITIC_OPTIMIZER)
-        checkpoint.write_state(folder, state)
-
-    return checkpoint.save(run.folder / "checkpoints", run.step, write, keep)
-
-
-def restore(run: Run, folder: Path) -> None:
-    """Put a built run where a checkpoint left it, bit for bit."""
-    state = checkpoint.read_state(folder)
-    if run.algorithm.needs_reference and state["start"] != run.start:
-        raise UsageError(
-            f"{folder}: the run's reference was policy {state['start']}, and what is made or loaded now is "
-            f"{run.start}; resume with the model folder, library versions and number of threads that it had"
-        )
-    learner = run.learner
-    checkpoint.put_parameters(learner.model, _weights(learner.model, folder))
-    checkpoint.read_optimizer(folder, learner.model, learner.optimizer)
-    learner.updates = state["updates"]
-    if run.critic is not None:
-        checkpoint.read_parameters(folder, run.critic.model, checkpoint.CRITIC)
-        checkpoint.read_optimizer(folder, run.critic.model, run.critic.optimizer, checkpoint.CRITIC_OPTIMIZER)
-        run.critic.updates = state["critic_updates"]
-    run.rollout.state = checkpoint.stream_from_json(state["stream"])
-    run.step, run.skipped_in_a_row = state["step"], state["skipped_in_a_row"]
-    run.seconds_before, run.seconds_training = state["seconds_total"], state["seconds_training"]
-    told = math.fsum(value for row in read_metrics(run.folder) for value in row.get("seconds", {}).values())
-    run.clock.add(LOST, max(0.0, run.seconds_before - told))
-    run.engine.load_weights(learner.model.named_parameters(), version=run.step)
-    run.probe.restart()
-
-
-def _weights(model: nn.Module, folder: Path) -> Mapping[str, Tensor]:
-    """A checkpoint's weights by the model's own names. The files of some models name them otherwise, such as each
-    expert by itself where the model holds them as one: then they are loaded as a model, which undoes that bit for bit.
+    step               the last one that is done; while a step runs, that one
+    skipped_in_a_row   optimizer updates whose loss or gradient was not finite, since the last that was applied
+    seconds_before     of earlier processes of this run
+    seconds_training   of all steps so far, without what came before the first
     """
-    weights = checkpoint.read_weights(folder)
-    if weights.keys() >= dict(model.named_parameters()).keys():
-        return weights
-    return dict(load_policy(folder / checkpoint.POLICY).model.named_parameters())
+
+    step: int = 0
+    skipped_in_a_row: int = 0
+    seconds_before: float = 0.0
+    seconds_training: float = 0.0
+
+    def count(self, applied: bool) -> int:
+        """Updates skipped in a row, this one included."""
+        self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
+        return self.skipped_in_a_row
+
+
+@dataclass(frozen=True)
+class StepStart:
+    """Where a step began: no weight has moved since, so that it can be tried again."""
+
+    stream: StreamState
+    updates: int
+    critic_updates: int
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a checkpoint saves: weights, optimizers, counters and the stream of prompts.
+
+    folder     holds a folder for each checkpoint, of which the newest `keep` stay
+    start      digest of the policy that the run started from
+    reference  whether that policy is the run's frozen reference
+    """
+
+    folder: Path
+    keep: int
+    start: str
+    reference: bool
+    tokenizer: Any
+    learner: Learner
+    critic: Critic | None
+
+    def save(self, progress: Progress, stream: StreamState, seconds: float) -> Path:
+        """A checkpoint of the run as it is, after `seconds` of this process -> its folder."""
+        state = {
+            "step": progress.step,
+            "start": self.start,
+            "updates": self.learner.updates,
+            "critic_updates": self.critic.updates if self.critic else 0,
+            "skipped_in_a_row": progress.skipped_in_a_row,
+            "seconds_total": progress.seconds_before + seconds,
+            "seconds_training": progress.seconds_training,
+            "stream": checkpoint.stream_to_json(stream),
+        }
+
+        def write(folder: Path) -> None:
+            self.learner.save(folder, self.tokenizer)
+            if self.critic is not None:
+                self.critic.save(folder)
+            checkpoint.write_state(folder, state)
+
+        return checkpoint.save(self.folder, progress.step, write, self.keep)
+
+    def restore(self, folder: Path) -> tuple[Progress, StreamState]:
+        """Puts learner and critic where a checkpoint left them, bit for bit -> the run's progress and stream then.
+
+        Raises UsageError where the policy that is the reference is another one than at the start.
+        """
+        state = checkpoint.read_state(folder)
+        if self.reference and state["start"] != self.start:
+            raise UsageError(
+                f"{folder}: the run's reference was policy {state['start']}, and what is made or loaded now is "
+                f"{self.start}; resume with the model folder, library versions and number of threads that it had"
+            )
+        self.learner.restore(folder, state["updates"])
+        if self.critic is not None:
+            self.critic.restore(folder, state["critic_updates"])
+        progress = Progress(
+            step=state["step"],
+            skipped_in_a_row=state["skipped_in_a_row"],
+            seconds_before=state["seconds_total"],
+            seconds_training=state["seconds_training"],
+        )
+        return progress, checkpoint.stream_from_json(state["stream"])
+
+    def step_start(self, stream: StreamState) -> StepStart:
+        """The counters and the stream as a step begins."""
+        return StepStart(stream, self.learner.updates, self.critic.updates if self.critic else 0)
+
+    def rewind(self, start: StepStart) -> None:
+        """The counters as they were when the step began."""
+        self.learner.updates = start.updates
+        if self.critic is not None:
+            self.critic.updates = start.critic_updates

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from groupwise.commands.build import pool_of, told_rewards
+from groupwise.commands.build import pool_of, reward_forms
 from groupwise.commands.check.golds import gold_of, probes
 from groupwise.commands.check.lengths import ending, lengths, rows
 from groupwise.commands.check.model import Paper, bring, loaded, on_paper, read
@@ -62,7 +62,7 @@ def _rewards(plan: Blueprint, paper: Paper | None) -> list[Remark]:
     found = probes(plan.task, _some(plan, TRIED))
     encode = ending(paper.chat) if paper else lambda text: ()
     with pool_of(plan) or nullcontext() as pool:
-        remarks = [ok(" ".join(line.split())) for line in told_rewards(plan, pool)]
+        remarks = [ok(" ".join(line.split())) for line in reward_forms(plan, pool)]
         if not found:
             return [*remarks, note("no problem shows a gold completion, so no reward can be tried")]
         scorer = Scorer(plan.task, str, plan.mix, pool)

@@ -1,0 +1,57 @@
+"""Sample a policy on held-out problems: a run's last checkpoint, or any model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+
+from groupwise.commands.build import pool_of
+from groupwise.config import recipe
+from groupwise.config.plan import REWARD_MODEL
+from groupwise.config.resolve import resolve
+from groupwise.core.errors import UsageError
+from groupwise.core.records import Evaluation
+from groupwise.engines.local.engine import LocalEngine
+from groupwise.journal import journal
+from groupwise.models.chat import Chat
+from groupwise.models.load import load_policy
+from groupwise.models.reward import load_reward_model
+from groupwise.rollout.collect import evaluate
+from groupwise.rollout.scoring import Scorer
+from groupwise.rollout.selection import select
+from groupwise.training import checkpoint
+
+
+def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | None) -> Evaluation:
+    """Sampled results on the held-out problems of a run folder's recipe, or of any recipe.
+
+    model  a Hugging Face folder to evaluate; None takes the last checkpoint of the run folder `name`
+    Raises UsageError where there is nothing to evaluate.
+    """
+    path = Path(name) / journal.RECIPE
+    plan = resolve(recipe.load(str(path) if path.is_file() else name, overrides))
+    policy = load_policy(Path(model) if model else _last_policy(Path(name)), device=plan.device)
+    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
+    chat = Chat(policy.tokenizer, plan.chat)
+    selection = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
+    with pool_of(plan) or nullcontext() as pool:
+        scorer = Scorer(plan.task, policy.decode, pool=pool)
+        judge = load_reward_model(Path(name) / REWARD_MODEL, device=plan.device).scores if scorer.judged else None
+        return evaluate(
+            engine,
+            scorer,
+            problems=selection.heldout,
+            encode=chat.encode,
+            samples=plan.evaluation_samples,
+            sampling=plan.evaluation,
+            seed=plan.seed,
+            judge=judge,
+        )
+
+
+def _last_policy(folder: Path) -> Path:
+    newest, _ = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
+    if newest is None:
+        raise UsageError(f"{folder}: no checkpoint to evaluate; name a run folder, or a model with --model PATH")
+    return newest / checkpoint.POLICY

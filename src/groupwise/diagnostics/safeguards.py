@@ -1,0 +1,48 @@
+"""What stops a run: completions that cannot be scored, a step without signal, updates that are never finite."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from groupwise.algorithms.parts.filters import Signal, signal
+from groupwise.core.errors import RunError
+from groupwise.core.records import RolloutResult
+from groupwise.diagnostics.groups import in_words
+
+#: This many optimizer updates in a row with a loss or gradient that is not finite stop the run.
+MOST_SKIPPED = 3
+
+
+def require_scores(step: int, result: RolloutResult, limit: float, log: Path) -> None:
+    """Raises RunError where a larger share of the step's completions than `limit` has no score; `log` says why."""
+    completions = [c for g in result.generated for c in g.completions]
+    faults = Counter(c.fault for c in completions if c.fault)
+    if faults.total() > limit * len(completions):
+        causes = ", ".join(f"{count} {cause}" for cause, count in faults.most_common())
+        raise RunError(
+            f"step {step}: {faults.total()} of {len(completions)} completions could not be scored ({causes}), more "
+            f"than scoring.fault_limit = {limit:g} allows; {log} has the first of each kind. "
+            "Mend the reward, or raise scoring.deadline or the limit; the last checkpoint is kept"
+        )
+
+
+def require_signal(step: int, result: RolloutResult) -> None:
+    """Raises RunError where a filter kept no group within its budget, unless that is because all is solved."""
+    solved = all(signal(g) is Signal.ALL_RIGHT for g in result.generated)
+    if result.fallback == len(result.groups) and not solved:
+        raise RunError(
+            f"step {step}: {result.rounds} rounds gave {len(result.generated)} groups and not one that mixes "
+            f"right and wrong completions ({in_words(result.generated)}). The task is too hard for this policy, or "
+            "its scorer is wrong; the last checkpoint is kept"
+        )
+
+
+def never_finite(step: int, saved: Path, has_critic: bool) -> RunError:
+    """The error that ends a run whose updates were skipped MOST_SKIPPED times in a row."""
+    rates = "learner.learning_rate or critic.learning_rate" if has_critic else "learner.learning_rate"
+    return RunError(
+        f"step {step}: {MOST_SKIPPED} updates in a row had a loss or gradient that is not finite; each was "
+        f"skipped, so the weights are sound. Saved for another try of this step: {saved}. If it happens again, "
+        f"start a run with a lower {rates}"
+    )

@@ -1,0 +1,114 @@
+"""What one step says about itself, gathered while it trains: metrics, and the checks that its updates allow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from groupwise.algorithms.algorithm import Algorithm
+from groupwise.core.metrics import Metrics, merge, read
+from groupwise.core.records import Batch, UpdateRecord, UpdateResult
+from groupwise.diagnostics.checks import (
+    Check,
+    learner_equals_engine,
+    live_equals_old,
+    reference_is_start,
+    weights_reach_total,
+    worst,
+)
+from groupwise.diagnostics.routing import RoutingLog
+from groupwise.diagnostics.updates import (
+    batch_metrics,
+    engine_gap,
+    reward_kl_metrics,
+    update_metrics,
+    value_metrics,
+    waiting_metrics,
+)
+from groupwise.models.moe.metrics import comparable
+from groupwise.models.moe.replay import ReplayFrom
+from groupwise.models.moe.routing import Router
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What must hold of a batch's first update.
+
+    newest           the version of the weights that are trained, before the update
+    at_start         whether these are the starting policy's
+    old_from_engine  whether logp_old is the engine's, so that the learner's own is not measured
+    bf16             whether the learner computes in bfloat16, where single tokens may differ more
+    """
+
+    newest: int
+    at_start: bool
+    old_from_engine: bool
+    bf16: bool
+
+
+class StepLog:
+    """Of one batch: told of each update on it, it knows the step's metrics and checks at the end."""
+
+    def __init__(
+        self, batch: Batch, algorithm: Algorithm, replay: ReplayFrom, routers: Sequence[Router], expected: Expected
+    ) -> None:
+        """`replay` and `routers` are the learner's: whose experts the updates run on, and what chooses them."""
+        self._batch, self._algorithm, self._expected = batch, algorithm, expected
+        self._routing = RoutingLog(batch, replay, routers)
+        self._updates: list[Metrics] = [] if batch.value is None else [value_metrics(batch)]
+        self._checks: list[Check] = []
+
+    def critic_updated(self, metrics: Metrics) -> None:
+        """The critic has learned from a minibatch."""
+        self._updates.append(metrics)
+
+    def policy_waited(self) -> None:
+        """The critic learns alone, and the policy had no update on the minibatch."""
+        self._updates.append(waiting_metrics())
+
+    def policy_updated(self, minibatch: Batch, update: UpdateResult) -> None:
+        """The policy had an update on the minibatch; the first on a batch is the one that checks can be made of."""
+        if not self._checks:
+            self._first_update(minibatch, update.seen)
+        weight = minibatch.need("weight")
+        self._checks.append(weights_reach_total(weight, minibatch.mask, self._algorithm.aggregate))
+        self._updates.append(update_metrics(minibatch, update))
+        self._updates.append(self._routing.update(minibatch, update.seen))
+
+    def _first_update(self, minibatch: Batch, seen: UpdateRecord) -> None:
+        """What the live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
+        expected, used = self._expected, seen.routing and seen.routing.used
+        old = None if expected.old_from_engine else self._batch.logp_old
+        learner, rows, routes = (
+            (seen.logp_live, minibatch, used) if old is None else (old, self._batch, self._batch.routes)
+        )
+        fresh = rows.mask & (rows.version == expected.newest)[:, None]
+        sampled = dataclasses.replace(rows, mask=comparable(fresh, routes, rows.routes_engine))
+        same_experts = comparable(minibatch.mask, used, minibatch.routes)
+        same_own_experts = comparable(minibatch.mask, used, minibatch.routes_own or minibatch.routes)
+        start = seen.logp_live if expected.at_start else None
+        self._checks += [
+            live_equals_old(seen.logp_live, None if old is None else minibatch.logp_old, same_experts, expected.bf16),
+            learner_equals_engine(learner, sampled, expected.newest, expected.bf16),
+            reference_is_start(minibatch.logp_ref, start, same_own_experts, expected.bf16),
+        ]
+        self._updates.append(engine_gap(learner, rows, expected.newest))
+
+    def checks(self) -> list[Check]:
+        """One of each name, the worst."""
+        return worst([*self._checks, *self._routing.checks])
+
+    def metrics(self, generation: Metrics) -> dict[str, float]:
+        """The whole step's, after those of what it generated."""
+        trained = {**batch_metrics(self._batch), **reward_kl_metrics(self._batch, self._algorithm.kl)}
+        return read(merge([generation, trained, *self._updates, self._routing.metrics(self._expected.newest)]))
+
+
+def step_row(
+    step: int, metrics: Mapping[str, float], checks: Sequence[Check], seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """The step's row of metrics.jsonl."""
+    measured = {c.name: {"verdict": c.verdict.value, "value": c.value, "limit": c.limit} for c in checks}
+    return {"step": step, **metrics, "checks": measured, "seconds": seconds}

@@ -1,0 +1,73 @@
+"""Where a run says what happens: its folder, the terminal, and warnings as they become true."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from groupwise.core.records import Batch, Evaluation, RolloutResult
+from groupwise.health.watch import Watch
+from groupwise.journal.journal import LOG, Journal
+from groupwise.journal.per_token import PerToken
+from groupwise.journal.rollout_rows import Spell
+from groupwise.journal.terminal import View
+
+
+@dataclass(frozen=True)
+class Output:
+    """The run folder, the view of the terminal, and the watch over the run's health.
+
+    token_text    the text of each token, for the columns per token
+    token_budget  completion tokens a step whose columns per token are written
+    """
+
+    journal: Journal
+    view: View
+    watch: Watch = field(default_factory=Watch)
+    token_text: Spell | None = None
+    token_budget: int = 0
+
+    @property
+    def log(self) -> Path:
+        return self.journal.folder / LOG
+
+    def say(self, step: int, line: str) -> None:
+        """A line to the log and the terminal alike."""
+        self.journal.log(f"step {step}: {line}")
+        self.view.note(f"step {step}: {line}")
+
+    def faults(self, step: int, lines: Sequence[str]) -> None:
+        """The first scoring fault of each kind."""
+        for line in lines:
+            self.journal.log(f"step {step}: {line}")
+            self.view.note(f"step {step}: first of its kind: {line}")
+
+    def checks(self, step: int, checks: Sequence[object]) -> None:
+        """What was checked, in words."""
+        for check in checks:
+            self.journal.log(f"step {step}: {check}")
+            self.view.note(f"check        {check}")
+
+    def columns(self, batch: Batch) -> PerToken:
+        """What gathers the columns per token of a batch while it trains."""
+        return PerToken(batch, self.token_budget)
+
+    def rollouts(self, step: int, result: RolloutResult, batch: Batch, columns: PerToken) -> None:
+        """Every completion of the step."""
+        self.journal.rollouts(step, result, batch, columns, self.token_text)
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """A step's row of metrics.jsonl, and each warning that it makes true for the first time."""
+        self.journal.metrics(row)
+        self.journal.machine(row["step"])
+        self.view.step(row)
+        for finding in self.watch(row):
+            self.say(row["step"], f"warning, {finding.name}: {finding.words} Try: {finding.advice}.")
+
+    def evaluation(self, step: int, evaluation: Evaluation, seconds: Mapping[str, float]) -> None:
+        """An evaluation's row of metrics.jsonl, with the seconds since the row before."""
+        self.journal.metrics({"step": step, "evaluation": dataclasses.asdict(evaluation), "seconds": seconds})
+        self.view.evaluation(step, evaluation)
