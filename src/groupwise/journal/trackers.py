@@ -29,23 +29,22 @@ FOLDER = "trackers"
 
 
 class Tracker(Protocol):
-    """Told of a run, one call at a time. Making one raises UsageError where its library is missing.
+    """Where numbers go, one call at a time. Making one raises UsageError where its library is missing.
 
-    start   says where to look; `after` is the step that the run goes on after: later ones will be told again
+    start   says where to look; `after` is the step that the run goes on after: later ones will be logged again
+    log     numbers by name, of the step or of the evaluation after it
     close   `summary` is None where the run did not finish
     """
 
     def start(self, folder: Path, name: str, recipe: Row, after: int) -> str: ...
 
-    def step(self, row: Row) -> None: ...
-
-    def evaluation(self, row: Row) -> None: ...
+    def log(self, numbers: Mapping[str, float], step: int) -> None: ...
 
     def close(self, summary: Row | None) -> None: ...
 
 
 class TensorBoard:
-    """Event files in the run folder. A run that goes on hides what it had told of the steps that it makes again."""
+    """Event files in the run folder. A run that goes on hides what it had logged of the steps that it makes again."""
 
     def __init__(self) -> None:
         _library("tensorboard")
@@ -58,23 +57,17 @@ class TensorBoard:
         self._writer.add_text("recipe", "".join(f"    {key} = {value!r}\n" for key, value in leaves(recipe).items()))
         return f"tensorboard --logdir {events}"
 
-    def step(self, row: Row) -> None:
-        self._add(row["step"], numbers(row))
-
-    def evaluation(self, row: Row) -> None:
-        self._add(row["step"], evaluation_numbers(row))
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def close(self, summary: Row | None) -> None:
         self._writer.close()
 
-    def _add(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
 
 class Trackio:
-    """trackio's own store on this machine. A run that goes on tells steps twice, with the same numbers."""
+    """trackio's own store on this machine. A run that goes on logs some steps twice, with the same numbers."""
 
     def __init__(self) -> None:
         self._library = _library("trackio")
@@ -85,18 +78,15 @@ class Trackio:
         self._run = self._library.init(PROJECT, name=called, config=leaves(recipe), resume="allow", embed=False)
         return f"trackio show --project {PROJECT}, run {called}"
 
-    def step(self, row: Row) -> None:
-        self._run.log(numbers(row), step=row["step"])
-
-    def evaluation(self, row: Row) -> None:
-        self._run.log(evaluation_numbers(row), step=row["step"])
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
+        self._run.log(numbers, step=step)
 
     def close(self, summary: Row | None) -> None:
         self._run.finish()
 
 
 class WandB:
-    """Weights & Biases, by its own settings; where nobody is logged in it stays offline, in the run folder."""
+    """Weights & Biases, by its own settings; without a login it stays offline, in the run folder."""
 
     def __init__(self) -> None:
         self._library = _library("wandb")
@@ -110,11 +100,8 @@ class WandB:
         self._run = self._library.init(**place, **again, mode=mode, config=dict(recipe), settings=settings)
         return self._run.url or f"{self._run.settings.mode}; {folder / FOLDER} has what wandb sync can send"
 
-    def step(self, row: Row) -> None:
-        self._run.log(numbers(row), step=row["step"])
-
-    def evaluation(self, row: Row) -> None:
-        self._run.log(evaluation_numbers(row), step=row["step"])
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
+        self._run.log(numbers, step=step)
 
     def close(self, summary: Row | None) -> None:
         if summary is not None:
@@ -165,17 +152,18 @@ class Sender:
     def start(self, folder: Path, name: str, recipe: Row, after: int = 0) -> None:
         """Begin. It may take its time, such as to reach a server: rows wait."""
         if self.tracker is not None:
-            self._jobs.put(partial(self._begin, self.tracker, folder, name, recipe, after))
+            start = partial(self.tracker.start, folder, name, recipe, after)
+            self._jobs.put(lambda: self._lines.put(start()))
             self._thread.start()
 
     def metrics(self, row: Row) -> None:
         """A row of metrics.jsonl, of a step or of an evaluation."""
-        self._tell()
+        self._log_lines()
         if self.tracker is None or not self._thread.is_alive():
             return
-        tell = self.tracker.evaluation if "evaluation" in row else self.tracker.step
+        values = evaluation_numbers(row) if "evaluation" in row else numbers(row)
         try:
-            self._jobs.put_nowait(partial(tell, row))
+            self._jobs.put_nowait(partial(self.tracker.log, values, row["step"]))
         except queue.Full:
             self._leave_out(row)
 
@@ -184,10 +172,7 @@ class Sender:
         if self.tracker is not None and self._thread.is_alive() and not self._closed:
             self._closed = True
             self._end(self.tracker, summary, time.monotonic() + self.patience)
-        self._tell()
-
-    def _begin(self, tracker: Tracker, *told: Any) -> None:
-        self._lines.put(tracker.start(*told))
+        self._log_lines()
 
     def _end(self, tracker: Tracker, summary: Row | None, until: float) -> None:
         with suppress(queue.Full):
@@ -208,7 +193,7 @@ class Sender:
             words = " ".join(f"{type(error).__name__}: {error}".split())
             self._lines.put(f"{words}; it is off from here on, and the run goes on")
 
-    def _tell(self) -> None:
+    def _log_lines(self) -> None:
         while not self._lines.empty():
             self.log(f"tracker {type(self.tracker).__name__}: {self._lines.get()}")
 
@@ -224,11 +209,11 @@ def leaves(table: Row, prefix: str = "") -> dict[str, Any]:
     >>> leaves({"seed": 0, "task": {"name": "arithmetic"}})
     {'seed': 0, 'task.name': 'arithmetic'}
     """
-    told: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{prefix}{key}"
-        told |= leaves(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return told
+        flat |= leaves(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 def numbers(row: Row) -> dict[str, float]:
@@ -237,8 +222,7 @@ def numbers(row: Row) -> dict[str, float]:
     >>> numbers({"step": 3, "seconds": {"update": 0.5}, "kl_mean": float("nan"), "checks": {"x": {"verdict": "pass"}}})
     {'seconds.update': 0.5}
     """
-    found = leaves(row)
-    return {name: found[name] for name in found if name != "step" and _is_number(found[name])}
+    return {name: value for name, value in leaves(row).items() if name != "step" and _is_number(value)}
 
 
 def evaluation_numbers(row: Row) -> dict[str, float]:
@@ -264,7 +248,7 @@ def _is_number(value: object) -> bool:
 
 
 def _library(module: str) -> Any:
-    """The module, or UsageError. A tracker's own warnings while it is imported are nobody's concern here."""
+    """The module, or UsageError. A tracker's own warnings while it is imported say nothing about the run."""
     name = module.rpartition(".")[2]
     try:
         with warnings.catch_warnings():
