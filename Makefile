@@ -27,10 +27,11 @@ test: install  ## the tests, two files at a time; those of the pages need chromi
 test-slow: install  ## the long tests: the whole quickstart, ten kills and resumes, live pages, mixtures of experts
 	$(BIN)/python -m pytest -m slow
 
-check: install  ## ruff and pyright
+check: install  ## ruff, pyright, and the floors that imports may not climb
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
 
 bench: install  ## the engine against model.generate, dense and with experts, what routes cost, and memory of log-probabilities
 	$(BIN)/python benchmarks/engine.py
@@ -38,8 +39,9 @@ bench: install  ## the engine against model.generate, dense and with experts, wh
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/logprob_memory.py
 
-docs: install  ## write docs/algorithms.md from the catalog
+docs: install  ## write docs/algorithms.md from the catalog and docs/floors.svg from the imports
 	$(BIN)/python -m groupwise.algorithms.explain > docs/algorithms.md
+	$(BIN)/python docs/floors.py
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache
