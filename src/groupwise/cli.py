@@ -72,17 +72,17 @@ def evaluate(
     from groupwise.commands.evaluate import evaluate_folder
     from groupwise.config.recipe import assignment
 
-    found = evaluate_folder(run, dict(map(assignment, set or [])), model)
+    result = evaluate_folder(run, dict(map(assignment, set or [])), model)
     say = Console(highlight=False, soft_wrap=True).print
-    say(f"{found.problems} held-out problems x {found.samples} samples")
-    say(f"avg@{found.samples}  {found.avg_at_k:.4f}")
-    for k, value in found.pass_at_k.items():
+    say(f"{result.problems} held-out problems x {result.samples} samples")
+    say(f"avg@{result.samples}  {result.avg_at_k:.4f}")
+    for k, value in result.pass_at_k.items():
         say(f"pass@{k}  {value:.4f}")
-    say(f"mean length {found.length_mean:.1f} tokens, {found.truncated_share:.1%} cut off at the limit")
-    for source, row in found.by_source.items():
-        say(f"{source}  avg@{found.samples} {row['avg_at_k']:.4f}, mean score {row['score_mean']:.4f}")
-    if found.unscored:
-        say(f"{found.unscored} completions could not be scored and count as wrong")
+    say(f"mean length {result.length_mean:.1f} tokens, {result.truncated_share:.1%} cut off at the limit")
+    for source, row in result.by_source.items():
+        say(f"{source}  avg@{result.samples} {row['avg_at_k']:.4f}, mean score {row['score_mean']:.4f}")
+    if result.unscored:
+        say(f"{result.unscored} completions could not be scored and count as wrong")
 
 
 @app.command()
@@ -113,8 +113,8 @@ def report(
     """One page, readable offline, of a run that has ended, goes on or crashed; of several runs, a comparison."""
     from groupwise.report.make import make
 
-    made = make(runs, out)
-    Console(highlight=False, soft_wrap=True).print(f"{made.path} ({made.size / 1e6:.1f} MB, {made.seconds:.1f} s)")
+    page = make(runs, out)
+    Console(highlight=False, soft_wrap=True).print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The run folder: what was asked, what happened at each step, every rollout, and how it ended."""
+"""The run folder: the recipe, what happened at each step, every rollout, and how it ended."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Journal:
         return journal
 
     def listen(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
-        """Tell each row of metrics.jsonl elsewhere too, once it is written."""
+        """Hand each row of metrics.jsonl to a listener too, once it is written."""
         self._listeners.append(listener)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
@@ -84,13 +84,13 @@ class Journal:
     def rollouts(
         self,
         step: int,
-        harvest: RolloutResult,
+        result: RolloutResult,
         batch: Batch,
         tokens: PerToken | None = None,
         spell: Spell | None = None,
     ) -> None:
         """One line of rollouts.jsonl per completion that the step generated or trains."""
-        self._append(ROLLOUTS, rollout_rows(step, harvest, batch, tokens, spell))
+        self._append(ROLLOUTS, rollout_rows(step, result, batch, tokens, spell))
 
     def log(self, line: str) -> None:
         """One line of log.txt."""
@@ -127,10 +127,10 @@ def read_about(folder: Path) -> dict[str, Any]:
     """about.json; empty where there is none, or it cannot be read."""
     path = folder / ABOUT
     try:
-        found = orjson.loads(path.read_bytes())
+        about = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return about if isinstance(about, dict) else {}
 
 
 def _replace(path: Path, row: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 class View(Protocol):
-    """Told of everything; changes nothing."""
+    """Shows what a run does; changes nothing."""
 
     def plan(self, text: str) -> None: ...
 
@@ -34,7 +34,7 @@ class View(Protocol):
 
     def step(self, row: Row) -> None: ...
 
-    def evaluation(self, step: int, found: Evaluation) -> None: ...
+    def evaluation(self, step: int, evaluation: Evaluation) -> None: ...
 
     def close(self) -> None: ...
 
@@ -71,10 +71,10 @@ class PlainView:
             f"{_phases(row['seconds'])}"
         )
 
-    def evaluation(self, step: int, found: Evaluation) -> None:
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
         self.say(
-            f"held out after step {step}: {rate(found)} on {found.problems} problems x "
-            f"{found.samples}, length {found.length_mean:.1f}{sources(found)}{unscored(found)}"
+            f"held out after step {step}: {rate(evaluation)} on {evaluation.problems} problems x "
+            f"{evaluation.samples}, length {evaluation.length_mean:.1f}{sources(evaluation)}{unscored(evaluation)}"
         )
 
     def close(self) -> None:
@@ -110,8 +110,8 @@ class LiveView(PlainView):
         self.rows.append(row)
         self.open()
 
-    def evaluation(self, step: int, found: Evaluation) -> None:
-        self.heldout.append((step, found))
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        self.heldout.append((step, evaluation))
         self.open()
 
     def open(self) -> None:
@@ -130,11 +130,11 @@ class LiveView(PlainView):
             parts.append(Text(self.warming))
         if self.rows:
             parts += [self._progress(), self._numbers(), Text(_phases(self.rows[-1]["seconds"]), style="dim")]
-        for step, found in self.heldout[:1] + self.heldout[1:][-1:]:
+        for step, evaluation in self.heldout[:1] + self.heldout[1:][-1:]:
             parts.append(
                 Text(
-                    f"held out after step {step:>3}  {rate(found)}  length {found.length_mean:.1f}"
-                    f"{sources(found)}{unscored(found)}",
+                    f"held out after step {step:>3}  {rate(evaluation)}  length {evaluation.length_mean:.1f}"
+                    f"{sources(evaluation)}{unscored(evaluation)}",
                     style="bold" if step else "",
                 )
             )
@@ -186,20 +186,20 @@ def curve(values: list[float], width: int) -> str:
     return "".join(" " if v != v else BARS[min(7, int((v - low) / span * 8))] for v in values)
 
 
-def rate(found: Evaluation) -> str:
-    """The pass rate, or the learned score where nobody knows what is right."""
-    known = found.avg_at_k == found.avg_at_k
-    return f"pass rate {found.avg_at_k:.3f}" if known else f"learned score {found.learned_mean:.3f}"
+def rate(evaluation: Evaluation) -> str:
+    """The pass rate, or the learned score where the right answers are unknown."""
+    known = evaluation.avg_at_k == evaluation.avg_at_k
+    return f"pass rate {evaluation.avg_at_k:.3f}" if known else f"learned score {evaluation.learned_mean:.3f}"
 
 
-def sources(found: Evaluation) -> str:
+def sources(evaluation: Evaluation) -> str:
     """The mean score of each source, where a task mixes several: "; chain_sum 0.41, gcd 0.38"."""
-    told = ", ".join(f"{source} {row['score_mean']:.3f}" for source, row in found.by_source.items())
-    return f"; {told}" if told else ""
+    scores = ", ".join(f"{source} {row['score_mean']:.3f}" for source, row in evaluation.by_source.items())
+    return f"; {scores}" if scores else ""
 
 
-def unscored(found: Evaluation) -> str:
-    return f"; {found.unscored} could not be scored and count as wrong" if found.unscored else ""
+def unscored(evaluation: Evaluation) -> str:
+    return f"; {evaluation.unscored} could not be scored and count as wrong" if evaluation.unscored else ""
 
 
 def _extras(row: Row) -> str:
