@@ -101,7 +101,9 @@ def test_the_runs_show_what_they_are_for(folders: dict[str, Path]):
     assert most("dapo", "stale_rows_share") > 0
     assert most("spent", "groups_fallback") > 0
     assert min(row["share_passed"] for row in steps(folders["gspo"])) < 1
-    assert abs(most("ppo", "explained_variance")) > 0
+    assert any(row["explained_variance"] for row in steps(folders["ppo"])), (
+        "0 where returns do not vary, below 0 elsewhere"
+    )
     assert most("ppo", "updates") == 8
     assert most("grpo", "kl_mean") > 0
     assert most("tis", "correction_mean") > 0

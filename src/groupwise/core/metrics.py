@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from torch import Tensor
 class Value(Protocol):
     """A partial result of a step."""
 
-    def merge(self, other: Value) -> Value: ...
+    def merge(self, other: Any) -> Value: ...
 
     def read(self) -> float: ...
 
@@ -25,40 +25,11 @@ class Mean:
     sum: float
     weight: float
 
-    def merge(self, other: Value) -> Value:
-        assert isinstance(other, Mean)
+    def merge(self, other: Mean) -> Mean:
         return Mean(self.sum + other.sum, self.weight + other.weight)
 
     def read(self) -> float:
         return self.sum / self.weight if self.weight else float("nan")
-
-
-@dataclass(frozen=True)
-class Sum:
-    """A count, or an amount that adds up."""
-
-    value: float
-
-    def merge(self, other: Value) -> Value:
-        assert isinstance(other, Sum)
-        return Sum(self.value + other.value)
-
-    def read(self) -> float:
-        return self.value
-
-
-@dataclass(frozen=True)
-class Max:
-    """The largest."""
-
-    value: float
-
-    def merge(self, other: Value) -> Value:
-        assert isinstance(other, Max)
-        return Max(max(self.value, other.value))
-
-    def read(self) -> float:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -67,11 +38,25 @@ class Last:
 
     value: float
 
-    def merge(self, other: Value) -> Value:
+    def merge(self, other: Self) -> Self:
         return other
 
     def read(self) -> float:
         return self.value
+
+
+class Sum(Last):
+    """A count, or an amount that adds up."""
+
+    def merge(self, other: Self) -> Self:
+        return type(self)(self.value + other.value)
+
+
+class Max(Last):
+    """The largest."""
+
+    def merge(self, other: Self) -> Self:
+        return max(self, other, key=type(self).read)
 
 
 Metrics = Mapping[str, Value]
