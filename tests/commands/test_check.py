@@ -23,8 +23,8 @@ from groupwise.core.samples import Sample
 from groupwise.core.task import Task
 from groupwise.rewards.functions.form import FORMS
 from groupwise.rollout.scoring import Mix, Scorer
-from groupwise.tasks import task
 from groupwise.tasks.arithmetic import Arithmetic
+from groupwise.tasks.make import task
 
 ARITHMETIC = Arithmetic()
 

@@ -27,8 +27,8 @@ def final_answer(completion: str, after: str, tags: bool) -> str | None:
     ('8', '8')
     """
     if tags:
-        found = _TAGGED.findall(completion)
-        return found[-1].strip() if found else None
+        tagged = _TAGGED.findall(completion)
+        return tagged[-1].strip() if tagged else None
     return (completion.rsplit(after, 1)[-1] if after else completion).strip()
 
 
@@ -63,10 +63,10 @@ def _is_formula(answer: str, allowed: tuple[type[ast.AST], ...] = _FORMULA) -> b
         nodes = list(ast.walk(ast.parse(answer, mode="eval")))
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
-    return all(isinstance(node, allowed) and _tame(node) for node in nodes) and _height(nodes[0]) <= _HIGHEST
+    return all(isinstance(node, allowed) and _is_tame(node) for node in nodes) and _height(nodes[0]) <= _HIGHEST
 
 
-def _tame(node: ast.AST) -> bool:
+def _is_tame(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
     return not isinstance(node, ast.Constant) or type(node.value) in (int, float)
