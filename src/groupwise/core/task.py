@@ -95,7 +95,7 @@ class LeavesOut(Protocol):
 
 
 @runtime_checkable
-class ShowsGold(Protocol):
+class KnowsGold(Protocol):
     """A task that knows a completion of each problem that should score 1.0; "" where it knows none."""
 
     def gold(self, sample: Sample) -> str: ...
