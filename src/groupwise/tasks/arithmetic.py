@@ -36,7 +36,7 @@ class Arithmetic:
     operands       (fewest, most) integers in a problem
     largest        operands are drawn from 0..largest
     worked_share   the share of demonstrations that work step by step
-    heldout_share  the share of problems kept for evaluation
+    heldout_share  the share of problems held out for evaluation
     problems       how many problems there are at most, both splits together
     seed           draws the problems (where there are more than `problems`) and their order
     """

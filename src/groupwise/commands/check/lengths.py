@@ -53,7 +53,7 @@ def shown_problems(chat: Chat, task: Task, samples: Sequence[Sample]) -> list[Sh
 
     encode = completion_encoder(chat)
     pairs = [(sample.key, chat.encode(sample), encode(gold_of(task, sample))) for sample in samples]
-    return [ShownProblem(key, text(asked), text(gold), len(asked), len(gold)) for key, asked, gold in pairs]
+    return [ShownProblem(key, text(prompt), text(gold), len(prompt), len(gold)) for key, prompt, gold in pairs]
 
 
 def _gold_lengths(plan: Blueprint, chat: Chat, samples: Sequence[Sample]) -> list[Finding]:

@@ -59,7 +59,7 @@ class ModelFiles:
 
 
 def model_path(plan: Blueprint, into: Path) -> Path:
-    """The model's folder; a tiny model is made in `into`, with the random weights a run would begin from.
+    """The model's folder; a tiny model is built in `into`, with the random weights a run would begin from.
 
     Raises UsageError where there is no such model.
     """

@@ -1,4 +1,4 @@
-"""Completions whose worth is known beforehand: right ones, and the same ones made wrong. Pure."""
+"""Completions whose worth is known beforehand: right ones, and wrong ones derived from them. Pure."""
 
 from __future__ import annotations
 

@@ -1,17 +1,20 @@
 """The task `code`: completions are programs, run in the sandbox and judged by tests.
 
-Problems come from a JSONL file; without one they are the small functions of `generated`, which a tiny policy can learn
-to write.
+Problems come from a JSONL file (one object a line: a prompt, its tests in a form of sandbox.cases, optionally an entry
+point, a solution, and a prefix that is put before the completion); without a file they are the small functions of
+`generated`, which a tiny policy can learn to write.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
@@ -19,7 +22,6 @@ from groupwise.core.task import Demonstration
 from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, cases
 from groupwise.rewards.sandbox.judge import passed
 from groupwise.tasks.code import generated
-from groupwise.tasks.code.problem_file import Columns, read_problems
 from groupwise.tasks.settings import PickledSettings, fewest_and_most, require_heldout_share, require_worked_share
 from groupwise.tasks.splits import SPLITS, require_split, split_by_prompt
 
@@ -33,7 +35,7 @@ class Code(PickledSettings):
 
     path           a JSONL file of problems; empty for the small generated functions
     heldout        a JSONL file of problems for evaluation; empty to keep `heldout_share` of `path`
-    heldout_share  the share of problems kept for evaluation
+    heldout_share  the share of problems held out for evaluation
     prompt, tests, entry_point, solution  the file's columns; the last two may be missing from it
     partial        score the share of tests passed; without it 1.0 for all of them, else 0.0
     seconds        wall time of one program, all its calls together; a script has it for each input
@@ -139,11 +141,37 @@ class Code(PickledSettings):
     def _file_splits(self) -> dict[str, tuple[Sample, ...]]:
         if not self.heldout:
             return split_by_prompt(self._read(self.path), self.heldout_share)
-        return {"train": self._read(self.path), "heldout": self._read(self.heldout)}
+        return {"train": tuple(self._read(self.path)), "heldout": tuple(self._read(self.heldout))}
 
-    def _read(self, path: str) -> tuple[Sample, ...]:
-        columns = Columns(self.prompt, self.tests, self.entry_point, self.solution)
-        return tuple(read_problems(path, columns))
+    def _read(self, path: str) -> Iterator[Sample]:
+        """The file's problems, line by line."""
+        number = 0
+        try:
+            with Path(path).open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        where = f"{path}, line {number}"
+                        yield self._sample(_row(line, where), key=f"{Path(path).name}:{number}", where=where)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+        if number == 0:
+            raise UsageError(f"{path} is empty; it must hold one problem a line, as JSON")
+
+    def _sample(self, row: Mapping[str, Any], key: str, where: str) -> Sample:
+        missing = [column for column in (self.prompt, self.tests) if column not in row]
+        if missing:
+            raise UsageError(f"{where}: no column {missing[0]!r}; it has {', '.join(row)}")
+        prompt, tests = row[self.prompt], row[self.tests]
+        entry_point, prefix = row.get(self.entry_point) or "", row.get("prefix", "")
+        for column, text in {self.prompt: prompt, "entry_point": entry_point, "prefix": prefix}.items():
+            if not isinstance(text, str):
+                raise UsageError(f"{where}: {column} must be text, not {text!r:.80}")
+        try:
+            cases.parse(tests, entry_point)
+        except ValueError as error:
+            raise UsageError(f"{where}: {self.tests}: {error}") from None
+        extra = {"tests": tests, "entry_point": entry_point, "prefix": prefix}
+        return Sample(key, prompt, answer=str(row.get(self.solution) or ""), extra=extra)
 
 
 def assemble(completion: str, prefix: str, entry_point: str) -> str:
@@ -161,3 +189,15 @@ def assemble(completion: str, prefix: str, entry_point: str) -> str:
         entry_point and re.search(rf"^\s*(def|class)\s+{re.escape(entry_point)}\b", blocks[-1], re.M)
     )
     return blocks[-1] if alone else prefix + blocks[-1]
+
+
+def _row(line: bytes, where: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: not UTF-8 at byte {error.start + 1}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UsageError(f"{where}: must be an object of JSON, not {row!r:.80}")
+    return row

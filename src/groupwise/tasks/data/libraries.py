@@ -50,12 +50,12 @@ class Dataset(Source):
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Whether `save_to_disk` of the library made the folder."""
+    """Whether `save_to_disk` of the library wrote the folder."""
     return any((folder / name).is_file() for name in _SAVED)
 
 
 def saved_splits(folder: Path) -> dict[str, Dataset]:
-    """The splits of a folder made by `save_to_disk`; one named "" where it has none."""
+    """The splits of a folder written by `save_to_disk`; one named "" where it has none."""
     library = need("datasets", "tasks", f"{folder}: a folder that `save_to_disk` made")
     return _splits(str(folder), lambda: library.load_from_disk(str(folder)))
 

@@ -1,4 +1,4 @@
-"""Entries of reasoning_gym's datasets and the samples made of them."""
+"""Entries of reasoning_gym's datasets, as samples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
+from groupwise.core.errors import UsageError, one_line
 from groupwise.core.samples import Sample
-from groupwise.tasks.gym.generators import Generator, entries
+from groupwise.tasks.gym.generators import Generator, steady
 
 #: What reasoning_gym itself calls an item of a generator: {"question", "answer", "metadata"}.
 Entry = Mapping[str, Any]
@@ -17,9 +18,18 @@ Entry = Mapping[str, Any]
 def distinct_samples(
     generator: Generator, dataset: Any, level: int, prompt: Callable[[Entry], str]
 ) -> tuple[Sample, ...]:
-    """The different problems of a dataset: of those with an equal prompt the first."""
+    """The different problems of a dataset: of those with an equal prompt the first.
+
+    Raises UsageError where the generator finds no problem with its parameters.
+    """
     samples: dict[str, Sample] = {}
-    for entry in entries(generator, dataset):
+    for index in range(len(dataset)):
+        try:
+            with steady(dataset.seed + index):
+                entry = dataset[index]
+        except Exception as error:
+            what = f"{generator.name} makes no problem {index}"
+            raise UsageError(f"{generator.where}: {what}: {one_line(error)}") from None
         if (text := prompt(entry)) not in samples:
             samples[text] = _sample(generator.name, text, entry, level)
     return tuple(samples.values())
@@ -33,7 +43,7 @@ def entry_of(sample: Sample) -> dict[str, Any]:
 
 
 def level_of(sample: Sample) -> int:
-    """The curriculum's level that the problem was made at."""
+    """The problem's level in the curriculum."""
     level = sample.extra["level"]
     assert isinstance(level, int)
     return level

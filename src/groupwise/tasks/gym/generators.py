@@ -1,4 +1,4 @@
-"""reasoning_gym's generators: parameters checked, entries the same in every process."""
+"""reasoning_gym's generators: parameters checked, datasets the same in every process."""
 
 from __future__ import annotations
 
@@ -69,19 +69,6 @@ def make_dataset(generator: Generator, parameters: Mapping[str, Any], seed: int,
             return create(generator.name, **parameters, seed=seed, size=size)
     except Exception as error:  # a generator's validation raises what it likes, most often AssertionError
         raise UsageError(f"{generator.where}: {generator.name} refuses {dict(parameters)}: {one_line(error)}") from None
-
-
-def entries(generator: Generator, dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """Every entry of a dataset, in order. Raises UsageError where the generator finds none with its parameters."""
-    for index in range(len(dataset)):
-        try:
-            with steady(dataset.seed + index):
-                entry = dataset[index]
-        except Exception as error:
-            raise UsageError(
-                f"{generator.where}: {generator.name} makes no problem {index}: {one_line(error)}"
-            ) from None
-        yield entry
 
 
 @contextmanager

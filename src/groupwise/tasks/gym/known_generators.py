@@ -1,7 +1,7 @@
 """What is known of single generators: a short question, and how an answer is worked out step by step.
 
-For tiny policies, which read and write one character at a time. Every other generator is asked in its own words, and
-its demonstrations show answers without work.
+For tiny policies, which read and write one character at a time. Every other generator's questions are in its own words,
+and its demonstrations show answers without work.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def short_question(entry: Entry) -> str:
 
 
 def right_completion(sample: Sample, after: str, tags: bool) -> str:
-    """The work, where the generator is known and the answer can be told from it, then the answer.
+    """The work, where the generator is known and the answer can be separated from it, then the answer.
 
     `after` and `tags` say where an answer is looked for, as in `answers.final_answer`.
     """

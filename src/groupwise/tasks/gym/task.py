@@ -37,9 +37,9 @@ class Gym(PickledSettings):
     """One generator with its `parameters`, or a mixture: `generators`, name -> its parameters and a `weight`.
 
     problems       how many are drawn of each generator (and level), both splits together; equal ones count once
-    heldout_share  the share of problems kept for evaluation
+    heldout_share  the share of problems held out for evaluation
     question       "full": the generator's own words; "short": a few characters, for tiny policies
-    answer_after   the answer is what follows the last of these; "" takes the whole completion
+    answer_after   the answer is what follows the last of these; "" takes all of the completion
     tags           the answer stands between <answer> and </answer>
     worked_share   the share of demonstrations that are right
     curriculum     levels, up, down, completions: see Curriculum; empty keeps every problem at the recipe's parameters
@@ -97,7 +97,7 @@ class Gym(PickledSettings):
         return self._mixture if split == "train" else self._in_turn
 
     def score(self, sample: Sample, completion: str) -> float:
-        """The generator's own scorer on the answer found in the completion; some give part of a point when wrong.
+        """The generator's own scorer on the answer in the completion; some give part of a point when wrong.
 
         0.0 where the scorer fails: a text it cannot read is no answer.
         """
