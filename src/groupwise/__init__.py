@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from groupwise.commands.train import Run, train
     from groupwise.core.errors import CheckFailed, GroupwiseError, RunError, UsageError
     from groupwise.models.moe.routing import record_routes, replay_routes
-    from groupwise.tasks import task
+    from groupwise.tasks.make import task
 
 __all__ = [
     "__version__",
@@ -48,7 +48,7 @@ _HOME = {
     "overlong_penalty": "algorithms.parts.shaping",
     "record_routes": "models.moe.routing",
     "replay_routes": "models.moe.routing",
-    "task": "tasks",
+    "task": "tasks.make",
     "train": "commands.train",
 }
 

@@ -93,13 +93,13 @@ def check(
     model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model too, which comes last.")] = True,
 ) -> None:
     """Look at a recipe's problems, rewards, lengths and model before a run; exit code 1 where there is a fault."""
-    from groupwise.commands.check.inspect import inspect
-    from groupwise.commands.check.report import report
+    from groupwise.commands.check.sections import sections
+    from groupwise.commands.check.terminal import print_sections
     from groupwise.config.recipe import assignment, load
     from groupwise.config.resolve import resolve
 
     plan = resolve(load(recipe, dict(map(assignment, set or []))))
-    if report(inspect(plan, rows, model), Console(highlight=False, soft_wrap=True)):
+    if print_sections(sections(plan, rows, model), Console(highlight=False, soft_wrap=True)):
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Laws of an inspection: golds are right, what is made wrong is wrong, and only real faults are faults."""
+"""Laws of a check: golds are right, what is made wrong is wrong, and only real faults are faults."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from groupwise.commands.check import golds, scores
-from groupwise.commands.check.golds import Kind, Probe, off_by, probes, shifted
-from groupwise.commands.check.remarks import Level, Remark, Row, Section, fault, note
-from groupwise.commands.check.repeats import repeats
-from groupwise.commands.check.report import report
-from groupwise.commands.check.rewards import of_own, of_task, without_score
-from groupwise.commands.check.scores import Tried, tried
+from groupwise.commands.check import scores, trials
+from groupwise.commands.check.correctness import own_reward_findings, task_findings, unscored_findings
+from groupwise.commands.check.duplicates import duplicates
+from groupwise.commands.check.findings import Finding, Level, Section, ShownProblem, fault, note
+from groupwise.commands.check.scores import TrialScores, score_trials
+from groupwise.commands.check.terminal import print_sections
+from groupwise.commands.check.trials import Kind, Trial, off_by, shifted
 from groupwise.core.reward import Cause, Mark
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
 from groupwise.rewards.functions.form import FORMS
 from groupwise.rollout.scoring import Mix, Scorer
-from groupwise.tasks import task
 from groupwise.tasks.arithmetic import Arithmetic
+from groupwise.tasks.make import task
 
 ARITHMETIC = Arithmetic()
 
@@ -42,22 +42,22 @@ TASKS = {
 
 @pytest.mark.parametrize("name", TASKS)
 def test_golds_score_1_and_what_is_made_wrong_does_not(name: str) -> None:
-    made = task(name, TASKS[name])
-    found = probes(made, made.samples("heldout")[:12])
-    assert len(found) == 12
-    for probe in found:
-        assert made.score(probe.sample, probe.texts[Kind.GOLD]) == 1.0
-        for kind in set(golds.WRONG) & probe.texts.keys():
-            assert made.score(probe.sample, probe.texts[kind]) < 1.0, (kind, probe)
-        assert Kind.OTHER in probe.texts
+    named = task(name, TASKS[name])
+    known = trials.trials(named, named.samples("heldout")[:12])
+    assert len(known) == 12
+    for trial in known:
+        assert named.score(trial.sample, trial.completions[Kind.GOLD]) == 1.0
+        for kind in set(trials.WRONG) & trial.completions.keys():
+            assert named.score(trial.sample, trial.completions[kind]) < 1.0, (kind, trial)
+        assert Kind.OTHER in trial.completions
 
 
 def test_tags_are_in_a_gyms_golds() -> None:
-    made = task("reasoning_gym", {"generator": "chain_sum", "problems": 40, "tags": True})
-    (probe,) = probes(made, made.samples("train")[:1])
-    assert probe.texts[Kind.GOLD].endswith(f"<answer>{probe.sample.answer}</answer>")
-    assert probe.texts[Kind.MORE].endswith(f"<answer>{int(probe.sample.answer) + 1}</answer>")
-    assert made.score(probe.sample, probe.texts[Kind.MORE]) < 1
+    gym = task("reasoning_gym", {"generator": "chain_sum", "problems": 40, "tags": True})
+    (trial,) = trials.trials(gym, gym.samples("train")[:1])
+    assert trial.completions[Kind.GOLD].endswith(f"<answer>{trial.sample.answer}</answer>")
+    assert trial.completions[Kind.MORE].endswith(f"<answer>{int(trial.sample.answer) + 1}</answer>")
+    assert gym.score(trial.sample, trial.completions[Kind.MORE]) < 1
 
 
 def test_a_data_tasks_gold_is_its_solution_else_its_answer(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_data_tasks_gold_is_its_solution_else_its_answer(tmp_path: Path) -> No
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "prompt": f"{i}?"}) + "\n" for i in range(30)))
     keys = {"path": str(tmp_path / "rows.jsonl"), "check": "numeric"}
     bare, worked = task("data", keys), task("data", {**keys, "solution": "solution", "solution_without": "<<.*>>"})
-    assert [golds.gold_of(t, t.samples("train")[0]) for t in (bare, worked)] == ["2", "1 + 1 = 2"]
+    assert [trials.gold_of(t, t.samples("train")[0]) for t in (bare, worked)] == ["2", "1 + 1 = 2"]
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_the_last_place_of_the_answer_is_the_one_that_changes() -> None:
     assert off_by("two", "2", 1) == "3"
 
 
-def given(reward: Callable[[float, Kind, int], float], count: int = 100) -> Tried:
+def given(reward: Callable[[float, Kind, int], float], count: int = 100) -> TrialScores:
     """A reward of (noise, kind, number of the problem), on `count` problems."""
     rng = random.Random(0)
     kinds = [kind for kind in Kind if kind is not Kind.BARE]
-    return Tried("mine", [{k: Mark(reward(rng.random(), k, i)) for k in kinds} for i in range(count)])
+    return TrialScores("mine", [{k: Mark(reward(rng.random(), k, i)) for k in kinds} for i in range(count)])
 
 
-def levels(remarks: list[Remark]) -> list[Level]:
-    return [remark.level for remark in remarks]
+def levels(findings: list[Finding]) -> list[Level]:
+    return [finding.level for finding in findings]
 
 
 RIGHT = (Kind.GOLD, Kind.BARE)
@@ -120,7 +120,7 @@ JUDGED: dict[str, tuple[Callable[[float, Kind, int], float], list[Level]]] = {
         [Level.OK, Level.FAULT],
     ),
     "off by one, and much else": (
-        lambda noise, kind, i: 5.0 * (kind in (*RIGHT, *golds.OFF_BY_ONE)),
+        lambda noise, kind, i: 5.0 * (kind in (*RIGHT, *trials.OFF_BY_ONE)),
         [Level.OK, Level.FAULT],
     ),
     "upside down": (lambda noise, kind, i: float(kind is Kind.MORE), [Level.OK, Level.FAULT]),
@@ -130,29 +130,29 @@ JUDGED: dict[str, tuple[Callable[[float, Kind, int], float], list[Level]]] = {
 @pytest.mark.parametrize("name", JUDGED)
 def test_a_reward_is_judged_by_differences(name: str) -> None:
     reward, expected = JUDGED[name]
-    assert levels(of_own(given(reward))) == expected
+    assert levels(own_reward_findings(given(reward))) == expected
 
 
 def test_noise_on_few_problems_is_no_correctness() -> None:
-    found = given(lambda noise, kind, i: -noise, count=6)
-    gaps = [gold - other for gold, other in found.pairs(Kind.OTHER)]
+    noisy = given(lambda noise, kind, i: -noise, count=6)
+    gaps = [gold - other for gold, other in noisy.together(Kind.GOLD, Kind.OTHER)]
     assert sum(gaps) / len(gaps) > 0.05
-    assert levels(of_own(found)) == [Level.NOTE]
+    assert levels(own_reward_findings(noisy)) == [Level.NOTE]
 
 
 @pytest.mark.parametrize(("wrong", "level"), [(0, Level.OK), (5, Level.NOTE), (6, Level.FAULT), (100, Level.FAULT)])
 def test_a_task_that_solves_wrong_answers_is_a_fault_above_one_in_twenty(wrong: int, level: Level) -> None:
-    found = given(lambda noise, kind, i: float(kind in RIGHT or (kind is Kind.MORE and i < wrong)))
-    (told,) = [remark for remark in of_task(found, []) if "+ 1" in remark.what]
-    assert told.level is level
-    assert ("it scores 1 on answers that are off by one" in told.what) == (level is Level.FAULT)
+    lenient = given(lambda noise, kind, i: float(kind in RIGHT or (kind is Kind.MORE and i < wrong)))
+    (finding,) = [finding for finding in task_findings(lenient, []) if "+ 1" in finding.what]
+    assert finding.level is level
+    assert ("it scores 1 on answers that are off by one" in finding.what) == (level is Level.FAULT)
 
 
 @pytest.mark.parametrize(("missed", "level"), [(5, Level.OK), (6, Level.FAULT)])
 def test_a_task_that_does_not_know_its_own_answers_names_them(missed: int, level: Level) -> None:
-    found = given(lambda noise, kind, i: float(kind in RIGHT and i >= missed))
-    asked = [Probe(Sample(f"row {i}", "?", f"{i}"), {Kind.GOLD: f"it is {i}"}) for i in range(100)]
-    first = of_task(found, asked)[0]
+    strict = given(lambda noise, kind, i: float(kind in RIGHT and i >= missed))
+    known = [Trial(Sample(f"row {i}", "?", f"{i}"), {Kind.GOLD: f"it is {i}"}) for i in range(100)]
+    first = next(task_findings(strict, known))
     assert first.level is level
     named = "row 0 scores 0 for 'it is 0', answer '0', row 1 scores 0 for 'it is 1', answer '1', row 2"
     assert (named in first.what) == (level is Level.FAULT)
@@ -163,30 +163,30 @@ def test_missing_scores_are_counted_by_cause() -> None:
     def mark(kind: Kind, i: int) -> Mark:
         return Mark(cause=Cause.NAN if i % 2 else Cause.EXCEPTION, detail="a\nlast") if i < 4 else Mark(1.0)
 
-    found = Tried("mine", [{kind: mark(kind, i) for kind in (Kind.GOLD, Kind.EMPTY)} for i in range(10)])
-    assert without_score(found, 0.4) == [
+    mine = TrialScores("mine", [{kind: mark(kind, i) for kind in (Kind.GOLD, Kind.EMPTY)} for i in range(10)])
+    assert unscored_findings(mine, 0.4) == [
         note("mine: 8 of 20 completions could not be scored: 4 exception, 4 nan; last")
     ]
-    assert without_score(found, 0.39)[0].level is Level.FAULT
+    assert unscored_findings(mine, 0.39)[0].level is Level.FAULT
 
 
 def test_a_quick_reward_is_scored_here_and_learns_the_ids() -> None:
-    asked = probes(ARITHMETIC, ARITHMETIC.samples("heldout")[:40])
+    known = trials.trials(ARITHMETIC, ARITHMETIC.samples("heldout")[:40])
     form = FORMS["format"](pattern="[0-9]+")
     seen = []
     encode = lambda text: seen.append(text) or (1, 2)  # noqa: E731
-    own = tried(Scorer(ARITHMETIC, str, Mix({"form": 1.0}, {"form": form})), asked, encode)
-    assert [one.name for one in own] == ["task", "form"]
-    assert len(own[0].told) == len(own[1].told) == 40
-    assert own[0].values(Kind.GOLD) == [1.0] * 40
-    assert set(seen) == {text for probe in asked for text in probe.texts.values()}
+    both = score_trials(Scorer(ARITHMETIC, str, Mix({"form": 1.0}, {"form": form})), known, encode)
+    assert [reward.name for reward in both] == ["task", "form"]
+    assert len(both[0].results) == len(both[1].results) == 40
+    assert both[0].values(Kind.GOLD) == [1.0] * 40
+    assert set(seen) == {text for trial in known for text in trial.completions.values()}
 
 
 def test_a_slow_reward_is_left_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores, "SECONDS", 0.0)
-    asked = probes(ARITHMETIC, ARITHMETIC.samples("heldout")[:40])
-    (one,) = tried(Scorer(ARITHMETIC, str), asked, lambda text: ())
-    assert len(one.told) == 1
+    known = trials.trials(ARITHMETIC, ARITHMETIC.samples("heldout")[:40])
+    (slow,) = score_trials(Scorer(ARITHMETIC, str), known, lambda text: ())
+    assert len(slow.results) == 1
 
 
 class Fixed:
@@ -196,43 +196,43 @@ class Fixed:
     quick = True
 
     def __init__(self, train: list[str], heldout: list[str]) -> None:
-        self.told = {"train": train, "heldout": heldout}
+        self.prompts = {"train": train, "heldout": heldout}
 
     def samples(self, split: str) -> list[Sample]:
-        return [Sample(f"{split} {i}", text, "a") for i, text in enumerate(self.told[split])]
+        return [Sample(f"{split} {i}", text, "a") for i, text in enumerate(self.prompts[split])]
 
     def score(self, sample: Sample, completion: str) -> float:
         return 0.0
 
 
-def test_repeats_by_white_space_and_by_capitals() -> None:
-    def told(train: list[str], heldout: list[str]) -> list[Remark]:
-        made: Task = Fixed(train, heldout)
-        return repeats(made)
+def test_duplicates_by_white_space_and_by_capitals() -> None:
+    def findings(train: list[str], heldout: list[str]) -> list[Finding]:
+        fixed: Task = Fixed(train, heldout)
+        return duplicates(fixed)
 
-    assert levels(told(["a", "b"], ["c"])) == [Level.OK]
-    assert told(["a b", "c"], ["x", " a\nb "]) == [
+    assert levels(findings(["a", "b"], ["c"])) == [Level.OK]
+    assert findings(["a b", "c"], ["x", " a\nb "]) == [
         fault("1 held-out problem is a training problem too, but for white space (heldout 1 is train 0)")
     ]
-    assert told(["Abc"], ["aBC", "abc"]) == [
+    assert findings(["Abc"], ["aBC", "abc"]) == [
         note(
             "2 held-out problems are training problems too, but for capital letters (heldout 0 is train 0, heldout 1 "
             "is train 0)"
         )
     ]
-    assert told(["a", "a ", "b"], ["c", "c"]) == [
+    assert findings(["a", "a ", "b"], ["c", "c"]) == [
         note("1 of 3 training problems come again in their split"),
         note("1 of 2 held-out problems come again in their split"),
     ]
 
 
 def test_what_is_trained_is_green_on_a_terminal_and_marked_elsewhere() -> None:
-    section = Section("rows", [fault("it [bold]leaks")], rows=[Row("key", "asked [x]", "answered", 3, 2)])
+    section = Section("rows", [fault("it [bold]leaks")], problems=[ShownProblem("key", "asked [x]", "answered", 3, 2)])
 
     def shown(terminal: bool) -> tuple[int, str]:
         out = io.StringIO()
         console = Console(file=out, force_terminal=terminal, color_system="standard" if terminal else None)
-        return report([section], console), out.getvalue()
+        return print_sections([section], console), out.getvalue()
 
     count, plain = shown(False)
     assert count == 1

@@ -17,8 +17,8 @@ import tomli_w
 import groupwise
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.task import Demonstrates
-from groupwise.tasks.data import files
-from groupwise.tasks.data.keep import keeps
+from groupwise.tasks.data import formats
+from groupwise.tasks.data.filter import keeps
 from groupwise.tasks.data.task import Data
 
 ROWS = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i), "level": f"Level {i % 5}"} for i in range(300)]
@@ -85,7 +85,7 @@ def test_samples_are_the_same_in_another_process(path: Path) -> None:
 def test_making_and_reading_a_task_imports_nothing_heavy(path: Path) -> None:
     _write(path, ROWS)
     code = (
-        "import sys, groupwise.tasks; heavy = {'torch', 'transformers', 'datasets', 'pyarrow', 'pandas', 'numpy'};"
+        "import sys, groupwise.tasks.make; heavy = {'torch', 'transformers', 'datasets', 'pyarrow', 'pandas', 'numpy'};"
         "print(sorted(heavy & set(sys.modules)));"
         f"t = groupwise.task('data', {{'path': {str(path)!r}, 'check': 'exact'}}); t.samples('train');"
         "print(sorted(heavy & set(sys.modules)))"
@@ -139,12 +139,12 @@ def test_slices_are_lists_of_samples_too(path: Path) -> None:
 
 def test_rows_read_again_are_the_rows_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = list(_data(path).samples("train"))
-    monkeypatch.setattr(files, "SMALL_FILE", 0)
+    monkeypatch.setattr(formats, "SMALL_FILE", 0)
     assert list(_data(path).samples("train")) == kept
 
 
 def test_a_large_file_that_changes_while_it_is_read_stops_the_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "SMALL_FILE", 0)
+    monkeypatch.setattr(formats, "SMALL_FILE", 0)
     train = _data(path).samples("train")
     for changed in (
         [{**ROWS[0], "prompt": "What is 1000?"}, *ROWS],

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from groupwise.core.errors import UsageError
-from groupwise.tasks.data import files
-from groupwise.tasks.data.files import KEPT, Csv, JsonLines
-from groupwise.tasks.data.places import place
+from groupwise.tasks.data import formats
+from groupwise.tasks.data.formats import IN_MEMORY, Csv, JsonLines
+from groupwise.tasks.data.sources import sources_at
 from groupwise.tasks.data.task import Data
 
 ROWS = [{"prompt": f"{i} + é = ?", "answer": str(i), "level": i % 3} for i in range(40)]
@@ -78,35 +78,35 @@ KINDS: dict[str, Callable[[Path], Path]] = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_file_gives_the_same_rows(name: str, tmp_path: Path) -> None:
-    (source,) = place("task.path", str(KINDS[name](tmp_path / name))).train
+    (source,) = sources_at("task.path", str(KINDS[name](tmp_path / name))).train
     expected = TEXTS if name.endswith(("csv", "tsv")) else ROWS
     assert [row.values for row in source.rows()] == expected
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv", "folder"])
 def test_a_row_can_be_read_again_by_its_offset(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "SMALL_FILE", 0)
-    (source,) = place("task.path", str(KINDS[name](tmp_path / name))).train
+    monkeypatch.setattr(formats, "SMALL_FILE", 0)
+    (source,) = sources_at("task.path", str(KINDS[name](tmp_path / name))).train
     for row in list(source.rows())[::-1]:
-        assert row.offset != KEPT
+        assert row.offset != IN_MEMORY
         assert source.read(row.number, row.offset) == row.values
 
 
 def test_quoted_lines_of_a_csv_file_keep_their_numbers_and_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "SMALL_FILE", 0)
+    monkeypatch.setattr(formats, "SMALL_FILE", 0)
     path = tmp_path / "a.csv"
     path.write_bytes(b'\xef\xbb\xbfprompt,answer\r\n"two\r\nlines, ""quoted""",1\r\n\r\nlast,2')
-    rows = list(Csv(path).rows())
+    rows = list(Csv(str(path)).rows())
     assert [(row.number, row.values["prompt"]) for row in rows] == [(2, 'two\r\nlines, "quoted"'), (5, "last")]
-    assert [Csv(path).read(row.number, row.offset) for row in rows] == [row.values for row in rows]
+    assert [Csv(str(path)).read(row.number, row.offset) for row in rows] == [row.values for row in rows]
 
 
 def test_blank_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\n   \n{"a": 2}')
-    assert [(row.number, row.values) for row in JsonLines(path).rows()] == [(1, {"a": 1}), (4, {"a": 2})]
+    assert [(row.number, row.values) for row in JsonLines(str(path)).rows()] == [(1, {"a": 1}), (4, {"a": 2})]
 
 
 BROKEN = {
@@ -158,7 +158,7 @@ def test_a_broken_file_is_refused_in_one_line_that_says_where(name: str, tmp_pat
 
 
 def test_a_line_without_end_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(formats, "LONGEST_LINE", 1 << 20)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"prompt": "a", "answer": "1"}\n"' + b"x" * (1 << 21))
     with pytest.raises(UsageError) as told:
@@ -167,7 +167,7 @@ def test_a_line_without_end_is_refused_before_it_is_read(tmp_path: Path, monkeyp
 
 
 def test_a_large_json_list_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LARGEST_LIST", 1 << 10)
+    monkeypatch.setattr(formats, "LARGEST_LIST", 1 << 10)
     path = _list(tmp_path / "a.json")
     with pytest.raises(UsageError, match=r"a\.json: a JSON list of 0 MiB is read as a whole.*write it as \.jsonl"):
         Data(path=str(path), check="exact").samples("train")
@@ -209,17 +209,17 @@ def test_a_folder_without_data_and_a_file_of_no_known_kind_are_named(tmp_path: P
 def test_names_of_files_say_which_rows_are_held_out(tmp_path: Path) -> None:
     for name in ("train-00001.jsonl", "train-00000.jsonl", "test.jsonl", "validation.jsonl"):
         _lines(tmp_path / name)
-    found = place("task.path", str(tmp_path))
-    assert [Path(source.name).name for source in found.train] == ["train-00000.jsonl", "train-00001.jsonl"]
-    assert [Path(source.name).name for source in found.heldout] == ["test.jsonl"]
-    assert found.unread == [str(tmp_path / "validation.jsonl")]
+    sources = sources_at("task.path", str(tmp_path))
+    assert [Path(source.name).name for source in sources.train] == ["train-00000.jsonl", "train-00001.jsonl"]
+    assert [Path(source.name).name for source in sources.heldout] == ["test.jsonl"]
+    assert sources.unread == [str(tmp_path / "validation.jsonl")]
 
 
 def test_other_names_are_all_training_rows(tmp_path: Path) -> None:
     for name in ("algebra.jsonl", "testing.jsonl", "geometry.jsonl"):
         _lines(tmp_path / name)
-    found = place("task.path", str(tmp_path))
-    assert [len(found.train), len(found.heldout)] == [3, 0]
+    sources = sources_at("task.path", str(tmp_path))
+    assert [len(sources.train), len(sources.heldout)] == [3, 0]
 
 
 def test_splits_of_a_saved_data_set_are_what_they_are_called(tmp_path: Path) -> None:
@@ -227,13 +227,13 @@ def test_splits_of_a_saved_data_set_are_what_they_are_called(tmp_path: Path) -> 
 
     parts = {name: datasets.Dataset.from_list(ROWS[:k]) for k, name in ((30, "train"), (20, "test"), (10, "extra"))}
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "both"))
-    found = place("task.path", str(tmp_path / "both"))
-    assert [len(list(s.rows())) for s in (*found.train, *found.heldout)] == [30, 20]
-    assert found.unread == [f"{tmp_path / 'both'}, extra"]
+    sources = sources_at("task.path", str(tmp_path / "both"))
+    assert [len(list(s.rows())) for s in (*sources.train, *sources.heldout)] == [30, 20]
+    assert sources.unread == [f"{tmp_path / 'both'}, extra"]
     del parts["train"]
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "none"))
     with pytest.raises(UsageError, match="none of its splits is called train: test, extra"):
-        place("task.path", str(tmp_path / "none"))
+        sources_at("task.path", str(tmp_path / "none"))
 
 
 def test_a_large_file_is_streamed(tmp_path: Path) -> None:

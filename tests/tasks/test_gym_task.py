@@ -16,24 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from groupwise import tasks
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstrates, Streams
+from groupwise.tasks import make
 from groupwise.tasks.gym.answers import harmless
 from groupwise.tasks.gym.curriculum import Curriculum, parameters_at
-from groupwise.tasks.gym.forms import FORMS
-from groupwise.tasks.gym.problems import (
-    dataset,
-    entry_of,
-    generators,
-    packed,
-    pool,
-    source,
-    unpacked,
-)
+from groupwise.tasks.gym.entries import distinct_samples, entry_of, packed, unpacked
+from groupwise.tasks.gym.generators import dataset_classes, make_dataset, make_generator
+from groupwise.tasks.gym.known_generators import KNOWN
 from groupwise.tasks.gym.task import Gym
 
 #: reasoning_gym names no answer of these; its scorers judge what the policy finds.
@@ -61,13 +54,14 @@ RISING = Gym(generators={"chain_sum": {"max_digits": 1}, "gcd": {}}, problems=20
 
 @pytest.fixture(scope="module")
 def names() -> list[str]:
-    return list(generators())
+    return list(dataset_classes())
 
 
 def problem(name: str) -> Sample:
     """One problem of a generator with its default parameters, as a worker process would be sent it."""
-    chosen = source(name, {}, "test")
-    sample = pool(chosen, dataset(chosen, {}, seed=3, size=1), 0, lambda entry: entry["question"])[0]
+    generator = make_generator(name, {}, "test")
+    dataset = make_dataset(generator, {}, seed=3, size=1)
+    sample = distinct_samples(generator, dataset, 0, lambda entry: entry["question"])[0]
     return replace(sample, extra=json.loads(json.dumps(sample.extra)))
 
 
@@ -176,7 +170,7 @@ def test_the_generators_own_parameters_are_obeyed() -> None:
 )
 def test_bad_settings_are_told_in_one_line(settings: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        tasks.task("reasoning_gym", settings)
+        make.task("reasoning_gym", settings)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -208,7 +202,7 @@ def test_no_answer_is_run_as_code(name: str, tmp_path: Path) -> None:
     mark, sample = tmp_path / "mark", problem(name)
     Gym(generator=name).score(sample, f"__import__('pathlib').Path({str(mark)!r}).touch()")
     assert not mark.exists()
-    scorer = dataset(source(name, {}, "test"), {}, seed=3, size=1)
+    scorer = make_dataset(make_generator(name, {}, "test"), {}, seed=3, size=1)
     scorer.score_answer(f"__import__('pathlib').Path({str(mark)!r}).touch()", entry_of(sample))
     assert mark.exists(), "this scorer runs nothing, so it needs no guard"
 
@@ -241,7 +235,7 @@ def test_demonstrations_are_right_or_mistaken_as_often_as_asked() -> None:
 
 
 @pytest.mark.parametrize("tags", [False, True])
-@pytest.mark.parametrize("name", [*FORMS, "lcm"])
+@pytest.mark.parametrize("name", [*KNOWN, "lcm"])
 def test_every_worked_form_ends_in_the_right_answer(name: str, tags: bool) -> None:
     told = {"tags": True} if tags else {"answer_after": "="}
     task = Gym(generator=name, problems=100, worked_share=1.0, **told)  # type: ignore[arg-type]
@@ -310,13 +304,13 @@ def test_the_recipe_holds_together() -> None:
 
 def test_the_page_is_right_about_names_and_its_recipes_can_be_read() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reasoning_gym.md").read_text()
-    assert f"Any of the {len(generators())} generators" in page
-    for name in (*RUN_AS_CODE, *WITHOUT_ANSWERS, *FORMS):
+    assert f"Any of the {len(dataset_classes())} generators" in page
+    for name in (*RUN_AS_CODE, *WITHOUT_ANSWERS, *KNOWN):
         assert f"`{name}`" in page
     told = {}
     for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL):
         told = {**tomllib.loads(block)["task"], "problems": 60}
         if "curriculum" in told:
             told["generator"] = "chain_sum"
-        assert tasks.task(told.pop("name", "reasoning_gym"), told).samples("heldout")
+        assert make.task(told.pop("name", "reasoning_gym"), told).samples("heldout")
     assert told["curriculum"]["levels"] == 4

@@ -21,7 +21,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.task import Task
 from groupwise.models.chat import ChatSettings
 from groupwise.models.moe.replay import ReplayFrom, RoutingSettings
-from groupwise.tasks import task
+from groupwise.tasks.make import task
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings, Schedule
 from groupwise.training.reward_model import PreferenceSettings

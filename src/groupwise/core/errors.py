@@ -37,6 +37,11 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     return (f"did you mean {near[0]!r}? " if near else "") + f"known: {', '.join(names)}"
 
 
+def one_line(error: Exception) -> str:
+    """An exception's message in one line, the name of its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def disk_words(error: Exception) -> str:
     """The system's words where the disk refused, also when a library wrapped them; empty for any other error."""
     if isinstance(error, OSError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Sample:
-    """One problem of a task: what the policy is asked, and what the task needs to score an answer.
+    """One problem of a task: the prompt, and what the task needs to score an answer.
 
     key       unique within the task, the same in every process and run
     prompt    the text the policy sees; of a conversation, what its last message says

@@ -41,7 +41,7 @@ class ScoresSteps(Protocol):
 
 @runtime_checkable
 class Streams(Protocol):
-    """A task that makes its training problems as they are asked for, harder ones as the policy gets better.
+    """A task that generates its training problems one by one, harder ones as the policy gets better.
 
     sources                     what it mixes, by name; `Sample.source` is one of them
     draw(index, seed, levels)   training problem number `index`; the same arguments give the same problem anywhere
@@ -58,7 +58,7 @@ class Streams(Protocol):
 
 @runtime_checkable
 class Judged(Protocol):
-    """A task of which `judged` says that nobody knows the right answers: a reward model's score is all there is."""
+    """A task that may have no right answers: where `judged` is True, completions are scored by a reward model alone."""
 
     @property
     def judged(self) -> bool: ...
@@ -66,7 +66,7 @@ class Judged(Protocol):
 
 @runtime_checkable
 class Identified(Protocol):
-    """A task whose settings alone do not say what its problems are: `contents` changes whenever they do."""
+    """A task whose problems are not determined by its settings alone: `contents`, a hash, changes when they do."""
 
     @property
     def contents(self) -> str: ...
@@ -74,14 +74,14 @@ class Identified(Protocol):
 
 @runtime_checkable
 class Notes(Protocol):
-    """A task that has something to say of its problems before a run: what was left out, and why."""
+    """A task with notes on its problems for the user, one line each: what was left out, and why."""
 
     def notes(self) -> Sequence[str]: ...
 
 
 @runtime_checkable
 class LeavesOut(Protocol):
-    """A task whose data held problems more than once; a run does not see these.
+    """A task whose data holds problems more than once; neither split contains these rows.
 
     repeated   problems that come again in their own split
     leaked     held-out problems that are training problems too
@@ -95,7 +95,7 @@ class LeavesOut(Protocol):
 
 
 @runtime_checkable
-class ShowsGold(Protocol):
+class KnowsGold(Protocol):
     """A task that knows a completion of each problem that should score 1.0; "" where it knows none."""
 
     def gold(self, sample: Sample) -> str: ...
@@ -111,6 +111,6 @@ class Demonstration:
 
 @runtime_checkable
 class Demonstrates(Protocol):
-    """A task that can also show how answers look, so that a tiny policy has something to start from."""
+    """A task that also has completions to imitate, so that a tiny policy has something to start from."""
 
     def demonstrations(self, count: int, seed: int) -> Iterable[Demonstration]: ...

@@ -7,7 +7,6 @@ imitates them can do both; what reinforcement learning has to find is that worki
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Sequence
@@ -18,12 +17,13 @@ from typing import ClassVar
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
+from groupwise.tasks.settings import fewest_and_most, require_heldout_share, require_worked_share
+from groupwise.tasks.splits import SPLITS, in_hash_order, require_split, split_by_prompt
 
-SPLITS = ("train", "heldout")
-
+#: A term of a chain with its sign.
+TERM = re.compile(r"[+-]?[0-9]+")
 # A minus directly after a digit is an operator: `4-4` ends in 4, `=-4` in -4.
 _INTEGER = re.compile(r"(?<![0-9])-?[0-9]+")
-_TERM = re.compile(r"[+-]?[0-9]+")
 _EXPRESSION = re.compile(r"[+-]?[0-9]+(?:[+-][0-9]+)*")
 # Python refuses to read integers of thousands of digits; no number of this task is longer than this.
 _LONGEST_ANSWER = 20
@@ -36,7 +36,7 @@ class Arithmetic:
     operands       (fewest, most) integers in a problem
     largest        operands are drawn from 0..largest
     worked_share   the share of demonstrations that work step by step
-    heldout_share  the share of problems kept for evaluation
+    heldout_share  the share of problems held out for evaluation
     problems       how many problems there are at most, both splits together
     seed           draws the problems (where there are more than `problems`) and their order
     """
@@ -50,17 +50,11 @@ class Arithmetic:
     quick: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "operands", tuple(self.operands))  # a recipe writes a list
-        if len(self.operands) != 2 or not 2 <= self.operands[0] <= self.operands[1] <= 12:
-            raise UsageError(
-                f"task.operands must be [fewest, most] with 2 <= fewest <= most <= 12, not {self.operands}"
-            )
+        object.__setattr__(self, "operands", fewest_and_most("operands", self.operands, limit=12))
         if not 1 <= self.largest <= 999:
             raise UsageError(f"task.largest must be from 1 to 999, not {self.largest}")
-        if not 0 <= self.worked_share <= 1:
-            raise UsageError(f"task.worked_share must be from 0 to 1, not {self.worked_share}")
-        if not 0 < self.heldout_share < 1:
-            raise UsageError(f"task.heldout_share must lie between 0 and 1, not {self.heldout_share}")
+        require_worked_share(self.worked_share)
+        require_heldout_share(self.heldout_share)
         if not all(self.samples(split) for split in SPLITS):
             raise UsageError(f"{self} leaves a split empty; raise task.largest, task.operands or task.problems")
 
@@ -71,15 +65,13 @@ class Arithmetic:
 
     def samples(self, split: str) -> Sequence[Sample]:
         """The problems of "train" or "heldout", in a shuffled order that is the same in every process."""
-        if split not in SPLITS:
-            raise UsageError(f"arithmetic has the splits {' and '.join(SPLITS)}, not {split!r}")
+        require_split(split, "arithmetic")
         return _splits(self.operands, self.largest, self.heldout_share, self.problems, self.seed)[split]
 
     def score(self, sample: Sample, completion: str) -> float:
         """1.0 where the last integer of the completion is the answer, else 0.0."""
-        found = _INTEGER.findall(completion)
-        right = bool(found) and len(found[-1]) <= _LONGEST_ANSWER and int(found[-1]) == int(sample.answer)
-        return 1.0 if right else 0.0
+        last = _INTEGER.findall(completion)[-1:]
+        return 1.0 if last and _has_value(last, int(sample.answer)) else 0.0
 
     def steps(self, sample: Sample, completion: str) -> list[tuple[int, float]]:
         """Where each part between "=" ends, and 1.0 where it brings the problem closer to its answer, else 0.0.
@@ -90,14 +82,14 @@ class Arithmetic:
         >>> Arithmetic().steps(Sample(key="k", prompt="3+1-4+2=", answer="2"), "4-4+2=4-4+2=2")
         [(5, 1.0), (11, 0.0), (13, 1.0)]
         """
-        found, end, fewest = [], -1, len(_TERM.findall(sample.prompt))
+        scores, end, fewest = [], -1, len(TERM.findall(sample.prompt))
         for part in completion.split("="):
             end += 1 + len(part)
-            terms = _TERM.findall(part) if _EXPRESSION.fullmatch(part) else []
+            terms = TERM.findall(part) if _EXPRESSION.fullmatch(part) else []
             right = 0 < len(terms) < fewest and _has_value(terms, int(sample.answer))
             fewest = len(terms) if right else fewest
-            found.append((end, 1.0 if right else 0.0))
-        return found
+            scores.append((end, 1.0 if right else 0.0))
+        return scores
 
     def gold(self, sample: Sample) -> str:
         """The problem worked step by step: a completion that scores 1.0."""
@@ -116,7 +108,7 @@ class Arithmetic:
 
 def worked(expression: str) -> str:
     """The step-by-step answer: `3+1-4+2=` -> `4-4+2=0+2=2`, the first two terms summed in each step."""
-    terms = _TERM.findall(expression)
+    terms = TERM.findall(expression)
     steps = []
     while len(terms) > 1:
         terms[:2] = [str(int(terms[0]) + int(terms[1]))]
@@ -140,16 +132,10 @@ def _expression(index: int, count: int, largest: int) -> str:
     return text + "="
 
 
-def _hash(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone: the same in every process and Python version."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
-
-
 @lru_cache(maxsize=8)
 def _splits(
     operands: tuple[int, int], largest: int, heldout_share: float, problems: int, seed: int
 ) -> dict[str, tuple[Sample, ...]]:
-    """Both splits. The hash of the expression decides the split, so no draw or seed can move a problem across."""
     counts = range(operands[0], operands[1] + 1)
     rng = random.Random(seed)
     drawn: list[str] = []
@@ -157,9 +143,5 @@ def _splits(
         space = (largest + 1) ** count * 2 ** (count - 1)
         indices = rng.sample(range(space), min(space, problems // len(counts)))
         drawn += [_expression(index, count, largest) for index in indices]
-    drawn.sort(key=lambda text: _hash(f"order {seed} {text}"))
-    splits: dict[str, list[Sample]] = {split: [] for split in SPLITS}
-    for text in drawn:
-        split = "heldout" if _hash(f"split {text}") < heldout_share else "train"
-        splits[split].append(Sample(key=text, prompt=text, answer=worked(text).rsplit("=", 1)[-1]))
-    return {split: tuple(samples) for split, samples in splits.items()}
+    samples = [Sample(key=e, prompt=e, answer=worked(e).rsplit("=", 1)[-1]) for e in in_hash_order(drawn, seed)]
+    return split_by_prompt(samples, heldout_share)

@@ -1,1 +1,1 @@
-"""What `groupwise check` looks at before a run: problems, rewards, lengths, repeats, prompts, and the model itself."""
+"""`groupwise check` before a run: problems, duplicates, rewards, lengths, prompts, and the model itself."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from groupwise.commands.build import too_long
-from groupwise.commands.check.golds import gold_of
-from groupwise.commands.check.remarks import Remark, Row, fault, graded, note, ok
+from groupwise.commands.check.findings import Finding, ShownProblem, fault, graded, note, ok
 from groupwise.commands.check.scores import Encode
+from groupwise.commands.check.trials import gold_of
 from groupwise.config.plan import Blueprint
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
+from groupwise.core.task import Task
 from groupwise.models.chat import Chat
 from groupwise.rollout.selection import select
 
@@ -20,48 +21,50 @@ CUT_LIMIT = 0.05
 SHOWN = 3000
 
 
-def ending(chat: Chat) -> Encode:
+def completion_encoder(chat: Chat) -> Encode:
     """(a completion's text) -> its ids with the end id, as a warm start trains them."""
     end = chat.tokenizer.eos_token_id
     return lambda text: (*chat.tokenizer(text, add_special_tokens=False)["input_ids"], *([] if end is None else [end]))
 
 
-def lengths(plan: Blueprint, chat: Chat, positions: int, samples: Sequence[Sample]) -> tuple[list[Remark], int]:
-    """Remarks, and the tokens of the longest prompt that is used."""
-    asked = sorted(len(chat.encode(sample)) for sample in samples)
-    remarks = [ok(f"prompts: {_spread(asked)}")]
+def lengths(plan: Blueprint, chat: Chat, positions: int, samples: Sequence[Sample]) -> tuple[list[Finding], int]:
+    """Findings, and the tokens of the longest prompt that is used; 0 where prompts cannot be encoded."""
     try:
-        found = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
+        prompts = sorted(len(chat.encode(sample)) for sample in samples)
     except UsageError as error:
-        return [*remarks, fault(str(error)), *_completions(plan, chat, samples)], asked[-1]
-    remarks += [note(told) for told in found.notes]
-    wrong = too_long(plan, positions, found.longest)
-    fits = f"the longest prompt, {found.longest} tokens, and {plan.sampling.max_new_tokens} new ones fit the model"
-    remarks.append(fault(wrong) if wrong else ok(f"{fits}'s {positions} positions"))
-    return [*remarks, *_completions(plan, chat, samples)], found.longest
+        return [fault(str(error))], 0
+    spread, golds = ok(f"prompts: {_spread(prompts)}"), _gold_lengths(plan, chat, samples)
+    try:
+        selected = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
+    except UsageError as error:
+        return [spread, fault(str(error)), *golds], prompts[-1]
+    longest = selected.longest
+    wrong = too_long(plan, positions, longest)
+    both = f"the longest prompt, {longest} tokens, and {plan.sampling.max_new_tokens} new ones"
+    room = fault(wrong) if wrong else ok(f"{both} fit the model's {positions} positions")
+    return [spread, *map(note, selected.notes), room, *golds], longest
 
 
-def rows(chat: Chat, samples: Sequence[Sample], gold: Callable[[Sample], str]) -> list[Row]:
+def shown_problems(chat: Chat, task: Task, samples: Sequence[Sample]) -> list[ShownProblem]:
     """The samples as the model will see them, each with a completion that should score 1.0."""
-    encode = ending(chat)
-    made = []
-    for sample in samples:
-        prompt, trained = chat.encode(sample), encode(gold(sample))
-        asked, answered = (_cut(chat.tokenizer.decode(ids, skip_special_tokens=False)) for ids in (prompt, trained))
-        made.append(Row(sample.key, asked, answered, len(prompt), len(trained)))
-    return made
+
+    def text(ids: Sequence[int]) -> str:
+        return _cut(chat.tokenizer.decode(ids, skip_special_tokens=False))
+
+    encode = completion_encoder(chat)
+    pairs = [(sample.key, chat.encode(sample), encode(gold_of(task, sample))) for sample in samples]
+    return [ShownProblem(key, text(prompt), text(gold), len(prompt), len(gold)) for key, prompt, gold in pairs]
 
 
-def _completions(plan: Blueprint, chat: Chat, samples: Sequence[Sample]) -> list[Remark]:
-    encode, limit = ending(chat), plan.sampling.max_new_tokens
-    golds = [gold for sample in samples if (gold := gold_of(plan.task, sample))]
-    if not golds:
+def _gold_lengths(plan: Blueprint, chat: Chat, samples: Sequence[Sample]) -> list[Finding]:
+    encode, limit = completion_encoder(chat), plan.sampling.max_new_tokens
+    sizes = sorted(len(encode(gold)) for sample in samples if (gold := gold_of(plan.task, sample)))
+    if not sizes:
         return []
-    sizes = sorted(len(encode(gold)) for gold in golds)
     over = sum(size > limit for size in sizes)
-    told = f"{over} of {len(sizes)} gold completions are longer than sampling.max_new_tokens = {limit}"
-    more = ", such answers would be cut off" if over else ""
-    return [ok(f"gold completions: {_spread(sizes)}"), graded(over / len(sizes), CUT_LIMIT, told + more)]
+    what = f"{over} of {len(sizes)} gold completions are longer than sampling.max_new_tokens = {limit}"
+    cut = ", such answers would be cut off" if over else ""
+    return [ok(f"gold completions: {_spread(sizes)}"), graded(over / len(sizes), CUT_LIMIT, what + cut)]
 
 
 def _spread(sizes: Sequence[int]) -> str:

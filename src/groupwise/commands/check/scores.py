@@ -7,39 +7,37 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from groupwise.commands.check.golds import Kind, Probe
+from groupwise.commands.check.trials import Kind, Trial
 from groupwise.core.reward import Cause, Mark
 from groupwise.core.samples import Attempt
 from groupwise.rollout.scoring import TASK, Scorer
 
-#: Probes that are scored together, and seconds after which no more are begun.
+#: Trials that are scored together, and seconds after which no more are begun.
 TOGETHER, SECONDS = 32, 20.0
 
 #: A completion's text -> its ids, for rewards that read them.
 Encode = Callable[[str], tuple[int, ...]]
-#: The marks of a probe's completions, by kind.
-Told = Mapping[Kind, Mark]
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What one reward gave: of each probe, its marks. A reward that did not come back in time is not tried further."""
+class TrialScores:
+    """What one reward gave: of each trial, its results by kind. After a timeout a reward is not tried further."""
 
     name: str
-    told: Sequence[Told]
+    results: Sequence[Mapping[Kind, Mark]]
 
-    def marks(self, *kinds: Kind) -> list[Mark]:
-        """All marks of these kinds."""
-        return [told[kind] for told in self.told for kind in kinds if kind in told]
+    def of(self, *kinds: Kind) -> list[Mark]:
+        """All results of these kinds."""
+        return [trial[kind] for trial in self.results for kind in kinds if kind in trial]
 
     def values(self, *kinds: Kind) -> list[float]:
         """The scores of these kinds, those that are missing left out."""
-        return [mark.value for mark in self.marks(*kinds) if mark.cause is None]
+        return [result.value for result in self.of(*kinds) if result.cause is None]
 
-    def pairs(self, kind: Kind) -> list[tuple[float, float]]:
-        """(gold's score, this kind's score) of every probe that has both."""
-        both = [(told[Kind.GOLD], told[kind]) for told in self.told if kind in told]
-        return [(gold.value, other.value) for gold, other in both if gold.cause is None and other.cause is None]
+    def together(self, *kinds: Kind) -> list[tuple[float, ...]]:
+        """The scores of every trial that has one of each of these kinds."""
+        complete = [[trial[kind] for kind in kinds] for trial in self.results if trial.keys() >= {*kinds}]
+        return [tuple(r.value for r in results) for results in complete if all(r.cause is None for r in results)]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -47,28 +45,22 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def tried(scorer: Scorer, probes: Sequence[Probe], encode: Encode) -> list[Tried]:
-    """Every reward on every probe, the task's own score first, as far as time allows."""
-    names = [TASK, *scorer.mix.own]
-    return [Tried(name, list(_all(scorer, name, probes, encode))) for name in names]
+def score_trials(scorer: Scorer, trials: Sequence[Trial], encode: Encode) -> list[TrialScores]:
+    """Every reward on every trial, the task's own score first, as far as time allows."""
+    return [TrialScores(name, list(_results(scorer, name, trials, encode))) for name in (TASK, *scorer.mix.own)]
 
 
-def _all(scorer: Scorer, name: str, probes: Sequence[Probe], encode: Encode) -> Iterator[Told]:
+def _results(scorer: Scorer, name: str, trials: Sequence[Trial], encode: Encode) -> Iterator[Mapping[Kind, Mark]]:
     started = time.perf_counter()
     # The first alone: where a reward hangs on it, nothing else is waited for.
-    for chunk in (probes[:1], *(probes[at : at + TOGETHER] for at in range(1, len(probes), TOGETHER))):
-        places = [(probe, kind) for probe in chunk for kind in probe.texts]
-        given = _score(scorer, name, [_attempt(probe, kind, encode) for probe, kind in places])
-        by_place = {(id(probe), kind): mark for (probe, kind), mark in zip(places, given, strict=True)}
-        yield from ({kind: by_place[id(probe), kind] for kind in probe.texts} for probe in chunk)
-        late = any(mark.cause is Cause.TIMEOUT for mark in given)
+    for chunk in (trials[:1], *(trials[at : at + TOGETHER] for at in range(1, len(trials), TOGETHER))):
+        texts = [(trial.sample, text) for trial in chunk for text in trial.completions.values()]
+        results = _score(scorer, name, [Attempt(sample, text, "stop", encode(text)) for sample, text in texts])
+        remaining = iter(results)
+        yield from ({kind: next(remaining) for kind in trial.completions} for trial in chunk)
+        late = any(result.cause is Cause.TIMEOUT for result in results)
         if late or time.perf_counter() - started > SECONDS:
             return
-
-
-def _attempt(probe: Probe, kind: Kind, encode: Encode) -> Attempt:
-    text = probe.texts[kind]
-    return Attempt(probe.sample, text, "stop", encode(text))
 
 
 def _score(scorer: Scorer, name: str, attempts: Sequence[Attempt]) -> list[Mark]:

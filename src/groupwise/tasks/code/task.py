@@ -2,12 +2,11 @@
 
 Problems come from a JSONL file (one object a line: a prompt, its tests in a form of sandbox.cases, optionally an entry
 point, a solution, and a prefix that is put before the completion); without a file they are the small functions of
-tasks.functions, which a tiny policy can learn to write.
+`generated`, which a tiny policy can learn to write.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -22,21 +21,21 @@ from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
 from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, cases
 from groupwise.rewards.sandbox.judge import passed
-from groupwise.tasks.code import functions
-
-SPLITS = ("train", "heldout")
+from groupwise.tasks.code import generated
+from groupwise.tasks.settings import PickledSettings, fewest_and_most, require_heldout_share, require_worked_share
+from groupwise.tasks.splits import SPLITS, require_split, split_by_prompt
 
 _FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _LANGUAGES = ("", "python", "py", "python3")
 
 
 @dataclass(frozen=True)
-class Code:
+class Code(PickledSettings):
     """Programs judged by tests, each in a fresh process of the sandbox.
 
     path           a JSONL file of problems; empty for the small generated functions
     heldout        a JSONL file of problems for evaluation; empty to keep `heldout_share` of `path`
-    heldout_share  the share of problems kept for evaluation
+    heldout_share  the share of problems held out for evaluation
     prompt, tests, entry_point, solution  the file's columns; the last two may be missing from it
     partial        score the share of tests passed; without it 1.0 for all of them, else 0.0
     seconds        wall time of one program, all its calls together; a script has it for each input
@@ -67,33 +66,25 @@ class Code:
     quick: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", tuple(self.steps))  # a recipe writes a list
         if self.sandbox not in ("", ACCEPTED):
             raise UsageError(f'task.sandbox = {self.sandbox!r}: must be empty or, to take the risk, "{ACCEPTED}"')
-        if not 0 < self.heldout_share < 1:
-            raise UsageError(f"task.heldout_share must lie between 0 and 1, not {self.heldout_share}")
-        if not 0 <= self.worked_share <= 1:
-            raise UsageError(f"task.worked_share must be from 0 to 1, not {self.worked_share}")
+        require_heldout_share(self.heldout_share)
+        require_worked_share(self.worked_share)
         if not 0.05 <= self.seconds <= 3600 or not 64 <= self.memory <= 1 << 20:
             raise UsageError(
                 "task.seconds must be from 0.05 to 3600 and task.memory from 64 to 1048576 (MiB), "
                 f"not {self.seconds} and {self.memory}"
             )
-        if len(self.steps) != 2 or not 2 <= self.steps[0] <= self.steps[1] <= 6:
-            raise UsageError(f"task.steps must be [fewest, most] with 2 <= fewest <= most <= 6, not {self.steps}")
+        object.__setattr__(self, "steps", fewest_and_most("steps", self.steps, limit=6))
         if self.heldout and not self.path:
             raise UsageError("task.heldout names a file and task.path does not; name the training problems too")
         if not all(self.samples(split) for split in SPLITS):
             raise UsageError(f"{self} leaves a split empty; raise task.problems or change task.heldout_share")
 
-    def __getstate__(self) -> dict[str, object]:
-        """The settings alone: a copy in another process starts its own sandbox and reads its own file."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
     @property
     def alphabet(self) -> str:
         """Every character of the generated functions; "" for those of a file."""
-        return "" if self.path else functions.ALPHABET
+        return "" if self.path else generated.ALPHABET
 
     @property
     def layers(self) -> Layers:
@@ -103,8 +94,8 @@ class Code:
     @property
     def contents(self) -> str:
         """A hash of what the files say."""
-        rows = [*self._of_files["train"], *self._of_files["heldout"]] if self.path else []
-        return hashlib.sha256(repr(rows).encode()).hexdigest()
+        samples = [sample for split in SPLITS for sample in self._file_splits[split]] if self.path else []
+        return hashlib.sha256(repr(samples).encode()).hexdigest()
 
     def notes(self) -> list[str]:
         """What stands between the completions and this machine. Raises UsageError where that is too little."""
@@ -115,11 +106,10 @@ class Code:
 
         Raises UsageError naming file and line for a row that is no problem.
         """
-        if split not in SPLITS:
-            raise UsageError(f"code has the splits {' and '.join(SPLITS)}, not {split!r}")
+        require_split(split, "code")
         if self.path:
-            return self._of_files[split]
-        return functions.splits(self.steps, self.heldout_share, self.problems, self.seed)[split]
+            return self._file_splits[split]
+        return generated.splits(self.steps, self.heldout_share, self.problems, self.seed)[split]
 
     def score(self, sample: Sample, completion: str) -> float:
         """1.0 where the completion passes every test, else 0.0; with `partial` the share of tests passed."""
@@ -137,26 +127,21 @@ class Code:
         """`count` demonstrations: of generated functions a mixture of right and hasty ones, of a file its solutions."""
         train = self.samples("train")
         if not self.path:
-            return functions.demonstrations(train, self.worked_share, count, seed)
-        shown = [Demonstration(s.prompt, s.answer) for s in train if s.answer]
-        if not shown and count:
+            return generated.demonstrations(train, self.worked_share, count, seed)
+        solved = [Demonstration(s.prompt, s.answer) for s in train if s.answer]
+        if not solved and count:
             raise UsageError(f"{self.path} has no column {self.solution!r}, which the warm start would imitate")
-        return [shown[i % len(shown)] for i in range(count)]
+        return [solved[i % len(solved)] for i in range(count)]
 
     @cached_property
     def _box(self) -> Sandbox:
         return Sandbox(Limits(self.seconds, self.memory * 2**20), accept_risk=self.sandbox == ACCEPTED)
 
     @cached_property
-    def _of_files(self) -> dict[str, tuple[Sample, ...]]:
-        rows = tuple(self._read(self.path))
-        if self.heldout:
-            return {"train": rows, "heldout": tuple(self._read(self.heldout))}
-        held = [functions.hashed(f"split {row.prompt}") < self.heldout_share for row in rows]
-        return {
-            "train": tuple(row for row, out in zip(rows, held, strict=True) if not out),
-            "heldout": tuple(row for row, out in zip(rows, held, strict=True) if out),
-        }
+    def _file_splits(self) -> dict[str, tuple[Sample, ...]]:
+        if not self.heldout:
+            return split_by_prompt(self._read(self.path), self.heldout_share)
+        return {"train": tuple(self._read(self.path)), "heldout": tuple(self._read(self.heldout))}
 
     def _read(self, path: str) -> Iterator[Sample]:
         """The file's problems, line by line."""
@@ -165,37 +150,28 @@ class Code:
             with Path(path).open("rb") as file:
                 for number, line in enumerate(file, 1):
                     if line.strip():
-                        yield self._sample(path, number, line)
+                        where = f"{path}, line {number}"
+                        yield self._sample(_row(line, where), key=f"{Path(path).name}:{number}", where=where)
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from None
         if number == 0:
             raise UsageError(f"{path} is empty; it must hold one problem a line, as JSON")
 
-    def _sample(self, path: str, number: int, line: bytes) -> Sample:
-        where = f"{path}, line {number}"
-        row = _row(where, line)
+    def _sample(self, row: Mapping[str, Any], key: str, where: str) -> Sample:
         missing = [column for column in (self.prompt, self.tests) if column not in row]
         if missing:
             raise UsageError(f"{where}: no column {missing[0]!r}; it has {', '.join(row)}")
-        extra = {
-            "tests": row[self.tests],
-            "entry_point": row.get(self.entry_point) or "",
-            "prefix": row.get("prefix", ""),
-        }
-        texts = {self.prompt: row[self.prompt], **{key: extra[key] for key in ("entry_point", "prefix")}}
-        for column, text in texts.items():
+        prompt, tests = row[self.prompt], row[self.tests]
+        entry_point, prefix = row.get(self.entry_point) or "", row.get("prefix", "")
+        for column, text in {self.prompt: prompt, "entry_point": entry_point, "prefix": prefix}.items():
             if not isinstance(text, str):
                 raise UsageError(f"{where}: {column} must be text, not {text!r:.80}")
         try:
-            cases.parse(extra["tests"], extra["entry_point"])
+            cases.parse(tests, entry_point)
         except ValueError as error:
             raise UsageError(f"{where}: {self.tests}: {error}") from None
-        return Sample(
-            key=f"{Path(path).name}:{number}",
-            prompt=row[self.prompt],
-            answer=str(row.get(self.solution) or ""),
-            extra=extra,
-        )
+        extra = {"tests": tests, "entry_point": entry_point, "prefix": prefix}
+        return Sample(key, prompt, answer=str(row.get(self.solution) or ""), extra=extra)
 
 
 def assemble(completion: str, prefix: str, entry_point: str) -> str:
@@ -215,7 +191,7 @@ def assemble(completion: str, prefix: str, entry_point: str) -> str:
     return blocks[-1] if alone else prefix + blocks[-1]
 
 
-def _row(where: str, line: bytes) -> Mapping[str, Any]:
+def _row(line: bytes, where: str) -> Mapping[str, Any]:
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:

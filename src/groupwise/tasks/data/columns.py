@@ -11,97 +11,88 @@ from typing import Any
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.tasks.data.files import kind_of
+from groupwise.tasks.data.formats import kind_of
+from groupwise.tasks.data.settings import DataSettings, template_columns
 
 _LETTERS = string.ascii_uppercase
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is what; the fields are those of the task `data`."""
+    """Reads rows as the settings say. Of each method, `values` are a row's columns and `where` its place, for messages.
 
-    prompt: str
-    answer: str
-    answer_after: str
-    answer_boxed: bool
-    solution: str
-    messages: str
-    source: str
-    instruction: str
+    >>> columns = Columns(DataSettings(path="a.jsonl", prompt="{a} + {b}", answer="sum"))
+    >>> columns.sample({"a": 1, "b": 2, "sum": "3"}, key="a:1", where="a.jsonl, line 1", origin="a").prompt
+    '1 + 2'
+    """
+
+    settings: DataSettings
 
     @cached_property
-    def _named(self) -> list[str]:
-        return template_columns(self.prompt)
-
-    def needed(self) -> dict[str, str]:
-        """The columns that every row must have, each with the key that names it."""
-        asked = {} if self.messages else dict.fromkeys(self._named or [self.prompt], "prompt")
-        told = {"answer": self.answer, "solution": self.solution, "messages": self.messages, "source": self.source}
-        return {**asked, **{column: key for key, column in told.items() if column and column not in asked}}
+    def required(self) -> dict[str, str]:
+        """Column that every row must have -> the recipe's key that names it, as a message says it."""
+        s = self.settings
+        keys = {} if s.messages else dict.fromkeys(self._template or [s.prompt], "prompt")
+        others = [(key, getattr(s, key)) for key in ("answer", "solution", "messages", "source")]
+        keys |= {column: key for key, column in others if column and column not in keys}
+        named = {column: f"task.{key} = {getattr(s, key)!r}" for column, key in keys.items()}
+        return named | {column: f"task.filter.{column}" for column in s.filter if column not in named}
 
     def problem(self, values: Mapping[str, Any], where: str) -> str:
         """What makes a problem this one and no other: its text without the instruction."""
-        if self.messages:
-            return json.dumps(conversation(values[self.messages], where, self.messages), ensure_ascii=False)
-        if self._named:
-            return self.prompt.format_map({column: _inserted(values[column]) for column in self._named})
-        return _demand_prompt(values[self.prompt], where, self.prompt)
+        if self.settings.messages:
+            return json.dumps(self._conversation(values, where), ensure_ascii=False)
+        if self._template:
+            return self.settings.prompt.format_map({column: _inserted(values[column]) for column in self._template})
+        return _prompt_text(values[self.settings.prompt], where, self.settings.prompt)
 
     def gold(self, values: Mapping[str, Any]) -> str | None:
-        """The answer; None where the row has none (no text, no mark, no box), "" where no column is asked for one."""
-        if not self.answer:
+        """The answer; None where the row has none (no text, no mark, no box), "" where no column is named for one."""
+        s = self.settings
+        if not s.answer:
             return ""
-        value = values[self.answer]
+        value = values[s.answer]
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             return None
         text = str(value)
-        if self.answer_after:
-            text = text.rpartition(self.answer_after)[2] if self.answer_after in text else ""
-        if self.answer_boxed:
+        if s.answer_after:
+            text = text.rpartition(s.answer_after)[2] if s.answer_after in text else ""
+        if s.answer_boxed:
             text = last_boxed(text)
         return text.strip() or None
 
     def sample(self, values: Mapping[str, Any], key: str, where: str, origin: str) -> Sample:
         """The sample; `origin` is its source where no column says another. Columns it does not hold go to `extra`."""
-        turns = conversation(values[self.messages], where, self.messages) if self.messages else ()
+        s = self.settings
+        turns = self._conversation(values, where) if s.messages else ()
         if turns:
-            turns = (*turns[:-1], {**turns[-1], "content": turns[-1]["content"] + self.instruction})
-        plain = not self.answer_after and not self.answer_boxed
-        held = {self.prompt, self.messages, self.answer if plain else ""}
+            turns = (*turns[:-1], {**turns[-1], "content": turns[-1]["content"] + s.instruction})
+        answer_column = "" if s.answer_after or s.answer_boxed else s.answer
         return Sample(
             key=key,
-            prompt=turns[-1]["content"] if turns else self.problem(values, where) + self.instruction,
+            prompt=turns[-1]["content"] if turns else self.problem(values, where) + s.instruction,
             answer=self.gold(values) or "",
-            extra={column: value for column, value in values.items() if column not in held},
-            source=str(values[self.source]) if self.source else origin,
+            extra={name: value for name, value in values.items() if name not in (s.prompt, s.messages, answer_column)},
+            source=str(values[s.source]) if s.source else origin,
             messages=turns,
         )
 
-    def worked(self, sample: Sample) -> str:
-        """The solution that the sample's row holds, "" where it holds none."""
-        text = sample.extra.get(self.solution, sample.answer if self.solution == self.answer else "")
+    def solution(self, sample: Sample) -> str:
+        """The worked solution that the sample's row holds, "" where it holds none."""
+        s = self.settings
+        text = sample.extra.get(s.solution, sample.answer if s.solution == s.answer else "")
         return text if isinstance(text, str) else ""
 
+    @cached_property
+    def _template(self) -> list[str]:
+        return template_columns(self.settings.prompt)
 
-def template_columns(prompt: str) -> list[str]:
-    """The columns that a template names; none where the prompt is the name of a column.
-
-    >>> template_columns("{question} Choose from: {choices}"), template_columns("question")
-    (['question', 'choices'], [])
-    """
-    try:
-        parts = list(string.Formatter().parse(prompt))
-    except ValueError as error:
-        raise UsageError(f"task.prompt = {prompt!r}: no template: {error}; a brace itself is written twice") from None
-    found = [name for _, name, _, _ in parts if name is not None]
-    for _, name, form, conversion in parts:
-        if name is not None and (form or conversion or not name or any(mark in name for mark in ".[")):
-            raise UsageError(f"task.prompt = {prompt!r}: {{{name}}} must be the name of a column and nothing else")
-    return found
+    def _conversation(self, values: Mapping[str, Any], where: str) -> Sequence[dict[str, str]]:
+        return conversation(values[self.settings.messages], where, self.settings.messages)
 
 
 def conversation(value: object, where: str, column: str) -> Sequence[dict[str, str]]:
-    """The turns up to the last one that asks: a last turn of the assistant is what the policy is to write."""
+    """The turns before a last turn of the assistant, which the policy is to write."""
     turns = value if isinstance(value, list) else []
     good = all(isinstance(t, dict) and {type(t.get("role")), type(t.get("content"))} == {str} for t in turns)
     if turns and good and turns[-1]["role"] == "assistant":
@@ -129,7 +120,7 @@ def last_boxed(text: str) -> str:
     return ""
 
 
-def _demand_prompt(value: object, where: str, column: str) -> str:
+def _prompt_text(value: object, where: str, column: str) -> str:
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, str):

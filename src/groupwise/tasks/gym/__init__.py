@@ -1,1 +1,1 @@
-"""Problems made by reasoning_gym."""
+"""Problems of reasoning_gym."""

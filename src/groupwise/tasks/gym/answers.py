@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _LONGEST = 2000  # characters; beyond it even reading an expression takes a while
@@ -27,8 +28,8 @@ def final_answer(completion: str, after: str, tags: bool) -> str | None:
     ('8', '8')
     """
     if tags:
-        found = _TAGGED.findall(completion)
-        return found[-1].strip() if found else None
+        tagged = _TAGGED.findall(completion)
+        return tagged[-1].strip() if tagged else None
     return (completion.rsplit(after, 1)[-1] if after else completion).strip()
 
 
@@ -53,20 +54,16 @@ def _is_literal(answer: str) -> bool:
         return False
 
 
-def _is_arithmetic(answer: str) -> bool:
-    return _is_formula(answer, _ARITHMETIC)
-
-
 def _is_formula(answer: str, allowed: tuple[type[ast.AST], ...] = _FORMULA) -> bool:
     """Sympy reads more than Python does (`5!`), so here what is no Python is refused."""
     try:
         nodes = list(ast.walk(ast.parse(answer, mode="eval")))
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
-    return all(isinstance(node, allowed) and _tame(node) for node in nodes) and _height(nodes[0]) <= _HIGHEST
+    return all(isinstance(node, allowed) and _is_tame(node) for node in nodes) and _height(nodes[0]) <= _HIGHEST
 
 
-def _tame(node: ast.AST) -> bool:
+def _is_tame(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
     return not isinstance(node, ast.Constant) or type(node.value) in (int, float)
@@ -74,13 +71,10 @@ def _tame(node: ast.AST) -> bool:
 
 def _height(node: ast.AST) -> float:
     """The largest product of nested exponents, 1 where there are none."""
-    inner = max((_height(child) for child in _operands(node)), default=1.0)
+    operands = (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+    inner = max(map(_height, operands), default=1.0)
     is_power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
     return inner * max(1.0, _bound(node.right)) if is_power else inner  # type: ignore[union-attr]
-
-
-def _operands(node: ast.AST) -> Iterator[ast.AST]:
-    return (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
 
 
 def _bound(node: ast.AST) -> float:
@@ -94,14 +88,14 @@ def _bound(node: ast.AST) -> float:
         if isinstance(node.op, ast.Mult):
             return left * right
         if isinstance(node.op, ast.Div):
-            whole = isinstance(node.right, ast.Constant) and type(node.right.value) is int and node.right.value > 0
-            return left if whole else float("inf")
+            divisor = node.right.value if isinstance(node.right, ast.Constant) else None
+            return left if type(divisor) is int and divisor > 0 else float("inf")
         return left + right if isinstance(node.op, (ast.Add, ast.Sub)) else float("inf")
     return 1.0 if isinstance(node, (ast.Name, ast.Call)) else float("inf")
 
 
 _CHECKS: Mapping[str, Callable[[str], bool]] = {
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _is_literal),
-    **dict.fromkeys(("countdown", "puzzle24"), _is_arithmetic),
+    **dict.fromkeys(("countdown", "puzzle24"), partial(_is_formula, allowed=_ARITHMETIC)),
     **dict.fromkeys(("intermediate_integration", "polynomial_multiplication", "simple_integration"), _is_formula),
 }

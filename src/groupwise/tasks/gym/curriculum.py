@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from groupwise.core.errors import UsageError, nearest
-from groupwise.core.extras import need
+from groupwise.tasks.gym.generators import library
+from groupwise.tasks.settings import field_defaults, require_type
 
 
 @dataclass(frozen=True)
@@ -51,33 +51,27 @@ class Curriculum:
 
 def curriculum(table: Mapping[str, Any]) -> Curriculum:
     """From a recipe's [task.curriculum]. Raises UsageError."""
-    known = {f.name: f.default for f in dataclasses.fields(Curriculum)}
+    defaults = field_defaults(Curriculum)
     for key, value in table.items():
-        if key not in known:
-            raise UsageError(f"task.curriculum.{key}: there is no such key; {nearest(key, known)}")
-        whole = isinstance(known[key], int)
-        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-            raise UsageError(f"task.curriculum.{key} = {value!r}: must be a {'whole ' if whole else ''}number")
+        if key not in defaults:
+            raise UsageError(f"task.curriculum.{key}: there is no such key; {nearest(key, defaults)}")
+        require_type(f"task.curriculum.{key}", value, defaults[key])
     if table and "levels" not in table:
         raise UsageError("task.curriculum.levels is missing; such as levels = 4")
     return Curriculum(**table)
 
 
 def parameters_at(generator: str, level: int) -> dict[str, Any]:
-    """The parameters that reasoning_gym's own curriculum gives a level: each range from its easiest value up to that
-    level's. Empty where the generator has no curriculum.
+    """Name -> value of the parameters that reasoning_gym's own curriculum gives a level: each range from its easiest
+    value up to that level's. Empty where the generator has no curriculum.
     """
-    factory = need("reasoning_gym.factory", "tasks", "task reasoning_gym")
+    factory = library("reasoning_gym.factory")
     if not factory.has_curriculum(generator):
         return {}
-    made = factory.create_curriculum(generator)
-    made.set_global_level(level)
-    config = made.generate_configuration()
-    names = [_fields(attribute) for attribute in made.attributes.values()]
-    return {name: getattr(config, name) for group in names for name in group}
-
-
-def _fields(attribute: Any) -> tuple[str, ...]:
-    if hasattr(attribute, "field_name"):
-        return (attribute.field_name,)
-    return attribute.lower_field_name, attribute.upper_field_name
+    schedule = factory.create_curriculum(generator)
+    schedule.set_global_level(level)
+    parameters = schedule.generate_configuration()
+    # A range has two fields, any other attribute one.
+    fields = ("field_name", "lower_field_name", "upper_field_name")
+    names = [getattr(a, field) for a in schedule.attributes.values() for field in fields if hasattr(a, field)]
+    return {name: getattr(parameters, name) for name in names}

@@ -11,8 +11,8 @@ from groupwise.core.errors import UsageError, nearest
 _RANGE = ("min", "max")
 
 
-def demand_filter(filter: Mapping[str, Any]) -> None:
-    """Raises UsageError where a condition is none: a value, a list of values, or a table of min and max."""
+def require_filter(filter: Mapping[str, Any]) -> None:
+    """Raises UsageError where a condition is not one of these: a value, a list of values, or a table of min and max."""
     for column, wanted in filter.items():
         if isinstance(wanted, Mapping):
             for key, bound in wanted.items():

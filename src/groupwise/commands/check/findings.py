@@ -1,4 +1,4 @@
-"""What an inspection says: remarks in sections, and rows as the model will see them."""
+"""What a check says: findings in sections, and problems as the model will see them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Remark:
+class Finding:
     """One line about one thing."""
 
     level: Level
@@ -24,11 +24,11 @@ class Remark:
 
 
 @dataclass(frozen=True)
-class Row:
+class ShownProblem:
     """A problem as the model sees it: the prompt's text, then what is trained, end id included.
 
-    key                      the sample's
-    prompt, trained          text, special tokens visible
+    key                            the sample's
+    prompt, trained                text, special tokens visible
     prompt_tokens, trained_tokens  how many ids each is
     """
 
@@ -41,37 +41,37 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the inspection. `text` and `rows` are shown as they are; faults are among the remarks alone."""
+    """A part of the check. `text` and `problems` are shown as they are; faults are among the findings alone."""
 
     title: str
-    remarks: Sequence[Remark] = ()
+    findings: Sequence[Finding] = ()
     text: str = ""
-    rows: Sequence[Row] = ()
+    problems: Sequence[ShownProblem] = ()
 
     @property
     def faults(self) -> list[str]:
-        return [remark.what for remark in self.remarks if remark.level is Level.FAULT]
+        return [finding.what for finding in self.findings if finding.level is Level.FAULT]
 
 
-def ok(what: str) -> Remark:
-    return Remark(Level.OK, what)
+def ok(what: str) -> Finding:
+    return Finding(Level.OK, what)
 
 
-def note(what: str) -> Remark:
-    return Remark(Level.NOTE, what)
+def note(what: str) -> Finding:
+    return Finding(Level.NOTE, what)
 
 
-def fault(what: str) -> Remark:
-    return Remark(Level.FAULT, what)
+def fault(what: str) -> Finding:
+    return Finding(Level.FAULT, what)
 
 
-def graded(share: float, limit: float, what: str) -> Remark:
+def graded(share: float, limit: float, what: str) -> Finding:
     """A share of something unwanted: none is ok, up to the limit a note, beyond it a fault.
 
     >>> graded(0.0, 0.05, "0 of 9 too long").level, graded(0.5, 0.05, "5 of 10 too long").level
     (<Level.OK: 'ok'>, <Level.FAULT: 'fault'>)
     """
-    return Remark(Level.FAULT if share > limit else Level.NOTE if share > 0 else Level.OK, what)
+    return Finding(Level.FAULT if share > limit else Level.NOTE if share > 0 else Level.OK, what)
 
 
 def listed(words: Sequence[str], shown: int = 3) -> str:

@@ -8,7 +8,6 @@ both; what reinforcement learning has to find is which of the two the tests acce
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from functools import lru_cache
 
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
+from groupwise.tasks.splits import in_hash_order, split_by_prompt
 
 PREFIX = "def f(x):"
 ALPHABET = "0123456789+-*=:; xreturn"
@@ -24,9 +24,18 @@ _STEPS = [sign + str(n) for sign, most in (("+", 9), ("-", 9), ("*", 4)) for n i
 _INPUTS = (-7, -1, 0, 2, 5)
 
 
+@lru_cache(maxsize=8)
 def splits(steps: tuple[int, int], heldout_share: float, problems: int, seed: int) -> dict[str, tuple[Sample, ...]]:
-    """The samples of "train" and "heldout". The hash of the prompt decides, so none can move across."""
-    return _splits(steps, heldout_share, problems, seed)
+    """The samples of "train" and "heldout", at most `problems` together."""
+    rng = random.Random(seed)
+    prompts: set[str] = set()
+    counts = range(steps[0], steps[1] + 1)
+    for count in counts:
+        for _ in range(4 * problems // len(counts)):
+            chain = [rng.choice(_STEPS) for _ in range(count)]
+            if _haste_fails(chain) and len(prompts) < problems:
+                prompts.add("".join(chain) + ":")
+    return split_by_prompt([_sample(prompt) for prompt in in_hash_order(prompts, seed)], heldout_share)
 
 
 def demonstrations(train: Sequence[Sample], worked_share: float, count: int, seed: int) -> list[Demonstration]:
@@ -67,25 +76,3 @@ def _haste_fails(chain: Sequence[str]) -> bool:
 def _sample(prompt: str) -> Sample:
     tests = [{"call": "f", "args": [x], "expected": value(prompt, x)} for x in _INPUTS]
     return Sample(key=prompt, prompt=prompt, answer=right(prompt), extra={"prefix": PREFIX, "tests": tests})
-
-
-def hashed(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
-
-
-@lru_cache(maxsize=8)
-def _splits(steps: tuple[int, int], heldout_share: float, problems: int, seed: int) -> dict[str, tuple[Sample, ...]]:
-    rng, drawn = random.Random(seed), set()
-    counts = range(steps[0], steps[1] + 1)
-    for count in counts:
-        for _ in range(4 * problems // len(counts)):
-            chain = [rng.choice(_STEPS) for _ in range(count)]
-            if _haste_fails(chain) and len(drawn) < problems:
-                drawn.add("".join(chain) + ":")
-    order = sorted(drawn, key=lambda text: hashed(f"order {seed} {text}"))
-    held = {text for text in order if hashed(f"split {text}") < heldout_share}
-    return {
-        "train": tuple(_sample(text) for text in order if text not in held),
-        "heldout": tuple(_sample(text) for text in order if text in held),
-    }

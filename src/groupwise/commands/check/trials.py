@@ -1,4 +1,4 @@
-"""Completions whose score is known beforehand: right ones, and the same ones made wrong. Pure."""
+"""Completions whose worth is known beforehand: right ones, and wrong ones derived from them. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decimal import Decimal
 from enum import StrEnum
 
 from groupwise.core.samples import Sample
-from groupwise.core.task import ShowsGold, Task
+from groupwise.core.task import KnowsGold, Task
 
 _NUMBER = re.compile(r"([^\w-]{0,4})(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)([^\d]*)")
 
@@ -31,39 +31,38 @@ OFF_BY_ONE = (Kind.MORE, Kind.LESS)
 
 
 @dataclass(frozen=True)
-class Probe:
+class Trial:
     """A sample with the completions that it is scored on."""
 
     sample: Sample
-    texts: Mapping[Kind, str]
+    completions: Mapping[Kind, str]
 
 
 def gold_of(task: Task, sample: Sample) -> str:
     """A completion that should score 1.0, "" where none is known."""
-    return task.gold(sample) if isinstance(task, ShowsGold) else sample.answer
+    return task.gold(sample) if isinstance(task, KnowsGold) else sample.answer
 
 
-def probes(task: Task, samples: Sequence[Sample]) -> list[Probe]:
+def trials(task: Task, samples: Sequence[Sample]) -> list[Trial]:
     """The samples whose gold completion is known, each with right and wrong ones."""
-    known = [(sample, text) for sample in samples if (text := gold_of(task, sample))]
-    found = []
-    for place, (sample, text) in enumerate(known):
-        others = [*known[place + 1 :], *known[:place]]
-        different = (t for s, t in others if s.answer != sample.answer and s.source == sample.source)
-        found.append(Probe(sample, _texts(sample, text, next(different, ""))))
-    return found
+    golds = [(sample, gold) for sample in samples if (gold := gold_of(task, sample))]
+    return [
+        Trial(sample, _completions(sample, gold, [*golds[place + 1 :], *golds[:place]]))
+        for place, (sample, gold) in enumerate(golds)
+    ]
 
 
-def _texts(sample: Sample, gold: str, other: str) -> dict[Kind, str]:
+def _completions(sample: Sample, gold: str, others: Sequence[tuple[Sample, str]]) -> dict[Kind, str]:
     bare = sample.answer.strip()
-    made = {
+    different = (text for s, text in others if s.answer != sample.answer and s.source == sample.source)
+    completions = {
         Kind.GOLD: gold,
         Kind.BARE: bare if bare != gold.strip() else "",
-        Kind.OTHER: other,
+        Kind.OTHER: next(different, ""),
         Kind.MORE: off_by(gold, bare, 1),
         Kind.LESS: off_by(gold, bare, -1),
     }
-    return {**{kind: text for kind, text in made.items() if text}, Kind.EMPTY: ""}
+    return {**{kind: text for kind, text in completions.items() if text}, Kind.EMPTY: ""}
 
 
 def off_by(completion: str, answer: str, step: int) -> str:
@@ -73,10 +72,8 @@ def off_by(completion: str, answer: str, step: int) -> str:
     ('24+48 = 72\\n#### 1,073', '')
     """
     wrong = shifted(answer, step)
-    if not wrong:
-        return ""
-    before, there, after = completion.rpartition(answer)
-    return before + wrong + after if there else wrong
+    before, answered, after = completion.rpartition(answer) if wrong else ("", "", "")
+    return before + wrong + after if answered else wrong
 
 
 def shifted(answer: str, step: int) -> str:
@@ -85,9 +82,9 @@ def shifted(answer: str, step: int) -> str:
     >>> shifted("$1,999", 1), shifted("18.50", -1), shifted("-1", 1), shifted("3/4", 1)
     ('$2,000', '17.50', '0', '')
     """
-    found = _NUMBER.fullmatch(answer)
-    if found is None:
+    match = _NUMBER.fullmatch(answer)
+    if match is None:
         return ""
-    before, number, after = found.groups()
+    before, number, after = match.groups()
     value = Decimal(number.replace(",", "")) + step
     return f"{before}{value:{',' if ',' in number else ''}f}{after}"

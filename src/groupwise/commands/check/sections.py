@@ -1,0 +1,86 @@
+"""The sections of a check in their order: what is cheap and certain first, the model last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from groupwise.commands.build import pool_of, reward_forms
+from groupwise.commands.check.correctness import own_reward_findings, task_findings, unscored_findings
+from groupwise.commands.check.duplicates import duplicates
+from groupwise.commands.check.findings import Finding, Section, fault, note, ok
+from groupwise.commands.check.lengths import completion_encoder, lengths, shown_problems
+from groupwise.commands.check.model import ModelFiles, file_findings, loaded_findings, model_path, read_files
+from groupwise.commands.check.problems import columns, counts
+from groupwise.commands.check.scores import score_trials
+from groupwise.commands.check.trials import trials
+from groupwise.config.plan import Blueprint
+from groupwise.core.errors import UsageError
+from groupwise.core.samples import Sample
+from groupwise.rollout.scoring import Scorer
+
+#: Problems that rewards are tried on, and that lengths are measured on; half of them from each split.
+TRIED, MEASURED = 200, 2000
+
+
+def sections(plan: Blueprint, shown: int = 3, with_model: bool = True) -> Iterator[Section]:
+    """The sections of a check, as they become known; `shown` is how many problems are printed.
+
+    Trains nothing and writes nothing that stays. Raises UsageError where a reward cannot be loaded or called, as a run
+    would; what else is wrong is a fault of its section.
+    """
+    yield Section("plan", text=plan.plan())
+    yield Section("problems", [*counts(plan.task), *columns(plan.task, _samples(plan, TRIED))])
+    yield Section("duplicates and leakage", duplicates(plan.task))
+    with TemporaryDirectory() as folder:
+        try:
+            files, unreadable = read_files(model_path(plan, Path(folder)), plan), None
+        except UsageError as error:
+            files, unreadable = None, fault(f"{error}; so neither lengths nor rows can be shown")
+        yield Section("rewards", _rewards(plan, files))
+        if files is None:
+            yield Section("model", [unreadable] if unreadable else [])
+            return
+        findings, longest = lengths(plan, files.chat, files.positions, _samples(plan, MEASURED))
+        yield Section("lengths", findings)
+        yield _rows(plan, files, shown)
+        yield Section("model", _model(plan, files, longest, with_model))
+
+
+def _samples(plan: Blueprint, count: int) -> list[Sample]:
+    """The first problems of both splits."""
+    return [sample for split in ("train", "heldout") for sample in plan.task.samples(split)[: count // 2]]
+
+
+def _rewards(plan: Blueprint, files: ModelFiles | None) -> list[Finding]:
+    known = trials(plan.task, _samples(plan, TRIED))
+    encode = completion_encoder(files.chat) if files else lambda text: ()
+    with pool_of(plan) or nullcontext() as pool:
+        findings = [ok(" ".join(line.split())) for line in reward_forms(plan, pool)]
+        if not known:
+            return [*findings, note("no problem shows a gold completion, so no reward can be tried")]
+        scorer = Scorer(plan.task, str, plan.mix, pool)
+        task, *own = score_trials(scorer, known, encode)
+    limit = plan.scoring.fault_limit
+    if scorer.judged:
+        findings.append(note("a reward model scores, and nobody knows the right answers: nothing to try it on"))
+    else:
+        findings += [*task_findings(task, known), *unscored_findings(task, limit)]
+    return findings + [f for scores in own for f in (*own_reward_findings(scores), *unscored_findings(scores, limit))]
+
+
+def _rows(plan: Blueprint, files: ModelFiles, shown: int) -> Section:
+    try:
+        return Section("rows", problems=shown_problems(files.chat, plan.task, plan.task.samples("train")[:shown]))
+    except UsageError as error:
+        return Section("rows", [fault(str(error))])
+
+
+def _model(plan: Blueprint, files: ModelFiles, longest: int, with_model: bool) -> list[Finding]:
+    samples = plan.task.samples("heldout")[: plan.evaluation_problems]
+    findings = file_findings(files, samples)
+    if not with_model:
+        return [*findings, note("the model itself is not loaded (--no-model)")]
+    return findings + loaded_findings(plan, files, samples[:64], longest)

@@ -1,0 +1,227 @@
+"""Rows of text files, one at a time: JSON lines (.gz too), a JSON list, CSV and TSV.
+
+A row knows its line, and where its first byte is: the rows of a large file are read again when they are used, so that a
+file of any size costs a few bytes a row.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from abc import ABC, abstractmethod
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, ClassVar, NamedTuple
+
+from groupwise.core.errors import UsageError, disk_words
+
+#: The offset of a row that cannot be read again by itself: the index holds its sample in memory.
+IN_MEMORY = -1
+#: Files below this many bytes are held in memory: reading a line again takes longer than its bytes are worth.
+SMALL_FILE = 32 << 20
+#: A line beyond this is no row of text: the file is something else, or its line ends were lost.
+LONGEST_LINE = 16 << 20
+#: A JSON list is parsed at once, in many times its size.
+LARGEST_LIST = 256 << 20
+
+
+class Row(NamedTuple):
+    """One row: its line or place in the file, counted from 1, its first byte (or IN_MEMORY), its columns."""
+
+    number: int
+    offset: int
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Source(ABC):
+    """A file, or a table of a library, that gives rows.
+
+    name  its path, for messages
+    unit  what a row's number counts
+    """
+
+    name: str
+    unit: ClassVar[str] = "row"
+
+    @property
+    def path(self) -> Path:
+        return Path(self.name)
+
+    @abstractmethod
+    def rows(self) -> Iterator[Row]:
+        """Every row in its order, read one at a time."""
+
+    def read(self, number: int, offset: int) -> dict[str, Any]:
+        """The columns of row `number` once more, by its offset, where that is not IN_MEMORY."""
+        raise AssertionError("rows in memory are not read again")
+
+    def where(self, number: int) -> str:
+        """A row's place, for messages: "train.jsonl, line 3"."""
+        return f"{self.name}, {self.unit} {number}"
+
+    def _in_memory(self) -> bool:
+        """Whether the file is so small, or packed, that its rows are held rather than read again."""
+        return self.path.suffix == ".gz" or self.path.stat().st_size < SMALL_FILE
+
+
+class JsonLines(Source):
+    """One JSON object a line; blank lines are passed over."""
+
+    unit = "line"
+
+    def rows(self) -> Iterator[Row]:
+        in_memory = self._in_memory()
+        with open_bytes(self.path) as file:
+            for number, offset, line in numbered_lines(file, self.where):
+                if not line.isspace():
+                    yield Row(number, IN_MEMORY if in_memory else offset, self._columns(line, number))
+
+    def read(self, number: int, offset: int) -> dict[str, Any]:
+        with open_bytes(self.path) as file:
+            file.seek(offset)
+            return self._columns(file.readline(LONGEST_LINE), number)
+
+    def _columns(self, line: bytes, number: int) -> dict[str, Any]:
+        where = self.where(number)
+        return json_object(json_value(line.rstrip(), where), where)
+
+
+class JsonList(Source):
+    """One JSON list of objects; a row's number is its place in the list."""
+
+    unit = "entry"
+
+    def rows(self) -> Iterator[Row]:
+        size = self.path.stat().st_size
+        if size > LARGEST_LIST:
+            raise UsageError(
+                f"{self.path}: a JSON list of {size >> 20} MiB is read as a whole, which takes too much memory; "
+                "write it as .jsonl, one object a line"
+            )
+        with open_bytes(self.path) as file:
+            entries = json_value(file.read(), self.name)
+        if not isinstance(entries, list):
+            raise UsageError(f"{self.path}: {kind_of(entries)}, not a list of objects")
+        for number, entry in enumerate(entries, start=1):
+            yield Row(number, IN_MEMORY, json_object(entry, self.where(number)))
+
+
+class Csv(Source):
+    """Values between commas (.tsv: tabs) under a header; a quoted value may go over several lines."""
+
+    unit = "line"
+
+    def rows(self) -> Iterator[Row]:
+        in_memory = self._in_memory()
+        with open_bytes(self.path) as file:
+            records = self._records(file)
+            header = self._header(records)
+            for number, offset, fields in records:
+                if fields:
+                    yield Row(number, IN_MEMORY if in_memory else offset, self._columns(header, fields, number))
+
+    def read(self, number: int, offset: int) -> dict[str, Any]:
+        with open_bytes(self.path) as file:
+            header = self._header(self._records(file))
+            file.seek(offset)
+            fields = next((fields for _, _, fields in self._records(file, number)), [])
+        return self._columns(header, fields, number)
+
+    def _records(self, file: IO[bytes], first: int = 1) -> Iterator[tuple[int, int, list[str]]]:
+        """Line number, offset and fields of every record from where the file stands."""
+        lines = (decoded(line, self.where(number)) for number, _, line in numbered_lines(file, self.where, first))
+        reader = csv.reader(lines, delimiter="\t" if self.path.suffix == ".tsv" else ",", strict=True)
+        while True:
+            number, offset = first + reader.line_num, file.tell()
+            try:
+                yield number, offset, next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise UsageError(f"{self.where(number)}: not CSV: {error}") from None
+
+    def _header(self, records: Iterator[tuple[int, int, list[str]]]) -> list[str]:
+        header = next((fields for _, _, fields in records), [])
+        if header and (len(set(header)) < len(header) or "" in header):
+            raise UsageError(f"{self.where(1)}: the header must name every column, each once; it says {header}")
+        return header
+
+    def _columns(self, header: list[str], fields: list[str], number: int) -> dict[str, Any]:
+        if len(fields) != len(header):
+            raise UsageError(f"{self.where(number)}: {len(fields)} fields, but the header names {len(header)}")
+        return dict(zip(header, fields, strict=True))
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """The file's bytes after a byte order mark, unpacked where it is a .gz. Raises UsageError in the system's words."""
+    try:
+        file: Any = (gzip.open if path.suffix == ".gz" else open)(path, "rb")
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:
+            file.seek(0)
+    except (OSError, EOFError, zlib.error) as error:  # a .gz that was cut off, or is none
+        raise UsageError(f"{path}: {disk_words(error) or error}") from None
+    return file
+
+
+def numbered_lines(file: IO[bytes], where: Callable[[int], str], first: int = 1) -> Iterator[tuple[int, int, bytes]]:
+    """Line number, offset and bytes of every line from where the file stands."""
+    number, offset = first, file.tell()
+    while True:
+        try:
+            line = file.readline(LONGEST_LINE + 1)
+        except (OSError, EOFError, zlib.error) as error:  # a .gz that was cut off
+            raise UsageError(f"{where(number)}: {disk_words(error) or error}") from None
+        if not line:
+            return
+        if len(line) > LONGEST_LINE:
+            raise UsageError(f"{where(number)}: longer than {LONGEST_LINE >> 20} MiB; no row of text is")
+        yield number, offset, line
+        number, offset = number + 1, offset + len(line)
+
+
+def decoded(line: bytes, where: str) -> str:
+    """The text of a line. Raises UsageError naming the first byte that is not UTF-8.
+
+    >>> decoded(b"caf\\xc3\\xa9", "a.csv, line 1")
+    'café'
+    """
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{where}: byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8; save the file as UTF-8"
+        ) from None
+
+
+def json_value(text: bytes, where: str) -> Any:
+    """What a JSON text says. Raises UsageError where it is none."""
+    try:
+        return json.loads(decoded(text, where))
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, " if error.lineno > 1 else ""
+        what = error.msg.removesuffix(" at")
+        raise UsageError(f"{where}: not JSON: {what} at {place}column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise UsageError(f"{where}: JSON that cannot be read: {error}") from None
+
+
+def json_object(value: object, where: str) -> dict[str, Any]:
+    """The value, where it is an object. Raises UsageError saying what it is otherwise."""
+    if not isinstance(value, dict):
+        raise UsageError(f'{where}: {kind_of(value)}, not an object of columns; such as {{"prompt": ...}}')
+    return value
+
+
+def kind_of(value: object) -> str:
+    """What a JSON value is, in words.
+
+    >>> kind_of([1]), kind_of(None)
+    ('a list', 'nothing (null)')
+    """
+    words = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return "nothing (null)" if value is None else words.get(type(value), type(value).__name__)

@@ -1,0 +1,100 @@
+"""The keys of the task `data`."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from groupwise.core.errors import UsageError, nearest
+from groupwise.rewards.verifiers.answers import CHECKERS
+from groupwise.tasks.data.filter import require_filter
+from groupwise.tasks.settings import PickledSettings, field_defaults
+
+
+@dataclass(frozen=True, repr=False)
+class DataSettings(PickledSettings):
+    """Problems from a file (JSON lines, JSON, CSV, Parquet), a folder of them, or a `datasets` id `name:config`.
+
+    path              where the problems are
+    heldout           where the held-out ones are; "": the path's own test split, or a share of its problems
+    heldout_share     the share split off where there is no other held-out set, by a hash of each problem's text
+    prompt            the column of the problem, or a template such as "{question} Choose from: {choices}"
+    answer            the column of the gold answer
+    answer_after      the gold answer begins after the last of these in its column, such as "####"
+    answer_boxed      the gold answer is what the last \\boxed{} of its column holds
+    solution          the column of a worked solution, for demonstrations; "": none
+    solution_without  a regular expression: what it matches is taken out of solutions
+    messages          the column of a conversation, instead of `prompt`; a last turn of the assistant is left out
+    source            the column that says where a problem is from, for scores by source; "": the file's name
+    filter            column -> a value, a list of values, or {min = ..., max = ...}: rows that fulfil all of them stay
+    limit             at most so many rows of `path`, the first ones that stay; 0: all
+    seed              the order of the problems
+    instruction       put after each prompt
+    check             how a completion is compared with the gold answer: math, numeric, exact, choice; learned: a
+                      reward model scores it, and there is no gold answer
+    unreadable_limit  the largest share of gold answers that may be missing or that the check cannot read
+    """
+
+    path: str = ""
+    heldout: str = ""
+    heldout_share: float = 0.1
+    prompt: str = "prompt"
+    answer: str = "answer"
+    answer_after: str = ""
+    answer_boxed: bool = False
+    solution: str = ""
+    solution_without: str = ""
+    messages: str = ""
+    source: str = ""
+    filter: Mapping[str, Any] = field(default_factory=dict)
+    limit: int = 0
+    seed: int = 0
+    instruction: str = ""
+    check: str = "math"
+    unreadable_limit: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise UsageError('task.path is missing: a file, a folder, or an id such as "openai/gsm8k:main"')
+        for name in ("heldout_share", "unreadable_limit"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"task.{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        if self.limit < 0:
+            raise UsageError(f"task.limit must not be negative, not {self.limit}")
+        if not (self.answer or self.check == "learned") or not (self.prompt or self.messages):
+            raise UsageError("task.prompt and task.answer must name columns")
+        if self.check not in CHECKERS:
+            raise UsageError(f"task.check = {self.check!r}: there is no such check; {nearest(self.check, CHECKERS)}")
+        try:
+            re.compile(self.solution_without)
+        except re.error as error:
+            what = f"task.solution_without = {self.solution_without!r}"
+            raise UsageError(f"{what}: no regular expression: {error}") from None
+        require_filter(self.filter)
+        template_columns(self.prompt)
+
+    def __repr__(self) -> str:
+        """The keys that differ from their defaults: most recipes set few."""
+        defaults = field_defaults(self)
+        changed = [f"{k}={v!r}" for k, v in self.__getstate__().items() if v != defaults[k]]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+
+def template_columns(prompt: str) -> list[str]:
+    """The columns that a template names; none where the prompt is the name of a column.
+
+    >>> template_columns("{question} Choose from: {choices}"), template_columns("question")
+    (['question', 'choices'], [])
+    """
+    try:
+        parsed = string.Formatter().parse(prompt)
+        fields = [(name, form, conversion) for _, name, form, conversion in parsed if name is not None]
+    except ValueError as error:
+        raise UsageError(f"task.prompt = {prompt!r}: no template: {error}; a brace itself is written twice") from None
+    for name, form, conversion in fields:
+        if form or conversion or not name or any(mark in name for mark in ".["):
+            raise UsageError(f"task.prompt = {prompt!r}: {{{name}}} must be the name of a column and nothing else")
+    return [name for name, _, _ in fields]

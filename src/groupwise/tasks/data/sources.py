@@ -1,0 +1,101 @@
+"""Where rows come from: a path in a recipe -> sources of training rows, and of held-out rows where it has some."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from groupwise.core.errors import UsageError
+from groupwise.tasks.data.formats import Csv, JsonLines, JsonList, Source, open_bytes
+from groupwise.tasks.data.libraries import Parquet, hub_splits, is_saved_dataset, saved_splits
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
+#: What held-out rows are called, first the one that is taken where there are several.
+HELDOUT = ("heldout", "test", "validation", "valid", "val", "dev", "eval")
+
+_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.,=-]+)?")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Sources of training rows, of held-out rows (none: to be split off), and the names of what is not read."""
+
+    train: Sequence[Source]
+    heldout: Sequence[Source] = ()
+    unread: Sequence[str] = ()
+
+
+def sources_of(path: str, heldout: str) -> Sources:
+    """The sources of both splits; a held-out set that the recipe names comes before one that the path has.
+
+    Raises UsageError where there is none.
+    """
+    train = sources_at("task.path", path)
+    if not heldout:
+        return train
+    other = sources_at("task.heldout", heldout)
+    unread = [*train.unread, *other.unread, *(source.name for source in train.heldout)]
+    return Sources(train.train, other.heldout or other.train, [name for name in unread if name != heldout])
+
+
+def sources_at(key: str, path: str) -> Sources:
+    """The sources behind a file, a folder or a `datasets` id. `key` is the recipe's, for messages."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return _dataset(path, saved_splits(place)) if is_saved_dataset(place) else _folder(key, place)
+    if place.exists():
+        return Sources([_file(key, place)])
+    if path.endswith(SUFFIXES) or not _ID.fullmatch(path):
+        raise UsageError(f"{key} = {path!r}: there is no such file or folder")
+    return _dataset(path, hub_splits(key, path))
+
+
+def _folder(key: str, folder: Path) -> Sources:
+    """Files whose names begin with "train" and, say, "test" are what they say; other files are training rows all."""
+    files = sorted(file for file in folder.glob("[!.]*") if file.is_file() and file.name.endswith(SUFFIXES))
+    if not files:
+        raise UsageError(f"{key} = {str(folder)!r}: no data file in this folder ({', '.join(SUFFIXES)})")
+    words: dict[str, list[Path]] = {}
+    for file in files:
+        words.setdefault(re.split(r"[^a-z]", file.name.lower())[0], []).append(file)
+    heldout = next((word for word in HELDOUT if word in words), None)
+    if "train" not in words or heldout is None:
+        return Sources([_file(key, file) for file in files])
+    read = words["train"] + words[heldout]
+    return Sources(
+        [_file(key, file) for file in words["train"]],
+        [_file(key, file) for file in words[heldout]],
+        [str(file) for file in files if file not in read],
+    )
+
+
+def _dataset(path: str, splits: Mapping[str, Source]) -> Sources:
+    """The splits of a data set, by their names."""
+    if len(splits) == 1:
+        return Sources(list(splits.values()))
+    if "train" not in splits:
+        raise UsageError(f"{path}: none of its splits is called train: {', '.join(splits)}; save one of them as a file")
+    heldout = [name for name in HELDOUT if name in splits][:1]
+    unread = [source.name for name, source in splits.items() if name not in ("train", *heldout)]
+    return Sources([splits["train"]], [splits[name] for name in heldout], unread)
+
+
+def _file(key: str, file: Path) -> Source:
+    name, path = file.name.lower(), str(file)
+    if name.endswith((".jsonl", ".jsonl.gz")):
+        return JsonLines(path)
+    if name.endswith((".csv", ".tsv")):
+        return Csv(path)
+    if name.endswith(".parquet"):
+        return Parquet(path)
+    if name.endswith(".json"):
+        return JsonLines(path) if _begins_object(file) else JsonList(path)
+    raise UsageError(f"{key} = {path!r}: of no known kind; known endings: {', '.join(SUFFIXES)}")
+
+
+def _begins_object(file: Path) -> bool:
+    """Whether a .json file holds an object a line, as many do, and not a list."""
+    with open_bytes(file) as text:
+        return text.read(1024).lstrip().startswith(b"{")

@@ -1,0 +1,108 @@
+"""reasoning_gym's generators: parameters checked, datasets the same in every process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from groupwise.core.errors import UsageError, nearest, one_line
+from groupwise.core.extras import need
+from groupwise.tasks.settings import field_defaults
+
+#: Parameters that the task sets for all generators together, and the keys of the recipe that do.
+_SHARED = {"size": "task.problems", "seed": "task.seed"}
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A generator of a mixture.
+
+    weight      its share of the training problems, relative to the others'
+    parameters  those that the recipe sets
+    where       the recipe's table they stand in, for messages
+    """
+
+    name: str
+    weight: float
+    parameters: Mapping[str, Any]
+    where: str
+
+
+def library(module: str = "reasoning_gym") -> Any:
+    """A module of the library. Raises UsageError where it is not installed."""
+    return need(module, "tasks", "task reasoning_gym")
+
+
+def dataset_classes() -> Mapping[str, tuple[type, type]]:
+    """Name -> (dataset class, class of its parameters), of all that reasoning_gym has but its own mixture."""
+    library()  # fills the factory
+    known = library("reasoning_gym.factory").DATASETS
+    return {name: known[name] for name in sorted(known) if name != "composite"}
+
+
+def make_generator(name: str, table: Mapping[str, Any], where: str) -> Generator:
+    """A generator with its table of the recipe, checked. Raises UsageError."""
+    known = dataset_classes()
+    if name not in known:
+        raise UsageError(f"{where}: reasoning_gym has no generator {name!r}; {nearest(name, known)}")
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where} = {table!r}: must be a table; such as [{where}]")
+    weight = table.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
+        raise UsageError(f"{where}.weight = {weight!r}: must be a number above 0")
+    defaults = field_defaults(known[name][1])
+    parameters = {key: _parameter(f"{where}.{key}", key, table[key], defaults) for key in table if key != "weight"}
+    return Generator(name, float(weight), parameters, where)
+
+
+def make_dataset(generator: Generator, parameters: Mapping[str, Any], seed: int, size: int) -> Any:
+    """reasoning_gym's own object, which makes problems and scores answers. Raises UsageError with the generator's
+    reason where it refuses the parameters.
+    """
+    create = library().create_dataset
+    try:
+        with steady(seed):
+            return create(generator.name, **parameters, seed=seed, size=size)
+    except Exception as error:  # a generator's validation raises what it likes, most often AssertionError
+        raise UsageError(f"{generator.where}: {generator.name} refuses {dict(parameters)}: {one_line(error)}") from None
+
+
+@contextmanager
+def steady(seed: int) -> Iterator[None]:
+    """Python's shared random numbers, from which a few generators draw: seeded inside, as they were afterwards."""
+    before = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+
+
+def _parameter(where: str, key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
+    """A recipe's value as the generator wants it: TOML has no tuples and no enumerations."""
+    if key in _SHARED:
+        raise UsageError(f"{where}: it is set for all generators together; use {_SHARED[key]}")
+    if key not in defaults:
+        known = ["weight", *(name for name in defaults if name not in _SHARED)]
+        raise UsageError(f"{where}: there is no such parameter; {nearest(key, known)}")
+    default = defaults[key]
+    if isinstance(default, Enum):
+        known = [str(member.value) for member in type(default)]
+        if value not in known:
+            raise UsageError(f"{where} = {value!r}: {nearest(str(value), known)}")
+        return type(default)(value)
+    if isinstance(default, tuple) and isinstance(value, list):
+        return _tuples(value)
+    if type(default) is float and type(value) is int:
+        return float(value)
+    if default is not None and type(value) is not type(default):
+        raise UsageError(f"{where} = {value!r}: must be a {type(default).__name__}, as its default {default!r} is")
+    return value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

@@ -1,0 +1,64 @@
+"""A task by its name, with the keys of a recipe's [task]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from groupwise.core.errors import UsageError, nearest
+from groupwise.core.task import Task
+from groupwise.tasks.arithmetic import Arithmetic
+from groupwise.tasks.code.task import Code
+from groupwise.tasks.data.task import Data
+from groupwise.tasks.gym.task import Gym
+from groupwise.tasks.settings import field_defaults, require_type
+
+#: Well-known data sets: name -> keys of the task `data` that the name sets. Any key of a recipe replaces the one here.
+PRESETS: Mapping[str, Mapping[str, object]] = {
+    "gsm8k": {
+        "path": "openai/gsm8k:main",
+        "prompt": "question",
+        "answer": "answer",
+        "answer_after": "####",
+        "solution": "answer",
+        # Its solutions hold the calls of a calculator that the policy does not have: 48/2 = <<48/2=24>>24.
+        "solution_without": r"<<[^<>]*>>",
+        # As its own solutions end, so that a warm start on them and the request agree.
+        "instruction": "\nReason step by step, and end with a line that holds #### and the number alone.",
+        "check": "math",
+    },
+    # Prompts alone, or a file of pairs: the reward model of [preference] scores completions.
+    "preference": {"answer": "", "check": "learned"},
+    "math": {
+        "path": "DigitalLearningGmbH/MATH-lighteval",
+        "prompt": "problem",
+        "answer": "solution",
+        "answer_boxed": True,
+        "solution": "solution",
+        "instruction": "\nReason step by step, and put the final answer in \\boxed{}.",
+        "check": "math",
+    },
+}
+
+TASKS: Mapping[str, Any] = {
+    "arithmetic": Arithmetic,
+    "reasoning_gym": Gym,
+    "code": Code,
+    "data": Data,
+    **dict.fromkeys(PRESETS, Data),
+}
+
+
+def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
+    """The task `name` with a recipe's own keys under [task].
+
+    Raises UsageError for a name or key that does not exist, and for a value of another type.
+    """
+    if name not in TASKS:
+        raise UsageError(f"task.name = {name!r}: there is no such task; {nearest(name, list(TASKS))}")
+    defaults = field_defaults(TASKS[name])
+    for key, value in (settings or {}).items():
+        if key not in defaults:
+            raise UsageError(f"task.{key}: {name} has no such key; {nearest(key, ['name', *defaults])}")
+        require_type(f"task.{key}", value, defaults[key])
+    return TASKS[name](**{**PRESETS.get(name, {}), **(settings or {})})
