@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 
+from groupwise.core.channel import Channel
+from groupwise.core.errors import UsageError
 from groupwise.core.extras import need
-from groupwise.rewards.verifiers.child import serve
 from groupwise.rewards.verifiers.hasten import replacements
 
+#: An answer that needs more memory than this fails: bytes of address space.
+MEMORY = 4 * 2**30
 #: Pairs whose forms the parser meets first here, where no deadline runs.
 _WARM = (
     (r"\frac{\sqrt{3}}{2}", r"\{1, x^2\}"),
@@ -50,5 +54,20 @@ def prepare() -> Callable[[str, str], bool]:
     return same
 
 
+def main(parent: Channel) -> None:
+    """Answers questions, pairs of (gold, claim), until the parent is gone."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        same = prepare()
+    except UsageError as error:
+        parent.send({"lacks": str(error)})
+        return
+    parent.send({})
+    while True:
+        gold, claim = parent.receive()["question"]
+        parent.send({"answer": same(gold, claim)})
+
+
 if __name__ == "__main__":
-    serve(prepare)
+    prepare()

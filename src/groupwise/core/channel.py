@@ -1,0 +1,121 @@
+"""Messages between two processes over one socket: JSON objects with their length before them, and file descriptors.
+
+The standard library only: the sandbox's processes use this too, where nothing else is installed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: Bytes that a message may have unless the receiver says otherwise.
+LIMIT = 2**30
+_LENGTH = 4  # bytes of the length before each message
+
+
+class FrameError(ValueError):
+    """What came is not a message within the limit."""
+
+
+def pack(message: Mapping[str, Any]) -> bytes:
+    """One frame: four bytes of length (big endian), then JSON."""
+    body = json.dumps(message).encode()
+    return len(body).to_bytes(_LENGTH, "big") + body
+
+
+def unpack(buffer: bytearray, limit: int = LIMIT) -> dict[str, Any] | None:
+    """The message of the first frame in the buffer, removed from it; None while the frame is not complete.
+
+    Raises FrameError for a frame above `limit` bytes and for one that is not a JSON object.
+
+    >>> buffer = bytearray(pack({"done": 1}) + pack({"done": 2})[:5])
+    >>> unpack(buffer), unpack(buffer), len(buffer)
+    ({'done': 1}, None, 5)
+    """
+    end = _end(buffer)
+    if end > limit + _LENGTH:
+        raise FrameError(f"a message above {limit} bytes")
+    if len(buffer) < end:
+        return None
+    body = bytes(buffer[_LENGTH:end])
+    del buffer[:end]
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        raise FrameError("a message that is not JSON") from None
+    if type(message) is not dict:
+        raise FrameError("a message that is not an object")
+    return message
+
+
+def _end(buffer: bytearray) -> int:
+    """Where the first frame ends, or where its length does while that has not come."""
+    return _LENGTH + (int.from_bytes(buffer[:_LENGTH], "big") if len(buffer) >= _LENGTH else 0)
+
+
+class Channel:
+    """One end of a connection, for one thread at a time. After an exception it is of no further use.
+
+    limit  bytes that a received message may have
+    """
+
+    def __init__(self, connection: socket.socket, limit: int = LIMIT) -> None:
+        self.connection, self.limit = connection, limit
+
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None) -> None:
+        """Sends the message and copies of the descriptors. Raises TimeoutError, or OSError where the peer is gone."""
+        data = pack(message)
+        self.connection.settimeout(seconds)
+        sent = socket.send_fds(self.connection, [data], list(descriptors))
+        self.connection.sendall(data[sent:])
+
+    def receive(self, seconds: float | None = None) -> dict[str, Any]:
+        """The next message. Raises TimeoutError, FrameError, and EOFError or OSError where the peer is gone."""
+        return self.receive_with(0, seconds)[0]
+
+    def receive_with(self, count: int, seconds: float | None = None) -> tuple[dict[str, Any], list[int]]:
+        """The next message and the descriptors that came with it, at most `count`; they are the caller's to close."""
+        until = None if seconds is None else time.monotonic() + seconds
+        buffer, descriptors = bytearray(), []
+        while (message := unpack(buffer, self.limit)) is None:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            self.connection.settimeout(left)
+            # never beyond this message: descriptors come with the first byte of the one that they belong to
+            data, passed, _, _ = socket.recv_fds(self.connection, max(_LENGTH, _end(buffer)) - len(buffer), count)
+            if not data:
+                raise EOFError
+            buffer += data
+            descriptors += passed
+        return message, descriptors
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def run_module(module: str, connection: int, lifeline: int, options: Mapping[str, Any]) -> None:
+    """The life of a process that children.Child started: `module.main(channel to the parent, **options)`.
+
+    connection, lifeline  descriptors: the socket, and the end of a pipe that the parent alone can write to
+    """
+    end_with(lifeline)
+    importlib.import_module(module).main(Channel(socket.socket(fileno=connection)), **options)
+
+
+def end_with(lifeline: int) -> None:
+    """This process ends when the last writer of the pipe is gone.
+
+    Then the kernel sends SIGIO, whose default action ends even a process inside C code that never comes back.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:
+        os._exit(0)  # the writer was gone before

@@ -1,0 +1,192 @@
+"""The one supervisor of child processes: starts one, talks to it with a deadline, ends it, says why it ended.
+
+    child = Child("groupwise.some.module", {"option": 1})    # there: main(channel, option=1)
+    child.send({"question": 2})
+    child.receive(seconds=5.0)                               # a dict, or ChildLost
+    child.close()
+
+A child ends when its parent does, however that ends (groupwise.core.channel.end_with). The standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from groupwise.core.channel import Channel, FrameError
+
+#: The folder that this package is imported from.
+ROOT = str(Path(__file__).parents[2])
+_BOOT = """\
+import json, sys
+start = json.loads(sys.argv[1])
+sys.path[:0] = start.pop("path")
+from groupwise.core.channel import run_module
+run_module(**start)
+"""
+_REAP = 1.0  # seconds that a child may take to end after it closed its connection
+
+
+class ChildLost(Exception):
+    """The child is of no further use; the message says why, in words.
+
+    late  it runs, and did not answer in time
+    """
+
+    def __init__(self, why: str, late: bool = False) -> None:
+        super().__init__(why)
+        self.late = late
+
+
+class Child:
+    """A process that runs a module's `main(channel, **options)`, in a process group of its own.
+
+    options      what `main` is called with: JSON
+    command      what starts Python, without a program: an interpreter with its flags, or a launcher before it
+    path         what the child finds first on its sys.path; this process's own where none is given
+    environment  this process's own where none is given
+    folder       the working folder; this process's own where none is given
+    descriptors  files that the child inherits under the same numbers
+    stderr       as for subprocess.Popen; stdin and stdout are /dev/null
+
+    Raises OSError where it cannot be started. A fork of this process inherits nothing: there the child is closed.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        command: Sequence[str] = (),
+        path: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        folder: str | None = None,
+        descriptors: Sequence[int] = (),
+        stderr: int | None = subprocess.DEVNULL,
+    ) -> None:
+        self.lost = False
+        with _forking:
+            ours, theirs = socket.socketpair()
+            tied, lifeline = os.pipe()
+            start = {
+                "path": list(sys.path if path is None else path), "module": module,
+                "connection": theirs.fileno(), "lifeline": tied, "options": options or {},
+            }  # fmt: skip
+            self.channel, held = Channel(ours), open(lifeline, "wb", buffering=0)  # noqa: SIM115  until `close`
+            try:
+                self.process = subprocess.Popen(
+                    [*(command or (sys.executable, "-P")), "-c", _BOOT, json.dumps(start)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    env=environment,
+                    cwd=folder,
+                    pass_fds=(theirs.fileno(), tied, *descriptors),
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                held.close()
+                raise
+            finally:
+                theirs.close()
+                os.close(tied)
+            self._end = weakref.finalize(self, _end, self.process, self.channel, held, os.getpid())
+            _children.add(self)
+
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None) -> None:
+        """Sends a message and copies of the descriptors. Raises ChildLost."""
+        with self._says_why(seconds):
+            self.channel.send(message, descriptors, seconds)
+
+    def receive(self, seconds: float | None = None) -> dict[str, Any]:
+        """The next message from it. Raises ChildLost: it did not answer in time, sent no message, or ended."""
+        with self._says_why(seconds):
+            return self.channel.receive(seconds)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed here, or this process is a fork of the one that it belongs to."""
+        return not self._end.alive
+
+    @property
+    def usable(self) -> bool:
+        """Whether it runs, and has answered every time, as far as is known."""
+        return not self.closed and not self.lost and self.process.poll() is None
+
+    def close(self) -> None:
+        """Kills the process and its group, and waits for its end. Again, or in a fork of this process, does nothing."""
+        self._end()
+
+    @contextlib.contextmanager
+    def _says_why(self, seconds: float | None) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError, FrameError) as error:
+            self.lost = True
+            raise ChildLost(self._why(error, seconds), late=isinstance(error, TimeoutError)) from None
+        except BaseException:  # an interrupt: the answer to what was asked would be taken for the next one's
+            self.lost = True
+            raise
+
+    def _why(self, error: Exception, seconds: float | None) -> str:
+        if self.closed:
+            return "it was closed"
+        if isinstance(error, TimeoutError):
+            return f"it did not answer for {seconds:g} seconds"
+        if isinstance(error, FrameError):
+            return f"it sent {error}"
+        try:
+            return f"it ended: {ending(self.process.wait(_REAP))}"
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+
+
+def ending(code: int) -> str:
+    """How a process ended, by its exit code, which is negative where a signal killed it (as Popen.returncode is).
+
+    >>> ending(3), ending(-9)
+    ('exit code 3', 'killed by SIGKILL')
+    """
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; the number itself where it has no name."""
+    return signal.Signals(number).name if number in signal.valid_signals() else str(number)
+
+
+def _end(process: subprocess.Popen[bytes], channel: Channel, lifeline: IO[bytes], owner: int) -> None:
+    if owner == os.getpid():
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses a group that has ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    else:
+        process.returncode = 0  # another process's child: there is nothing to wait for here
+    channel.close()
+    lifeline.close()
+
+
+# A fork would hold the writing end of every lifeline, and children would outlive their parent by its life: it closes
+# them. A fork by another thread waits while descriptors are made that are not yet known here.
+_children: weakref.WeakSet[Child] = weakref.WeakSet()
+_forking = threading.Lock()
+
+
+def _close_inherited() -> None:
+    for child in list(_children):
+        child.close()
+    _forking.release()
+
+
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_inherited)
