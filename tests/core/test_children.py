@@ -86,7 +86,7 @@ def test_a_child_that_does_not_answer_in_time_is_lost(child: Child, act: str) ->
 
 def test_a_child_that_reads_nothing_is_lost_when_its_socket_is_full(child: Child) -> None:
     child.send({"act": "sleep"})
-    with pytest.raises(ChildLost, match="did not answer for 0.3 seconds"):
+    with pytest.raises(ChildLost, match=r"did not answer for 0\.3 seconds"):
         child.send({"text": "x" * 10_000_000}, seconds=0.3)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-import weakref
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Self
 
+from groupwise.core.children import ChildLost
 from groupwise.core.errors import RunError, UsageError
 from groupwise.rewards.sandbox import wire
 from groupwise.rewards.sandbox.job import Job
-from groupwise.rewards.sandbox.launch import Lost, Zygote, start
+from groupwise.rewards.sandbox.launch import Zygote, start
 from groupwise.rewards.sandbox.outcome import Kind, Layers, Limits, Outcome
 
 ACCEPTED = "i accept that completions run unprotected"
@@ -139,23 +139,21 @@ class Sandbox:
         limits = limits or self.limits
         try:
             return Job(self._ready(), limits, first, stdin)
-        except Lost:  # killed from outside since the last program; a second loss in a row is a fault to report
+        except ChildLost:  # killed from outside since the last program; a second loss in a row is a fault to report
             try:
                 return Job(self._ready(), limits, first, stdin)
-            except Lost as lost:
+            except ChildLost as lost:
                 raise RunError(f"sandbox: the process that starts programs is lost twice: {lost}") from None
 
     def _ready(self) -> Zygote:
         if self._zygote is None or not self._zygote.usable:
             self.close()
-            zygote = start(self._without)
-            weakref.finalize(self, zygote.close)
-            self._zygote = zygote
+            self._zygote = start(self._without)
             if not self._accept_risk:
-                self._demand(zygote)
+                self._require_layers(self._zygote)
         return self._zygote
 
-    def _demand(self, zygote: Zygote) -> None:
+    def _require_layers(self, zygote: Zygote) -> None:
         """The layers must be enough, and hold: a program that tries each way out must find all of them shut."""
         if not zygote.layers.enough:
             self.close()
@@ -163,11 +161,11 @@ class Sandbox:
                 f"completions cannot be run safely here: this machine lacks {zygote.layers.missing}; "
                 f'to run them nevertheless write task.sandbox = "{ACCEPTED}"'
             )
-        tried = Job(zygote, Limits(seconds=20), {"mode": "run", "program": _PROBE}).finish()
-        if tried.kind is not Kind.FINISHED or tried.stdout:
+        probe = Job(zygote, Limits(seconds=20), {"mode": "run", "program": _PROBE}).finish()
+        if probe.kind is not Kind.FINISHED or probe.stdout:
             self.close()
-            told = tried.stdout.split() or f"{tried.kind}: {tried.detail}"
-            raise RunError(f"sandbox ({zygote.layers}): a program that tries to get out succeeds: {told}")
+            holes = probe.stdout.split() or f"{probe.kind}: {probe.detail}"
+            raise RunError(f"sandbox ({zygote.layers}): a program that tries to get out succeeds: {holes}")
 
 
 def available(without: Collection[str] = ()) -> Layers:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import resource
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from groupwise.rewards.sandbox import inside, landlock, seccomp, system
+from groupwise.rewards import system
+from groupwise.rewards.sandbox import inside, landlock, seccomp
 from groupwise.rewards.sandbox.outcome import REFUSED
 
 _STACK = 64 * 2**20
@@ -102,7 +102,7 @@ def _drop(plan: Plan) -> None:
         os.setresuid(plan.uid, plan.uid, plan.uid)
     if linux:
         system.drop_capabilities()
-        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+        system.die_with_parent()
         system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)
     if plan.rules is not None:
         landlock.restrict(plan.rules)

@@ -7,11 +7,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from groupwise.rewards.sandbox import system
+from groupwise.rewards import system
 
 _HIDDEN = ("site-packages", "dist-packages")
-# (as statvfs tells a mount's options, as mount takes them): in a user namespace those of the source must be kept
-_KEPT = ((2, system.MS_NOSUID), (4, system.MS_NODEV), (8, system.MS_NOEXEC), (1024, system.MS_NOATIME),
+# (a mount's option as statvfs returns it, as mount takes it): in a user namespace those of the source must stay set
+_INHERITED = ((2, system.MS_NOSUID), (4, system.MS_NODEV), (8, system.MS_NOEXEC), (1024, system.MS_NOATIME),
          (2048, system.MS_NODIRATIME), (4096, system.MS_RELATIME))  # fmt: skip
 
 
@@ -27,22 +27,12 @@ def enter_namespaces() -> bool:
     Whether a user namespace was needed too. Raises OSError where the system refuses.
     """
     wanted = system.NEWNS | system.NEWNET | system.NEWIPC | system.NEWUTS | system.NEWPID
-    uid, gid = os.getuid(), os.getgid()
-    alone = _try_unshare(wanted)
-    if not alone:
-        system.unshare(wanted | system.NEWUSER)
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"0 {uid} 1")
-        _write("/proc/self/gid_map", f"0 {gid} 1")
-    return not alone
-
-
-def _try_unshare(flags: int) -> bool:
     try:
-        system.unshare(flags)
+        system.unshare(wanted)
     except OSError:
-        return False
-    return True
+        system.unshare_user(wanted, user=0, group=0)
+        return True
+    return False
 
 
 def enter_root(folders: Sequence[str]) -> None:
@@ -72,11 +62,6 @@ def _bind(source: str, target: str) -> None:
 
 
 def _read_only(path: str) -> None:
-    had = os.statvfs(path).f_flag
-    kept = sum(flag for told, flag in _KEPT if had & told) | system.MS_NOSUID | system.MS_NODEV
-    system.mount("", path, "", system.MS_REMOUNT | system.MS_BIND | system.MS_RDONLY | kept)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as file:
-        file.write(text)
+    options = os.statvfs(path).f_flag
+    inherited = sum(flag for option, flag in _INHERITED if options & option) | system.MS_NOSUID | system.MS_NODEV
+    system.mount("", path, "", system.MS_REMOUNT | system.MS_BIND | system.MS_RDONLY | inherited)

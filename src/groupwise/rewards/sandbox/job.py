@@ -9,8 +9,9 @@ import socket
 import time
 from typing import Any
 
+from groupwise.core.children import ChildLost, ending, signal_name
 from groupwise.rewards.sandbox import wire
-from groupwise.rewards.sandbox.launch import Lost, Zygote
+from groupwise.rewards.sandbox.launch import Zygote
 from groupwise.rewards.sandbox.outcome import REFUSED, Kind, Limits, Outcome
 
 _CHUNK = 2**16
@@ -48,7 +49,7 @@ class Job:
         while self.ended is None:
             try:
                 reply = wire.unpack(self.read["control"], self.limits.value)
-            except wire.NotPlain as error:
+            except wire.FrameError as error:
                 self.ended = (Kind.OUTPUT, f"it returned {error}")
                 return None
             if reply is not None:
@@ -72,9 +73,9 @@ class Job:
             seconds = time.monotonic() - self.begun
             out, err = (bytes(self.read[name]).decode("utf-8", "replace") for name in ("stdout", "stderr"))
             try:
-                told = self.zygote.reap(self.child, _PATIENCE if self.ended is None else 0.0)
-                kind, detail = self.ended or self._ending(*told, err)
-            except Lost as lost:
+                code, cpu, killed = self.zygote.reap(self.child, _PATIENCE if self.ended is None else 0.0)
+                kind, detail = self.ended or self._ending(code, cpu, killed, err)
+            except ChildLost as lost:
                 kind, detail = Kind.CRASH, f"the process above it is lost: {lost}"
             self.outcome = Outcome(kind, out, err, detail, seconds)
         return self.outcome
@@ -125,28 +126,27 @@ class Job:
             self.ended = (Kind.OUTPUT, f"it wrote more than {most} bytes to {name}")
             del self.read[name][most:]
 
-    def _ending(self, status: int, cpu: float, killed: bool, stderr: str) -> tuple[Kind, str]:
-        """What the exit status means. The status is the kernel's word; the texts are the child's and prove nothing."""
+    def _ending(self, code: int, cpu: float, killed: bool, stderr: str) -> tuple[Kind, str]:
+        """What the exit code means. The code is the kernel's word; the texts are the child's and prove nothing."""
         last = stderr.rstrip().rpartition("\n")[2][:300]
         if killed:
             return Kind.CRASH, "killed: it closed its files and went on"
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
-            if number == signal.SIGKILL or number == signal.SIGXCPU:
-                spent = cpu >= self.limits.seconds
-                return (
-                    (Kind.TIMEOUT, "killed: out of processor time") if spent else (Kind.MEMORY, "killed by the system")
-                )
-            return Kind.CRASH, name
-        code = os.waitstatus_to_exitcode(status)
+        if code in (-signal.SIGKILL, -signal.SIGXCPU):
+            out_of_time = cpu >= self.limits.seconds
+            return (
+                (Kind.TIMEOUT, "killed: out of processor time")
+                if out_of_time
+                else (Kind.MEMORY, "killed by the system")
+            )
+        if code < 0:
+            return Kind.CRASH, signal_name(-code)
         if code == 0:
             return Kind.FINISHED, ""
         if code == REFUSED:
             return Kind.REFUSED, last
         if last.startswith("MemoryError"):
             return Kind.MEMORY, f"it asked for more than {self.limits.memory} bytes"
-        return Kind.EXCEPTION, last or f"exit code {code}"
+        return Kind.EXCEPTION, last or ending(code)
 
 
 def _pipes() -> tuple[dict[str, int], list[int]]:

@@ -9,7 +9,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 
-from groupwise.rewards.sandbox.system import syscall
+from groupwise.rewards.system import syscall
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3

@@ -11,7 +11,7 @@ import ctypes
 import os
 import struct
 
-from groupwise.rewards.sandbox.system import PR_SET_SECCOMP, prctl, syscall
+from groupwise.rewards.system import PR_SET_SECCOMP, prctl, syscall
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}
 _EPERM, _ENOSYS, _EACCES, _ENOTTY = 1, 38, 13, 25

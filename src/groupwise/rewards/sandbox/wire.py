@@ -1,4 +1,4 @@
-"""What crosses the border of the sandbox: frames of JSON, and plain values encoded as data.
+"""What crosses the border of the sandbox: frames of JSON (groupwise.core.channel), and plain values encoded as data.
 
 A value becomes a tree of JSON: None, bool, str, float and small int as they are; a list ["l", ...], a tuple ["t", ...],
 a set ["s", ...], a dict ["d", [key, value], ...], a large int ["i", hex]. Types are exact, so a subclass with its own
@@ -12,6 +12,10 @@ import json
 import re
 from collections import Counter, OrderedDict, defaultdict
 from typing import Any
+
+from groupwise.core.channel import FrameError, pack, unpack
+
+__all__ = ["FrameError", "NotPlain", "decode", "encode", "equal", "pack", "unpack", "validate"]
 
 DEPTH = 64
 _SMALL = 2**63
@@ -125,32 +129,3 @@ def _whole(tree: Any) -> Any:
     if type(tree) is list:
         return [_whole(item) for item in tree]
     return int(tree) if type(tree) is float and tree.is_integer() else tree
-
-
-def pack(message: Any) -> bytes:
-    """One frame: four bytes of length, then JSON."""
-    body = json.dumps(message).encode()
-    return len(body).to_bytes(4, "big") + body
-
-
-def unpack(buffer: bytearray, limit: int) -> Any:
-    """The first whole frame of the buffer, removed from it; None where there is none yet.
-
-    Raises NotPlain for a frame above `limit` bytes, and for one that is not an object of JSON.
-    """
-    if len(buffer) < 4:
-        return None
-    end = 4 + int.from_bytes(buffer[:4], "big")
-    if end > limit + 4:
-        raise NotPlain(f"a message above {limit} bytes")
-    if len(buffer) < end:
-        return None
-    body = bytes(buffer[4:end])
-    del buffer[:end]
-    try:
-        message = json.loads(body)
-    except (ValueError, RecursionError):
-        raise NotPlain("a message that is not JSON") from None
-    if type(message) is not dict:
-        raise NotPlain("a message that is not an object")
-    return message

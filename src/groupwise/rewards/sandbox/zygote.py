@@ -1,7 +1,7 @@
 """The zygote: a pristine Python that isolates itself once and forks a fresh child for every program.
 
 It never runs a program itself and never sees one: a program goes from the supervisor straight to its child, so nothing
-of one job (a test, an expected value) is in the memory that the next is forked from. It reads orders from one socket:
+of one job (a test, an expected value) is in the memory that the next is forked from. Its orders come over one channel:
     {"spawn": limits} with four descriptors (stdin, stdout, stderr, control)  ->  {"id": n}
     {"reap": n, "patience": seconds}  ->  {"status": s, "cpu": seconds, "killed": bool}
 """
@@ -11,15 +11,14 @@ from __future__ import annotations
 import fcntl
 import gc
 import importlib
-import json
 import os
-import select
 import signal
-import socket
 import sys
 import time
 
-from groupwise.rewards.sandbox import child, isolate, landlock, seccomp, system
+from groupwise.core.channel import Channel
+from groupwise.rewards import system
+from groupwise.rewards.sandbox import child, isolate, landlock, seccomp
 
 # What programs import most, loaded once; and the modules that need a library of the system, out of reach later.
 _LOADED = (
@@ -29,32 +28,31 @@ _LOADED = (
 )
 
 
-def main(arguments: list[str]) -> None:
-    """arguments: the socket's number, a descriptor of the supervisor's process or -1, and the options as JSON."""
+def main(supervisor: Channel, options: dict[str, bool]) -> None:
+    """options: which layers are wanted, and whether this is root."""
+    del sys.path[0]  # where this package lies: no program may import it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    orders, parent, options = socket.socket(fileno=int(arguments[0])), int(arguments[1]), json.loads(arguments[2])
     for name in _LOADED.split():
         _load(name)
     try:
         spare = child.spare_user() if options["root"] else None
-        own_user_namespace = options["bubblewrap"]
+        own_user_namespace, own_processes = options["bubblewrap"], None
         if options["namespaces"]:
             own_user_namespace = isolate.enter_namespaces()
-            _become_first(orders)
-            processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            _become_first(supervisor)
+            own_processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             isolate.enter_root(isolate.library())
-        own_processes = processes if options["namespaces"] else None
         uid = spare if not own_user_namespace and child.readable(isolate.library()) else None
         plan = _plan(options, uid, own_user_namespace, own_processes)
     except OSError as error:
-        orders.send(json.dumps({"failed": str(error)}).encode())
+        supervisor.send({"failed": str(error)})
         return
-    orders.send(json.dumps({"layers": plan.layers}).encode())
+    supervisor.send({"layers": plan.layers})
     for name in [name for name in sys.modules if name.startswith("groupwise")]:
         del sys.modules[name]
     gc.collect()
     gc.freeze()
-    _serve(orders, parent, plan)
+    _serve(supervisor, plan)
 
 
 def _load(name: str) -> None:
@@ -64,13 +62,13 @@ def _load(name: str) -> None:
         return
 
 
-def _become_first(orders: socket.socket) -> None:
+def _become_first(supervisor: Channel) -> None:
     """Goes on as the first process of the new process namespace; the process before waits for it, and goes with it."""
     process = os.fork()
     if process == 0:
-        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+        system.die_with_parent()
         return
-    orders.close()
+    supervisor.close()
     os.waitpid(process, 0)
     os._exit(0)
 
@@ -105,19 +103,13 @@ def _high(descriptor: int) -> int:
     return moved
 
 
-def _serve(orders: socket.socket, parent: int, plan: child.Plan) -> None:
+def _serve(supervisor: Channel, plan: child.Plan) -> None:
     """Until the supervisor is gone. Children die with this process: each asked the kernel for that."""
-    watched = select.poll()
-    for descriptor in (orders.fileno(), *([parent] if parent >= 0 else [])):
-        watched.register(descriptor, select.POLLIN)
     while True:
-        ready = dict(watched.poll())
-        if orders.fileno() not in ready:
+        try:
+            order, descriptors = supervisor.receive_with(4)
+        except (EOFError, OSError):
             return
-        message, descriptors, _, _ = socket.recv_fds(orders, 65536, 4)
-        if not message:
-            return
-        order = json.loads(message)
         try:
             if "spawn" in order:
                 reply = {"id": _spawn(plan, order["spawn"], descriptors)}
@@ -125,7 +117,7 @@ def _serve(orders: socket.socket, parent: int, plan: child.Plan) -> None:
                 reply = _reap(order["reap"], order["patience"])
         except OSError as error:
             reply = {"failed": str(error)}
-        orders.send(json.dumps(reply).encode())
+        supervisor.send(reply)
 
 
 def _spawn(plan: child.Plan, limits: dict[str, float], descriptors: list[int]) -> int:

@@ -1,14 +1,15 @@
-"""The calls of Linux that Python does not wrap, through libc. Used inside the zygote only."""
+"""The calls of Linux that Python does not wrap, through libc. Each raises OSError where the system refuses."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 1024, 2048, 4096, 16384, 1 << 18, 1 << 21
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_DUMPABLE = 1, 24, 22, 38, 4
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER = 1, 24, 22, 38, 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -22,7 +23,7 @@ def _checked(name: str, result: int) -> int:
 
 
 def syscall(name: str, number: int, *arguments: object) -> int:
-    """A system call by number; integers go as 64 bits. Raises OSError."""
+    """A system call by number; integers go as 64 bits."""
     wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return _checked(name, _libc.syscall(ctypes.c_long(number), *wide))
 
@@ -34,8 +35,23 @@ def prctl(option: int, second: int = 0, third: object = 0) -> int:
     )
 
 
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """This process gets the signal when the thread that made it ends, however that ends."""
+    prctl(PR_SET_PDEATHSIG, number)
+
+
 def unshare(flags: int) -> None:
     _checked("unshare", _libc.unshare(flags))
+
+
+def unshare_user(flags: int, user: int, group: int) -> None:
+    """Unshares in a user namespace of its own, where this process goes on as this user and group."""
+    outer_user, outer_group = os.getuid(), os.getgid()
+    unshare(flags | NEWUSER)
+    maps = {"setgroups": "deny", "uid_map": f"{user} {outer_user} 1", "gid_map": f"{group} {outer_group} 1"}
+    for name, text in maps.items():
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
 
 
 def setns(descriptor: int, kind: int) -> None:
