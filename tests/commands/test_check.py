@@ -18,7 +18,7 @@ from groupwise.commands.check.findings import Finding, Level, Section, ShownProb
 from groupwise.commands.check.scores import TrialScores, score_trials
 from groupwise.commands.check.terminal import print_sections
 from groupwise.commands.check.trials import Kind, Trial, off_by, shifted
-from groupwise.core.reward import Cause, Mark
+from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
 from groupwise.rewards.functions.form import FORMS
@@ -97,7 +97,7 @@ def given(reward: Callable[[float, Kind, int], float], count: int = 100) -> Tria
     """A reward of (noise, kind, number of the problem), on `count` problems."""
     rng = random.Random(0)
     kinds = [kind for kind in Kind if kind is not Kind.BARE]
-    return TrialScores("mine", [{k: Mark(reward(rng.random(), k, i)) for k in kinds} for i in range(count)])
+    return TrialScores("mine", [{k: ScoreResult(reward(rng.random(), k, i)) for k in kinds} for i in range(count)])
 
 
 def levels(findings: list[Finding]) -> list[Level]:
@@ -160,8 +160,9 @@ def test_a_task_that_does_not_know_its_own_answers_names_them(missed: int, level
 
 
 def test_missing_scores_are_counted_by_cause() -> None:
-    def mark(kind: Kind, i: int) -> Mark:
-        return Mark(cause=Cause.NAN if i % 2 else Cause.EXCEPTION, detail="a\nlast") if i < 4 else Mark(1.0)
+    def mark(kind: Kind, i: int) -> ScoreResult:
+        cause = Cause.NAN if i % 2 else Cause.EXCEPTION
+        return ScoreResult(cause=cause, detail="a\nlast") if i < 4 else ScoreResult(1.0)
 
     mine = TrialScores("mine", [{kind: mark(kind, i) for kind in (Kind.GOLD, Kind.EMPTY)} for i in range(10)])
     assert unscored_findings(mine, 0.4) == [

@@ -10,9 +10,9 @@ import torch
 import groupwise
 from groupwise.core.collate import collate
 from groupwise.core.records import Completion, Group, Prompt
-from groupwise.core.reward import Cause, Mark
+from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Sample
-from groupwise.rewards.functions.marks import mark, marks
+from groupwise.rewards.functions.results import score_result, score_results
 from groupwise.rollout.scoring import LEARNED, TASK, Mix, with_learned
 
 GROUP_ROWS = ["grpo", "dr-grpo", "gspo", "rloo", "reinforce++-baseline"]
@@ -124,12 +124,12 @@ def test_a_learned_score_joins_the_others_or_stands_alone():
     ],
 )
 def test_what_is_no_finite_number_is_no_score(value, cause):
-    told = mark(value)
+    told = score_result(value)
     assert told.cause is cause
     assert math.isnan(told.value) == (cause is not None)
 
 
 def test_a_list_of_another_length_scores_nobody():
-    assert [m.cause for m in marks([1.0, 2.0], 3)] == [Cause.WRONG_LENGTH] * 3
-    assert [m.cause for m in marks("abc", 3)] == [Cause.WRONG_TYPE] * 3
-    assert marks((1.0, 2.0), 2) == [Mark(1.0), Mark(2.0)]
+    assert [m.cause for m in score_results([1.0, 2.0], 3)] == [Cause.WRONG_LENGTH] * 3
+    assert [m.cause for m in score_results("abc", 3)] == [Cause.WRONG_TYPE] * 3
+    assert score_results((1.0, 2.0), 2) == [ScoreResult(1.0), ScoreResult(2.0)]

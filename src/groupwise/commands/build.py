@@ -37,6 +37,7 @@ from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.models.template_checks import check_chat, demand
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
 from groupwise.rewards.functions.user import TaskScore
+from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.collect import Prompts, Rollout, evaluate
 from groupwise.rollout.scoring import TASK, Scorer
@@ -190,7 +191,7 @@ def pool_of(plan: Blueprint) -> Pool | None:
     if not slow:
         return None
     s = plan.scoring
-    return Pool(slow, s.workers or os.cpu_count() or 1, s.deadline, s.memory)
+    return Pool(slow, Limits(workers=s.workers or os.cpu_count() or 1, seconds=s.deadline, memory=s.memory))
 
 
 def reward_forms(plan: Blueprint, pool: Pool | None) -> list[str]:

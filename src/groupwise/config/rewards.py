@@ -10,7 +10,7 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import describe
 from groupwise.core.errors import UsageError
 from groupwise.core.reward import Reward
-from groupwise.rewards.functions.kinds import reward
+from groupwise.rewards.functions.form import reward
 from groupwise.rollout.scoring import LEARNED, TASK, Mix
 
 #: How the plan tells the two rewards that are not functions.

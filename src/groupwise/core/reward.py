@@ -38,7 +38,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True)
-class Mark:
+class ScoreResult:
     """A score, or why there is none.
 
     value   reward units; NaN where `cause` says why

@@ -7,40 +7,19 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from groupwise.core.engine import Finished
 from groupwise.core.records import Completion, Prompt
-from groupwise.core.reward import Mark, Reward
+from groupwise.core.reward import Reward, ScoreResult
 from groupwise.core.samples import Attempt
 from groupwise.core.task import Judged, ScoresSteps, Task
-from groupwise.rewards.functions.marks import marks
+from groupwise.rewards.functions.results import score_results
+from groupwise.rewards.pool.pool import Pool
 
 #: Names of the two rewards that are not functions of a recipe: the task's own score, and the reward model's.
 TASK, LEARNED = "task", "learned"
 
 Decode = Callable[[tuple[int, ...]], str]
-
-
-class Pool(Protocol):
-    """Processes that score while something else goes on here."""
-
-    def submit(self, name: str, attempts: Sequence[Attempt]) -> list[int]:
-        """Begin to score; a ticket for each mark."""
-        ...
-
-    def wait(self, tickets: Sequence[int]) -> list[Mark]:
-        """The marks, in the order of the tickets, once all are there."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """What the processes have spent on scoring so far."""
-        ...
-
-    def close(self) -> None:
-        """End the processes."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +60,7 @@ class Scorer:
         """The same with the task's own score alone, which is what evaluation measures."""
         return Scorer(self.task, self.decode, None, self.pool)
 
-    def note(self, marks: Mapping[str, Mark]) -> None:
+    def note(self, marks: Mapping[str, ScoreResult]) -> None:
         """Remember the first fault of each kind, to be shown once."""
         for name, mark in marks.items():
             kind = f"{mark.cause} in {name}"
@@ -117,16 +96,16 @@ class Scorer:
         named = {TASK: self.task.quick, **{name: reward.quick for name, reward in self.mix.own.items()}}
         return [name for name, quick in named.items() if not quick] if self.pool else []
 
-    def quick_marks(self, attempts: Sequence[Attempt]) -> dict[str, list[Mark]]:
+    def quick_marks(self, attempts: Sequence[Attempt]) -> dict[str, list[ScoreResult]]:
         """What is scored here, by name."""
         found = {}
         if self.judged:
-            found[TASK] = [Mark()] * len(attempts)
+            found[TASK] = [ScoreResult()] * len(attempts)
         elif TASK not in self.slow:
-            found[TASK] = marks([self.task.score(a.sample, a.completion) for a in attempts], len(attempts))
+            found[TASK] = score_results([self.task.score(a.sample, a.completion) for a in attempts], len(attempts))
         for name, reward in self.mix.own.items():
             if name not in self.slow:
-                found[name] = marks(reward(attempts), len(attempts))
+                found[name] = score_results(reward(attempts), len(attempts))
         return found
 
 
@@ -168,7 +147,7 @@ class Marking:
             for i, group in enumerate(answers)
         ]
 
-    def _finish(self, completion: Completion, attempt: Attempt, told: Mapping[str, Mark]) -> Completion:
+    def _finish(self, completion: Completion, attempt: Attempt, told: Mapping[str, ScoreResult]) -> Completion:
         scorer = self.scorer
         scorer.note(told)
         done = dataclasses.replace(
@@ -199,11 +178,11 @@ def with_learned(completion: Completion, learned: float, mix: Mix) -> Completion
     return dataclasses.replace(completion, learned=learned, parts=parts, combined=combined)
 
 
-def fault(told: Mapping[str, Mark]) -> str:
+def fault(told: Mapping[str, ScoreResult]) -> str:
     """Why a score is missing, the first one: "timeout in task"; "" where none is.
 
     >>> from groupwise.core.reward import Cause
-    >>> fault({"task": Mark(1.0), "mine": Mark(cause=Cause.TIMEOUT)})
+    >>> fault({"task": ScoreResult(1.0), "mine": ScoreResult(cause=Cause.TIMEOUT)})
     'timeout in mine'
     """
     return next((f"{mark.cause} in {name}" for name, mark in told.items() if mark.cause is not None), "")

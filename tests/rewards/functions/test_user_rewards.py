@@ -16,7 +16,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.adapters import bound
-from groupwise.rewards.functions.marks import mark, marks
+from groupwise.rewards.functions.results import score_result, score_results
 from groupwise.rewards.functions.user import TaskScore, User
 from groupwise.tasks.arithmetic import Arithmetic
 
@@ -134,8 +134,8 @@ def test_a_class_is_made_once_with_its_settings(tmp_path: Path) -> None:
 
 
 def test_the_plan_says_the_form() -> None:
-    assert User(f"{TRL}:boxed").describe() == "TRL reward_funcs: completions, ground_truth, **kwargs"
-    assert User(f"{VERL}:judged").describe().startswith("verl compute_score, async: data_source, solution_str")
+    assert User(f"{TRL}:boxed").bind().description == "TRL reward_funcs: completions, ground_truth, **kwargs"
+    assert User(f"{VERL}:judged").bind().description.startswith("verl compute_score, async: data_source, solution_str")
 
 
 def test_a_task_scores_as_a_reward() -> None:
@@ -208,7 +208,7 @@ class Scalar:
      (10**400, Cause.WRONG_TYPE)],
 )  # fmt: skip
 def test_a_value_is_a_score_or_a_cause(value: object, expected: object) -> None:
-    one = mark(value)
+    one = score_result(value)
     assert (one.cause or one.value) == expected
     assert (one.cause is None) == (not math.isnan(one.value))
 
@@ -219,7 +219,7 @@ def test_a_value_is_a_score_or_a_cause(value: object, expected: object) -> None:
      ({"a": 1, "b": 2}, Cause.WRONG_TYPE)],
 )  # fmt: skip
 def test_a_wrong_list_gives_nobody_a_score(values: object, cause: Cause) -> None:
-    assert [one.cause for one in marks(values, 2)] == [cause, cause]
+    assert [one.cause for one in score_results(values, 2)] == [cause, cause]
 
 
 def test_workers_start_without_torch() -> None:
@@ -239,7 +239,7 @@ def test_the_examples_of_the_page_score(use: str, words: str, tmp_path: Path, mo
     for name, text in BLOCKS:
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    assert User(use).describe().startswith(words.strip().split(":")[0])
+    assert User(use).bind().description.startswith(words.strip().split(":")[0])
     assert scores(use, Attempt(TWO, "the answer is 2"), Attempt(TWO, "I do not know")) == [1.0, 0.0]
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.reward import Cause, Mark
+from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.user import TaskScore, User
 from groupwise.rewards.pool import isolate
+from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.slot import Clock
@@ -87,8 +88,8 @@ def attempts(*acts: str) -> list[Attempt]:
     return [Attempt(Sample(f"k{i // 2}", "p", "good"), act) for i, act in enumerate(acts)]
 
 
-def told(given: list[Mark]) -> list[object]:
-    return [one.value if one.cause is None else one.cause for one in given]
+def outcomes(results: list[ScoreResult]) -> list[object]:
+    return [result.value if result.cause is None else result.cause for result in results]
 
 
 def mixed(*acts: str) -> list[Attempt]:
@@ -99,7 +100,7 @@ def mixed(*acts: str) -> list[Attempt]:
 @linux
 def test_every_fault_costs_its_own_completion_and_leaves_nothing(left: Callable[[], list[int]]) -> None:
     work = mixed(*EXPECTED)
-    with Pool({"mine": ONE}, workers=2, seconds=0.7) as pool:
+    with Pool({"mine": ONE}, Limits(workers=2, seconds=0.7)) as pool:
         given = pool.score("mine", work)
         assert left(), "the mark is not seen: this test would prove nothing"
     for attempt, one in zip(work, given, strict=True):
@@ -111,34 +112,34 @@ def test_every_fault_costs_its_own_completion_and_leaves_nothing(left: Callable[
 @linux
 def test_in_a_batch_only_the_culprits_lose_their_score(left: Callable[[], list[int]]) -> None:
     faults = ["sleep", "segfault", "exception", "memory", "none"]
-    with Pool({"mine": MANY, "async": TOGETHER}, workers=2, seconds=0.7) as pool:
+    with Pool({"mine": MANY, "async": TOGETHER}, Limits(workers=2, seconds=0.7)) as pool:
         batched, concurrent = pool.submit("mine", mixed(*faults)), pool.submit("async", mixed(*faults))
         expected: list[object] = [1.0] * 11
         expected[1::2] = [Cause.TIMEOUT, Cause.CRASH, Cause.EXCEPTION, Cause.MEMORY, Cause.NONE]
-        assert told(pool.wait(concurrent)) == expected
-        assert told(pool.wait(batched)) == expected
+        assert outcomes(pool.wait(concurrent)) == expected
+        assert outcomes(pool.wait(batched)) == expected
 
 
 def test_a_wrong_length_is_found_out_alone() -> None:
-    with Pool({"mine": MANY}, workers=1) as pool:
-        assert told(pool.score("mine", attempts("good", "short", "good"))) == [1.0, Cause.WRONG_LENGTH, 1.0]
+    with Pool({"mine": MANY}, Limits(workers=1)) as pool:
+        assert outcomes(pool.score("mine", attempts("good", "short", "good"))) == [1.0, Cause.WRONG_LENGTH, 1.0]
 
 
 def test_a_crash_that_others_caused_costs_nothing() -> None:
-    with Pool({"mine": MOODY}, workers=1) as pool:
-        assert told(pool.score("mine", attempts(*["good"] * 10))) == [1.0] * 10
+    with Pool({"mine": MOODY}, Limits(workers=1)) as pool:
+        assert outcomes(pool.score("mine", attempts(*["good"] * 10))) == [1.0] * 10
 
 
 @linux
 def test_memory_that_others_leaked_costs_nothing() -> None:
-    with Pool({"mine": ONE}, workers=1, memory=1 << 30) as pool:
-        assert told(pool.score("mine", attempts(*["leak"] * 5))) == [1.0] * 5
+    with Pool({"mine": ONE}, Limits(workers=1, memory=1 << 30)) as pool:
+        assert outcomes(pool.score("mine", attempts(*["leak"] * 5))) == [1.0] * 5
 
 
 @linux
 def test_processes_that_another_left_cost_nothing() -> None:
-    with Pool({"mine": ONE}, workers=1, seconds=2.0) as pool:
-        assert told(pool.score("mine", attempts("swarm", "work", "good"))) == [1.0, 1.0, 1.0]
+    with Pool({"mine": ONE}, Limits(workers=1, seconds=2.0)) as pool:
+        assert outcomes(pool.score("mine", attempts("swarm", "work", "good"))) == [1.0, 1.0, 1.0]
 
 
 @linux
@@ -146,8 +147,8 @@ def test_processes_that_another_left_cost_nothing() -> None:
 def test_each_kind_of_wall_ends_what_was_started(walls: Walls, left: Callable[[], list[int]]) -> None:
     if walls not in (isolate.find_walls(), Walls.REAPER) and not isolate._works(walls):
         pytest.skip(f"this machine does not give {walls}")
-    with Pool({"mine": ONE}, workers=1, seconds=1.0, walls=walls) as pool:
-        daemon, _, _, good = told(pool.score("mine", attempts("daemon", "sleep", "bomb", "good")))
+    with Pool({"mine": ONE}, Limits(workers=1, seconds=1.0, walls=walls)) as pool:
+        daemon, _, _, good = outcomes(pool.score("mine", attempts("daemon", "sleep", "bomb", "good")))
         assert (daemon, good) == (1.0, 1.0)
         pool.submit("mine", attempts("daemon", "stubborn bomb"))
         time.sleep(0.2)
@@ -160,7 +161,12 @@ def test_the_limit_on_tasks_is_never_the_machines() -> None:
         pytest.skip("only root could change it")
     limit = Path("/proc/sys/kernel/pid_max")
     before = limit.read_text()
-    inside = "from groupwise.rewards.pool import isolate as i; i._libc('unshare', i._NEWNS); i.settle(i.space())"
+    inside = """
+from groupwise.rewards import system
+from groupwise.rewards.pool import isolate
+system.unshare(system.NEWNS)
+isolate.settle(isolate.space())
+"""
     subprocess.run([sys.executable, "-c", inside], check=True)
     after = limit.read_text()
     limit.write_text(before)
@@ -172,8 +178,8 @@ def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
     if isolate._release() < (6, 14) or isolate.find_walls() is Walls.REAPER:
         pytest.skip("this machine has no limit of a namespace's own")
     limit = Path("/proc/sys/kernel/pid_max").read_text()
-    with Pool({"mine": ONE}, workers=1, seconds=30.0) as pool:
-        forks, after = told(pool.score("mine", attempts("forks", "twice")))
+    with Pool({"mine": ONE}, Limits(workers=1, seconds=30.0)) as pool:
+        forks, after = outcomes(pool.score("mine", attempts("forks", "twice")))
         assert isinstance(forks, float)
         assert 200 < forks < isolate.TASKS
         assert after == 1.0, "what the one before left running is charged to this one"
@@ -181,7 +187,7 @@ def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
 
 
 def test_the_users_own_lines_are_told() -> None:
-    with Pool({"mine": ONE}, workers=1, seconds=0.5) as pool:
+    with Pool({"mine": ONE}, Limits(workers=1, seconds=0.5)) as pool:
         exception, crash, late = pool.score("mine", attempts("exception", "segfault", "sleep"))
     assert exception.detail.endswith("KeyError: 'a key of mine'")
     assert crash.detail.endswith("killed by SIGSEGV")
@@ -194,8 +200,8 @@ def test_the_users_own_lines_are_told() -> None:
 SCRIPT = """
 import sys, time
 sys.path.insert(0, {tests!r})
-from tests.rewards.pool.test_reward_pool import ONE, Pool, Walls, attempts
-pool = Pool({{"mine": ONE}}, workers=2, seconds=60, walls=Walls({walls!r}))
+from tests.rewards.pool.test_reward_pool import ONE, Limits, Pool, Walls, attempts
+pool = Pool({{"mine": ONE}}, Limits(workers=2, seconds=60, walls=Walls({walls!r})))
 print(pool.score("mine", attempts("daemon", "good"))[0].value, flush=True)
 pool.wait(pool.submit("mine", attempts("sleep", "daemon", "sleep")))
 """
@@ -228,7 +234,7 @@ def test_what_does_not_load_stops_the_run_in_one_line(tmp_path: Path, left: Call
             pool.submit("mine", attempts("good"))
     (tmp_path / "own.py").write_text("import time\ntime.sleep(60)\n")
     with (
-        Pool({"mine": User(f"{tmp_path}/own.py:f")}, load=0.5) as pool,
+        Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(load=0.5)) as pool,
         pytest.raises(UsageError, match="cannot be loaded"),
     ):
         pool.score("mine", attempts("good"))
@@ -247,36 +253,36 @@ def test_check_tells_the_forms_and_tries_the_columns(tmp_path: Path) -> None:
 
 def test_loading_is_not_charged_to_a_completion(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import time\ntime.sleep(1.0)\ndef f(attempt): return 1.0\n")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, workers=1, seconds=0.5) as pool:
-        assert told(pool.score("mine", attempts("a", "b"))) == [1.0, 1.0]
+    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=1, seconds=0.5)) as pool:
+        assert outcomes(pool.score("mine", attempts("a", "b"))) == [1.0, 1.0]
 
 
 def test_a_task_scores_in_the_pool_and_tickets_may_be_taken_in_any_order() -> None:
     task = Arithmetic()
     samples = task.samples("heldout")[:200]
-    with Pool({"task": TaskScore(task)}, workers=2) as pool:
+    with Pool({"task": TaskScore(task)}, Limits(workers=2)) as pool:
         first = pool.submit("task", [Attempt(sample, sample.answer) for sample in samples])
         second = pool.submit(
             "task", [Attempt(sample, "x" if i % 3 else sample.answer) for i, sample in enumerate(samples)]
         )
-        assert told(pool.wait(second)) == [float(i % 3 == 0) for i in range(200)]
-        assert told(pool.wait(first[::-1])) == [1.0] * 200
+        assert outcomes(pool.wait(second)) == [float(i % 3 == 0) for i in range(200)]
+        assert outcomes(pool.wait(first[::-1])) == [1.0] * 200
         with pytest.raises(ValueError, match="waited for already"):
             pool.wait(first[:1])
 
 
 def test_a_run_works_while_its_completions_are_scored(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import time\ndef f(attempt):\n    time.sleep(0.05)\n    return 1.0\n")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, workers=4) as pool:
+    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=4)) as pool:
         tickets = pool.submit("mine", attempts(*["x"] * 16))
-        assert until(lambda: len(pool._dispatcher.marks) == 16)
+        assert until(lambda: len(pool._dispatcher.results) == 16)
         started = time.monotonic()
-        assert told(pool.wait(tickets)) == [1.0] * 16
+        assert outcomes(pool.wait(tickets)) == [1.0] * 16
         assert time.monotonic() - started < 0.1
 
 
 def test_closing_while_another_waits_lets_it_go(left: Callable[[], list[int]]) -> None:
-    pool, raised = Pool({"mine": ONE}, workers=1, seconds=60), []
+    pool, raised = Pool({"mine": ONE}, Limits(workers=1, seconds=60)), []
 
     def waits() -> None:
         with pytest.raises(RunError, match="closed") as error:
@@ -296,10 +302,10 @@ def test_closing_while_another_waits_lets_it_go(left: Callable[[], list[int]]) -
 
 @linux
 def test_a_new_worker_is_there_in_a_moment() -> None:
-    with Pool({"mine": ONE}, workers=1, seconds=5) as pool:
+    with Pool({"mine": ONE}, Limits(workers=1, seconds=5)) as pool:
         pool.score("mine", attempts("good"))
         started = time.monotonic()
-        assert told(pool.score("mine", attempts("hard exit", "good"))) == [Cause.CRASH, 1.0]
+        assert outcomes(pool.score("mine", attempts("hard exit", "good"))) == [Cause.CRASH, 1.0]
         assert time.monotonic() - started < 1.0  # two new ones: a crash is believed only of a fresh process
 
 
@@ -334,8 +340,8 @@ def test_rewards_whose_completions_come_interleaved_each_score_their_own(tmp_pat
     )
     names = {"tens": 10, "ones": 1, "hundreds": 100}
     given = [Attempt(Sample(f"k{i // 8}", "", ""), str(i)) for i in range(200)]
-    with Pool({name: User(f"{tmp_path}/own.py:{name}") for name in names}, workers=2, seconds=5.0) as pool:
+    with Pool({name: User(f"{tmp_path}/own.py:{name}") for name in names}, Limits(workers=2, seconds=5.0)) as pool:
         tickets = [(name, pool.submit(name, [attempt])[0]) for attempt in given for name in names]
         for name, scale in names.items():
-            marks = pool.wait([ticket for own, ticket in tickets if own == name])
-            assert [mark.value for mark in marks] == [scale * float(i) for i in range(200)]
+            results = pool.wait([ticket for own, ticket in tickets if own == name])
+            assert [result.value for result in results] == [scale * float(i) for i in range(200)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from groupwise.commands.check.trials import Kind, Trial
-from groupwise.core.reward import Cause, Mark
+from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt
 from groupwise.rollout.scoring import TASK, Scorer
 
@@ -24,9 +24,9 @@ class TrialScores:
     """What one reward gave: of each trial, its results by kind. After a timeout a reward is not tried further."""
 
     name: str
-    results: Sequence[Mapping[Kind, Mark]]
+    results: Sequence[Mapping[Kind, ScoreResult]]
 
-    def of(self, *kinds: Kind) -> list[Mark]:
+    def of(self, *kinds: Kind) -> list[ScoreResult]:
         """All results of these kinds."""
         return [trial[kind] for trial in self.results for kind in kinds if kind in trial]
 
@@ -50,7 +50,9 @@ def score_trials(scorer: Scorer, trials: Sequence[Trial], encode: Encode) -> lis
     return [TrialScores(name, list(_results(scorer, name, trials, encode))) for name in (TASK, *scorer.mix.own)]
 
 
-def _results(scorer: Scorer, name: str, trials: Sequence[Trial], encode: Encode) -> Iterator[Mapping[Kind, Mark]]:
+def _results(
+    scorer: Scorer, name: str, trials: Sequence[Trial], encode: Encode
+) -> Iterator[Mapping[Kind, ScoreResult]]:
     started = time.perf_counter()
     # The first alone: where a reward hangs on it, nothing else is waited for.
     for chunk in (trials[:1], *(trials[at : at + TOGETHER] for at in range(1, len(trials), TOGETHER))):
@@ -63,7 +65,7 @@ def _results(scorer: Scorer, name: str, trials: Sequence[Trial], encode: Encode)
             return
 
 
-def _score(scorer: Scorer, name: str, attempts: Sequence[Attempt]) -> list[Mark]:
+def _score(scorer: Scorer, name: str, attempts: Sequence[Attempt]) -> list[ScoreResult]:
     if name in scorer.slow:
         assert scorer.pool is not None
         return scorer.pool.wait(scorer.pool.submit(name, attempts))

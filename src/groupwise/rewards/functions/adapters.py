@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from groupwise.core.errors import UsageError
-from groupwise.core.reward import Cause, Mark
+from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
-from groupwise.rewards.functions.marks import mark, marks
+from groupwise.rewards.functions.results import score_result, score_results
 from groupwise.rewards.functions.trace import own_traceback
 
 FORMS = (
@@ -30,13 +30,13 @@ Arguments = dict[str, Any]
 class Form:
     """One way to call a reward.
 
-    words      for the plan
-    batched    whether one call scores many attempts
-    arguments  (attempts, or one attempt in a list) -> what is passed by keyword
-    scored     whether a dictionary with the key "score" is a score
+    description  for the plan
+    batched      whether one call scores many attempts
+    arguments    (attempts, or one attempt in a list) -> what is passed by keyword
+    scored       whether a dictionary with the key "score" is a score
     """
 
-    words: str
+    description: str
     batched: bool
     arguments: Callable[[Sequence[Attempt]], Arguments]
     scored: bool = False
@@ -57,7 +57,7 @@ def _columns(sample: Sample) -> dict[str, Any]:
 
 
 def _logs(*_: object, **__: object) -> None:
-    """TRL's log_extra and log_metric: accepted so that the function runs, and not kept."""
+    """TRL's log_extra and log_metric: accepted so that the function runs, and ignored."""
 
 
 def _trl(attempts: Sequence[Attempt]) -> Arguments:
@@ -139,10 +139,10 @@ class Bound:
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """`TRL reward_funcs: completions, answer, **kwargs`."""
         names = [f"**{p.name}" if p.kind is p.VAR_KEYWORD else p.name for p in self.parameters.values()]
-        return f"{self.form.words}{', async' if self.asynchronous else ''}: {', '.join(names)}"
+        return f"{self.form.description}{', async' if self.asynchronous else ''}: {', '.join(names)}"
 
     def arguments(self, attempts: Sequence[Attempt]) -> Arguments:
         """What the function is called with: of what the form gives, what its parameters take."""
@@ -163,8 +163,8 @@ class Bound:
                     f"present: {', '.join(offered)}; give {name} a default, or the data a column of that name"
                 )
 
-    def score(self, attempts: Sequence[Attempt], run: Callable[[Any], Any]) -> Iterator[list[Mark]]:
-        """Marks in the order of the attempts: one list a call where calls are one by one, else all in one list.
+    def score(self, attempts: Sequence[Attempt], run: Callable[[Any], Any]) -> Iterator[list[ScoreResult]]:
+        """Results in the order of the attempts: one list a call where calls are one by one, else all in one list.
 
         run  (coroutine) -> its result. An exception of a call for many attempts goes through: whose it is, is unknown.
         """
@@ -172,44 +172,47 @@ class Bound:
             self.check(sample)
         if self.form.batched:
             result = self.function(**self.arguments(attempts))
-            yield self._marks(run(result) if inspect.isawaitable(result) else result, len(attempts))
+            yield self._results(run(result) if inspect.isawaitable(result) else result, len(attempts))
         elif self.asynchronous:
             yield run(self._together(attempts))
         else:
             for attempt in attempts:
                 yield [self._one(attempt)]
 
-    def _one(self, attempt: Attempt) -> Mark:
+    def _one(self, attempt: Attempt) -> ScoreResult:
         try:
-            return self._mark(self.function(**self.arguments([attempt])))
+            return self._result(self.function(**self.arguments([attempt])))
         except UsageError:
             raise
         except BaseException as error:  # sys.exit and KeyboardInterrupt of a user's function are faults like others
             return fault(error)
 
-    async def _together(self, attempts: Sequence[Attempt]) -> list[Mark]:
-        async def one(attempt: Attempt) -> Mark:
+    async def _together(self, attempts: Sequence[Attempt]) -> list[ScoreResult]:
+        async def one(attempt: Attempt) -> ScoreResult:
             try:
-                return self._mark(await self.function(**self.arguments([attempt])))
+                return self._result(await self.function(**self.arguments([attempt])))
             except UsageError:
                 raise
             except BaseException as error:
                 return fault(error)
 
-        return list(await asyncio.gather(*(one(attempt) for attempt in attempts)))
+        return await asyncio.gather(*(one(attempt) for attempt in attempts))
 
-    def _mark(self, value: object) -> Mark:
-        return mark(value["score"] if self.form.scored and isinstance(value, Mapping) and "score" in value else value)
+    def _result(self, value: object) -> ScoreResult:
+        if self.form.scored and isinstance(value, Mapping) and "score" in value:
+            value = value["score"]
+        return score_result(value)
 
-    def _marks(self, values: Any, count: int) -> list[Mark]:
+    def _results(self, values: Any, count: int) -> list[ScoreResult]:
         if self.form.scored and isinstance(values, Sequence) and len(values) == count:
-            return [self._mark(value) for value in values]
-        return marks(values, count)
+            return [self._result(value) for value in values]
+        return score_results(values, count)
 
 
-def fault(error: BaseException) -> Mark:
-    """A mark that says what was raised, with the frames that are not ours."""
-    return Mark(cause=Cause.MEMORY if isinstance(error, MemoryError) else Cause.EXCEPTION, detail=own_traceback(error))
+def fault(error: BaseException) -> ScoreResult:
+    """A result that says what was raised, with the frames that are not ours."""
+    cause = Cause.MEMORY if isinstance(error, MemoryError) else Cause.EXCEPTION
+    return ScoreResult(cause=cause, detail=own_traceback(error))
 
 
 def bound(function: Any, where: str, settings: Mapping[str, Any]) -> Bound:

@@ -1,15 +1,21 @@
-"""Rewards for the form of a completion, whatever it answers: a pattern, tags in their order, no repetition."""
+"""The rewards that a recipe can name: those for the form of a completion, whatever it answers, and a user's own.
+
+For the form: a pattern, tags in their order, no repetition.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, nearest
 from groupwise.core.reward import Reward
 from groupwise.core.samples import Attempt
+from groupwise.rewards.functions.user import User
 
 _LITERAL = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _QUANTIFIER = re.compile(r"[*+?{]")
@@ -138,6 +144,28 @@ class Repetition:
 
 #: The word a recipe uses -> the reward.
 FORMS: Mapping[str, type[Reward]] = {"format": Format, "tags": Tags, "repetition": Repetition}
+KINDS: Mapping[str, Any] = {"user": User, **FORMS}
+
+
+def reward(name: str, table: Mapping[str, Any]) -> Reward:
+    """The reward of a recipe's table [rewards.NAME]: its `kind` (or NAME itself, or a user's own where `use` is set).
+
+    Raises UsageError for a kind or key that does not exist, and for settings that the reward refuses.
+    """
+    settings = dict(table)
+    kind = settings.pop("kind", "user" if "use" in settings else name)
+    if kind not in KINDS:
+        raise UsageError(f"rewards.{name}.kind = {kind!r}: there is no such reward; {nearest(str(kind), KINDS)}")
+    known = [f.name for f in dataclasses.fields(KINDS[kind])]
+    for key in settings:
+        if key not in known:
+            raise UsageError(
+                f"rewards.{name}.{key}: {kind} has no such key; {nearest(key, ['kind', 'weight', *known])}"
+            )
+    try:
+        return KINDS[kind](**settings)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"rewards.{name}: {error}") from None
 
 
 @lru_cache(maxsize=32)

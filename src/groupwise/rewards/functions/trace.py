@@ -16,12 +16,12 @@ def ours(filename: str) -> bool:
 
 def own_traceback(error: BaseException) -> str:
     """The traceback as Python prints it, frames of this package left out, its last 4,096 characters at most."""
-    told = traceback.TracebackException.from_exception(error)
-    links: traceback.TracebackException | None = told
-    while links is not None:
-        links.stack = traceback.StackSummary.from_list([f for f in links.stack if not ours(f.filename)])
-        links = links.__cause__ or links.__context__
-    return "".join(told.format()).strip()[-TAIL:]
+    report = traceback.TracebackException.from_exception(error)
+    link: traceback.TracebackException | None = report
+    while link is not None:
+        link.stack = traceback.StackSummary.from_list([f for f in link.stack if not ours(f.filename)])
+        link = link.__cause__ or link.__context__
+    return "".join(report.format()).strip()[-TAIL:]
 
 
 def own_lines(output: str) -> str:
@@ -30,8 +30,8 @@ def own_lines(output: str) -> str:
     >>> own_lines('Fatal Python error: Segmentation fault\\n  File "mine.py", line 3 in f\\n  File "<string>", line 1')
     'Fatal Python error: Segmentation fault\\n  File "mine.py", line 3 in f'
     """
-    kept = [line for line in output.splitlines() if not (line.startswith("  File ") and ours(line))]
-    return "\n".join(kept).strip()[-TAIL:]
+    lines = [line for line in output.splitlines() if not (line.startswith("  File ") and ours(line))]
+    return "\n".join(lines).strip()[-TAIL:]
 
 
 def place(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""A user's own reward: found by name, recognised by its parameters."""
+"""A user's own reward: looked up by name, recognised by its parameters."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from groupwise.rewards.functions.trace import own_traceback, place
 class User:
     """The reward `module:name` or `path/to/file.py:name`, a function or a class.
 
-    settings  given to a class when it is made, to a function with every call
+    settings  given to a class when it is instantiated, to a function with every call
 
-    A class is made once in every process that scores. Which forms there are: docs/rewards.md.
+    A class is instantiated once in every process that scores. Which forms there are: docs/rewards.md.
     """
 
     use: str
@@ -40,25 +40,22 @@ class User:
     def bind(self) -> Bound:
         """The function, loaded. Raises UsageError, with the user's traceback as its note, where that cannot be done."""
         module, name = load(self.use)
-        found = _attribute(module, name, self.use)
-        if not inspect.isclass(found):
-            made = bound(found, self.use, self.settings)
-            _known(self.settings, made, self.use)
-            return made
+        definition = _attribute(module, name, self.use)
+        if not inspect.isclass(definition):
+            function = bound(definition, self.use, self.settings)
+            _require_known(self.settings, function.parameters, self.use)
+            return function
         try:
-            instance = found(**self.settings)
+            instance = definition(**self.settings)
         except Exception as error:
             raise _raised(self.use, f"{name}({_keywords(self.settings)})", error) from None
         return bound(instance, self.use, {})
 
-    def describe(self) -> str:
-        """The form in words: `TRL reward_funcs: completions, answer, **kwargs`."""
-        return self.bind().words
-
     def __call__(self, attempts: Sequence[Attempt]) -> Sequence[float]:
         """Scores in this process, without a deadline; NaN where there is none."""
         with asyncio.Runner() as runner:
-            return [one.value for part in self.bind().score(attempts, finisher(runner)) for one in part]
+            calls = self.bind().score(attempts, finisher(runner))
+            return [result.value for results in calls for result in results]
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,10 @@ class TaskScore:
         return False
 
     def bind(self) -> Bound:
-        return Bound(self._one, SINGLE, type(self.task).__name__)
+        def score(sample: Sample, completion: str) -> float:
+            return self.task.score(sample, completion)
 
-    def _one(self, sample: Sample, completion: str) -> float:
-        return self.task.score(sample, completion)
+        return Bound(score, SINGLE, type(self.task).__name__)
 
     def __call__(self, attempts: Sequence[Attempt]) -> Sequence[float]:
         return [self.task.score(attempt.sample, attempt.completion) for attempt in attempts]
@@ -134,17 +131,16 @@ def _from_module(where: str, use: str) -> ModuleType:
 
 
 def _attribute(module: ModuleType, name: str, use: str) -> Any:
-    found: Any = module
+    owner: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            public = [n for n, v in vars(found).items() if callable(v) and not n.startswith("_")]
+        if not hasattr(owner, part):
+            public = [n for n, v in vars(owner).items() if callable(v) and not n.startswith("_")]
             raise UsageError(f"reward {use}: {module.__file__} has no {part!r}; {nearest(part, public)}")
-        found = getattr(found, part)
-    return found
+        owner = getattr(owner, part)
+    return owner
 
 
-def _known(settings: Mapping[str, Any], made: Bound, use: str) -> None:
-    parameters = made.parameters
+def _require_known(settings: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], use: str) -> None:
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for key in settings:

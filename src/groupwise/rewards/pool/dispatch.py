@@ -1,14 +1,11 @@
-"""The thread that gives work to workers, watches their deadlines and collects marks."""
+"""The thread that gives work to workers, watches their deadlines and collects results."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -16,47 +13,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from groupwise.core.channel import FrameError
+from groupwise.core.children import Child
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
-from groupwise.core.reward import Cause, Mark
-from groupwise.rewards.functions.marks import exhausted
-from groupwise.rewards.pool.chunks import FEW, MANY, alike, whole_groups
-from groupwise.rewards.pool.frames import frames, received
+from groupwise.core.reward import Cause, ScoreResult
+from groupwise.rewards.functions.results import exhausted
 from groupwise.rewards.pool.isolate import Walls
-from groupwise.rewards.pool.slot import Entry, Slot
+from groupwise.rewards.pool.slot import Slot, messages, read_available
+from groupwise.rewards.pool.work import Entry, take
 
 #: A worker that gives way to others is not charged for it, but while the run itself waits there is an end: this many
 #: times its seconds.
 PATIENCE = 10.0
 
-_PROGRAM = """
-import json, sys
-path, control, *setting = json.loads(sys.argv[1])
-sys.path[:] = path
-from groupwise.rewards.pool import zygote
-zygote.main(control, zygote.Setting(*setting))
-"""
-
 
 @dataclass(frozen=True)
 class Limits:
-    """What groupwise.rewards.pool.pool.Pool was asked for."""
+    """What the worker processes of a pool may use.
 
-    workers: int
-    seconds: float
-    load: float
-    memory: int
-    yielding: bool
-    preload: tuple[str, ...]
+    workers   processes; they start with the first submit
+    seconds   for one completion, or for one call of a reward that takes many at once
+    memory    bytes of address space a worker may have; 0 for no limit
+    yielding  whether workers run only where no other process wants the core
+    preload   modules that every worker finds already imported
+    load      seconds that loading a user's code may take
+    walls     what keeps a worker's processes together; None for the strongest that this machine gives
+    """
+
+    workers: int = 2
+    seconds: float = 10.0
+    memory: int = 4 << 30
+    yielding: bool = True
+    preload: Sequence[str] = ()
+    load: float = 120.0
     walls: Walls | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.seconds <= 0 or self.load <= 0 or self.memory < 0:
+            raise UsageError("rewards: workers must be 1 or more, seconds above 0 and memory 0 (no limit) or more")
 
 
 class Dispatcher:
-    """Entries in, marks out."""
+    """Entries in, results out."""
 
     def __init__(self, rewards: Mapping[str, Any], limits: Limits) -> None:
         self.rewards, self.limits = rewards, limits
         self.queue: deque[Entry] = deque()
-        self.marks: dict[int, Mark] = {}
+        self.results: dict[int, ScoreResult] = {}
         self.owed: set[int] = set()
         self.changed = threading.Condition()
         self.waiting_since: float | None = None
@@ -84,22 +87,22 @@ class Dispatcher:
                 self.thread.start()
         self._wake()
 
-    def wait(self, tickets: Sequence[int]) -> list[Mark]:
+    def wait(self, tickets: Sequence[int]) -> list[ScoreResult]:
         with self.changed:
             if unknown := set(tickets) - self.owed:
                 raise ValueError(f"tickets that were never given, or were waited for already: {sorted(unknown)}")
             self.waiting_since = time.monotonic()
             try:
                 for ticket in tickets:
-                    while ticket not in self.marks:
-                        self._open()
+                    while ticket not in self.results:
+                        self._require_open()
                         self.changed.wait()
             finally:
                 self.waiting_since = None
             self.owed.difference_update(tickets)
-            return [self.marks.pop(ticket) for ticket in tickets]
+            return [self.results.pop(ticket) for ticket in tickets]
 
-    def _open(self) -> None:
+    def _require_open(self) -> None:
         if self.broken is not None:
             raise self.broken
         if self.closing:
@@ -122,10 +125,10 @@ class Dispatcher:
 
     def _work(self) -> None:
         try:
-            with self._zygote() as zygote:
+            with contextlib.closing(self._zygote()) as zygote:
                 while not self.closing and self.broken is None:
                     self._feed(zygote)
-                    self._listen()
+                    self._listen(self._patience())
                     self._watch()
                 self._finish()
         except Exception as error:  # whatever it is: who waits must hear of it
@@ -133,28 +136,21 @@ class Dispatcher:
         with self.changed:
             self.changed.notify_all()
 
-    @contextlib.contextmanager
-    def _zygote(self) -> Any:
-        """The control socket of a new zygote, which ends with this context."""
-        ours, theirs = socket.socketpair()
+    def _zygote(self) -> Child:
         limits = self.limits
-        setting = [sys.path, theirs.fileno(), limits.memory, limits.yielding, limits.preload, limits.walls]
-        process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(setting)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env={"OMP_NUM_THREADS": "1", **os.environ},  # the cores are generation's
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
+        return Child(
+            "groupwise.rewards.pool.zygote",
+            {
+                "memory": limits.memory,
+                "yielding": limits.yielding,
+                "preload": list(limits.preload),
+                "walls": limits.walls,
+            },
+            environment={"OMP_NUM_THREADS": "1", **os.environ},  # the cores are generation's
+            stderr=None,
         )
-        theirs.close()
-        try:
-            with ours:
-                yield ours
-        finally:
-            process.wait()
 
-    def _feed(self, zygote: socket.socket) -> None:
+    def _feed(self, zygote: Child) -> None:
         """Gives every idle worker what is next, and starts workers where there is more to do than workers."""
         with self.changed:
             for slot in [slot for slot in self.slots if slot.ready and not slot.busy and not slot.ending]:
@@ -163,62 +159,51 @@ class Dispatcher:
                 if self.queue[0].fresh and slot.served:
                     slot.end()
                     return
-                self._give(slot, self._next())
-            coming = sum(not slot.ready and not slot.ending for slot in self.slots)
-            for _ in range(min(len(self.queue) - coming, self.limits.workers - len(self.slots))):
+                self._give(slot, take(self.queue, self.limits.workers, self.single))
+            starting = sum(not slot.ready and not slot.ending for slot in self.slots)
+            for _ in range(min(len(self.queue) - starting, self.limits.workers - len(self.slots))):
                 self._start(zygote)
 
-    def _next(self) -> list[Entry]:
-        """What the next worker gets, taken out of the queue: entries of one reward, an even share of them."""
-        found = alike(self.queue)
-        even = -(-len(found) // self.limits.workers)
-        single = self.single.get(found[0].name)
-        count = min(FEW, even) if single else whole_groups(found, min(MANY, even))
-        taken = found[:count]
-        gone = {entry.ticket for entry in taken}
-        self.queue = deque(entry for entry in self.queue if entry.ticket not in gone)
-        return taken
-
-    def _start(self, zygote: socket.socket) -> None:
+    def _start(self, zygote: Child) -> None:
         line, theirs = socket.socketpair()
-        leash, held = socket.socketpair()
-        with theirs, held:
-            socket.send_fds(zygote, [b"1"], [theirs.fileno(), held.fileno()])
+        leash, keepers = socket.socketpair()
+        with theirs, keepers:
+            zygote.send({}, [theirs.fileno(), keepers.fileno()])
         slot = Slot(line, leash)
         slot.clock.start()
         self.slots.append(slot)
         self.selector.register(line, selectors.EVENT_READ, slot)
         self.selector.register(leash, selectors.EVENT_READ, slot)
 
-    def _give(self, slot: Slot, taken: list[Entry]) -> None:
-        head = taken[0]
+    def _give(self, slot: Slot, entries: list[Entry]) -> None:
+        head = entries[0]
         load = head.attempt is None
-        slot.entries, slot.busy = taken, True
+        slot.entries, slot.busy = entries, True
         slot.clock.start()
         try:
-            slot.send(("load" if load else "score", head.name, head.rows if load else [e.attempt for e in taken]))
+            slot.send(("load" if load else "score", head.name, head.rows if load else [e.attempt for e in entries]))
         except OSError:
             slot.end()  # it is gone already; what it was given goes on as after a crash
 
-    def _listen(self) -> None:
-        for key, _ in self.selector.select(self._patience()):
+    def _listen(self, seconds: float | None) -> None:
+        """Hears what has come, or what comes first within these seconds."""
+        for key, _ in self.selector.select(seconds):
             slot: Slot | None = key.data
             if slot is None:
                 self.called.recv(1 << 12)
             elif key.fileobj is slot.line:
-                if not received(slot.line, slot.heard):
+                if not read_available(slot.line, slot.line_buffer):
                     self.selector.unregister(slot.line)
-                for message in self._messages(slot):
-                    self._hear(slot, message)
-            elif not received(slot.leash, slot.last):
+                self._hear_all(slot)
+            elif not read_available(slot.leash, slot.leash_buffer):
                 self._bury(slot)
 
-    def _messages(self, slot: Slot) -> list[dict[str, Any]]:
+    def _hear_all(self, slot: Slot) -> None:
         try:
-            return frames(slot.heard)
-        except ValueError:  # something else wrote there
+            for message in messages(slot.line_buffer):
+                self._hear(slot, message)
+        except FrameError:  # something else wrote there
             slot.end()
-            return []
 
     def _hear(self, slot: Slot, message: dict[str, Any]) -> None:
         if slot.busy:
@@ -235,12 +220,12 @@ class Dispatcher:
             error = UsageError(message["broken"])
             error.add_note(message["detail"])
             self._break(error)
-        if "words" in message:
-            self._answer(slot, [Mark(detail=message["words"])])
-        if "marks" in message:
-            self._answer(slot, [_mark(listed) for listed in message["marks"]])
+        if "description" in message:
+            self._answer(slot, [ScoreResult(detail=message["description"])])
+        if "results" in message:
+            self._answer(slot, [_result(*fields) for fields in message["results"]])
         if "failed" in message:
-            self._failed(slot, _mark(message["failed"]))
+            self._failed(slot, _result(*message["failed"]))
         if message.get("done"):
             self._done(slot, bool(message.get("spent")))
 
@@ -254,43 +239,46 @@ class Dispatcher:
         except Exception as error:
             self._break(UsageError(f"rewards: one of them cannot be sent to another process: {error}"))
 
-    def _answer(self, slot: Slot, marks: Sequence[Mark]) -> None:
-        """Takes marks for the first entries of a worker. A fault that earlier ones may have caused is tried again."""
-        answered, slot.entries = slot.entries[: len(marks)], slot.entries[len(marks) :]
+    def _answer(self, slot: Slot, results: Sequence[ScoreResult]) -> None:
+        """Takes results for the first entries of a worker. A fault that earlier ones may have caused is tried again."""
+        answered, slot.entries = slot.entries[: len(results)], slot.entries[len(results) :]
+        again = []
         with self.changed:
-            for entry, mark in zip(reversed(answered), reversed(marks), strict=True):
-                starved = mark.cause is Cause.TIMEOUT and slot.swarmed
-                shared = mark.cause is Cause.CRASH or exhausted(mark) or starved
+            for entry, result in zip(answered, results, strict=True):
+                starved = result.cause is Cause.TIMEOUT and slot.swarmed
+                shared = result.cause is Cause.CRASH or exhausted(result) or starved
                 if shared and slot.served and not entry.fresh:
-                    self.queue.appendleft(replace(entry, fresh=True))
+                    again.append(replace(entry, fresh=True))
                 else:
-                    self.marks[entry.ticket] = mark
+                    self.results[entry.ticket] = result
+            self._put_back(again)
             self.changed.notify_all()
         slot.served = True
 
-    def _failed(self, slot: Slot, mark: Mark) -> None:
+    def _failed(self, slot: Slot, result: ScoreResult) -> None:
         """A call for all entries of a worker failed: whose fault it is shows when each is called alone."""
         if len(slot.entries) == 1:
-            self._answer(slot, [mark])
+            self._answer(slot, [result])
             return
         slot.served = True
-        with self.changed:
-            self.queue.extendleft(replace(entry, alone=True) for entry in reversed(slot.entries))
+        self._put_back([replace(entry, alone=True) for entry in slot.entries])
         slot.entries = []
 
-    def _done(self, slot: Slot, spent: bool) -> None:
+    def _put_back(self, entries: Sequence[Entry]) -> None:
+        """These entries come next, in their order."""
         with self.changed:
-            self.queue.extendleft(reversed(slot.entries))  # what a spent worker did not come to
+            self.queue.extendleft(reversed(entries))
+
+    def _done(self, slot: Slot, spent: bool) -> None:
+        self._put_back(slot.entries)  # what a spent worker did not come to
         slot.entries, slot.busy = [], False
         if spent:
             slot.end()
 
     def _bury(self, slot: Slot) -> None:
-        """Nothing of a worker is left: what it owed is marked or goes to another."""
-        for message in self._messages(slot):
-            self._hear(slot, message)
-        told = frames(slot.last)
-        slot.ended = told[-1] if told else {}
+        """Nothing of a worker is left: what it owed gets a result or goes to another."""
+        self._hear_all(slot)
+        slot.report = next(reversed(messages(slot.leash_buffer)), {})
         for end in (slot.line, slot.leash):
             with contextlib.suppress(KeyError):
                 self.selector.unregister(end)
@@ -304,14 +292,13 @@ class Dispatcher:
             self._owed(slot)
 
     def _owed(self, slot: Slot) -> None:
-        mark = slot.verdict(self.limits.seconds)
+        result = slot.verdict(self.limits.seconds)
         if self.single.get(slot.entries[0].name):
             rest, slot.entries = slot.entries[1:], slot.entries[:1]
-            with self.changed:
-                self.queue.extendleft(reversed(rest))
-            self._answer(slot, [mark])
+            self._put_back(rest)
+            self._answer(slot, [result])
         else:
-            self._failed(slot, mark)
+            self._failed(slot, result)
 
     def _stillborn(self, slot: Slot) -> GroupwiseError:
         detail = slot.verdict(self.limits.load).detail
@@ -350,15 +337,7 @@ class Dispatcher:
             slot.end()
         end = time.monotonic() + 10.0
         while self.slots and time.monotonic() < end:
-            for key, _ in self.selector.select(0.5):
-                slot = key.data
-                if slot is None:
-                    self.called.recv(1 << 12)
-                elif key.fileobj is slot.line:
-                    if not received(slot.line, slot.heard):
-                        self.selector.unregister(slot.line)
-                elif not received(slot.leash, slot.last):
-                    self._bury(slot)
+            self._listen(0.5)
 
     def _break(self, error: GroupwiseError) -> None:
         with self.changed:
@@ -366,6 +345,5 @@ class Dispatcher:
             self.changed.notify_all()
 
 
-def _mark(listed: Sequence[Any]) -> Mark:
-    value, cause, detail = listed
-    return Mark(value, None if cause is None else Cause(cause), detail)
+def _result(value: float, cause: str | None, detail: str) -> ScoreResult:
+    return ScoreResult(value, None if cause is None else Cause(cause), detail)

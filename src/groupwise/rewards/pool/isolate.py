@@ -8,7 +8,6 @@ above adopts what is orphaned below it and kills until nothing is left. On other
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import resource
@@ -19,17 +18,15 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
-_NEWNS, _NEWUSER, _NEWPID = 0x00020000, 0x10000000, 0x20000000
-_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
-_REC, _PRIVATE = 0x4000, 1 << 18
-_NOSUID, _NODEV, _NOEXEC = 2, 4, 8
+from groupwise.rewards import system
+
 #: Tasks, threads included, that one worker and all it starts may be. Above the most that sympy or numpy want, and few
 #: enough that a fork bomb is over in a second.
 TASKS = 320
 
 
 class Walls(StrEnum):
-    """What can be had on this machine, the strongest first."""
+    """What a machine may give, the strongest first."""
 
     NAMESPACE = "a PID namespace"
     USER_NAMESPACE = "a user and a PID namespace"
@@ -37,35 +34,24 @@ class Walls(StrEnum):
     GROUP = "a process group"
 
 
-def _libc(name: str, *arguments: object) -> None:
-    library = ctypes.CDLL(None, use_errno=True)
-    if getattr(library, name)(*arguments) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{name}: {os.strerror(code)}")
+def adopt_orphans() -> None:
+    """Processes below this one whose parent ends become children of this one."""
+    if sys.platform == "linux":
+        system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """The kernel sends this process `number` when its parent ends, however that ends."""
     if sys.platform == "linux":
-        _libc("prctl", _PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0)
-
-
-def adopt_orphans() -> None:
-    """Processes below this one whose parent ends become children of this one."""
-    if sys.platform == "linux":
-        _libc("prctl", _CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+        system.die_with_parent(number)
 
 
 def enter(walls: Walls) -> None:
     """After it, this process's next child is the first of its own PID namespace, where `walls` has one."""
     if walls is Walls.NAMESPACE:
-        _libc("unshare", _NEWPID | _NEWNS)
+        system.unshare(system.NEWPID | system.NEWNS)
     elif walls is Walls.USER_NAMESPACE:
-        user, group = os.getuid(), os.getgid()
-        _libc("unshare", _NEWUSER | _NEWPID | _NEWNS)
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        system.unshare_user(system.NEWPID | system.NEWNS, os.getuid(), os.getgid())
 
 
 def space() -> str:
@@ -87,8 +73,8 @@ def settle(outside: str) -> None:
             if _release() >= (6, 14):  # before, it would be the whole machine's
                 Path("/proc/sys/kernel/pid_max").write_text(str(TASKS))
         with contextlib.suppress(OSError):
-            _libc("mount", b"none", b"/", None, ctypes.c_ulong(_REC | _PRIVATE), None)
-            _libc("mount", b"proc", b"/proc", b"proc", ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC), None)
+            system.mount("", "/", "", system.MS_REC | system.MS_PRIVATE)
+            system.mount("proc", "/proc", "proc", system.MS_NOSUID | system.MS_NODEV | system.MS_NOEXEC)
 
 
 def _release() -> tuple[int, int]:
@@ -131,8 +117,7 @@ def find_walls() -> Walls:
     """The strongest that this machine gives, found by trying it in a child."""
     if sys.platform != "linux":
         return Walls.GROUP
-    tried = [Walls.NAMESPACE] if os.geteuid() == 0 else []
-    for walls in [*tried, Walls.USER_NAMESPACE]:
+    for walls in [*([Walls.NAMESPACE] if os.geteuid() == 0 else []), Walls.USER_NAMESPACE]:
         if _works(walls):
             return walls
     return Walls.REAPER
@@ -177,11 +162,11 @@ def below(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for process, parent in _parents():
         children.setdefault(parent, []).append(process)
-    found, front = [], [root]
+    descendants, front = [], [root]
     while front:
         front = [child for parent in front for child in children.get(parent, [])]
-        found += front
-    return found
+        descendants += front
+    return descendants
 
 
 def _parents() -> Iterator[tuple[int, int]]:

@@ -7,37 +7,22 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from groupwise.core.reward import Cause, Mark
-from groupwise.core.samples import Attempt
+from groupwise.core.channel import unpack
+from groupwise.core.children import ending
+from groupwise.core.reward import Cause, ScoreResult
 from groupwise.rewards.functions.trace import own_lines
 from groupwise.rewards.pool.isolate import below
+from groupwise.rewards.pool.work import Entry
 
 #: A worker that has started more processes than this is not given time for those that keep it from running.
 SWARM = 16
 #: Seconds between two counts of them, and between two looks at one that may be waiting for a core.
 LOOK_AGAIN, LOOK = 0.1, 0.02
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One attempt on its way to a worker; without one, a reward that is to be loaded and tried on `rows`.
-
-    alone  sent by itself, because a call for many that it was in failed
-    fresh  sent to a process that has scored nothing yet, because what failed might be another's doing
-    """
-
-    ticket: int
-    name: str
-    attempt: Attempt | None
-    rows: Sequence[Attempt] = ()
-    alone: bool = False
-    fresh: bool = False
 
 
 @dataclass
@@ -91,15 +76,16 @@ class Clock:
 
     def _delay(self) -> float:
         """Seconds that the process was ready to run and did not; 0 where the system does not say."""
-        told = self._told()
-        return told[1] * 1e-9 if told else self.waited
+        times = self._times()
+        return times[1] * 1e-9 if times else self.waited
 
     def _ran(self) -> int:
         """Nanoseconds that the process has run."""
-        told = self._told()
-        return told[0] if told else 0
+        times = self._times()
+        return times[0] if times else 0
 
-    def _told(self) -> list[int]:
+    def _times(self) -> list[int]:
+        """Nanoseconds run and waited, and the number of turns; nothing where the system does not say."""
         try:
             return [int(number) for number in os.pread(self.stat, 128, 0).split()] if self.stat >= 0 else []
         except (OSError, ValueError):
@@ -117,6 +103,8 @@ class Clock:
 class Slot:
     """A worker.
 
+    line     its connection, and what has come over it; `leash` and its buffer are the keeper's (zygote.keep)
+    report   what the keeper said last: the worker's wait status and the end of its output
     entries  what it was given and has not answered yet
     served   whether it has scored anything
     ending   asked to end; `late` where that is because of a deadline, `swarmed` of processes that it started
@@ -124,8 +112,8 @@ class Slot:
 
     line: socket.socket
     leash: socket.socket
-    heard: bytearray = field(default_factory=bytearray)
-    last: bytearray = field(default_factory=bytearray)
+    line_buffer: bytearray = field(default_factory=bytearray)
+    leash_buffer: bytearray = field(default_factory=bytearray)
     clock: Clock = field(default_factory=Clock)
     entries: list[Entry] = field(default_factory=list)
     ready: bool = False
@@ -136,7 +124,7 @@ class Slot:
     late: bool = False
     swarmed: bool = False
     looked: float = 0.0
-    ended: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
 
     def send(self, message: object) -> None:
         """Raises OSError where the worker does not take it."""
@@ -167,23 +155,35 @@ class Slot:
         self.line.close()
         self.leash.close()
 
-    def verdict(self, seconds: float) -> Mark:
+    def verdict(self, seconds: float) -> ScoreResult:
         """Why the process is gone, in words for a person."""
-        output = own_lines(str(self.ended.get("output", "")))
-        if self.late:
-            return Mark(cause=Cause.TIMEOUT, detail=_joined(output, f"no score after {seconds:g} s"))
-        return Mark(cause=Cause.CRASH, detail=_joined(output, _how(self.ended.get("status"))))
+        output = own_lines(str(self.report.get("output", "")))
+        cause = Cause.TIMEOUT if self.late else Cause.CRASH
+        words = f"no score after {seconds:g} s" if self.late else _ending(self.report.get("status"))
+        return ScoreResult(cause=cause, detail=f"{output}\n{words}" if output else words)
 
 
-def _joined(output: str, words: str) -> str:
-    return f"{output}\n{words}" if output else words
+def messages(buffer: bytearray) -> list[dict[str, Any]]:
+    """The complete messages at the front of the buffer, removed from it. Raises FrameError."""
+    return list(iter(lambda: unpack(buffer), None))
 
 
-def _how(status: int | None) -> str:
+def read_available(connection: socket.socket, buffer: bytearray) -> bool:
+    """Adds what has come to the buffer without waiting; False once the other side is gone."""
+    try:
+        while data := connection.recv(1 << 16, socket.MSG_DONTWAIT):
+            buffer += data
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _ending(status: int | None) -> str:
     if status is None:
         return "the process that scored was ended from outside"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        told = " (the machine may be out of memory)" if number == signal.SIGKILL else ""
-        return f"killed by {signal.Signals(number).name}{told}"
-    return f"ended the process with exit code {os.WEXITSTATUS(status)}"
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"ended the process with {ending(code)}"
+    return ending(code) + (" (the machine may be out of memory)" if code == -signal.SIGKILL else "")

@@ -1,4 +1,4 @@
-"""The process that scores: it takes jobs, calls rewards, answers with marks."""
+"""The process that scores: it takes jobs, calls rewards, answers with their results."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from multiprocessing.connection import Connection
 from typing import Any
 
+from groupwise.core.channel import pack
 from groupwise.core.errors import UsageError
-from groupwise.core.reward import Mark
 from groupwise.core.samples import Attempt
 from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, fault
-from groupwise.rewards.functions.marks import exhausted, whole
+from groupwise.rewards.functions.results import exhausted, list_is_wrong
 from groupwise.rewards.functions.trace import own_traceback
 from groupwise.rewards.functions.user import finisher
-from groupwise.rewards.pool.frames import frame
 
 #: Asks this process where it is, also where C code never comes back: faulthandler answers from the handler itself.
 WHERE = signal.SIGUSR1
@@ -43,32 +43,32 @@ class Worker:
         settle()
         self.rewards = self.jobs.recv()
         while True:
-            kind, name, given = self.jobs.recv()
-            self.send({**self.answer(kind, name, given), "done": True})
+            kind, name, attempts = self.jobs.recv()
+            self.send({**self.answer(kind, name, attempts), "done": True})
 
     def send(self, message: dict[str, object]) -> None:
         if os.getpid() != self.pid:
             os._exit(0)  # a copy of this process that a user's function made, come back out of it
-        self.line.sendall(frame(message))
+        self.line.sendall(pack(message))
 
     def answer(self, kind: str, name: str, attempts: Sequence[Attempt]) -> dict[str, object]:
-        """The last message of a job; marks of completions scored one by one go out before it, each at once."""
+        """The last message of a job; results of completions scored one by one go out before it, each at once."""
         try:
             bound = self.bound.get(name) or self.bind(name)
             if kind == "load":
                 for attempt in attempts:
                     bound.check(attempt.sample)
-                return {"words": bound.words}
-            for part in bound.score(attempts, finisher(self.runner)):
-                if len(part) > 1 and whole(part):
-                    return {"failed": _listed(part[0])}
-                self.send({"marks": [_listed(one) for one in part]})
-                if any(exhausted(one) for one in part):
+                return {"description": bound.description}
+            for results in bound.score(attempts, finisher(self.runner)):
+                if len(results) > 1 and list_is_wrong(results):
+                    return {"failed": astuple(results[0])}
+                self.send({"results": [astuple(result) for result in results]})
+                if any(exhausted(result) for result in results):
                     return {"spent": True}
         except UsageError as error:
             return {"broken": str(error), "detail": "".join(getattr(error, "__notes__", []))}
         except BaseException as error:  # of a call for many completions; SystemExit is a fault like others
-            return {"failed": _listed(fault(error)), "spent": exhausted(fault(error))}
+            return {"failed": astuple(fault(error)), "spent": exhausted(fault(error))}
         return {}
 
     def bind(self, name: str) -> Bound:
@@ -76,13 +76,9 @@ class Worker:
         self.send({"loading": name})
         reward = self.rewards[name]
         bind: Callable[[], Bound] | None = getattr(reward, "bind", None)
-        self.bound[name] = made = bind() if bind else Bound(lambda attempts: reward(attempts), ATTEMPTS, name)
-        self.send({"loaded": name, "single": not made.form.batched and not made.asynchronous})
-        return made
-
-
-def _listed(mark: Mark) -> list[object]:
-    return [mark.value, mark.cause, mark.detail]
+        self.bound[name] = bound = bind() if bind else Bound(lambda attempts: reward(attempts), ATTEMPTS, name)
+        self.send({"loaded": name, "single": not bound.form.batched and not bound.asynchronous})
+        return bound
 
 
 def _outer_pid() -> int:
@@ -93,7 +89,7 @@ def _outer_pid() -> int:
 
 
 def score(line: socket.socket, settle: Callable[[], None]) -> None:
-    """The whole life of a worker process; it ends when the run closes the line. `settle` is called after the hello."""
+    """The life of a worker process; it ends when the run closes the line. `settle` is called after the hello."""
     faulthandler.enable(all_threads=False)
     faulthandler.register(WHERE, all_threads=True)
     sys.argv = [""]

@@ -17,63 +17,55 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from groupwise.core.channel import Channel, pack
 from groupwise.rewards.pool import isolate, worker
-from groupwise.rewards.pool.frames import frame
 from groupwise.rewards.pool.isolate import Walls
 
-_KEPT = 1 << 14
+#: The last bytes of what a worker prints are remembered.
+_TAIL = 1 << 14
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What all workers of a pool have in common."""
-
-    memory: int
-    yielding: bool
-    preload: Sequence[str]
-    walls: str | None = None
-
-
-def main(control: int, setting: Setting) -> None:
-    """Forks a keeper for each pair of sockets that comes over the control socket, until that is closed."""
-    isolate.die_with_parent()
-    if setting.yielding:
+def main(run: Channel, memory: int, yielding: bool, preload: Sequence[str], walls: str | None) -> None:
+    """Forks a keeper for each pair of sockets that the run sends. The options are fields of dispatch.Limits."""
+    if yielding:
         isolate.yield_to_others()
-    for module in setting.preload:
+    for module in preload:
         with contextlib.suppress(ImportError):  # what needs it says so itself, in words, when it is loaded
             importlib.import_module(module)
     outside = isolate.space()
-    walls = Walls(setting.walls) if setting.walls else isolate.find_walls()
+    chosen = Walls(walls) if walls else isolate.find_walls()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(fileno=control) as line:
-        while True:
-            _, handed, _, _ = socket.recv_fds(line, 1, 2)
-            if not handed:
-                os._exit(0)
-            if os.fork() == 0:
-                line.detach()
-                os.close(control)
-                _guarded(handed, setting, walls, outside)
-            for descriptor in handed:
-                os.close(descriptor)
+    while True:
+        try:
+            _, descriptors = run.receive_with(2)
+        except (EOFError, OSError):
+            os._exit(0)
+        if os.fork() == 0:
+            run.close()
+            _guarded(descriptors, memory, chosen, outside)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def _guarded(handed: list[int], setting: Setting, walls: Walls, outside: str) -> None:
+def _guarded(descriptors: Sequence[int], memory: int, walls: Walls, outside: str) -> None:
     try:
-        keep(socket.socket(fileno=handed[0]), socket.socket(fileno=handed[1]), setting, walls, outside)
+        os.setsid()  # the zygote's group ends at once; a keeper ends what it keeps first
+        jobs, leash = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+        keep(jobs, leash, memory, walls, outside)
     except BaseException as error:
         print(f"rewards: {walls}: {type(error).__name__}: {error}", file=sys.stderr)
     finally:
         os._exit(1)
 
 
-def keep(jobs: socket.socket, leash: socket.socket, setting: Setting, walls: Walls, outside: str) -> None:
+def keep(jobs: socket.socket, leash: socket.socket, memory: int, walls: Walls, outside: str) -> None:
     """Makes a worker, waits until it or the run has had enough, ends all that is left of it, says how it ended.
 
-    jobs   the worker's line to the run
-    leash  the run's line to this process: a byte or its end means stop
+    jobs     the worker's line to the run
+    leash    the run's line to this process: a byte or its end means stop
+    memory   bytes of address space that the worker may have; 0 for no limit
+    outside  the process namespace of the run
     """
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -86,29 +78,29 @@ def keep(jobs: socket.socket, leash: socket.socket, setting: Setting, walls: Wal
     isolate.adopt_orphans()
     isolate.enter(walls)
     output, printed = os.pipe()
-    told, tells = os.pipe()
+    status_there, status_here = os.pipe()
     child = os.fork()
     if child == 0:
         leash.close()
-        for end in (output, told, wakened, wakes):
+        for end in (output, status_there, wakened, wakes):
             os.close(end)
-        (_first if spaced else _scoring)(jobs, printed, tells, setting.memory, outside)
+        (_first if spaced else _scoring)(jobs, printed, status_here, memory, outside)
     jobs.close()
     os.close(printed)
-    os.close(tells)
+    os.close(status_here)
     tail, status = _watch(child, leash, output, wakened)
     if spaced:
         with contextlib.suppress(OSError):
             os.kill(child, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(child, 0)
-        word = os.read(told, 4)  # its only writer has ended
-        status = int.from_bytes(word, "big") if word else None
+        data = os.read(status_there, 4)  # its only writer has ended
+        status = int.from_bytes(data, "big") if data else None
     else:
         isolate.kill_below(child)
     _drain(output, tail)
     with contextlib.suppress(OSError):
-        leash.sendall(frame({"status": status, "output": tail.decode(errors="replace")}))
+        leash.sendall(pack({"status": status, "output": tail.decode(errors="replace")}))
     os._exit(0)
 
 
@@ -148,7 +140,7 @@ def _drain(output: int, tail: bytearray) -> bool:
         return True
     data = os.read(output, 1 << 16)
     tail += data
-    del tail[:-_KEPT]
+    del tail[:-_TAIL]
     return bool(data)
 
 
@@ -156,13 +148,13 @@ def _readable(descriptor: int) -> bool:
     return bool(select.select([descriptor], [], [], 0)[0])
 
 
-def _first(jobs: socket.socket, printed: int, tells: int, memory: int, outside: str) -> None:
+def _first(jobs: socket.socket, printed: int, status_here: int, memory: int, outside: str) -> None:
     """The first process of a namespace: reaps what is orphaned, ends with the worker, and the namespace with it."""
     isolate.die_with_parent()
     signal.set_wakeup_fd(-1)
     scoring = os.fork()
     if scoring == 0:
-        os.close(tells)
+        os.close(status_here)
         _scoring(jobs, printed, -1, memory, outside)
     jobs.close()
     os.close(printed)
@@ -170,11 +162,11 @@ def _first(jobs: socket.socket, printed: int, tells: int, memory: int, outside: 
     while True:
         ended, status = os.wait()
         if ended == scoring:
-            os.write(tells, status.to_bytes(4, "big"))
+            os.write(status_here, status.to_bytes(4, "big"))
             os._exit(0)
 
 
-def _scoring(jobs: socket.socket, printed: int, _tells: int, memory: int, outside: str) -> None:
+def _scoring(jobs: socket.socket, printed: int, _status_here: int, memory: int, outside: str) -> None:
     isolate.die_with_parent()
     os.setsid()
     signal.set_wakeup_fd(-1)

@@ -1,0 +1,69 @@
+"""What a reward returned, as results: a score for each completion, or the cause why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from groupwise.core.reward import Cause, ScoreResult
+
+
+def score_result(value: object) -> ScoreResult:
+    """A score from whatever a reward returned for one completion.
+
+    Numbers, numpy and torch scalars included, are scores; infinite ones count as NaN. A string is not a number here.
+
+    >>> score_result(True).value, score_result(None).cause, score_result("0.5").cause
+    (1.0, <Cause.NONE: 'none'>, <Cause.WRONG_TYPE: 'wrong type'>)
+    """
+    if value is None:
+        return ScoreResult(cause=Cause.NONE, detail="returned None")
+    if not hasattr(value, "__float__"):
+        return ScoreResult(
+            cause=Cause.WRONG_TYPE, detail=f"returned {type(value).__name__} {value!r:.200}, not a number"
+        )
+    try:
+        number = float(value)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError, OverflowError) as error:
+        return ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {type(value).__name__}, not one number: {error}")
+    if not math.isfinite(number):
+        return ScoreResult(cause=Cause.NAN, detail=f"returned {number}")
+    return ScoreResult(number)
+
+
+def score_results(values: object, count: int) -> list[ScoreResult]:
+    """One result for each of `count` completions, from the list that a batched reward returned for them.
+
+    Where the list itself is wrong, every result is the one that says so.
+
+    >>> [result.value for result in score_results([1, 0.5], 2)], score_results([1.0], 2)[0].detail
+    ([1.0, 0.5], 'returned 1 scores for 2 completions')
+    """
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
+        wrong = ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {type(values).__name__}, not a list of numbers")
+        return [ScoreResult(cause=Cause.NONE, detail="returned None") if values is None else wrong] * count
+    listed = list(values)  # pyright: ignore[reportArgumentType]
+    if len(listed) != count:
+        detail = f"returned {len(listed)} scores for {count} completions"
+        return [ScoreResult(cause=Cause.WRONG_LENGTH, detail=detail)] * count
+    return [score_result(value) for value in listed]
+
+
+def list_is_wrong(results: Sequence[ScoreResult]) -> bool:
+    """Whether the results of one call say that its list was wrong, rather than single values in it.
+
+    >>> list_is_wrong(score_results([1.0], 2)), list_is_wrong(score_results([None, None], 2))
+    (True, False)
+    """
+    return results[0].cause is not None and all(result is results[0] for result in results)
+
+
+def exhausted(result: ScoreResult) -> bool:
+    """Whether the process ran out of memory or tasks: what it still holds would fail the next completion as well.
+
+    >>> exhausted(ScoreResult(cause=Cause.EXCEPTION, detail="RuntimeError: can't start new thread"))
+    True
+    """
+    last = result.detail.rpartition("\n")[2]
+    spent = last.startswith("BlockingIOError") or "can't start new thread" in last or "Cannot allocate memory" in last
+    return result.cause is Cause.MEMORY or (result.cause is Cause.EXCEPTION and spent)

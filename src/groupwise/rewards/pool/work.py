@@ -1,0 +1,79 @@
+"""What waits for a worker, and how much of it one worker is given."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from groupwise.core.samples import Attempt
+
+#: The most attempts a worker is given at once: for one call, and one by one.
+MANY, FEW = 32, 8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One attempt on its way to a worker; without one, a reward that is to be loaded and tried on `rows`.
+
+    alone  sent by itself, because a call for many that it was in failed
+    fresh  sent to a process that has scored nothing yet, because what failed might be another's doing
+    """
+
+    ticket: int
+    name: str
+    attempt: Attempt | None
+    rows: Sequence[Attempt] = ()
+    alone: bool = False
+    fresh: bool = False
+
+    @property
+    def by_itself(self) -> bool:
+        return self.attempt is None or self.alone or self.fresh
+
+
+def take(queue: deque[Entry], workers: int, single: Mapping[str, bool]) -> list[Entry]:
+    """What the next worker gets, removed from the queue: entries of one reward, an even share of them.
+
+    single  by reward: whether it scores one by one
+    """
+    together = alike(queue)
+    even = -(-len(together) // workers)
+    one_by_one = single.get(together[0].name)
+    share = together[: min(FEW, even) if one_by_one else whole_groups(together, min(MANY, even))]
+    tickets = {entry.ticket for entry in share}
+    rest = [entry for entry in queue if entry.ticket not in tickets]
+    queue.clear()
+    queue.extend(rest)
+    return share
+
+
+def alike(queue: Sequence[Entry]) -> list[Entry]:
+    """The entries that can go to a worker together with the first, it included: those of its reward, in their order.
+
+    Entries of several rewards come interleaved, as each completion is handed over when it ends.
+
+    >>> from groupwise.core.samples import Attempt, Sample
+    >>> attempt = Attempt(Sample("k", "", ""), "")
+    >>> [entry.ticket for entry in alike([Entry(i, name, attempt) for i, name in enumerate("abba")])]
+    [0, 3]
+    """
+    head = queue[0]
+    if head.by_itself:
+        return [head]
+    return [entry for entry in queue if entry.name == head.name and not entry.by_itself]
+
+
+def whole_groups(entries: Sequence[Entry], count: int) -> int:
+    """`count`, or as many entries of one reward as make it end with a group: with the one before, else with this.
+
+    >>> from groupwise.core.samples import Attempt, Sample
+    >>> entries = [Entry(i, "mine", Attempt(Sample(key, "", ""), "")) for i, key in enumerate("aabbb")]
+    >>> whole_groups(entries, 4), whole_groups(entries[2:], 2)
+    (2, 3)
+    """
+    groups = [entry.attempt.sample.key if entry.attempt else None for entry in entries[: MANY + 1]]
+    if count >= len(groups) or groups[count] is None or groups[count] != groups[count - 1]:
+        return count
+    same = [i for i, group in enumerate(groups) if group == groups[count]]
+    return same[0] or min(same[-1] + 1, MANY)
