@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
@@ -36,8 +37,15 @@ def prctl(option: int, second: int = 0, third: object = 0) -> int:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """This process gets the signal when the thread that made it ends, however that ends."""
-    prctl(PR_SET_PDEATHSIG, number)
+    """The kernel sends this process the signal when its parent's thread ends, however that ends. On Linux only."""
+    if sys.platform == "linux":
+        prctl(PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Processes below this one whose parent ends become children of this one. On Linux only."""
+    if sys.platform == "linux":
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def unshare(flags: int) -> None:

@@ -31,12 +31,14 @@ class Form:
     """One way to call a reward.
 
     description  for the plan
+    signs        names of parameters by which it is recognised
     batched      whether one call scores many attempts
     arguments    (attempts, or one attempt in a list) -> what is passed by keyword
     scored       whether a dictionary with the key "score" is a score
     """
 
     description: str
+    signs: tuple[str, ...]
     batched: bool
     arguments: Callable[[Sequence[Attempt]], Arguments]
     scored: bool = False
@@ -92,29 +94,18 @@ def _verl_batch(attempts: Sequence[Attempt]) -> Arguments:
             "extra_infos": [row["extra_info"] for row in rows]}  # fmt: skip
 
 
-SINGLE = Form("(sample, completion), one at a time", False,
+SINGLE = Form("(sample, completion), one at a time", ("sample",), False,
               lambda a: {"sample": a[0].sample, "completion": a[0].completion})  # fmt: skip
-ATTEMPT = Form("(attempt), one at a time", False, lambda a: {"attempt": a[0]})
-SAMPLES = Form("(samples, completions), many at once", True,
+ATTEMPT = Form("(attempt), one at a time", ("attempt",), False, lambda a: {"attempt": a[0]})
+SAMPLES = Form("(samples, completions), many at once", ("samples",), True,
                lambda a: {"samples": [x.sample for x in a], "completions": [x.completion for x in a]})  # fmt: skip
-ATTEMPTS = Form("(attempts), many at once", True, lambda a: {"attempts": list(a)})
-TRL = Form("TRL reward_funcs", True, _trl)
-VERL = Form("verl compute_score", False, _verl, scored=True)
-VERL_BATCH = Form("verl compute_score in batches", True, _verl_batch, scored=True)
+ATTEMPTS = Form("(attempts), many at once", ("attempts",), True, lambda a: {"attempts": list(a)})
+TRL = Form("TRL reward_funcs", ("completions", "completion_ids", "completions_ids", "prompts"), True, _trl)
+VERL = Form("verl compute_score", ("solution_str",), False, _verl, scored=True)
+VERL_BATCH = Form("verl compute_score in batches", ("solution_strs",), True, _verl_batch, scored=True)
 
-#: The first whose name is among the parameters is the form; `samples` before `completions`, which TRL has too.
-SIGNS = (
-    ("solution_str", VERL),
-    ("solution_strs", VERL_BATCH),
-    ("samples", SAMPLES),
-    ("sample", SINGLE),
-    ("attempts", ATTEMPTS),
-    ("attempt", ATTEMPT),
-    ("completions", TRL),
-    ("completion_ids", TRL),
-    ("completions_ids", TRL),
-    ("prompts", TRL),
-)
+#: The first that has a sign among the parameters is the form; SAMPLES before TRL, which has `completions` too.
+KNOWN = (VERL, VERL_BATCH, SAMPLES, SINGLE, ATTEMPTS, ATTEMPT, TRL)
 
 
 @dataclass(frozen=True)
@@ -223,7 +214,7 @@ def bound(function: Any, where: str, settings: Mapping[str, Any]) -> Bound:
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):
         raise UsageError(f"reward {where}: its parameters cannot be read; wrap it in a function: {FORMS}") from None
-    for sign, form in SIGNS:
-        if sign in names:
+    for form in KNOWN:
+        if not names.keys().isdisjoint(form.signs):
             return Bound(function, form, where, settings)
     raise UsageError(f"reward {where} takes ({', '.join(names)}), which is none of the known forms: {FORMS}")

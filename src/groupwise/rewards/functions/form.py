@@ -52,9 +52,10 @@ class Format:
         return len(_QUANTIFIER.findall(_LITERAL.sub("", self.pattern))) <= 1
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[float]:
-        return [self._one(attempt.completion) for attempt in attempts]
+        return [self.worth(attempt.completion) for attempt in attempts]
 
-    def _one(self, text: str) -> float:
+    def worth(self, text: str) -> float:
+        """The score of one text: 0.0 or 1.0."""
         return float(len(text) <= self.longest and _compiled(self.pattern).fullmatch(text) is not None)
 
 

@@ -131,7 +131,7 @@ class Dispatcher:
                     self._listen(self._patience())
                     self._watch()
                 self._finish()
-        except Exception as error:  # whatever it is: who waits must hear of it
+        except Exception as error:  # whatever it is: whoever waits must learn of it
             self._break(RunError(f"rewards: the processes that score cannot be had: {type(error).__name__}: {error}"))
         with self.changed:
             self.changed.notify_all()
@@ -186,7 +186,7 @@ class Dispatcher:
             slot.end()  # it is gone already; what it was given goes on as after a crash
 
     def _listen(self, seconds: float | None) -> None:
-        """Hears what has come, or what comes first within these seconds."""
+        """Takes what has come, or what comes first within these seconds."""
         for key, _ in self.selector.select(seconds):
             slot: Slot | None = key.data
             if slot is None:

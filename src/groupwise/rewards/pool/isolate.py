@@ -34,18 +34,6 @@ class Walls(StrEnum):
     GROUP = "a process group"
 
 
-def adopt_orphans() -> None:
-    """Processes below this one whose parent ends become children of this one."""
-    if sys.platform == "linux":
-        system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """The kernel sends this process `number` when its parent ends, however that ends."""
-    if sys.platform == "linux":
-        system.die_with_parent(number)
-
-
 def enter(walls: Walls) -> None:
     """After it, this process's next child is the first of its own PID namespace, where `walls` has one."""
     if walls is Walls.NAMESPACE:

@@ -40,7 +40,7 @@ def take(queue: deque[Entry], workers: int, single: Mapping[str, bool]) -> list[
     together = alike(queue)
     even = -(-len(together) // workers)
     one_by_one = single.get(together[0].name)
-    share = together[: min(FEW, even) if one_by_one else whole_groups(together, min(MANY, even))]
+    share = together[: min(FEW, even) if one_by_one else rounded_to_groups(together, min(MANY, even))]
     tickets = {entry.ticket for entry in share}
     rest = [entry for entry in queue if entry.ticket not in tickets]
     queue.clear()
@@ -64,12 +64,12 @@ def alike(queue: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in queue if entry.name == head.name and not entry.by_itself]
 
 
-def whole_groups(entries: Sequence[Entry], count: int) -> int:
+def rounded_to_groups(entries: Sequence[Entry], count: int) -> int:
     """`count`, or as many entries of one reward as make it end with a group: with the one before, else with this.
 
     >>> from groupwise.core.samples import Attempt, Sample
     >>> entries = [Entry(i, "mine", Attempt(Sample(key, "", ""), "")) for i, key in enumerate("aabbb")]
-    >>> whole_groups(entries, 4), whole_groups(entries[2:], 2)
+    >>> rounded_to_groups(entries, 4), rounded_to_groups(entries[2:], 2)
     (2, 3)
     """
     groups = [entry.attempt.sample.key if entry.attempt else None for entry in entries[: MANY + 1]]

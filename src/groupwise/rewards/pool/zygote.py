@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 
 from groupwise.core.channel import Channel, pack
+from groupwise.rewards import system
 from groupwise.rewards.pool import isolate, worker
 from groupwise.rewards.pool.isolate import Walls
 
@@ -74,8 +75,8 @@ def keep(jobs: socket.socket, leash: socket.socket, memory: int, walls: Walls, o
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     spaced = walls in (Walls.NAMESPACE, Walls.USER_NAMESPACE)
-    isolate.die_with_parent(signal.SIGKILL if spaced else signal.SIGTERM)
-    isolate.adopt_orphans()
+    system.die_with_parent(signal.SIGKILL if spaced else signal.SIGTERM)
+    system.adopt_orphans()
     isolate.enter(walls)
     output, printed = os.pipe()
     status_there, status_here = os.pipe()
@@ -150,7 +151,7 @@ def _readable(descriptor: int) -> bool:
 
 def _first(jobs: socket.socket, printed: int, status_here: int, memory: int, outside: str) -> None:
     """The first process of a namespace: reaps what is orphaned, ends with the worker, and the namespace with it."""
-    isolate.die_with_parent()
+    system.die_with_parent()
     signal.set_wakeup_fd(-1)
     scoring = os.fork()
     if scoring == 0:
@@ -167,7 +168,7 @@ def _first(jobs: socket.socket, printed: int, status_here: int, memory: int, out
 
 
 def _scoring(jobs: socket.socket, printed: int, _status_here: int, memory: int, outside: str) -> None:
-    isolate.die_with_parent()
+    system.die_with_parent()
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Programs that nobody has read run here, with nothing to reach and nothing to gain.
+"""Programs that are not trusted run here, with nothing to reach and nothing to gain.
 
     with Sandbox(Limits(seconds=2)) as box:
         box.run(program, stdin)            # -> Outcome(kind, stdout, stderr, detail, seconds)

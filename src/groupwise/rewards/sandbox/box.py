@@ -1,4 +1,4 @@
-"""The sandbox: programs that nobody has read, run with nothing to reach."""
+"""The sandbox: runs programs that are not trusted, with nothing to reach."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ for attempt in (network, sockets, processes, signals, accounts, folders, limits)
 
 @dataclass(frozen=True)
 class Reply:
-    """What a called function gave: a tree of `wire`, or the name and text of the exception that it raised."""
+    """What a called function returned: a tree of `wire`, or the name and traceback of the exception that it raised."""
 
     value: Any = None
     error: str = ""
-    told: str = ""
+    traceback: str = ""
 
 
 class Session:
@@ -79,7 +79,7 @@ class Session:
             if message.get("nonce") != nonce:
                 raise wire.NotPlain("a message without the question's nonce")
             if "error" in message:
-                return Reply(error=str(message["error"])[:200], told=str(message.get("told", ""))[:4000])
+                return Reply(error=str(message["error"])[:200], traceback=str(message.get("traceback", ""))[:4000])
             wire.validate(message.get("value"))
         except wire.NotPlain as fault:
             self._job.ended = (Kind.CRASH, f"it sent {fault}")

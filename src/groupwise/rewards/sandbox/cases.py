@@ -1,4 +1,4 @@
-"""Tests as a file writes them (JSON), made into tests that the judge runs.
+"""Tests as a file writes them (JSON), as the tests that the judge runs.
 
 {"input": text, "output": text}                      a script's stdin and stdout
 {"call": "f", "args": [...], "kwargs": {...}, "expected": value}
@@ -54,18 +54,17 @@ def _expected(value: object) -> object:
 
 
 def _asserts(texts: Sequence[str], entry_point: str) -> Asserts:
-    trees = [_parsed(text) for text in texts]
-    made, used = set(), set()
-    for tree in trees:
-        for node in ast.walk(tree):
-            _note(node, made, used)
+    defined, used = set(), set()
+    for text in texts:
+        for node in ast.walk(_parsed(text)):
+            _note(node, defined, used)
     tests = list(texts)
-    if "check" in made and "check" not in used:
+    if "check" in defined and "check" not in used:
         if not entry_point:
             raise ValueError("the tests define check(candidate), and no entry point says which function it is given")
         tests[-1] += f"\n\ncheck({entry_point})\n"
         used.add(entry_point)
-    names = sorted(used - made - set(dir(builtins)) - {"__name__"})
+    names = sorted(used - defined - set(dir(builtins)) - {"__name__"})
     if not names:
         raise ValueError("the tests call nothing that a completion could define")
     return Asserts(tuple(tests), tuple(names))
@@ -78,15 +77,14 @@ def _parsed(text: str) -> ast.Module:
         raise ValueError(f"the tests are not Python: {error}") from None
 
 
-def _note(node: ast.AST, made: set[str], used: set[str]) -> None:
-    """Adds the names that this part of the test code makes and those that it uses."""
-    if isinstance(node, ast.Name):
-        (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
-    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        made.add(node.name)
-    elif isinstance(node, ast.arg):
-        made.add(node.arg)
-    elif isinstance(node, ast.alias):
-        made.add((node.asname or node.name).split(".")[0])
-    elif isinstance(node, ast.ExceptHandler) and node.name:
-        made.add(node.name)
+def _note(node: ast.AST, defined: set[str], used: set[str]) -> None:
+    """Adds the names that this part of the test code defines and those that it uses."""
+    match node:
+        case ast.Name(name, ast.Load()):
+            used.add(name)
+        case ast.Name(name) | ast.arg(name) | ast.ExceptHandler(name=str(name)):
+            defined.add(name)
+        case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+            defined.add(name)
+        case ast.alias(name, asname):
+            defined.add((asname or name).split(".")[0])

@@ -1,4 +1,4 @@
-"""What runs in the child. Everything here may be rewritten by the program it runs: nothing here is believed.
+"""What runs in the child. Everything here may be rewritten by the program it runs: nothing here is trusted.
 
 The first frame says what to do:
     {"mode": "run", "program": text}                  as a script; the supervisor reads its output and how it ended
@@ -75,7 +75,7 @@ def _script(program: str) -> int:
         code = 0 if stop.code is None else stop.code if isinstance(stop.code, int) else 1
     except BaseException as error:
         code = 1
-        print(_told(error), file=sys.stderr)
+        print(_own_traceback(error), file=sys.stderr)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -104,17 +104,17 @@ def _answer(control: Control, first: dict[str, Any]) -> None:
 
 
 def _test(control: Control, first: dict[str, Any]) -> None:
-    """Runs each test in one shared namespace and tells which passed. This process never sees the tested code."""
+    """Runs each test in one shared namespace and says which passed. This process never sees the tested code."""
     names = {"__name__": "tests", "__builtins__": builtins, **{n: _proxy(control, n) for n in first["names"]}}
-    passed, told = [], ""
+    passed, failure = [], ""
     for number, test in enumerate(first["tests"]):
         try:
             exec(compile(test, f"<test {number + 1}>", "exec"), names)
             passed.append(True)
         except BaseException as error:
             passed.append(False)
-            told = told or _told(error)
-    control.send({"nonce": first["nonce"], "passed": passed, "told": told})
+            failure = failure or _own_traceback(error)
+    control.send({"nonce": first["nonce"], "passed": passed, "traceback": failure})
 
 
 def _proxy(control: Control, name: str) -> Any:
@@ -127,7 +127,7 @@ def _proxy(control: Control, name: str) -> Any:
             return wire.decode(reply["value"])
         kind = getattr(builtins, reply["error"], None)
         own = isinstance(kind, type) and issubclass(kind, Exception)
-        raise (kind if own else CandidateError)(reply["told"])  # type: ignore[misc]
+        raise (kind if own else CandidateError)(reply["traceback"])  # type: ignore[misc]
 
     return call
 
@@ -146,17 +146,17 @@ def _find(names: dict[str, Any], path: str) -> Any:
     first, *rest = path.split(".")
     if first not in names:
         raise NameError(f"name {first!r} is not defined")
-    found = names[first]
+    function = names[first]
     for attribute in rest:
-        found = getattr(found() if isinstance(found, type) else found, attribute)
-    return found
+        function = getattr(function() if isinstance(function, type) else function, attribute)
+    return function
 
 
 def _failure(error: BaseException) -> dict[str, str]:
-    return {"error": type(error).__name__, "told": _told(error)}
+    return {"error": type(error).__name__, "traceback": _own_traceback(error)}
 
 
-def _told(error: BaseException) -> str:
+def _own_traceback(error: BaseException) -> str:
     """The traceback from the program's own lines on."""
     frames = error.__traceback__
     while frames is not None and not frames.tb_frame.f_code.co_filename.startswith("<"):

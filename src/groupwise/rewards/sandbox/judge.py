@@ -3,7 +3,7 @@
 Three kinds of test:
     Stdio    run with an input; its stdout is compared, blanks at line ends and at the end aside
     Call     a function is called; its answer, as data, is compared
-    Asserts  test code in a process of its own; the functions that it calls are asked of the program's process
+    Asserts  test code in a process of its own; calls of the functions go to the program's process
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupwise.rewards.sandbox import wire
-from groupwise.rewards.sandbox.box import Reply, Sandbox, Session
+from groupwise.rewards.sandbox.box import Sandbox, Session
 from groupwise.rewards.sandbox.job import Job
-from groupwise.rewards.sandbox.outcome import Kind, Limits
+from groupwise.rewards.sandbox.outcome import Kind
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ def passed(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True
     every  run them all; without it the first that fails ends the work, and those after it count as failed
     """
     calls = [test for test in tests if isinstance(test, Call)]
-    found = _calls(box, program, calls, every) if calls else []
+    verdicts = _calls(box, program, calls, every) if calls else []
     for test in tests:
-        if not every and not all(found):
+        if not every and not all(verdicts):
             break
         if isinstance(test, Stdio):
-            found.append(_stdio(box, program, test))
+            verdicts.append(_stdio(box, program, test))
         elif isinstance(test, Asserts):
-            found += _asserts(box, program, test)
-    return found + [False] * (count(tests) - len(found))
+            verdicts += _asserts(box, program, test)
+    return verdicts + [False] * (count(tests) - len(verdicts))
 
 
 def count(tests: Sequence[Test]) -> int:
@@ -69,13 +69,13 @@ def count(tests: Sequence[Test]) -> int:
     return sum(len(test.tests) if isinstance(test, Asserts) else 1 for test in tests)
 
 
-def same_text(found: str, expected: str) -> bool:
+def same_text(output: str, expected: str) -> bool:
     """Whether two outputs are one, blanks at line ends and empty lines at the end aside.
 
     >>> same_text("1 2 \\n3\\n\\n", "1 2\\n3"), same_text("1 2", "12")
     (True, False)
     """
-    left, right = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (found, expected))
+    left, right = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (output, expected))
     return left == right
 
 
@@ -87,14 +87,14 @@ def _stdio(box: Sandbox, program: str, test: Stdio) -> bool:
 
 def _calls(box: Sandbox, program: str, calls: Sequence[Call], every: bool) -> list[bool]:
     """One process answers all the calls, in order; from its end on they fail."""
-    found: list[bool] = []
+    verdicts: list[bool] = []
     with box.session(program) as session:
         for call in calls:
             reply = session.call(call.name, call.args, call.kwargs)
-            found.append(reply is not None and not reply.error and wire.equal(reply.value, call.expected))
-            if reply is None or not (every or found[-1]):
+            verdicts.append(reply is not None and not reply.error and wire.equal(reply.value, call.expected))
+            if reply is None or not (every or verdicts[-1]):
                 break
-    return found + [False] * (len(calls) - len(found))
+    return verdicts + [False] * (len(calls) - len(verdicts))
 
 
 def _asserts(box: Sandbox, program: str, test: Asserts) -> list[bool]:
@@ -103,17 +103,18 @@ def _asserts(box: Sandbox, program: str, test: Asserts) -> list[bool]:
     with box.session(program) as session:
         if session.loaded is None or session.loaded.error:
             return failed
-        tester, nonce = box.tester(list(test.tests), list(test.names), _rest(box.limits))
+        limits = replace(box.limits, seconds=box.limits.seconds + 1.0)  # the tester waits for the program
+        tester, nonce = box.tester(list(test.tests), list(test.names), limits)
         try:
             verdict = _mediate(tester, session, test.names)
         finally:
             tester.stop()
     if verdict is None or verdict.get("nonce") != nonce:
         return failed
-    marks = verdict.get("passed")
-    return (
-        marks if type(marks) is list and len(marks) == len(failed) and all(type(m) is bool for m in marks) else failed
-    )
+    passes = verdict.get("passed")
+    if type(passes) is not list or len(passes) != len(failed) or not all(type(test) is bool for test in passes):
+        return failed
+    return passes
 
 
 def _mediate(tester: Job, session: Session, names: Sequence[str]) -> dict[str, Any] | None:
@@ -128,14 +129,6 @@ def _mediate(tester: Job, session: Session, names: Sequence[str]) -> dict[str, A
         reply = session.call(message["call"], message["args"], message["kwargs"])
         if reply is None:
             return None
-        message = tester.exchange(_forward(reply))
+        answer = {"error": reply.error, "traceback": reply.traceback} if reply.error else {"value": reply.value}
+        message = tester.exchange(answer)
     return message
-
-
-def _forward(reply: Reply) -> dict[str, Any]:
-    return {"error": reply.error, "told": reply.told} if reply.error else {"value": reply.value}
-
-
-def _rest(limits: Limits) -> Limits:
-    """The tester waits for the program, so its deadline is a little later."""
-    return replace(limits, seconds=limits.seconds + 1.0)

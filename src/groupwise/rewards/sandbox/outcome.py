@@ -1,4 +1,4 @@
-"""What a sandbox is told and what it tells."""
+"""The limits of a program, how it ended, and which layers of protection were in place."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class Layers:
         return self.seccomp and (self.namespaces or self.bubblewrap or self.landlock > 0)
 
     def __str__(self) -> str:
-        made = "bubblewrap" if self.bubblewrap else "namespaces" if self.namespaces else ""
+        outer = "bubblewrap" if self.bubblewrap else "namespaces" if self.namespaces else ""
         words = [
-            made and f"no network, empty file system ({made})",
+            outer and f"no network, empty file system ({outer})",
             "no other processes" if self.processes else "",
             f"Landlock {self.landlock}" if self.landlock else "",
             "seccomp" if self.seccomp else "",

@@ -1,6 +1,6 @@
 r"""Whether a completion's final answer is the gold one: by mathematics, as a number, as a letter, or as text.
 
-How the final answer is found is written in groupwise.rewards.verifiers.extract: the same rules for every kind.
+How the final answer is looked for is written in groupwise.rewards.verifiers.extract: the same rules for every kind.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Numeric:
             return 0.0
         text = spoken(completion)
         marked = claims(text, numeric=True)
-        found = [claimed(claim) for claim in marked] if marked else [ending(text)]
-        return float(all(value is not None and close(value, gold, self.tolerance) for value in found))
+        values = [claimed(claim) for claim in marked] if marked else [ending(text)]
+        return float(all(value is not None and close(value, gold, self.tolerance) for value in values))
 
 
 @dataclass(frozen=True)

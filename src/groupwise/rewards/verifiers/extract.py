@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import pairwise, zip_longest
 
-from groupwise.rewards.verifiers.numerals import Found, clean, read, scan
+from groupwise.rewards.verifiers.numerals import Number, clean, read, scan
 
 #: Of a longer completion the end is read: characters.
 LONGEST_COMPLETION = 100_000
@@ -74,9 +74,9 @@ def claims(text: str, numeric: bool) -> list[str]:
         lambda: list(_phrases(text, numeric)),
     )
     for kind in kinds:
-        found = [claim.strip() for claim in kind() if claim.strip()]
-        if found:
-            return found
+        marked = [claim.strip() for claim in kind() if claim.strip()]
+        if marked:
+            return marked
     return []
 
 
@@ -112,16 +112,14 @@ def stated(sentence: str) -> Fraction | None:
     >>> [stated(text) for text in ("She has 18 in 3 jars", "9 * 2", "from 16 to 18", "the area is 2π")]
     [None, None, None, None]
     """
-    whole = read(sentence)
-    if whole is not None:
-        return whole
-    text = clean(sentence)
-    _, equals, after = text.rpartition("=")
-    text = after
+    number = read(sentence)
+    if number is not None:
+        return number
+    _, equals, text = clean(sentence).rpartition("=")
     if _ALGEBRA.search(text):
         return None
-    found = scan(text)
-    return None if not found or listed(text) else _picked(text, found, equals != "")
+    numbers = scan(text)
+    return None if not numbers or listed(text) else _picked(text, numbers, equals != "")
 
 
 def listed(text: str) -> bool:
@@ -130,7 +128,7 @@ def listed(text: str) -> bool:
     >>> listed("17 or 18"), listed("16, 17"), listed("After 3 days she has 18")
     (True, True, False)
     """
-    return any(_LISTED.fullmatch(text[one.end : other.start]) for one, other in pairwise(scan(text)))
+    return any(_LISTED.fullmatch(text[number.end : following.start]) for number, following in pairwise(scan(text)))
 
 
 def claimed(claim: str) -> Fraction | None:
@@ -141,29 +139,29 @@ def claimed(claim: str) -> Fraction | None:
     >>> claimed("16, 17, 18"), claimed("17 or 18")
     (None, None)
     """
-    whole = read(claim)
-    if whole is not None:
-        return whole
+    number = read(claim)
+    if number is not None:
+        return number
     first = _SENTENCE.split(clean(claim.strip())[:LONGEST_CLAIM], maxsplit=1)[0]
     head = _ASIDE.split(first, maxsplit=1)[0]
     return stated(head if _NUMERAL.search(head) else first)
 
 
-def _picked(text: str, found: list[Found], after_equals: bool) -> Fraction | None:
-    if len({number.value for number in found}) == 1:
-        pick = found[-1]
+def _picked(text: str, numbers: list[Number], after_equals: bool) -> Fraction | None:
+    if len({number.value for number in numbers}) == 1:
+        pick = numbers[-1]
     elif after_equals:
-        pick = found[0]
+        pick = numbers[0]
         if text[: pick.start].strip():
             return None
     else:
-        pick = found[-1]
+        pick = numbers[-1]
         if not _ENDING.fullmatch(text[pick.end :]):
             return None
     return None if _calculates(text, pick) else pick.value
 
 
-def _calculates(text: str, pick: Found) -> bool:
+def _calculates(text: str, pick: Number) -> bool:
     before, after = text[: pick.start].rstrip(), text[pick.end :]
     joined = after.lstrip()[:1] in tuple(_OPERATOR.replace("(", "")) and not re.match(
         r"-[A-Za-z]|/[A-Za-z]{2}|\s+-\s", after
@@ -193,8 +191,8 @@ def _balanced(text: str, start: int) -> str | None:
 
 
 def _phrases(text: str, numeric: bool) -> Iterator[str]:
-    found = list(_PHRASE.finditer(text))
-    for match, following in zip_longest(found, found[1:]):
+    phrases = list(_PHRASE.finditer(text))
+    for match, following in zip_longest(phrases, phrases[1:]):
         claim = text[match.end() : following.start() if following else len(text)].lstrip().split("\n", 1)[0]
         if not numeric or re.search(r"\d", claim):
             yield claim

@@ -52,7 +52,7 @@ _REWRITES = tuple(
 )
 
 
-class Found(NamedTuple):
+class Number(NamedTuple):
     """A number in a text: where it stands, and its value (None where it is too long or divides by zero)."""
 
     start: int
@@ -73,7 +73,7 @@ def clean(text: str) -> str:
 
 
 def read(text: str) -> Fraction | None:
-    r"""The number that the whole text is, a unit and a `name =` before it apart; None where it is anything else.
+    r"""The number that is all of the text, a unit and a `name =` before it apart; None where it is anything else.
 
     The percent sign, currency signs and degrees are units: `10\%` is 10. Magnitude words are not read.
 
@@ -94,18 +94,18 @@ def read(text: str) -> Fraction | None:
     return _value(match) if match else None
 
 
-def scan(text: str) -> list[Found]:
+def scan(text: str) -> list[Number]:
     """Every number of a cleaned text, in order. A minus directly after a digit, letter or bracket is an operator.
 
-    >>> [str(found.value) for found in scan("48-24 = 24, the 2nd is -3")]
+    >>> [str(number.value) for number in scan("48-24 = 24, the 2nd is -3")]
     ['48', '24', '24', '-3']
     """
-    return [Found(match.start(), match.end(), _value(match)) for match in _SCAN.finditer(text)]
+    return [Number(match.start(), match.end(), _value(match)) for match in _SCAN.finditer(text)]
 
 
-def close(found: Fraction, gold: Fraction, tolerance: float) -> bool:
+def close(value: Fraction, gold: Fraction, tolerance: float) -> bool:
     """Whether the two are equal, or within `tolerance` times the gold answer where it is above 0."""
-    return found == gold if tolerance == 0 else abs(found - gold) <= Fraction(tolerance) * abs(gold)
+    return value == gold if tolerance == 0 else abs(value - gold) <= Fraction(tolerance) * abs(gold)
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
