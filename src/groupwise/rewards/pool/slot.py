@@ -44,7 +44,7 @@ class Clock:
             self.stat = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY)
 
     def start(self) -> None:
-        self.started, self.waited, self.seen = time.monotonic(), self._delay(), None
+        self.started, self.waited, self.seen = time.monotonic(), self._times()[1], None
 
     def over(self, limit: float) -> bool:
         """Whether its time is up: past the limit, and not just waiting for a core at this moment.
@@ -58,7 +58,7 @@ class Clock:
             return False
         if self.seen is not None and now - self.seen[0] < LOOK:
             return False
-        before, self.seen = self.seen, (now, self._ran())
+        before, self.seen = self.seen, (now, self._times()[0])
         return before is not None and not (before[1] == self.seen[1] and self._ready())
 
     @property
@@ -67,29 +67,20 @@ class Clock:
         return time.monotonic() - self.started
 
     def seconds(self) -> float:
-        return time.monotonic() - self.started - (self._delay() - self.waited)
+        return self.wall - (self._times()[1] - self.waited)
 
     def close(self) -> None:
         if self.stat >= 0:
             os.close(self.stat)
             self.stat = -1
 
-    def _delay(self) -> float:
-        """Seconds that the process was ready to run and did not; 0 where the system does not say."""
-        times = self._times()
-        return times[1] * 1e-9 if times else self.waited
-
-    def _ran(self) -> int:
-        """Nanoseconds that the process has run."""
-        times = self._times()
-        return times[0] if times else 0
-
-    def _times(self) -> list[int]:
-        """Nanoseconds run and waited, and the number of turns; nothing where the system does not say."""
+    def _times(self) -> tuple[int, float]:
+        """Nanoseconds that the process has run, and seconds that it was ready to and did not, as far as is known."""
         try:
-            return [int(number) for number in os.pread(self.stat, 128, 0).split()] if self.stat >= 0 else []
-        except (OSError, ValueError):
-            return []
+            ran, delayed, _ = map(int, os.pread(self.stat, 128, 0).split())
+        except (OSError, ValueError):  # the system does not say
+            return 0, self.waited
+        return ran, delayed * 1e-9
 
     def _ready(self) -> bool:
         """Whether it would run if it had a core."""
