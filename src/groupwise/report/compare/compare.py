@@ -14,7 +14,7 @@ from groupwise.report.compare.scores import (
     score_of,
     scores_of,
 )
-from groupwise.report.page.data import (
+from groupwise.report.records import (
     Curves,
     Number,
     Page,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from groupwise.core.errors import UsageError
-from groupwise.report.page.data import Curves, Status, Table, Text
+from groupwise.report.records import Curves, Status, Table, Text
 
 #: Runs of one group may differ in these keys, and in what the section [journal] says is written beside the training.
 APART = ("seed", "name", "runs")

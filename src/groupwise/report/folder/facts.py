@@ -8,7 +8,7 @@ from typing import Any
 
 from groupwise.report.folder.lines import number, whole
 from groupwise.report.folder.read import RunFolder
-from groupwise.report.page.data import Table, Text
+from groupwise.report.records import Table, Text
 
 _OLD = (
     "This run is from before about.json was written: when it was started is not known, and its machine and versions "
@@ -73,6 +73,12 @@ def _again(one: Mapping[str, Any]) -> str:
         machine and f"on {machine}",
     ]
     return " ".join(str(word) for word in words if word)
+
+
+def compares_within_group(about: Mapping[str, Any]) -> bool | None:
+    """Whether the run's advantage compares the completions of one prompt; None where about.json does not say."""
+    value = _table(about.get("algorithm")).get("compares_within_group")
+    return value if isinstance(value, bool) else None
 
 
 def moment(seconds: object) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from groupwise.report.folder.columns import short
 from groupwise.report.folder.lines import number, parsed, whole
 from groupwise.report.folder.scan import RIGHT, kind_of
-from groupwise.report.page.data import Number, RolloutGroup, RolloutRow
+from groupwise.report.records import Number, RolloutGroup, RolloutRow
 
 #: Characters of a text that a page shows.
 LONGEST_TEXT = 20_000

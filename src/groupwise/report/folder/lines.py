@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import orjson
 
-from groupwise.report.page.data import Number
+from groupwise.report.records import Number
 
 Row = dict[str, Any]
 

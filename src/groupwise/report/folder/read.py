@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from groupwise.core.errors import UsageError
 from groupwise.report.folder.lines import ByStep, Row, Tail, all_rows, number, parsed, told, whole
-from groupwise.report.page.data import Status
+from groupwise.report.records import Status
 
 __all__ = ["RunFolder", "Signs", "Tail", "read", "signs", "status"]
 

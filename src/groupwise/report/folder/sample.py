@@ -15,7 +15,7 @@ import orjson
 from groupwise.report.folder.columns import spaced
 from groupwise.report.folder.groups import LONGEST_TEXT, group_of
 from groupwise.report.folder.scan import Place, Scan, places, scan
-from groupwise.report.page.data import Curves, Number, RolloutGroup, Rollouts
+from groupwise.report.records import Curves, Number, RolloutGroup, Rollouts
 
 #: Groups that the browser of rollouts filters without a wait.
 MOST_GROUPS = 400

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 from groupwise.core.errors import GroupwiseError, UsageError
-from groupwise.report.page.data import Fresh, Live, Page
 from groupwise.report.page.page import as_json
+from groupwise.report.records import Fresh, Live, Page
 
 HOST = "127.0.0.1"
 

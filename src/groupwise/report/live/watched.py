@@ -8,10 +8,9 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from groupwise.core.errors import UsageError
-from groupwise.health.watch import findings
 from groupwise.report.folder import columns
 from groupwise.report.folder.lines import ByStep, Tail, told, whole
 from groupwise.report.folder.read import (
@@ -25,34 +24,22 @@ from groupwise.report.folder.read import (
     status,
 )
 from groupwise.report.folder.sample import fresh, points, sample_to
-from groupwise.report.page.answers import Told, answers, check_lines
-from groupwise.report.page.data import (
-    Answer,
-    CheckLine,
+from groupwise.report.page.plots import plots_for
+from groupwise.report.page.single import Words, page_of, words_of
+from groupwise.report.records import (
     Curves,
-    Finding,
     Fresh,
     Page,
     Plot,
     Rollouts,
     Status,
 )
-from groupwise.report.page.plots import plots_for
-from groupwise.report.page.single import page_of
 
 #: Groups that are kept for pages that ask late.
 MOST_GROUPS = 200
 #: The words of a run that goes on look at all of its rows, however many: this share of the time is theirs.
 SHARE = 1 / 50
 _STEP = re.compile(rb'\{"step":\s*(\d+)')
-
-
-class Said(NamedTuple):
-    """What a page says in words, of the whole run."""
-
-    answers: tuple[Answer, ...]
-    checks: tuple[CheckLine, ...]
-    findings: tuple[Finding, ...]
 
 
 class Watched:
@@ -82,7 +69,7 @@ class Watched:
         self._first_held: dict[str, int] = {}
         self._early: list[bytes] = []
         self._rollouts, self._groups, self._example = rollouts, rollouts.groups[-MOST_GROUPS:], rollouts.groups
-        self._said, self._said_of, self._next = Said((), (), ()), (-1, -1, ""), 0.0
+        self._words, self._words_of, self._next = Words((), (), ()), (-1, -1, ""), 0.0
         self._take()
         return page_of(run, rollouts)
 
@@ -177,22 +164,18 @@ class Watched:
         rest = [note for note in self._run.notes if not note.startswith(past)]
         return (*rest, *found)
 
-    def _say(self, now: Signs, stands: Status) -> Said:
+    def _say(self, now: Signs, stands: Status) -> Words:
         """The words: of this moment where the run is over, else of the last time that their turn came."""
         of = (len(self._steps.rows), len(self._evaluations.rows), stands.state)
         began = time.monotonic()
-        if of == self._said_of or (stands.state == self._said_of[2] == "going" and began < self._next):
-            return self._said
-        self._said, self._said_of = self._look(now), of
+        if of == self._words_of or (stands.state == self._words_of[2] == "going" and began < self._next):
+            return self._words
+        steps, evaluations = self._steps.rows, self._evaluations.rows
+        self._words = words_of(self._run, now.summary, steps, evaluations, self._example)
+        self._words_of = of
         took = time.monotonic() - began
         self._next = began + took / SHARE
-        return self._said
-
-    def _look(self, now: Signs) -> Said:
-        recipe, done, evaluated = self._run.recipe or {}, self._steps.rows, self._evaluations.rows
-        found = findings([*done, *evaluated], recipe)
-        say = Told(recipe, now.summary, done, evaluated, self._example, found)
-        return Said(answers(say), check_lines(done), found)
+        return self._words
 
 
 def _after(rows: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:

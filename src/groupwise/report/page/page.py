@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from groupwise.report.page.data import Fresh, Page
+from groupwise.report.records import Fresh, Page
 
 #: In the order they load: each builds on those before it.
 SCRIPTS = (
@@ -73,7 +73,7 @@ def html(page: Page) -> str:
 def embedded(page: Page) -> str:
     r"""The page's data as JSON that can stand inside a script element.
 
-    >>> from groupwise.report.page.data import Page
+    >>> from groupwise.report.records import Page
     >>> embedded(Page("</script>", "", (), (), ()))[:37]
     '{"title":"\\u003c/script\\u003e","made"'
     """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from groupwise.report.page.data import Mark, Plot, Series
 from groupwise.report.page.routing_pictures import ROUTING
+from groupwise.report.records import Mark, Plot, Series
 
 HELD_OUT = "evaluations"
 

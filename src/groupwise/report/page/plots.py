@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from groupwise.report.page.data import Number, Plot, Section, Series
 from groupwise.report.page.pictures import HELD_OUT, PLOTS
+from groupwise.report.records import Number, Plot, Section, Series
 
 #: The names of columns, or the columns themselves: then one that holds no number counts as absent.
 Columns = Collection[str] | Mapping[str, Sequence[Number]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from groupwise.report.page.data import Plot, Series
+from groupwise.report.records import Plot, Series
 
 ROUTING = (
     Plot(
