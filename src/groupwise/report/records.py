@@ -34,7 +34,7 @@ class Series:
     """
 
     name: str
-    column: str
+    column: str = ""
     low: str = ""
     high: str = ""
     dash: str = "solid"
