@@ -461,10 +461,10 @@ def test_a_metric_that_only_some_runs_have_is_drawn_and_said():
         steps=curves([1], pass_rate=[0.5], value_mean=[0.1], gap=[None]),
     )
     section = Section("learned", "Did it learn?", "")
-    page = comparison([*six()[:3], critic], "t", plots_for, (section,), made="today")
+    page = comparison([*six()[:3], critic], "t", plots_for, (section,), written="today")
     assert set(asked["steps"]) == {"pass_rate", "seconds_total", "value_mean"}
     assert set(asked["evaluations"]) == {"avg_at_k", "low", "high"}
-    assert (page.made, page.sections, page.title) == ("today", (section,), "t")
+    assert (page.written, page.sections, page.title) == ("today", (section,), "t")
     without = next(run for run in page.runs if run.members == 3)
     assert "Not measured here, though in another run on this page: value_mean." in without.notes
 

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from groupwise.report.folder.columns import short
-from groupwise.report.folder.read import Tail
+from groupwise.report.folder.lines import Tail
 from groupwise.report.folder.sample import fresh, points, sample, sample_to
 from groupwise.report.records import RolloutGroup, RolloutRow
 

@@ -231,7 +231,7 @@ def _verdict(interval: Interval) -> str:
 
 
 def _intervals(intervals: Sequence[Interval | None]) -> tuple[list[str], str]:
-    """A cell for each, and words on how they were made: once for all, or in each cell where they differ."""
+    """A cell for each, and words on how they are computed: once for all, or in each cell where they differ."""
     names = list(dict.fromkeys(each.name for each in intervals if each))
     words = [f"Intervals: {names[0]}."] if len(names) == 1 else []
     if OVER_PROBLEMS + ONE_VOTE in names:

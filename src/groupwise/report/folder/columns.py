@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from groupwise.core.statistics import Interval, pass_rate_interval
-from groupwise.report.folder.lines import number, whole
+from groupwise.report.folder.lines import count_of, flat, number
 from groupwise.report.records import Curves, Number
 
 #: Keys of a row that are no numbers to draw.
@@ -43,7 +43,7 @@ def interval(evaluation: Mapping[str, Any]) -> Interval | None:
     '0.962 to 1.000'
     """
     rate, error = number(evaluation.get("avg_at_k")), number(evaluation.get("standard_error"))
-    problems, samples = whole(evaluation.get("problems")), whole(evaluation.get("samples"))
+    problems, samples = count_of(evaluation.get("problems")), count_of(evaluation.get("samples"))
     if rate is None or not 0 <= rate <= 1 or not problems:
         return None
     return pass_rate_interval(rate, problems, samples or 1, math.nan if error is None else error)
@@ -96,7 +96,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]
 
 
 def _step(row: Mapping[str, Any]) -> dict[str, Number]:
-    metrics = dict(_flat({key: value for key, value in row.items() if key not in _NO_COLUMNS}))
+    metrics = _numbers({key: value for key, value in row.items() if key not in _NO_COLUMNS})
     return {
         **metrics,
         "seconds_total": _total(row),
@@ -113,12 +113,12 @@ def _memory(row: Mapping[str, Any]) -> dict[str, Number]:
 def _evaluation(row: Mapping[str, Any]) -> dict[str, Number]:
     around = interval(row["evaluation"])
     band = {"low": around.low, "high": around.high} if around else {}
-    seconds = dict(_flat({"seconds": row.get("seconds", {})}))
-    return {**dict(_flat(row["evaluation"])), **band, **seconds, "seconds_total": _total(row)}
+    seconds = _numbers({"seconds": row.get("seconds", {})})
+    return {**_numbers(row["evaluation"]), **band, **seconds, "seconds_total": _total(row)}
 
 
 def _total(row: Mapping[str, Any]) -> Number:
-    seconds = [value for _, value in _flat(row.get("seconds", {})) if value is not None]
+    seconds = [value for value in _numbers(row.get("seconds", {})).values() if value is not None]
     return math.fsum(seconds) if seconds else None
 
 
@@ -126,9 +126,5 @@ def _over(amount: Number, total: Number) -> Number:
     return None if amount is None or not total else amount / total
 
 
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Number]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", number(value)
+def _numbers(row: Mapping[str, Any]) -> dict[str, Number]:
+    return {name: number(value) for name, value in flat(row).items()}

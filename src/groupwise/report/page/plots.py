@@ -1,4 +1,4 @@
-"""The catalog of pictures, assets/pictures.toml, and which of them a run has the numbers for.
+"""The catalog of pictures, pictures.toml, and which of them a run has the numbers for.
 
 A series whose column has a star in it stands for every column that fits: "rewards.*.mean" becomes one line per reward,
 and the star in its name becomes what the star of the column stood for.
@@ -43,7 +43,7 @@ NEEDED = {"reward-model": "learned_mean"}
 
 def _catalog() -> Iterator[Plot]:
     """The pictures as the file has them, in its order."""
-    text = files("groupwise.report.page").joinpath("assets", "pictures.toml").read_text(encoding="utf-8")
+    text = files("groupwise.report.page").joinpath("pictures.toml").read_text(encoding="utf-8")
     for section, pictures in tomllib.loads(text).items():
         yield from (_plot(section, id, **picture) for id, picture in pictures.items())
 
@@ -113,8 +113,8 @@ def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) 
         return plot if plot.id in points else replace(plot, series=())
     if (needed := NEEDED.get(plot.id)) and needed not in tables[plot.table]:
         return replace(plot, series=())
-    found = [one for series in plot.series for one in _expanded(series, tables[series.table or plot.table])]
-    return replace(plot, series=tuple(_told_apart(found)))
+    lines = [one for series in plot.series for one in _expanded(series, tables[series.table or plot.table])]
+    return replace(plot, series=tuple(_distinct(lines)))
 
 
 def _expanded(series: Series, columns: Columns) -> Iterator[Series]:
@@ -124,9 +124,9 @@ def _expanded(series: Series, columns: Columns) -> Iterator[Series]:
         yield from [series] if has_band else []
     elif "*" in series.column:
         before, after = series.column.split("*")
-        found = {column: name for column in columns if (name := _star(column, before, after))}
-        for column in sorted(found, key=lambda column: _place(found[column])):
-            yield replace(series, name=series.name.replace("*", found[column]), column=column)
+        names = {column: name for column in columns if (name := _star(column, before, after))}
+        for column in sorted(names, key=lambda column: _place(names[column])):
+            yield replace(series, name=series.name.replace("*", names[column]), column=column)
     elif series.column in columns:
         yield series if has_band else replace(series, low="", high="")
 
@@ -146,7 +146,7 @@ def _place(name: str) -> int:
     return PHASES.index(name) if name in PHASES else len(PHASES) + (name == "other")
 
 
-def _told_apart(series: Sequence[Series]) -> Iterator[Series]:
+def _distinct(series: Sequence[Series]) -> Iterator[Series]:
     """No two lines of a plot with the same dash, as long as the dashes last."""
     taken: list[str] = []
     for one in series:

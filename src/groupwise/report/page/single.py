@@ -39,7 +39,7 @@ def page_of(run: RunFolder, rollouts: Rollouts) -> Page:
     content = run_page(run, rollouts)
     return Page(
         title=run.name,
-        made=now(),
+        written=now(),
         sections=SECTIONS,
         plots=plots_for(content.steps.columns, content.evaluations.columns, tuple(content.points)),
         runs=(content,),
