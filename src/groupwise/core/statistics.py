@@ -25,7 +25,7 @@ GRID, LARGEST = 100_001, 40.0
 
 @dataclass(frozen=True)
 class Interval:
-    """From low to high, and in `name` how it was made and what it is about."""
+    """From low to high, and in `name` the method and what it is about."""
 
     low: float
     high: float

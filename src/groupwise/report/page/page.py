@@ -74,8 +74,8 @@ def embedded(page: Page) -> str:
     r"""The page's data as JSON that can stand inside a script element.
 
     >>> from groupwise.report.records import Page
-    >>> embedded(Page("</script>", "", (), (), ()))[:37]
-    '{"title":"\\u003c/script\\u003e","writte'
+    >>> embedded(Page("</script>", "", (), (), ()))[:40]
+    '{"title":"\\u003c/script\\u003e","written"'
     """
     text = as_json(page)
     for character, escape in ESCAPED.items():
