@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean
+from statistics import fmean, stdev
 
-from groupwise.core.statistics import standard_error
 from groupwise.health.symptoms.base import (
     GOOD,
     NEUTRAL,
@@ -100,7 +99,7 @@ def stalled(h: History) -> Seen | None:
 )
 def falling(h: History) -> Seen | None:
     parts = [(numbers("pass_rate", part), part[-1].get("step")) for part in windows(h.rows)]
-    means = [(fmean(rates), standard_error(rates), step) for rates, step in parts if len(rates) >= RECENT // 2]
+    means = [(fmean(rates), error_of(rates), step) for rates, step in parts if len(rates) >= RECENT // 2]
     if len(means) < 2 or h.moving:
         return None
     (best, error, step), (now, error_now, _) = max(means), means[-1]
@@ -178,8 +177,11 @@ def risen(then: list[float], now: list[float]) -> bool:
 
 
 def error_of(rates: list[float]) -> float:
-    """The standard error of their mean; 0 of a single one, whose error is not known."""
-    return standard_error(rates) if len(rates) > 1 else 0.0
+    """The standard error of their mean; 0 of a single one, whose error is not known.
+
+    core.statistics has it too, but health stands on the ground beside core and imports nothing.
+    """
+    return stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else 0.0
 
 
 def _explained(h: History) -> set[str]:
