@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from groupwise.health import watch
 from groupwise.health.symptoms.base import RECENT
 from groupwise.health.watch import Finding
 
@@ -37,15 +38,15 @@ Rows = list[dict[str, Any]]
 
 def recipe(**changes: Any) -> dict[str, Any]:
     """RECIPE with dotted keys, their dots as two underscores, laid over it."""
-    made: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in RECIPE.items()}
-    made["algorithm"] = {k: dict(v) if isinstance(v, dict) else v for k, v in made["algorithm"].items()}
+    changed: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in RECIPE.items()}
+    changed["algorithm"] = {k: dict(v) if isinstance(v, dict) else v for k, v in RECIPE["algorithm"].items()}
     for key, value in changes.items():
         *sections, last = key.split("__")
-        table = made
+        table = changed
         for section in sections:
             table = table.setdefault(section, {})
         table[last] = value
-    return made
+    return changed
 
 
 def healthy(steps: int = 40) -> Rows:
@@ -101,12 +102,12 @@ def healthy(steps: int = 40) -> Rows:
 
 
 def checks(**changes: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    verdicts: dict[str, Any] = {
         "live = old on the first update": {"verdict": "pass", "value": 1e-7, "limit": 1e-5},
         "learner = engine": {"verdict": "pass", "value": 2e-6, "limit": 1e-4},
         "KL to the reference is 0 at step 0": {"verdict": "not measured", "value": None, "limit": None},
     }
-    return {**told, **changes}
+    return {**verdicts, **changes}
 
 
 def planted(last: int = RECENT, **changes: Any) -> Rows:
@@ -130,8 +131,8 @@ def dropping(**changes: Any) -> Rows:
 
 
 def evaluation(step: int, rate: float | None, **changes: Any) -> dict[str, Any]:
-    told = {"problems": 512, "samples": 4, "avg_at_k": rate, "length_mean": 6.7 + step / 10, **changes}
-    return {"step": step, "evaluation": told, "seconds": {"evaluate": 0.4}}
+    measures = {"problems": 512, "samples": 4, "avg_at_k": rate, "length_mean": 6.7 + step / 10, **changes}
+    return {"step": step, "evaluation": measures, "seconds": {"evaluate": 0.4}}
 
 
 DAPO = recipe(algorithm__name="dapo", algorithm__filter={"kind": "drop-uniform", "max_rounds": 10})
@@ -207,9 +208,16 @@ PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
 }
 
 
-def named(found: tuple[Finding, ...]) -> dict[str, Finding]:
-    assert len({f.name for f in found}) == len(found)
-    return {f.name: f for f in found}
+def findings(
+    rows: Rows, table: Mapping[str, Any] | None = None, compares_within_group: bool | None = True
+) -> tuple[Finding, ...]:
+    """The findings of a run whose advantage compares within a group, as GRPO's does."""
+    return watch.findings(rows, table, compares_within_group)
+
+
+def named(findings: tuple[Finding, ...]) -> dict[str, Finding]:
+    assert len({f.name for f in findings}) == len(findings)
+    return {f.name: f for f in findings}
 
 
 def rates(*pieces: tuple[int, float], spread: float = 0.0, **changes: Any) -> Rows:

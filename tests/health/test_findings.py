@@ -9,7 +9,7 @@ import pytest
 
 from groupwise.health.symptoms.base import History
 from groupwise.health.symptoms.updates import later_share
-from groupwise.health.watch import BAD, GOOD, NEUTRAL, WARN, WATCHERS, Watch, findings
+from groupwise.health.watch import BAD, GOOD, NEUTRAL, SYMPTOMS, WARN, Watch
 from tests.health.health_rows import (
     DAPO,
     GSPO,
@@ -22,6 +22,7 @@ from tests.health.health_rows import (
     dropping,
     evaluation,
     everywhere,
+    findings,
     healthy,
     named,
     planted,
@@ -32,25 +33,25 @@ from tests.health.health_rows import (
 
 
 def test_every_finding_is_planted_here() -> None:
-    assert list(PLANTED) == [w.name for w in WATCHERS]
+    assert list(PLANTED) == [s.name for s in SYMPTOMS]
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_a_finding_is_for_raises_it(name: str) -> None:
-    rows, told, words = PLANTED[name]
-    found = named(findings(rows, told))[name]
-    assert words in found.words
-    assert found.tone in (NEUTRAL, GOOD, WARN, BAD)
-    assert re.fullmatch(r"[A-Z\d].*\.", found.words)
-    assert found.advice
-    assert not found.advice.endswith(".")
+    rows, settings, words = PLANTED[name]
+    seen = named(findings(rows, settings))[name]
+    assert words in seen.words
+    assert seen.tone in (NEUTRAL, GOOD, WARN, BAD)
+    assert re.fullmatch(r"[A-Z\d].*\.", seen.words)
+    assert seen.advice
+    assert not seen.advice.endswith(".")
 
 
-def looks(name: str, rows: Rows, told: dict[str, Any]) -> Any:
+def looks(name: str, rows: Rows, settings: dict[str, Any]) -> Any:
     """What the finding alone says of rows, evaluations among them or not."""
     steps = [row for row in rows if "evaluation" not in row]
-    return next(w for w in WATCHERS if w.name == name).look(
-        History(steps, [row for row in rows if "evaluation" in row], told)
+    return next(s for s in SYMPTOMS if s.name == name).look(
+        History(steps, [row for row in rows if "evaluation" in row], settings, compares_within_group=True)
     )
 
 
@@ -100,9 +101,9 @@ LIMITS: list[tuple[str, Rows, dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "rows", "told", "speaks"), LIMITS)
-def test_a_finding_speaks_from_its_limit_on(name: str, rows: Rows, told: dict[str, Any], speaks: bool) -> None:
-    assert bool(looks(name, rows, told)) == speaks
+@pytest.mark.parametrize(("name", "rows", "settings", "speaks"), LIMITS)
+def test_a_finding_speaks_from_its_limit_on(name: str, rows: Rows, settings: dict[str, Any], speaks: bool) -> None:
+    assert bool(looks(name, rows, settings)) == speaks
 
 
 @pytest.mark.parametrize(("fall", "speaks"), [(0.03, False), (0.1, True)])
@@ -173,13 +174,13 @@ SAID: list[tuple[str, Rows, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "rows", "told", "words", "advice"), SAID)
+@pytest.mark.parametrize(("name", "rows", "settings", "words", "advice"), SAID)
 def test_a_finding_puts_its_numbers_in_order(
-    name: str, rows: Rows, told: dict[str, Any], words: str, advice: str
+    name: str, rows: Rows, settings: dict[str, Any], words: str, advice: str
 ) -> None:
-    found = named(findings(rows, told))[name]
-    assert words in found.words
-    assert advice in found.advice
+    seen = named(findings(rows, settings))[name]
+    assert words in seen.words
+    assert advice in seen.advice
 
 
 def test_over_optimisation_says_what_rose_and_what_fell() -> None:
@@ -203,8 +204,10 @@ def test_tied_groups_are_no_warning_where_the_run_earned_them_or_they_train_all_
     assert named(findings(rows, RECIPE))["groups all right"].tone == NEUTRAL
     easy = everywhere(groups_all_right_share=0.8, groups_mixed_share=0.2)
     assert named(findings(easy, RECIPE))["groups all right"].tone == WARN
-    for told in (DAPO, WITH_FORMAT, JUDGED, recipe(algorithm__advantage={"kind": "gae"})):
-        assert "groups all right" not in named(findings(easy, told))
+    for settings in (DAPO, WITH_FORMAT, JUDGED):
+        assert "groups all right" not in named(findings(easy, settings))
+    for compares_within_group in (False, None):
+        assert "groups all right" not in named(findings(easy, RECIPE, compares_within_group))
 
 
 def test_a_solved_task_may_have_no_entropy() -> None:
@@ -262,7 +265,7 @@ def test_a_spike_that_was_clipped_long_ago_is_no_warning() -> None:
     rows[20]["gradient_norm_max"] = 30.0
     assert named(findings(rows[:21], RECIPE))["gradient spikes"].tone == WARN
     assert named(findings(rows, RECIPE))["gradient spikes"].tone == NEUTRAL
-    watch = Watch(RECIPE)
+    watch = Watch(RECIPE, True)
     assert [row["step"] for row in rows for f in watch(row) if f.name == "gradient spikes"] == [21]
     harmless = everywhere(gradient_norm=0.01, gradient_norm_max=0.02)
     harmless[-1]["gradient_norm_max"] = 0.9  # 90 times the steps before, and still below the clip
@@ -274,6 +277,6 @@ def test_a_spike_that_was_clipped_long_ago_is_no_warning() -> None:
 
 
 def test_short_completions_are_named_where_gspos_epsilons_do_not_fit() -> None:
-    found = named(findings(planted(share_passed=0.7), GSPO))["gradient stopped"]
-    assert "Epsilons of 0.0004" in found.words
-    assert "epsilon_low" in found.advice
+    seen = named(findings(planted(share_passed=0.7), GSPO))["gradient stopped"]
+    assert "Epsilons of 0.0004" in seen.words
+    assert "epsilon_low" in seen.advice

@@ -13,7 +13,7 @@ import pytest
 from groupwise.health import watch as health
 from groupwise.health.symptoms.base import RECENT, History, percent
 from groupwise.health.symptoms.signal import windows
-from groupwise.health.watch import BAD, GOOD, NEUTRAL, WARN, WATCHERS, Watch, findings
+from groupwise.health.watch import BAD, GOOD, NEUTRAL, SYMPTOMS, WARN, Watch
 from tests.health.health_rows import (
     DAPO,
     GSPO,
@@ -23,6 +23,7 @@ from tests.health.health_rows import (
     drop_keys,
     evaluation,
     everywhere,
+    findings,
     healthy,
     named,
     planted,
@@ -34,20 +35,20 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_a_run_waits_three_steps_unless_something_is_wrong() -> None:
-    def told(rows: Rows) -> list[tuple[int, str]]:
-        watch = Watch(RECIPE)
+    def warnings(rows: Rows) -> list[tuple[int, str]]:
+        watch = Watch(RECIPE, True)
         return [(row["step"], f.name) for row in rows for f in watch(row)]
 
-    assert told(everywhere(truncated_share=0.9)) == [(3, "completions cut off")]
-    assert told(everywhere(engine_probability_error=1.2)) == [(1, "engine gap")]
-    assert [name for _, name in told(rates((20, 0.8), (20, 0.5)))] == ["pass rate falling"]
-    assert told(planted(**{"faults.timeout in mine": 3})) == []
+    assert warnings(everywhere(truncated_share=0.9)) == [(3, "completions cut off")]
+    assert warnings(everywhere(engine_probability_error=1.2)) == [(1, "engine gap")]
+    assert [name for _, name in warnings(rates((20, 0.8), (20, 0.5)))] == ["pass rate falling"]
+    assert warnings(planted(**{"faults.timeout in mine": 3})) == []
 
 
 def test_the_worst_of_two_comes_first_and_their_order_within_a_tone_is_the_tables() -> None:
-    found = findings(planted(engine_probability_error=1.2, truncated_share=0.5, ratio_token_p99=3.0), RECIPE)
-    assert [f.name for f in found][:3] == ["engine gap", "ratio tails", "completions cut off"]
-    assert [f.tone for f in found][:3] == [BAD, WARN, WARN]
+    seen = findings(planted(engine_probability_error=1.2, truncated_share=0.5, ratio_token_p99=3.0), RECIPE)
+    assert [f.name for f in seen][:3] == ["engine gap", "ratio tails", "completions cut off"]
+    assert [f.tone for f in seen][:3] == [BAD, WARN, WARN]
 
 
 def test_what_was_no_warning_of_the_run_itself_is_not_told_as_one_that_has_passed() -> None:
@@ -60,8 +61,8 @@ def test_what_was_no_warning_of_the_run_itself_is_not_told_as_one_that_has_passe
 
 
 def test_an_earlier_moment_sees_as_many_steps_as_the_run_did() -> None:
-    found = named(findings(rates((10, 0.9), (80, 0.5), (10, 0.9)), recipe(steps=200)))
-    assert found["pass rate falling"].words.startswith("Earlier, at step 50:")
+    seen = named(findings(rates((10, 0.9), (80, 0.5), (10, 0.9)), recipe(steps=200)))
+    assert seen["pass rate falling"].words.startswith("Earlier, at step 50:")
 
 
 def test_the_last_moment_before_now_is_looked_at() -> None:
@@ -72,27 +73,29 @@ def test_the_last_moment_before_now_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 10, 11, 25, 40])
-@pytest.mark.parametrize("told", [RECIPE, GSPO, DAPO, {}])
-def test_a_healthy_run_gives_no_warning(steps: int, told: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [RECIPE, GSPO, DAPO, {}])
+def test_a_healthy_run_gives_no_warning(steps: int, settings: dict[str, Any]) -> None:
     rows = [evaluation(0, 0.41), *healthy(steps)]
-    assert not {f.name for f in findings(rows, told) if f.tone in (WARN, BAD)}
-    watch = Watch(told)
+    assert not {f.name for f in findings(rows, settings) if f.tone in (WARN, BAD)}
+    watch = Watch(settings, True)
     assert not [f for row in healthy(steps) for f in watch(row)]
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_findings_survive_gaps(name: str) -> None:
-    rows, told, _ = PLANTED[name]
-    watcher = next(w for w in WATCHERS if w.name == name)
+    rows, settings, _ = PLANTED[name]
+    symptom = next(s for s in SYMPTOMS if s.name == name)
     before = repr(rows)
     for key in sorted({key for row in rows for key in row} - {"step", "evaluation"}):
-        watcher.look(History(drop_keys(rows, key), (), told))
-        watcher.look(History([{**row, key: None} for row in rows], (), told))
-        watcher.look(History([{**row, key: float("nan")} if i % 3 else row for i, row in enumerate(rows)], (), told))
-    findings(rows[-1:], told)
+        symptom.look(History(drop_keys(rows, key), (), settings, True))
+        symptom.look(History([{**row, key: None} for row in rows], (), settings, True))
+        symptom.look(
+            History([{**row, key: float("nan")} if i % 3 else row for i, row in enumerate(rows)], (), settings, True)
+        )
+    findings(rows[-1:], settings)
     findings(rows, None)
-    assert findings([], told) == ()
-    assert findings([evaluation(0, 0.5)], told) == ()
+    assert findings([], settings) == ()
+    assert findings([evaluation(0, 0.5)], settings) == ()
     assert repr(rows) == before
 
 
@@ -101,12 +104,12 @@ def test_the_worst_comes_first_and_what_has_passed_is_told_as_such() -> None:
     for row in rows[12:20]:
         row["effective_sample_share"] = 0.3
     rows[-1]["log_ratio_clamped_tokens"] = 1
-    found = findings(rows, RECIPE)
+    seen = findings(rows, RECIPE)
     order = [BAD, WARN, NEUTRAL, GOOD]
-    tones = [order.index(f.tone) for f in found]
+    tones = [order.index(f.tone) for f in seen]
     assert tones == sorted(tones)
-    assert found[0].name == "log-ratios clamped"
-    past = named(found)["few effective samples"]
+    assert seen[0].name == "log-ratios clamped"
+    past = named(seen)["few effective samples"]
     assert past.tone == NEUTRAL
     assert past.words.startswith("Earlier, at step 20:")
 
@@ -120,16 +123,16 @@ def test_windows_cover_every_row_once(n: int) -> None:
 
 
 def test_a_warning_is_told_once_and_only_of_what_a_run_can_see() -> None:
-    watch = Watch(RECIPE)
-    told = [(row["step"], f.name) for row in planted(truncated_share=0.9) for f in watch(row)]
-    assert [name for _, name in told] == ["completions cut off"]
-    assert 30 < told[0][0] < 35
-    assert len(watch._rows) <= health.KEPT
+    watch = Watch(RECIPE, True)
+    warnings = [(row["step"], f.name) for row in planted(truncated_share=0.9) for f in watch(row)]
+    assert [name for _, name in warnings] == ["completions cut off"]
+    assert 30 < warnings[0][0] < 35
+    assert len(watch._rows) <= health.REMEMBERED
 
 
 def test_a_step_costs_the_same_after_two_thousand() -> None:
     """Counted, not timed: the functions that a step calls."""
-    row, watch = healthy()[-1], Watch(RECIPE)
+    row, watch = healthy()[-1], Watch(RECIPE, True)
 
     def calls(steps: range) -> int:
         seen: Counter[str] = Counter()

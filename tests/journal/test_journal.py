@@ -24,6 +24,7 @@ from groupwise.core.metrics import read
 from groupwise.core.records import Batch, Completion, Group, Prompt, RolloutResult, UpdateRecord
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import stream
+from groupwise.core.statistics import standard_error
 from groupwise.diagnostics.groups import group_metrics, rollout_metrics
 from groupwise.diagnostics.updates import engine_gap, loss_metrics
 from groupwise.journal.columns_json import expand, packed
@@ -32,7 +33,6 @@ from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import rollout_rows
 from groupwise.journal.token_text import Spelling
 from groupwise.models.load import Policy
-from groupwise.rollout.collect import standard_error
 
 
 def completion(length: int, score: float = 1.0, text: str = "x", version: int = 0) -> Completion:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from groupwise.report.page.data import (
+from groupwise.report.page.page import write
+from groupwise.report.records import (
     Page,
     RolloutGroup,
     RolloutRow,
@@ -21,7 +22,6 @@ from groupwise.report.page.data import (
     Section,
     Status,
 )
-from groupwise.report.page.page import write
 
 #: Longer than the suite's time allows; `make test-slow` has them.
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Runs side by side: intervals against known values, groups of seeds, and the tables of a comparison."""
+"""Runs side by side: groups of seeds, and the tables of a comparison."""
 
 from __future__ import annotations
 
@@ -12,20 +12,14 @@ import sys
 
 import pytest
 
+from groupwise.core import statistics
 from groupwise.core.errors import UsageError
-from groupwise.report.compare import intervals
 from groupwise.report.compare.bands import mean_evaluations, mean_steps
 from groupwise.report.compare.compare import comparison, notes, run_page, status, tables, what_differs
 from groupwise.report.compare.members import Member, grouped, telling
 from groupwise.report.compare.scores import differences, final_scores, in_words, per_run, score_of
-from groupwise.report.page.data import Curves, Section, Status, Table, Text
+from groupwise.report.records import Curves, Section, Status, Table, Text
 
-#: The 0.975 quantiles of Student's t for 1 to 30 degrees of freedom, as tables print them.
-STUDENT = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
 RECIPE = {
     "name": "grpo-0",
     "seed": 0,
@@ -87,102 +81,6 @@ def row(table: Table, first: str) -> dict[str, str]:
     found = [each for each in table.rows if each[0] == first]
     assert len(found) == 1, [each[0] for each in table.rows]
     return dict(zip(table.head, found[0], strict=True))
-
-
-# Intervals
-
-
-@pytest.mark.parametrize(("degrees", "known"), list(enumerate(STUDENT, start=1)))
-def test_quantiles_of_student_are_those_of_the_tables(degrees, known):
-    assert intervals.t_quantile(degrees) == pytest.approx(known, abs=5.1e-5)
-
-
-def test_quantiles_of_student_have_their_closed_forms_and_end_at_the_normal():
-    assert intervals.t_quantile(1) == pytest.approx(math.tan(0.475 * math.pi), rel=1e-9)
-    assert intervals.t_quantile(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-9)
-    assert intervals.t_quantile(1e6) == pytest.approx(intervals.Z, rel=1e-5)
-    assert intervals.t_quantile(2) > intervals.t_quantile(2.5) > intervals.t_quantile(3)
-
-
-def test_an_interval_over_seeds_by_hand():
-    found = intervals.over_seeds([0.90, 0.92, 0.94])
-    half = 4.302653 * 0.02 / math.sqrt(3)
-    assert (found.low, found.high) == (pytest.approx(0.92 - half), pytest.approx(0.92 + half))
-    assert found.name == "Student t over 3 seeds"
-    assert intervals.over_seeds([0.9]) is None
-    assert intervals.over_seeds([]) is None
-
-
-def test_an_interval_over_seeds_holds_the_mean_in_nineteen_of_twenty_cases():
-    draw = random.Random(0)
-    held = [0.7 in intervals.over_seeds([draw.gauss(0.7, 0.1) for _ in range(3)]) for _ in range(2000)]
-    assert sum(held) / len(held) == pytest.approx(0.95, abs=0.015)
-
-
-def test_wilson_by_a_known_value():
-    # 10 of 20: (0.5 + z^2/40 +- z sqrt(1/80 + z^2/1600)) / (1 + z^2/20)
-    found = intervals.wilson(0.5, 20)
-    assert (found.low, found.high) == (pytest.approx(0.299298, abs=1e-6), pytest.approx(0.700702, abs=1e-6))
-
-
-def test_a_run_by_itself_uses_the_standard_error_over_problems():
-    found = intervals.of_run(0.9, 0.01, 100, 4)
-    assert (found.low, found.high) == (pytest.approx(0.9 - 0.0195996), pytest.approx(0.9 + 0.0195996))
-    assert "problems" in found.name
-
-
-@pytest.mark.parametrize("unknown", [None, math.nan])
-def test_without_a_standard_error_a_run_says_that_its_interval_is_too_narrow(unknown):
-    found = intervals.of_run(0.9, unknown, 100, 4)
-    assert (found.low, found.high) == (intervals.wilson(0.9, 400).low, intervals.wilson(0.9, 400).high)
-    assert "too narrow" in found.name
-    assert "too narrow" not in intervals.of_run(0.9, unknown, 100, 1).name, "one sample a problem: nothing is alike"
-
-
-def test_all_right_is_not_certainty():
-    found = intervals.of_run(1.0, 0.0, 100, 4)
-    assert found.high == 1.0
-    assert found.low == pytest.approx(0.963, abs=1e-3)
-    assert intervals.of_run(0.5, 0.1, 0, 4) is None
-
-
-def test_a_share_has_no_interval_beyond_0_and_1():
-    assert intervals.of_run(0.99, 0.02, 100, 4).high == 1.0
-    assert intervals.of_run(0.01, 0.02, 100, 4).low == 0.0
-
-
-def test_welch_by_hand():
-    # Variances of the means 1 and 5/12, so degrees (17/12)^2 / (1 + (5/12)^2 / 3) = 1.8972; difference 1.5 - 1.
-    found = intervals.welch([0, 2], [0, 1, 2, 3])
-    half = intervals.t_quantile(1.897155) * math.sqrt(17 / 12)
-    assert (found.low, found.high) == (pytest.approx(0.5 - half, rel=1e-6), pytest.approx(0.5 + half, rel=1e-6))
-    assert found.name == "Welch t, 1.9 degrees of freedom"
-    assert intervals.welch([1], [1, 2]) is None
-
-
-def test_welch_turned_around_is_the_negative():
-    one, other = [0.9, 0.92, 0.97], [0.95, 0.96]
-    there, back = intervals.welch(one, other), intervals.welch(other, one)
-    assert (there.low, there.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
-
-
-def test_pairing_takes_out_what_a_seed_brings_by_luck():
-    first = {0: 0.80, 1: 0.90, 2: 0.70}
-    second = {seed: score + apart for (seed, score), apart in zip(first.items(), (0.01, 0.02, 0.03), strict=True)}
-    found = intervals.paired(first, second)
-    half = 4.302653 * 0.01 / math.sqrt(3)
-    assert (found.low, found.high) == (pytest.approx(0.02 - half), pytest.approx(0.02 + half))
-    assert 0 in intervals.welch(list(first.values()), list(second.values()))
-    assert intervals.paired(first, {0: 0.8, 1: 0.9}) is None
-    assert intervals.paired(first, {**second, 3: 0.9}) is None
-    assert intervals.paired({0: 0.8}, {0: 0.9}) is None
-
-
-def test_two_single_runs_add_their_errors_as_squares():
-    found = intervals.of_two_runs((0.9, 0.03), (0.95, 0.04))
-    assert (found.low, found.high) == (pytest.approx(0.05 - 1.959964 * 0.05), pytest.approx(0.05 + 1.959964 * 0.05))
-    assert intervals.of_two_runs((0.9, None), (0.95, 0.04)) is None
-    assert intervals.of_two_runs((0.9, 0.03), (0.95, math.nan)) is None
 
 
 # Groups
@@ -349,7 +247,7 @@ def test_huge_numbers_stop_nothing():
 
 def test_evaluations_have_students_interval_over_seeds():
     met = mean_evaluations([each.evaluations for each in six()[:3]])
-    expected = intervals.over_seeds([0.90, 0.92, 0.94])
+    expected = statistics.over_seeds([0.90, 0.92, 0.94])
     assert met.columns["avg_at_k"] == [0.5, pytest.approx(0.92)]
     assert met.columns["low"] == [0.5, pytest.approx(expected.low, rel=1e-6)]
     assert met.columns["high"] == [0.5, pytest.approx(expected.high, rel=1e-6)]
@@ -383,7 +281,7 @@ def test_final_scores_by_hand():
 def test_each_interval_is_named_where_they_differ():
     table = final_scores(grouped([*six()[:3], member("dapo-0", 0.95, recipe=DAPO)]))
     assert row(table, "grpo (3 seeds)")["95 % interval"].endswith("(Student t over 3 seeds)")
-    assert row(table, "dapo")["95 % interval"] == "0.930 to 0.970 (normal over problems)"
+    assert row(table, "dapo")["95 % interval"] == "0.919 to 0.970 (Wilson over problems)"
     assert (row(table, "dapo")["best seed"], row(table, "dapo")["worst seed"]) == ("", "")
 
 
@@ -399,7 +297,7 @@ def test_differences_by_hand():
 
 
 def test_a_difference_in_words():
-    wide, narrow = intervals.Interval(-0.01, 0.05, ""), intervals.Interval(0.01, 0.03, "")
+    wide, narrow = statistics.Interval(-0.01, 0.05, ""), statistics.Interval(0.01, 0.03, "")
     assert in_words(0.02, wide, None, 3).endswith("includes 0, so these runs do not tell them apart")
     assert in_words(0.02, wide, narrow, 3).endswith("; paired by seed, 0.010 to 0.030: excludes 0")
     assert in_words(0.02, narrow, narrow, 3) == "higher by 0.020, interval 0.010 to 0.030: excludes 0"
@@ -407,12 +305,12 @@ def test_a_difference_in_words():
         in_words(-0.02, None, None, 1) == "lower by 0.020; without an interval: it takes two seeds of each to tell more"
     )
     assert "another seed may say otherwise" in in_words(0.02, narrow, None, 1)
-    assert "without any spread" in in_words(0.0, intervals.Interval(0.0, 0.0, ""), None, 2)
+    assert "without any spread" in in_words(0.0, statistics.Interval(0.0, 0.0, ""), None, 2)
 
 
 def test_two_runs_of_one_seed_each_are_told_apart_by_problems_alone():
     table = differences(grouped([member("grpo-0", 0.90), member("dapo-0", 0.95, recipe=DAPO)]))
-    assert table.rows[0][2] == "-0.078 to -0.022 (normal over problems, one run each)"
+    assert table.rows[0][2] == "-0.089 to -0.009 (Newcombe over problems, one run each)"
     assert "another seed may say otherwise" in table.rows[0][4]
     assert table.words == "", "nothing of Welch where there are no seeds to compare"
     assert "Welch" in differences(grouped(six())).words
@@ -429,8 +327,8 @@ def test_of_many_groups_the_best_is_set_against_the_next():
 def test_the_row_of_a_run():
     old = member("grpo-1", 0.8, seed=1, error=None)
     table = per_run(grouped([member("grpo-0", 0.9), old]))
-    assert row(table, "runs/grpo-0")["95 % interval"] == "0.880 to 0.920 (normal over problems)"
-    assert "too narrow" in row(table, "runs/grpo-1")["95 % interval"]
+    assert row(table, "runs/grpo-0")["95 % interval"] == "0.866 to 0.926 (Wilson over problems)"
+    assert row(table, "runs/grpo-1")["95 % interval"].endswith("(Wilson over problems, one vote each)")
     assert "samples of one problem are alike" in table.words
     assert row(table, "runs/grpo-1")["seed"] == "1"
     assert row(table, "runs/grpo-1")["at step"] == "3"
@@ -563,10 +461,10 @@ def test_a_metric_that_only_some_runs_have_is_drawn_and_said():
         steps=curves([1], pass_rate=[0.5], value_mean=[0.1], gap=[None]),
     )
     section = Section("learned", "Did it learn?", "")
-    page = comparison([*six()[:3], critic], "t", plots_for, (section,), made="today")
+    page = comparison([*six()[:3], critic], "t", plots_for, (section,), written="today")
     assert set(asked["steps"]) == {"pass_rate", "seconds_total", "value_mean"}
     assert set(asked["evaluations"]) == {"avg_at_k", "low", "high"}
-    assert (page.made, page.sections, page.title) == ("today", (section,), "t")
+    assert (page.written, page.sections, page.title) == ("today", (section,), "t")
     without = next(run for run in page.runs if run.members == 3)
     assert "Not measured here, though in another run on this page: value_mean." in without.notes
 

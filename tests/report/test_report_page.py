@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from groupwise.report.page import page as pages
-from groupwise.report.page.data import Curves, Live, Page, Plot, RunPage, Series, Status, Text
 from groupwise.report.page.plots import DASHES, PLOTS, SECTIONS, plots_for, static_columns
+from groupwise.report.records import Curves, Live, Page, Plot, RunPage, Series, Status, Text
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> & \u2028 \u2029 {{data}} {{scripts}}"

@@ -17,7 +17,8 @@ import pytest
 from groupwise.core.errors import UsageError
 from groupwise.journal import journal
 from groupwise.report.folder import columns, facts, read
-from groupwise.report.folder.read import RunFolder, Tail
+from groupwise.report.folder.lines import Tail
+from groupwise.report.folder.read import RunFolder
 
 RECIPE = 'name = "x"\nseed = 3\nsteps = 4\nmodel = "tiny-dense"\nprompts_per_step = 8\nsamples_per_prompt = 4\n'
 ALGORITHM = (

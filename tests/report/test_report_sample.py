@@ -14,9 +14,9 @@ import orjson
 import pytest
 
 from groupwise.report.folder.columns import short
-from groupwise.report.folder.read import Tail
+from groupwise.report.folder.lines import Tail
 from groupwise.report.folder.sample import fresh, points, sample, sample_to
-from groupwise.report.page.data import RolloutGroup, RolloutRow
+from groupwise.report.records import RolloutGroup, RolloutRow
 
 Row = dict[str, Any]
 
@@ -291,7 +291,7 @@ def test_points_of_the_newest_steps(tmp_path: Path) -> None:
 MEASURED = """
 import re, sys, time
 from pathlib import Path
-from groupwise.report.folder import sample
+from groupwise.report.folder.sample import sample
 began = time.process_time()
 found = sample(Path(sys.argv[1]))
 seconds = time.process_time() - began

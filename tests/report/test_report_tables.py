@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from groupwise.core.statistics import pass_rate_interval
 from groupwise.report.folder import columns, facts
 from groupwise.report.folder.read import RunFolder
-from groupwise.report.page.data import Curves, Status
+from groupwise.report.records import Curves, Status
 
 ROWS: list[dict[str, Any]] = [
     {"step": 1, "loss": 0.5, "name": "x", "flag": True, "checks": {"a": {"value": 1.0}}},
@@ -49,20 +50,30 @@ def test_nothing_per_no_time_is_a_gap() -> None:
 
 
 def test_evaluations() -> None:
-    found: dict[str, Any] = {"avg_at_k": 0.95, "standard_error": 0.03, "pass_at_k": {"1": 0.95, "4": 1.0}}
-    found |= {"by_source": {"a.b": {"avg_at_k": 0.9, "score_mean": 0.8}}, "learned_mean": None}
+    last: dict[str, Any] = {"avg_at_k": 0.95, "standard_error": 0.03, "pass_at_k": {"1": 0.95, "4": 1.0}}
+    last |= {
+        "problems": 100,
+        "samples": 4,
+        "by_source": {"a.b": {"avg_at_k": 0.9, "score_mean": 0.8}},
+        "learned_mean": None,
+    }
     rows = [
         {"step": 0, "evaluation": {"avg_at_k": 0.5}},
-        {"step": 4, "evaluation": found, "seconds": {"evaluate": 2.0}},
+        {"step": 4, "evaluation": last, "seconds": {"evaluate": 2.0}},
     ]
-    told = columns.evaluations(rows).columns
-    assert told["avg_at_k"] == [0.5, 0.95]
-    assert told["pass_at_k.4"] == [None, 1.0]
-    assert told["by_source.a.b.score_mean"] == [None, 0.8]
-    assert told["low"] == [None, pytest.approx(0.95 - 1.959964 * 0.03)]
-    assert told["high"] == [None, 1.0], "a share is not above 1"
-    assert (told["seconds.evaluate"], told["seconds_total"]) == ([None, 2.0], [None, 2.0])
-    assert "learned_mean" not in told
+    curves = columns.evaluations(rows).columns
+    around = pass_rate_interval(0.95, 100, 4, 0.03)
+    assert curves["avg_at_k"] == [0.5, 0.95]
+    assert curves["pass_at_k.4"] == [None, 1.0]
+    assert curves["by_source.a.b.score_mean"] == [None, 0.8]
+    assert (curves["low"], curves["high"]) == ([None, around.low], [None, around.high])
+    assert (curves["seconds.evaluate"], curves["seconds_total"]) == ([None, 2.0], [None, 2.0])
+    assert "learned_mean" not in curves
+
+
+@pytest.mark.parametrize("odd", [{"avg_at_k": 1.5}, {"avg_at_k": None}, {"problems": 0}, {"problems": "many"}])
+def test_an_evaluation_that_does_not_say_enough_has_no_interval(odd: dict[str, Any]) -> None:
+    assert columns.interval({"avg_at_k": 0.5, "problems": 100, "samples": 4, **odd}) is None
 
 
 @pytest.mark.parametrize(("count", "most"), [(10, 4), (2000, 500), (3, 2), (5, 5), (4, 9), (0, 2), (1, 2)])

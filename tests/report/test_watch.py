@@ -24,7 +24,7 @@ import pytest
 
 from groupwise.core.errors import UsageError
 from groupwise.report.live.serve import Desk, watch
-from groupwise.report.page.data import Curves, Fresh, Live, Page, RunPage, Status
+from groupwise.report.records import Curves, Fresh, Live, Page, RunPage, Status
 
 
 class Growing:

@@ -13,7 +13,7 @@ from groupwise.core.errors import UsageError
 from groupwise.report.folder.read import MACHINE, METRICS, ROLLOUTS
 from groupwise.report.live.watched import Watched
 from groupwise.report.page import single
-from groupwise.report.page.data import Curves, Fresh, Page, RolloutGroup, RunPage
+from groupwise.report.records import Curves, Fresh, Page, RolloutGroup, RunPage
 from tests.report.written_runs import (
     GROUPS,
     SAMPLES,

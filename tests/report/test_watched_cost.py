@@ -9,6 +9,7 @@ from pathlib import Path
 
 from groupwise.report.folder.read import LOG, MACHINE, METRICS
 from groupwise.report.live.watched import MOST_GROUPS, SHARE, Watched
+from groupwise.report.page.single import words_of
 from tests.report.written_runs import (
     CHECKS,
     GROUPS,
@@ -99,14 +100,14 @@ def test_the_words_of_a_run_that_goes_on_take_their_share_of_the_time_and_no_mor
     looks = []
     monkeypatch.setattr("groupwise.report.live.watched.time.monotonic", lambda: clock[0])
 
-    class Slow(Watched):
-        def _look(self, now):
-            clock[0] += 0.1
-            looks.append(clock[0])
-            return super()._look(now)
+    def slow(*known):
+        clock[0] += 0.1
+        looks.append(clock[0])
+        return words_of(*known)
 
+    monkeypatch.setattr("groupwise.report.live.watched.words_of", slow)
     with being_written(tmp_path / "run", 500) as run:
-        source = Slow(run.folder)
+        source = Watched(run.folder)
         for step in range(1, 100):
             run.put([(METRICS, line({"step": step, "pass_rate": 0.5}))])
             source.fresh(step - 1, -1, -1)

@@ -15,10 +15,11 @@ from groupwise.core.collate import collate
 from groupwise.core.engine import Sampling
 from groupwise.core.records import Completion, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
+from groupwise.core.statistics import pass_at_k
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.journal.rollout_rows import rollout_rows
 from groupwise.models.chat import Chat
-from groupwise.rollout.collect import Prompts, Rollout, evaluate, pass_at_k
+from groupwise.rollout.collect import Prompts, Rollout, evaluate
 from groupwise.rollout.scoring import Marking, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training.checkpoint import stream_from_json, stream_to_json

@@ -43,6 +43,7 @@ class OverValue:
     equation = "A = R - V"
 
     smallest_group = 1
+    compares_within_group = False
     reads_value = True
     reads_steps = False
 

@@ -122,7 +122,9 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_requested: Callabl
     output = Output(
         journal=journal,
         view=view,
-        watch=Watch(resolved_recipe(plan).model_dump(exclude_none=True)),
+        watch=Watch(
+            resolved_recipe(plan).model_dump(exclude_none=True), plan.algorithm.advantage.compares_within_group
+        ),
         token_text=Spelling(policy.tokenizer),
         token_budget=plan.journal.token_budget,
     )

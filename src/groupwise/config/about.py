@@ -41,7 +41,14 @@ def algorithm_row(row: Algorithm) -> dict[str, Any]:
         {"slot": slot, **dict(zip(("kind", "value"), _kind_and_value(told), strict=True)), "equation": equation}
         for slot, told, equation in lines(row)
     ]
-    return {"name": row.name, "paper": row.paper, "watch": row.watch, "objective": objective(row), "parts": parts}
+    return {
+        "name": row.name,
+        "paper": row.paper,
+        "watch": row.watch,
+        "objective": objective(row),
+        "compares_within_group": row.advantage.compares_within_group,
+        "parts": parts,
+    }
 
 
 def _kind_and_value(told: str) -> tuple[str, str]:

@@ -28,7 +28,7 @@ def encoded(row: Any, indent: bool = False) -> bytes:
     try:
         return orjson.dumps(row, option=options)
     except orjson.JSONEncodeError:
-        return orjson.dumps(_writable(row), option=options)
+        return orjson.dumps(writable(row), option=options)
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -75,11 +75,12 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _writable(value: Any) -> Any:
+def writable(value: Any) -> Any:
+    """The value with every text encodable: half a surrogate pair becomes the replacement character."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, Mapping):
-        return {_writable(k): _writable(v) for k, v in value.items()}
+        return {writable(k): writable(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_writable(v) for v in value]
+        return [writable(v) for v in value]
     return value

@@ -14,6 +14,15 @@ from groupwise.algorithms.parts.aggregate import Aggregate, count
 from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.errors import CheckFailed
 from groupwise.core.records import Batch, Completion
+from groupwise.health.checks import (
+    ENGINE_IS_LOADED,
+    LEARNER_IS_ENGINE,
+    LIVE_IS_OLD,
+    REFERENCE_IS_START,
+    REPLAYED_ARE_USED,
+    WEIGHTS_REACH_TOTAL,
+    Invariant,
+)
 
 #: nats, in float32: of all but one token in a hundred, and ten times that of any. Rounding alone takes single tokens
 #: beyond 1e-5 where logits are large (docs/log.md), while a fault moves most of them.
@@ -39,11 +48,15 @@ class Check:
     cause    where it failed: what that means and where to look
     """
 
-    name: str
+    invariant: Invariant
     verdict: Verdict
     value: float
     limit: float
     cause: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.invariant.name
 
     def __str__(self) -> str:
         if self.verdict is Verdict.NOT_MEASURED:
@@ -75,64 +88,40 @@ def _badness(check: Check) -> tuple[bool, float]:
 
 def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, bf16: bool) -> Check:
     """On the first update of a batch the live and the old log-probabilities are one: every ratio is 1."""
-    name = "live = old on the first update"
     if logp_old is None:
-        return _unmeasured(
-            name, "logp_old is the engine's, or a batch has one update and the ratio is 1 by construction"
-        )
-    return _same(
-        name,
-        (logp_live - logp_old)[mask],
-        bf16,
-        "the same weights gave different log-probabilities twice; look at dropout, kernels, microbatching",
-    )
+        return _unmeasured(LIVE_IS_OLD, LIVE_IS_OLD.unmeasured)
+    return _same(LIVE_IS_OLD, (logp_live - logp_old)[mask], bf16)
 
 
 def learner_equals_engine(logp: Tensor, batch: Batch, newest: int, bf16: bool) -> Check:
     """The learner and the engine give one log-probability for each token sampled by the current weights."""
-    name = "learner = engine"
     fresh = batch.mask & (batch.version == newest)[:, None]
     if not fresh.any():
-        return _unmeasured(name, "no row of this batch was sampled by the current weights")
-    return _gap(
-        name,
-        (logp - batch.logp_engine)[fresh],
-        ENGINE_LIMIT,
-        bf16,
-        "the sampler's distribution is not the one being trained; look at temperature, top-p and top-k, the prompt's "
-        "template, or old weights in the engine",
-    )
+        return _unmeasured(LEARNER_IS_ENGINE, "no row of this batch was sampled by the current weights")
+    return _gap(LEARNER_IS_ENGINE, (logp - batch.logp_engine)[fresh], ENGINE_LIMIT, bf16)
 
 
 def weights_reach_total(weight: Tensor, mask: Tensor, aggregate: Aggregate) -> Check:
     """The loss weights of an optimizer batch add up to what their aggregate declares."""
     declared = aggregate.declared(count(mask))
     gap = abs(float(weight.sum()) - declared) / max(1.0, declared)
-    return _check("weights reach their declared total", gap, WEIGHT_LIMIT, "the loss is normalised wrongly")
+    return _check(WEIGHTS_REACH_TOTAL, gap, WEIGHT_LIMIT)
 
 
 def reference_is_start(logp_ref: Tensor | None, logp_start: Tensor | None, mask: Tensor, bf16: bool) -> Check:
     """Before the first update the policy is the reference: their log-probabilities are one and the KL is 0."""
-    name = "KL to the reference is 0 at step 0"
     if logp_ref is None or logp_start is None:
-        return _unmeasured(name, "no reference is read, or the start is not measured")
-    return _same(name, (logp_start - logp_ref)[mask], bf16, "the reference is not the starting policy")
+        return _unmeasured(REFERENCE_IS_START, "no reference is read, or the start is not measured")
+    return _same(REFERENCE_IS_START, (logp_start - logp_ref)[mask], bf16)
 
 
 def replayed_are_used(share: float) -> Check:
     """With replay on, the experts that computed are those that were replayed; `share` of them are not."""
-    return _check(
-        "replayed routes are the ones used",
-        share,
-        0.0,
-        "experts computed that the replay did not name; the model chooses its experts outside of its routers",
-    )
+    return _check(REPLAYED_ARE_USED, share, 0.0)
 
 
 class Probe:
     """A fixed question to engine and learner after each weight load: do they hold the same weights?"""
-
-    NAME = "engine and learner agree after a weight load"
 
     def __init__(
         self,
@@ -156,45 +145,42 @@ class Probe:
         learner_before = self.logprobs(self._asked)
         now = self.engine.generate([self.request], self.sampling)[0]
         gap = torch.cat(list(self.logprobs(now))) - torch.tensor([x for c in now for x in c.logp_engine])
-        check = _gap(
-            self.NAME,
-            gap,
-            ENGINE_LIMIT,
-            self.bf16,
+        cause = (
             "after the load the engine does not give the learner's log-probabilities; the weights did not arrive, or "
-            "a cache of the old ones is served",
+            "a cache of the old ones is served"
         )
+        check = _gap(ENGINE_IS_LOADED, gap, ENGINE_LIMIT, self.bf16, cause)
         moved = any(not torch.equal(a, b) for a, b in zip(learner_before, self._learner, strict=True))
         stuck = [c.logp_engine for c in now] == [c.logp_engine for c in self._asked]
         if moved and stuck:
             cause = "the load changed nothing: the engine still serves the weights of before, bit for bit"
-            check = Check(self.NAME, Verdict.FAIL, check.value, check.limit, cause)
+            check = Check(ENGINE_IS_LOADED, Verdict.FAIL, check.value, check.limit, cause)
         self._asked, self._learner = now, self.logprobs(now)
         return check
 
 
-def _same(name: str, difference: Tensor, bf16: bool, cause: str) -> Check:
+def _same(invariant: Invariant, difference: Tensor, bf16: bool) -> Check:
     """Two passes of the learner over the same weights: |difference| of most tokens, or a tenth of the worst."""
     if bf16 or not len(difference):
-        return _gap(name, difference, LIVE_OLD_LIMIT, bf16, cause)
+        return _gap(invariant, difference, LIVE_OLD_LIMIT, bf16)
     size = difference.abs()
     most = size.kthvalue(math.ceil(MOST_TOKENS * len(size))).values
-    return _check(name, float(torch.maximum(most, size.max() / OUTLIER)), LIVE_OLD_LIMIT, cause)
+    return _check(invariant, float(torch.maximum(most, size.max() / OUTLIER)), LIVE_OLD_LIMIT)
 
 
-def _gap(name: str, difference: Tensor, limit: float, bf16: bool, cause: str) -> Check:
+def _gap(invariant: Invariant, difference: Tensor, limit: float, bf16: bool, cause: str = "") -> Check:
     """Largest |difference| in float32; the mean of it in bfloat16."""
     if not len(difference):
-        return _unmeasured(name, "no token to measure on")
+        return _unmeasured(invariant, "no token to measure on")
     size = difference.abs()
     value, limit = (float(size.mean()), MEAN_LIMIT_BF16) if bf16 else (float(size.max()), limit)
-    return _check(name, value, limit, cause)
+    return _check(invariant, value, limit, cause)
 
 
-def _check(name: str, value: float, limit: float, cause: str) -> Check:
+def _check(invariant: Invariant, value: float, limit: float, cause: str = "") -> Check:
     good = math.isfinite(value) and value <= limit
-    return Check(name, Verdict.PASS if good else Verdict.FAIL, value, limit, cause)
+    return Check(invariant, Verdict.PASS if good else Verdict.FAIL, value, limit, cause or invariant.cause)
 
 
-def _unmeasured(name: str, why: str) -> Check:
-    return Check(name, Verdict.NOT_MEASURED, math.nan, math.nan, why)
+def _unmeasured(invariant: Invariant, why: str) -> Check:
+    return Check(invariant, Verdict.NOT_MEASURED, math.nan, math.nan, why)

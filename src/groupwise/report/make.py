@@ -16,11 +16,11 @@ from groupwise.report.page import single
 from groupwise.report.page.page import html, write
 
 REPORT, COMPARISON = "report.html", "comparison.html"
-#: What a page of ours has in its first lines; no other file is written over.
+#: What a page of groupwise's has in its first lines; no other file is written over.
 MARK = b'<meta name="generator" content="groupwise">'
 
 
-class Made(NamedTuple):
+class Written(NamedTuple):
     """A page that was written: where, its size in bytes, and the seconds it took."""
 
     path: Path
@@ -28,16 +28,16 @@ class Made(NamedTuple):
     seconds: float
 
 
-def make(runs: Sequence[Path], out: Path | None = None) -> Made:
-    """The page of one run, or of several side by side, written whole or not at all.
+def make(runs: Sequence[Path], out: Path | None = None) -> Written:
+    """The page of one run, or of several side by side, written in one move or not at all.
 
     Raises UsageError where a folder is none of a run, or where `out` is a file that is no such page.
     """
     began = time.perf_counter()
     path = out or place(runs)
-    demand_ours(path)
+    require_ours(path)
     write(single.page(runs[0]) if len(runs) == 1 else several.page(runs), path)
-    return Made(path, path.stat().st_size, time.perf_counter() - began)
+    return Written(path, path.stat().st_size, time.perf_counter() - began)
 
 
 def watched(run: Path, port: int, ready: Callable[[str], None]) -> None:
@@ -53,7 +53,7 @@ def place(runs: Sequence[Path]) -> Path:
     return Path(os.path.relpath(parents.pop())) / COMPARISON if len(parents) == 1 else Path(COMPARISON)
 
 
-def demand_ours(path: Path) -> None:
+def require_ours(path: Path) -> None:
     """Raises UsageError where another kind of file would be written over."""
     if path.is_dir():
         raise UsageError(f"{path}: that is a folder; name a file, such as --out {path / REPORT}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -14,6 +13,7 @@ from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.records import Evaluation, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
+from groupwise.core.statistics import pass_at_k, standard_error
 from groupwise.core.task import Streams
 from groupwise.rollout.scoring import Marking, Mix, Scorer, with_learned
 
@@ -210,21 +210,3 @@ def _share(told: Sequence[bool]) -> float:
 def _score_mean(groups: Sequence[Group]) -> float:
     scores = [c.score for g in groups for c in g.completions]
     return math.fsum(s for s in scores if not math.isnan(s)) / len(scores)
-
-
-def standard_error(rates: Sequence[float]) -> float:
-    """Of their mean: the sample deviation by the root of how many there are; NaN of fewer than two.
-
-    >>> standard_error([0.0, 1.0])
-    0.5
-    """
-    return statistics.stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else math.nan
-
-
-def pass_at_k(samples: int, right: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): the chance that k of n samples, c of them right, hold a right one (2107.03374).
-
-    >>> pass_at_k(4, 1, 2)
-    0.5
-    """
-    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)

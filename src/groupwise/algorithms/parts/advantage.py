@@ -48,6 +48,11 @@ class Advantage(Part, Protocol):
         ...
 
     @property
+    def compares_within_group(self) -> bool:
+        """Whether a completion's advantage compares its reward with the others' of its prompt: equal rewards give 0."""
+        ...
+
+    @property
     def reads_value(self) -> bool:
         """Whether a critic's values are read."""
         ...
@@ -78,6 +83,7 @@ class GroupZScore:
 
     epsilon: float = 1e-6
     smallest_group = 2
+    compares_within_group = True
     reads_value = False
     reads_steps = False
 
@@ -101,6 +107,7 @@ class GroupMean:
 
     whiten: bool = False
     smallest_group = 2
+    compares_within_group = True
     reads_value = False
     reads_steps = False
 
@@ -122,6 +129,7 @@ class LeaveOneOut:
     equation = "A_i = R_i - mean of the other R_j of the group"
 
     smallest_group = 2
+    compares_within_group = True
     reads_value = False
     reads_steps = False
 
@@ -156,6 +164,7 @@ class ProcessZScore:
 
     epsilon: float = 1e-6
     smallest_group = 2
+    compares_within_group = True
     reads_value = False
     reads_steps = True
 

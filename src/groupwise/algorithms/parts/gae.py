@@ -61,6 +61,7 @@ class GAE:
     lam: float = 0.95
     whiten: bool = True
     smallest_group = 1
+    compares_within_group = False
     reads_value = True
     reads_steps = False
 
@@ -82,6 +83,7 @@ class OneStepTD:
     gamma: float = 1.0
     whiten: bool = True
     smallest_group = 1
+    compares_within_group = False
     reads_value = True
     reads_steps = False
 
@@ -103,6 +105,7 @@ class MonteCarlo:
     gamma: float = 1.0
     whiten: bool = True
     smallest_group = 1
+    compares_within_group = False
     reads_value = True
     reads_steps = False
 
@@ -131,6 +134,7 @@ class Return:
     gamma: float = 1.0
     whiten: bool = False
     smallest_group = 1
+    compares_within_group = False
     reads_value = False
     reads_steps = False
 

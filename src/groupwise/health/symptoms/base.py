@@ -1,4 +1,4 @@
-"""What a watcher sees of a run, and what it says: rows of metrics.jsonl in, a sentence with its numbers out."""
+"""What a symptom is looked for in, and what it says: rows of metrics.jsonl in, a sentence with its numbers out."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ NEUTRAL, GOOD, WARN, BAD = "neutral", "good", "warn", "bad"
 RECENT = 10
 #: From this pass rate on a task counts as solved: what is left is too little to warn about.
 SOLVED = 0.9
-#: Advantages that compare the completions of one prompt: a group that is all right, or all wrong, gives 0.
-GROUP_RELATIVE = ("group-zscore", "group-mean", "leave-one-out", "process-zscore")
 
 
 @dataclass(frozen=True)
@@ -32,11 +30,11 @@ class Finding:
 
 
 class Seen(NamedTuple):
-    """What a watcher says when it has something to say."""
+    """What a symptom says where it is there."""
 
-    tone: str
     words: str
     advice: str = ""
+    tone: str = WARN
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,15 @@ class History:
     """The steps of a run that are known, in order; its evaluations; its recipe.
 
     A number that is missing, null or not finite is a gap: it is left out of every mean.
+
+    compares_within_group  whether its advantage compares the completions of one prompt, so that a group of equal
+                           rewards has advantages of 0; None where that is not known
     """
 
     rows: Sequence[Row]
     evaluations: Sequence[Row] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    compares_within_group: bool | None = None
 
     @property
     def recent(self) -> Sequence[Row]:
@@ -71,10 +73,10 @@ class History:
 
     @property
     def ended(self) -> bool:
-        return self.step >= self.asks("steps", math.inf)
+        return self.step >= self.setting("steps", math.inf)
 
-    def asks(self, key: str, default: Any = None) -> Any:
-        """What the recipe says under a dotted key."""
+    def setting(self, key: str, default: Any = None) -> Any:
+        """The recipe's value under a dotted key."""
         value: Any = self.recipe
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -85,24 +87,21 @@ class History:
         return numbers(name, self.recent if rows is None else rows)
 
     def mean(self, name: str, rows: Sequence[Row] | None = None) -> float | None:
-        found = self.numbers(name, rows)
-        return fmean(found) if found else None
+        values = self.numbers(name, rows)
+        return fmean(values) if values else None
 
     def median(self, name: str, rows: Sequence[Row] | None = None) -> float | None:
         """The middle of the numbers: one odd step does not move it."""
-        found = self.numbers(name, rows)
-        return median(found) if found else None
+        values = self.numbers(name, rows)
+        return median(values) if values else None
 
     def total(self, name: str, rows: Sequence[Row] | None = None) -> float:
         return math.fsum(self.numbers(name, self.rows if rows is None else rows))
 
-    def names(self, start: str) -> list[str]:
-        """The metrics of the recent rows whose names begin so."""
-        return [name for name in self._known if name.startswith(start)]
-
-    @cached_property
-    def _known(self) -> list[str]:
-        return list(dict.fromkeys(name for row in self.recent for name in row))
+    def names(self, start: str, rows: Sequence[Row] | None = None) -> list[str]:
+        """The metrics of `rows` (the recent ones by default) whose names begin so."""
+        rows = self.recent if rows is None else rows
+        return list(dict.fromkeys(name for row in rows for name in row if name.startswith(start)))
 
     @cached_property
     def solved(self) -> bool:
@@ -112,19 +111,19 @@ class History:
     @cached_property
     def moving(self) -> bool:
         """Whether the problems change under the pass rate: a curriculum has raised a level."""
-        return any(len(set(self.numbers(name, self.rows))) > 1 for name in self.names("sources.") if _is_level(name))
+        levels = (name for name in self.names("sources.") if name.endswith(".level"))
+        return any(len(set(self.numbers(name, self.rows))) > 1 for name in levels)
 
     @property
     def tied_train_nothing(self) -> bool:
         """Whether a group that is all right or all wrong has advantages of 0: they compare it by the task's score."""
-        own = self.asks("rewards", {})
-        task_alone = not self.asks("preference") and set(own) <= {"task"}
-        tied = not self.asks("algorithm.shaping.overlong_cache", 0) and not self.asks("algorithm.shaping.step_scale", 0)
-        return task_alone and tied and self.asks("algorithm.advantage.kind") in GROUP_RELATIVE
+        task_alone = not self.setting("preference") and set(self.setting("rewards", {})) <= {"task"}
+        shaped = any(self.setting(f"algorithm.shaping.{key}", 0) for key in ("overlong_cache", "step_scale"))
+        return task_alone and not shaped and bool(self.compares_within_group)
 
 
 @dataclass(frozen=True)
-class Watcher:
+class Symptom:
     """One thing to look for.
 
     name   of the finding, in words
@@ -138,22 +137,20 @@ class Watcher:
     look: Callable[[History], Seen | None]
     limit: str
     why: str
-    live: bool = True
+    live: bool
+
+
+def symptom(
+    name: str, limit: str, why: str, live: bool = True
+) -> Callable[[Callable[[History], Seen | None]], Symptom]:
+    """Makes a Symptom of the function that looks for it."""
+    return lambda look: Symptom(name, look, limit, why, live)
 
 
 def numbers(name: str, rows: Iterable[Row]) -> list[float]:
     """The finite numbers under `name`, in order."""
-    found = (row.get(name) for row in rows)
-    return [x for x in found if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)]
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Of a mean of independent values; 0 for fewer than two."""
-    n = len(values)
-    if n < 2:
-        return 0.0
-    mean = math.fsum(values) / n
-    return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (n - 1) / n)
+    values = (row.get(name) for row in rows)
+    return [x for x in values if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)]
 
 
 def percent(share: float) -> str:
@@ -188,31 +185,18 @@ def many(count: float, thing: str) -> str:
     return f"{count:.0f} {thing}" if count == 1 else f"{count:.0f} {thing}s"
 
 
-def lower(rate: float) -> str:
-    """A learning rate a third as large, as one would type it.
-
-    >>> lower(3e-4)
-    '1e-04'
-    """
-    return f"{rate / 3:.0e}"
-
-
 def per_sequence(h: History) -> bool:
     """Whether the recipe's ratio is one for a completion, not for a token."""
-    return h.asks("algorithm.ratio.level") in ("sequence", "sequence-token")
+    return h.setting("algorithm.ratio.level") in ("sequence", "sequence-token")
 
 
 def smaller_updates(h: History, lead: str = "") -> str:
     """Advice for updates that go too far, as keys of this recipe."""
-    several = h.asks("updates_per_batch", 1) * h.asks("passes_per_batch", 1) > 1
+    several = h.setting("updates_per_batch", 1) * h.setting("passes_per_batch", 1) > 1
     return lead + lower_rate(h) + (", or fewer updates_per_batch or passes_per_batch" if several else "")
 
 
 def lower_rate(h: History) -> str:
     """A third of this recipe's learning rate, as one would type it."""
-    rate = h.asks("learner.learning_rate")
-    return f"learner.learning_rate = {lower(rate)} (it is {rate:g})" if rate else "a lower learner.learning_rate"
-
-
-def _is_level(name: str) -> bool:
-    return name.endswith(".level")
+    rate = h.setting("learner.learning_rate")
+    return f"learner.learning_rate = {rate / 3:.0e} (it is {rate:g})" if rate else "a lower learner.learning_rate"

@@ -7,67 +7,80 @@ from statistics import fmean
 
 from groupwise.health.symptoms.base import (
     BAD,
-    WARN,
     History,
     Seen,
-    Watcher,
     many,
     per_sequence,
     percent,
     short,
     smaller_updates,
+    symptom,
 )
 
-#: One token in a hundred has doubled, or halved, its probability within a batch. A clip of 0.2 stops at 1.2.
+# Thresholds; each symptom says why it stands where it does.
 RATIO_HIGH, RATIO_LOW = 2.0, 0.5
-#: Ratios whose logarithm spreads by 0.47 leave exp(-0.47^2) = 0.8 of the samples; on policy it is 1.
 SAMPLES_LOW = 0.8
-#: A factor of 1.05 between sampler and learner, per token, is where runs are known to begin to drift apart.
 ENGINE_ERROR = 1.05
-#: Entropy that loses four fifths within ten steps while nothing gets better, in nats from this much on.
 CLIFF, CLIFF_FROM, GAIN = 0.2, 0.05, 0.02
-#: Entropy that doubles within ten steps while the pass rate falls, and by at least this many nats.
 RISE, RISE_BY = 2.0, 0.3
-#: Below this many nats per token nearly every completion of a group is the same text.
 ENTROPY_LOW = 0.01
 
 
+@symptom(
+    "ratio tails",
+    limit=f"median of ratio_token_p99 above {RATIO_HIGH:g}, or of ratio_token_p01 below {RATIO_LOW:g}",
+    why="one token in a hundred has doubled or halved its probability within a batch; a clip of 0.2 stops at 1.2",
+)
 def ratio_tails(h: History) -> Seen | None:
     high, low = h.median("ratio_token_p99"), h.median("ratio_token_p01")
     if high is None or low is None or (high <= RATIO_HIGH and low >= RATIO_LOW):
         return None
     return Seen(
-        WARN,
         f"Over {h.over}, 1 % of the tokens ended a batch at {short(high)} times their old probability or more, and "
         f"1 % at {short(low)} times or less: the updates carry the policy far from what was sampled.",
         smaller_updates(h),
     )
 
 
+@symptom(
+    "few effective samples",
+    limit=f"median of effective_sample_share below {SAMPLES_LOW:g}",
+    why="log-ratios that spread by 0.47 leave exp(-0.47^2) = 0.8 of the samples; on policy it is 1",
+)
 def few_effective_samples(h: History) -> Seen | None:
     share = h.median("effective_sample_share")
     if share is None or share >= SAMPLES_LOW:
         return None
     return Seen(
-        WARN,
         f"Over {h.over}, the ratios vary so much that the trained tokens count for {percent(share)} of their number: "
         "a few of them decide the update. Reward often falls some steps after this.",
         smaller_updates(h),
     )
 
 
+@symptom(
+    "log-ratios clamped",
+    limit="log_ratio_clamped_tokens above 0 in any step",
+    why="beyond 60 nats a ratio is no longer a number to train with",
+)
 def clamped(h: History) -> Seen | None:
     count = h.total("log_ratio_clamped_tokens")
     if not count:
         return None
     return Seen(
-        BAD,
         f"{many(count, 'token')} had a log-ratio beyond 60 nats and got no gradient: old and live policy no "
         "longer speak of the same text.",
         smaller_updates(h),
+        tone=BAD,
     )
 
 
+@symptom(
+    "entropy cliff",
+    limit=f"entropy_mean falls below {CLIFF:g} of itself within ten steps, from {CLIFF_FROM:g} nats or more, and "
+    f"pass_rate gains no more than {GAIN:g}",
+    why="entropy falls in healthy runs too, but then the pass rate rises with it",
+)
 def entropy_cliff(h: History) -> Seen | None:
     first, last = ends(h, "entropy_mean")
     before, now = ends(h, "pass_rate")
@@ -76,13 +89,17 @@ def entropy_cliff(h: History) -> Seen | None:
     if before is not None and now is not None and now > before + GAIN:
         return None
     return Seen(
-        WARN,
         f"Entropy fell from {short(first)} to {short(last)} nats per token within {h.over}, and the pass rate "
         f"{from_to(before, now)}: the policy stops exploring without having learned.",
         f"{more_entropy(h)}, {smaller_updates(h, lead='or ')}",
     )
 
 
+@symptom(
+    "entropy explosion",
+    limit=f"entropy_mean grows {RISE:g} times and by {RISE_BY:g} nats within ten steps while pass_rate falls",
+    why="a policy that learns to explore does not get worse while it does",
+)
 def entropy_explosion(h: History) -> Seen | None:
     first, last = ends(h, "entropy_mean")
     before, now = ends(h, "pass_rate")
@@ -91,26 +108,34 @@ def entropy_explosion(h: History) -> Seen | None:
     if last < RISE * first or last < first + RISE_BY or now >= before:
         return None
     return Seen(
-        WARN,
         f"Entropy rose from {short(first)} to {short(last)} nats per token within {h.over} while the pass rate "
         f"{from_to(before, now)}: the policy is falling apart.",
         smaller_updates(h),
     )
 
 
+@symptom(
+    "no entropy left",
+    limit=f"median of entropy_mean below {ENTROPY_LOW:g} nats while pass_rate is below 0.9",
+    why="a group is then nearly one text; once the task is solved that is as it should be",
+)
 def no_entropy(h: History) -> Seen | None:
     entropy, rate = h.median("entropy_mean"), h.mean("pass_rate")
     if entropy is None or entropy >= ENTROPY_LOW or h.solved:
         return None
     at = "" if rate is None else f" at a pass rate of {short(rate)}"
     return Seen(
-        WARN,
         f"Entropy was {short(entropy)} nats per token over {h.over}{at}: the completions of a group are nearly one "
         "text, so there is nothing to compare.",
         f"{more_entropy(h)}, or start again with a lower learner.learning_rate",
     )
 
 
+@symptom(
+    "engine gap",
+    limit=f"engine_probability_error above {ENGINE_ERROR:g} (without it: exp(engine_gap_mean))",
+    why="from there on runs are known to drift apart, whatever the learning rate",
+)
 def engine_gap(h: History) -> Seen | None:
     error, gap = h.mean("engine_probability_error"), h.mean("engine_gap_mean")
     if error is None and gap is not None:
@@ -118,20 +143,24 @@ def engine_gap(h: History) -> Seen | None:
     if error is None or error <= ENGINE_ERROR:
         return None
     return Seen(
-        BAD,
         f"Over {h.over}, the sampler's probability of a token and the learner's differ by a factor of {short(error)} "
         "on average: what is trained is not what was sampled.",
         "Compare sampling.temperature, top_p, top_k and the prompt template on both sides; learner.precision = "
         '"fp32"; algorithm.mismatch.kind = "tis" corrects what remains',
+        tone=BAD,
     )
 
 
+@symptom(
+    "few engine samples",
+    limit=f"median of engine_effective_sample_share below {SAMPLES_LOW:g}",
+    why="as for the effective samples, between sampler and learner",
+)
 def few_engine_samples(h: History) -> Seen | None:
     share = h.median("engine_effective_sample_share")
     if share is None or share >= SAMPLES_LOW:
         return None
     return Seen(
-        WARN,
         f"Over {h.over}, the mismatch between sampler and learner leaves {percent(share)} of the trained tokens' "
         "worth: single tokens are far apart.",
         'algorithm.mismatch.kind = "tis", or learner.precision = "fp32"',
@@ -140,8 +169,8 @@ def few_engine_samples(h: History) -> Seen | None:
 
 def ends(h: History, name: str) -> tuple[float | None, float | None]:
     """Means of the first and the last three of the recent steps; None where there are not six."""
-    found = h.numbers(name)
-    return (fmean(found[:3]), fmean(found[-3:])) if len(found) >= 6 else (None, None)
+    values = h.numbers(name)
+    return (fmean(values[:3]), fmean(values[-3:])) if len(values) >= 6 else (None, None)
 
 
 def from_to(before: float | None, now: float | None) -> str:
@@ -151,59 +180,6 @@ def from_to(before: float | None, now: float | None) -> str:
 
 
 def more_entropy(h: History) -> str:
-    if h.asks("algorithm.trust.kind") == "clip" and not per_sequence(h):
+    if h.setting("algorithm.trust.kind") == "clip" and not per_sequence(h):
         return "algorithm.trust.epsilon_high = 0.28, algorithm.entropy_coefficient = 0.001"
     return "algorithm.entropy_coefficient = 0.001"
-
-
-WATCHERS = (
-    Watcher(
-        "ratio tails",
-        ratio_tails,
-        f"median of ratio_token_p99 above {RATIO_HIGH:g}, or of ratio_token_p01 below {RATIO_LOW:g}",
-        "one token in a hundred has doubled or halved its probability within a batch; a clip of 0.2 stops at 1.2",
-    ),
-    Watcher(
-        "few effective samples",
-        few_effective_samples,
-        f"median of effective_sample_share below {SAMPLES_LOW:g}",
-        "log-ratios that spread by 0.47 leave exp(-0.47^2) = 0.8 of the samples; on policy it is 1",
-    ),
-    Watcher(
-        "log-ratios clamped",
-        clamped,
-        "log_ratio_clamped_tokens above 0 in any step",
-        "beyond 60 nats a ratio is no longer a number to train with",
-    ),
-    Watcher(
-        "entropy cliff",
-        entropy_cliff,
-        f"entropy_mean falls below {CLIFF:g} of itself within ten steps, from {CLIFF_FROM:g} nats or more, and "
-        f"pass_rate gains no more than {GAIN:g}",
-        "entropy falls in healthy runs too, but then the pass rate rises with it",
-    ),
-    Watcher(
-        "entropy explosion",
-        entropy_explosion,
-        f"entropy_mean grows {RISE:g} times and by {RISE_BY:g} nats within ten steps while pass_rate falls",
-        "a policy that learns to explore does not get worse while it does",
-    ),
-    Watcher(
-        "no entropy left",
-        no_entropy,
-        f"median of entropy_mean below {ENTROPY_LOW:g} nats while pass_rate is below 0.9",
-        "a group is then nearly one text; once the task is solved that is as it should be",
-    ),
-    Watcher(
-        "engine gap",
-        engine_gap,
-        f"engine_probability_error above {ENGINE_ERROR:g} (without it: exp(engine_gap_mean))",
-        "from there on runs are known to drift apart, whatever the learning rate",
-    ),
-    Watcher(
-        "few engine samples",
-        few_engine_samples,
-        f"median of engine_effective_sample_share below {SAMPLES_LOW:g}",
-        "as for the effective samples, between sampler and learner",
-    ),
-)

@@ -3,59 +3,72 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean
+from statistics import fmean, stdev
 
 from groupwise.health.symptoms.base import (
     GOOD,
     NEUTRAL,
     RECENT,
     SOLVED,
-    WARN,
     History,
     Seen,
-    Watcher,
     numbers,
     short,
-    standard_error,
+    symptom,
 )
 from groupwise.health.symptoms.signal import windows
 
-#: A fall from the best ten steps that a run should not get over in silence.
+# Thresholds; each symptom says why it stands where it does.
 FALLEN = 0.1
-#: What a quarter of a run must gain on the one before it to count as rising, beside two standard errors.
 RISING = 0.01
-#: Steps from which on standing still says something.
 ENOUGH = 20
-#: Between the training problems and the held-out ones.
 APART = 0.1
-#: Standard errors beyond which a difference is not chance.
 SURE = 3.0
 
 
+@symptom(
+    "solved",
+    limit=f"pass_rate of {SOLVED:g} or more over the last ten steps, without a curriculum that rises",
+    why="what is left then is mostly the noise of sampling",
+    live=False,
+)
 def solved(h: History) -> Seen | None:
     rate = h.mean("pass_rate")
     if rate is None or not h.solved or h.moving:
         return None
     return Seen(
-        GOOD,
         f"The pass rate over {h.over} was {short(rate)}: little is left to learn here.",
         "Harder problems, or stop here",
+        tone=GOOD,
     )
 
 
+@symptom(
+    "still rising",
+    limit=f"at the end: the last quarter's pass_rate above the one before by {RISING:g} and two standard errors",
+    why="a run that is still learning was stopped too early",
+    live=False,
+)
 def rising(h: History) -> Seen | None:
     then, now = quarters(h)
     if not then or not h.ended or h.solved or not risen(then, now):
         return None
-    steps = h.asks("steps", h.step)
+    steps = h.setting("steps", h.step)
     return Seen(
-        NEUTRAL,
         f"The pass rate was still rising at the end: {short(fmean(then))} in the third quarter of the run, "
         f"{short(fmean(now))} in the last.",
         f"steps = {2 * steps}",
+        tone=NEUTRAL,
     )
 
 
+@symptom(
+    "levelled off",
+    limit=f"from {ENOUGH} steps on: the last quarter's pass_rate not above the one before; a warning where it is not "
+    "above the first ten steps' either",
+    why="two standard errors of a quarter's steps are what chance does",
+    live=False,
+)
 def stalled(h: History) -> Seen | None:
     then, now = quarters(h)
     if not then or len(h.rows) < ENOUGH or h.solved or h.moving or risen(then, now):
@@ -65,74 +78,88 @@ def stalled(h: History) -> Seen | None:
         return None
     if risen(start, end):
         return Seen(
-            NEUTRAL,
             f"The pass rate has levelled off at {short(fmean(now))}; it began at {short(fmean(start))}.",
-            f"samples_per_prompt = {2 * h.asks('samples_per_prompt', 8)}, a schedule that lowers "
+            f"samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, a schedule that lowers "
             'learner.learning_rate (schedule = "cosine"), or more problems of those that fail',
+            tone=NEUTRAL,
         )
     if fmean(end) < fmean(start) - FALLEN:
         return None  # "pass rate falling" says it
     return Seen(
-        WARN,
         f"The pass rate is where it began: {short(fmean(start))} in the first {len(start)} steps, "
         f"{short(fmean(end))} over {h.over}.",
         _faster(h),
     )
 
 
+@symptom(
+    "pass rate falling",
+    limit=f"pass_rate {FALLEN:g} and {SURE:g} standard errors below the best ten steps, without a rising curriculum",
+    why="what was learned is being lost; an early checkpoint is better than the last",
+)
 def falling(h: History) -> Seen | None:
-    told = [(numbers("pass_rate", part), part[-1].get("step")) for part in windows(h.rows)]
-    told = [(fmean(rates), standard_error(rates), step) for rates, step in told if len(rates) >= RECENT // 2]
-    if len(told) < 2 or h.moving:
+    parts = [(numbers("pass_rate", part), part[-1].get("step")) for part in windows(h.rows)]
+    means = [(fmean(rates), error_of(rates), step) for rates, step in parts if len(rates) >= RECENT // 2]
+    if len(means) < 2 or h.moving:
         return None
-    (best, error, step), (now, error_now, _) = max(told), told[-1]
+    (best, error, step), (now, error_now, _) = max(means), means[-1]
     if now >= best - max(FALLEN, SURE * math.hypot(error, error_now)):
         return None
     return Seen(
-        WARN,
         f"The pass rate fell from {short(best)} (ten steps up to step {step}) to {short(now)} over {h.over}.",
         f"A checkpoint from around step {step}; a lower learner.learning_rate, or a larger algorithm.kl.beta",
     )
 
 
+@symptom(
+    "held out apart",
+    limit=f"avg_at_k and the training pass_rate around it {APART:g} and {SURE:g} standard errors apart",
+    why="with a few hundred problems less than that is chance",
+    live=False,
+)
 def held_out_apart(h: History) -> Seen | None:
-    found = [row for row in h.evaluations if numbers("avg_at_k", [row["evaluation"]])]
-    if not found or h.moving:
+    measured = [row for row in h.evaluations if numbers("avg_at_k", [row["evaluation"]])]
+    if not measured or h.moving:
         return None
-    last = found[-1]
+    last = measured[-1]
     near = [row for row in h.rows if abs(row.get("step", 0) - last.get("step", 0)) < RECENT]
-    rates, told = numbers("pass_rate", near), last["evaluation"]
-    if not rates or not told.get("problems"):
+    rates, evaluation = numbers("pass_rate", near), last["evaluation"]
+    if not rates or not evaluation.get("problems"):
         return None
-    train, held = fmean(rates), told["avg_at_k"]
-    error = told.get("standard_error") or math.sqrt(max(0.0, held * (1 - held)) / told["problems"])
-    if abs(train - held) <= max(APART, SURE * math.hypot(error, standard_error(rates))):
+    train, held = fmean(rates), evaluation["avg_at_k"]
+    error = evaluation.get("standard_error") or math.sqrt(max(0.0, held * (1 - held)) / evaluation["problems"])
+    if abs(train - held) <= max(APART, SURE * math.hypot(error, error_of(rates))):
         return None
     words = (
         f"After step {last.get('step')} the held-out pass rate was {short(held)}, and {short(train)} on the training "
         "problems around that step"
     )
-    same = all(h.asks(f"evaluation.{k}") == h.asks(f"sampling.{k}") for k in ("temperature", "top_p", "top_k"))
+    same = all(h.setting(f"evaluation.{k}") == h.setting(f"sampling.{k}") for k in ("temperature", "top_p", "top_k"))
     if not same:
-        return Seen(NEUTRAL, f"{words}: but evaluation samples in another way than training.")
+        return Seen(f"{words}: but evaluation samples in another way than training.", tone=NEUTRAL)
     if held > train:
-        return Seen(NEUTRAL, f"{words}: the held-out problems are easier.", "A held-out split of the same kind")
+        return Seen(f"{words}: the held-out problems are easier.", "A held-out split of the same kind", NEUTRAL)
     return Seen(
-        WARN,
         f"{words}: it learns the training problems rather than the task, or the held-out ones are of another kind.",
         "More training problems, fewer steps, or a larger algorithm.kl.beta",
     )
 
 
+@symptom(
+    "never measured",
+    limit="a metric that is in the rows and has a number in none",
+    why="an empty plot should say that it is empty, and not look like 0",
+    live=False,
+)
 def never_measured(h: History) -> Seen | None:
     names = dict.fromkeys(name for row in h.rows for name, value in row.items() if value is None)
     empty = [name for name in names if not numbers(name, h.rows) and name not in _explained(h)]
     if not empty:
         return None
     return Seen(
-        NEUTRAL,
         f"Never measured, in any of {len(h.rows)} steps: {', '.join(empty)}.",
         "docs/metrics.md says what each is measured on",
+        tone=NEUTRAL,
     )
 
 
@@ -146,70 +173,31 @@ def quarters(h: History) -> tuple[list[float], list[float]]:
 
 
 def risen(then: list[float], now: list[float]) -> bool:
-    chance = 2 * math.hypot(standard_error(then), standard_error(now))
-    return fmean(now) - fmean(then) > max(RISING, chance)
+    return fmean(now) - fmean(then) > max(RISING, 2 * math.hypot(error_of(then), error_of(now)))
+
+
+def error_of(rates: list[float]) -> float:
+    """The standard error of their mean; 0 of a single one, whose error is not known.
+
+    core.statistics has it too, but health stands on the ground beside core and imports nothing.
+    """
+    return stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else 0.0
 
 
 def _explained(h: History) -> set[str]:
     """Metrics that are empty for a reason which the page shows anyway."""
-    found = set()
+    names = {"share_passed_positive", "share_passed_negative"}  # no advantage had that sign
     rates = h.numbers("pass_rate", h.rows)
     if not rates or max(rates) == 0:
-        found |= {"length_right_mean", "learned_right_mean"}
+        names |= {"length_right_mean", "learned_right_mean"}
     if not rates or min(rates) == 1:
-        found |= {"length_wrong_mean", "learned_wrong_mean"}
-    if not rates:  # nobody knows what is right
-        found |= {"pass_rate", "score_mean", "score_spread_within_groups", "score_spread_batch"}
-    return found | {"share_passed_positive", "share_passed_negative"}  # no advantage had that sign
+        names |= {"length_wrong_mean", "learned_wrong_mean"}
+    if not rates:  # the task has no right and wrong
+        names |= {"pass_rate", "score_mean", "score_spread_within_groups", "score_spread_batch"}
+    return names
 
 
 def _faster(h: History) -> str:
-    rate = h.asks("learner.learning_rate")
-    told = f"learner.learning_rate = {3 * rate:.0e} (it is {rate:g}), " if rate else "Another learner.learning_rate, "
-    return f"{told}samples_per_prompt = {2 * h.asks('samples_per_prompt', 8)}, or easier problems first"
-
-
-WATCHERS = (
-    Watcher(
-        "solved",
-        solved,
-        f"pass_rate of {SOLVED:g} or more over the last ten steps, without a curriculum that rises",
-        "what is left then is mostly the noise of sampling",
-        live=False,
-    ),
-    Watcher(
-        "still rising",
-        rising,
-        f"at the end: the last quarter's pass_rate above the one before by {RISING:g} and two standard errors",
-        "a run that is still learning was stopped too early",
-        live=False,
-    ),
-    Watcher(
-        "levelled off",
-        stalled,
-        f"from {ENOUGH} steps on: the last quarter's pass_rate not above the one before; a warning where it is not "
-        "above the first ten steps' either",
-        "two standard errors of a quarter's steps are what chance does",
-        live=False,
-    ),
-    Watcher(
-        "pass rate falling",
-        falling,
-        f"pass_rate {FALLEN:g} and {SURE:g} standard errors below the best ten steps, without a rising curriculum",
-        "what was learned is being lost; an early checkpoint is better than the last",
-    ),
-    Watcher(
-        "held out apart",
-        held_out_apart,
-        f"avg_at_k and the training pass_rate around it {APART:g} and {SURE:g} standard errors apart",
-        "with a few hundred problems less than that is chance",
-        live=False,
-    ),
-    Watcher(
-        "never measured",
-        never_measured,
-        "a metric that is in the rows and has a number in none",
-        "an empty plot should say that it is empty, and not look like 0",
-        live=False,
-    ),
-)
+    rate = h.setting("learner.learning_rate")
+    other = f"learner.learning_rate = {3 * rate:.0e} (it is {rate:g}), " if rate else "Another learner.learning_rate, "
+    return f"{other}samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or easier problems first"

@@ -14,24 +14,19 @@ from groupwise.health.symptoms.base import (
     History,
     Row,
     Seen,
-    Watcher,
     many,
     numbers,
     percent,
     short,
+    symptom,
 )
 
-#: Half of what is generated and trained is without effect.
+# Thresholds; each symptom says why it stands where it does.
 NO_SIGNAL = 0.5
-#: Where one group in five mixes right and wrong, a step learns from a fifth of its prompts.
 FEW_MIXED = 0.2
-#: Of the generated tokens: four times the generation for one batch.
 DROPPED = 0.75
-#: One completion in ten never reaches its answer.
 CUT_OFF = 0.1
-#: Wrong completions twice as long as right ones, and half as long again as at the start.
 LONGER, GROWN = 2.0, 1.5
-#: A fall of the pass rate, while the learned score rises, that chance does not explain over ten steps.
 FALL = 0.05
 #: Reward units: no spread at all, rounding aside.
 FLAT = 1e-9
@@ -46,6 +41,11 @@ MEND = {
 }
 
 
+@symptom(
+    "groups all right",
+    limit=f"groups_all_right_share above {NO_SIGNAL:g}; a warning where the first ten steps were so too",
+    why="half of the batch is without effect; where the run earned it, it is success and no warning",
+)
 def all_right(h: History) -> Seen | None:
     share = h.mean("groups_all_right_share")
     if share is None or share <= NO_SIGNAL or not h.tied_train_nothing or drops(h):
@@ -59,30 +59,44 @@ def all_right(h: History) -> Seen | None:
     if easy:
         words += " It was so from the beginning: the problems are too easy for this policy."
     replace = "" if h.solved else ', algorithm.name = "dapo" to replace such groups'  # few mixed ones are left then
-    return Seen(WARN if easy else NEUTRAL, words, f"Harder problems{replace}, or stop here")
+    return Seen(words, f"Harder problems{replace}, or stop here", WARN if easy else NEUTRAL)
 
 
+@symptom(
+    "groups all wrong",
+    limit=f"groups_all_wrong_share above {NO_SIGNAL:g}",
+    why="half of the batch is without effect, and nothing shows the policy a way out",
+)
 def all_wrong(h: History) -> Seen | None:
     share = h.mean("groups_all_wrong_share")
     if share is None or share <= NO_SIGNAL or not h.tied_train_nothing:
         return None
     fate = "they are dropped and replaced" if drops(h) else f"{their_advantages(h)}, so they train nothing"
     return Seen(
-        WARN,
         f"{percent(share)} of the groups of {h.over} were all wrong: {fate}. Nothing in them is worth preferring.",
         easier(h),
     )
 
 
+@symptom(
+    "nothing right",
+    limit="pass_rate 0 in all of the last ten steps, where other rewards train",
+    why="the other rewards can rise for ever without the task being learned",
+)
 def nothing_right(h: History) -> Seen | None:
     rates = h.numbers("pass_rate")
     if not rates or max(rates) > 0 or h.tied_train_nothing:
         return None
-    others = [name for name in h.asks("rewards", {}) if name != "task"]
+    others = [name for name in h.setting("rewards", {}) if name != "task"]
     what = f"only the other rewards ({', '.join(others)}) train" if others else "the task's score says nothing"
-    return Seen(WARN, f"Not one completion of {h.over} was right: {what}.", easier(h))
+    return Seen(f"Not one completion of {h.over} was right: {what}.", easier(h))
 
 
+@symptom(
+    "few mixed groups",
+    limit=f"groups_mixed_share below {FEW_MIXED:g}, neither all right nor all wrong above {NO_SIGNAL:g}",
+    why="a step then learns from a fifth of its prompts",
+)
 def few_mixed(h: History) -> Seen | None:
     mixed, right, wrong = (h.mean(f"groups_{kind}_share") for kind in ("mixed", "all_right", "all_wrong"))
     if mixed is None or right is None or wrong is None or not h.tied_train_nothing or drops(h):
@@ -90,14 +104,18 @@ def few_mixed(h: History) -> Seen | None:
     if mixed >= FEW_MIXED or max(right, wrong) > NO_SIGNAL:
         return None
     return Seen(
-        WARN,
         f"Only {percent(mixed)} of the groups of {h.over} mix right and wrong; {percent(right)} were all right and "
         f"{percent(wrong)} all wrong: the problems are too easy or too hard, hardly any between.",
-        f"Problems of middle difficulty, samples_per_prompt = {2 * h.asks('samples_per_prompt', 8)}, or "
+        f"Problems of middle difficulty, samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or "
         'algorithm.name = "dapo"',
     )
 
 
+@symptom(
+    "generation dropped",
+    limit=f"generated_tokens_dropped / generated_tokens above {DROPPED:g}",
+    why="a batch costs four times its generation; dynamic sampling usually drops a third to a half",
+)
 def dropped(h: History) -> Seen | None:
     share = dropped_share(h, h.recent)
     if share is None or share <= DROPPED:
@@ -105,21 +123,24 @@ def dropped(h: History) -> Seen | None:
     right, wrong = h.mean("groups_all_right_share") or 0.0, h.mean("groups_all_wrong_share") or 0.0
     cause = "all right: the task is nearly solved" if right >= wrong else "all wrong: the task is too hard"
     return Seen(
-        WARN,
         f"{percent(share)} of the tokens generated in {h.over} went to groups that were dropped, most of them {cause}.",
         "Harder problems, or stop here" if right >= wrong else easier(h),
     )
 
 
+@symptom(
+    "fallback",
+    limit="groups_fallback above 0 in the last ten steps",
+    why="the filter promised that no such group trains",
+)
 def fallback(h: History) -> Seen | None:
     count = h.total("groups_fallback", h.recent)
     if not count:
         return None
     steps = sum(1 for x in h.numbers("groups_fallback") if x)
-    rounds = h.asks("algorithm.filter.max_rounds")
+    rounds = h.setting("algorithm.filter.max_rounds")
     budget = f"all {rounds} rounds of generation" if rounds else "the rounds of generation"
     return Seen(
-        WARN,
         f"In {steps} of {h.over if len(h.recent) > 1 else 'one step'}, {budget} were spent before the batch was "
         f"full: {many(count, 'group')} without signal filled it.",
         "A smaller prompts_per_step, other problems (harder where most are all right), or a larger "
@@ -127,19 +148,30 @@ def fallback(h: History) -> Seen | None:
     )
 
 
+@symptom(
+    "completions cut off",
+    limit=f"truncated_share above {CUT_OFF:g}",
+    why="one completion in ten never reaches its answer, and is punished for it",
+)
 def cut_off(h: History) -> Seen | None:
-    share, limit = h.mean("truncated_share"), h.asks("sampling.max_new_tokens")
+    share, limit = h.mean("truncated_share"), h.setting("sampling.max_new_tokens")
     if share is None or share <= CUT_OFF:
         return None
     at = f" of {limit} tokens" if limit else ""
     return Seen(
-        WARN,
         f"{percent(share)} of the completions of {h.over} reached the limit{at} and were cut off: most count as "
         "wrong whatever they were about to say.",
         f"sampling.max_new_tokens = {2 * limit}" if limit else "A larger sampling.max_new_tokens",
     )
 
 
+@symptom(
+    "length bias",
+    limit=f"length_wrong_mean {LONGER:g} times length_right_mean or more, and {GROWN:g} times what it was in the "
+    "first ten steps",
+    why="harder problems are longer and wrong more often: up to twice the length is ordinary",
+    live=False,
+)
 def wrong_grows(h: History) -> Seen | None:
     wrong, right = h.mean("length_wrong_mean"), h.mean("length_right_mean")
     start = h.mean("length_wrong_mean", h.rows[:RECENT])
@@ -148,7 +180,6 @@ def wrong_grows(h: History) -> Seen | None:
     if wrong < LONGER * right or wrong < GROWN * start:
         return None
     return Seen(
-        WARN,
         f"Wrong completions grew from {short(start)} to {short(wrong)} tokens, and right ones have {short(right)}: a "
         "long wrong answer is punished less for each of its tokens (length bias).",
         'algorithm.name = "dr-grpo", algorithm.aggregate.kind = "token-mean", or '
@@ -156,83 +187,103 @@ def wrong_grows(h: History) -> Seen | None:
     )
 
 
+@symptom(
+    "scoring faults",
+    limit="any faults.CAUSE above 0",
+    why="the run stops only at scoring.fault_limit; below it they are silently lost samples",
+    live=False,
+)
 def faults(h: History) -> Seen | None:
-    told = {name.removeprefix("faults."): h.total(name) for name in _names(h.rows, "faults.")}
-    told = {cause: count for cause, count in told.items() if count}
-    if not told:
+    totals = {name.removeprefix("faults."): h.total(name) for name in h.names("faults.", h.rows)}
+    counts = {cause: count for cause, count in totals.items() if count}
+    if not counts:
         return None
     everything = h.total("generated_completions")
-    listed = ", ".join(f"{count:.0f} {cause}" for cause, count in sorted(told.items(), key=lambda kv: -kv[1]))
-    worst = max(told, key=lambda cause: told[cause])
+    listed = ", ".join(f"{count:.0f} {cause}" for cause, count in sorted(counts.items(), key=lambda kv: -kv[1]))
+    worst = max(counts, key=lambda cause: counts[cause])
     of = f" of {everything:.0f}" if everything else ""
     return Seen(
-        WARN,
-        f"{math.fsum(told.values()):.0f}{of} completions have no score because scoring failed: {listed}. They "
+        f"{math.fsum(counts.values()):.0f}{of} completions have no score because scoring failed: {listed}. They "
         "neither vote nor train.",
         f"{MEND.get(worst.split()[0], 'mend the reward')}; log.txt has the first of each kind".capitalize(),
     )
 
 
+@symptom(
+    "completions without a score",
+    limit="unscored_completions above those of the faults",
+    why="a score that is NaN was meant as something",
+    live=False,
+)
 def unscored(h: History) -> Seen | None:
     count, everything = h.total("unscored_completions"), h.total("generated_completions")
     judged = h.mean("learned_mean") is not None or h.names("rewards.")
-    failed = sum(h.total(name) for name in _names(h.rows, "faults."))
+    failed = sum(h.total(name) for name in h.names("faults.", h.rows))
     if count <= failed or not everything or (judged and count == everything):
         return None
     if count == everything:
         return Seen(
-            BAD, "No completion has a score: nothing trains.", "Look at the task's or the reward's return value"
+            "No completion has a score: nothing trains.", "Look at the task's or the reward's return value", BAD
         )
     return Seen(
-        WARN,
         f"{count:.0f} of {everything:.0f} completions have no score (it is NaN); they neither vote nor train.",
         "A score for every completion, 0 where there is nothing to reward",
     )
 
 
+@symptom(
+    "over-optimisation",
+    limit=f"pass_rate more than {FALL:g} below its best ten steps while learned_mean is above what it was there",
+    why="chance moves ten steps' pass rate by about 0.01 at 512 completions a step",
+)
 def over_optimised(h: History) -> Seen | None:
-    told = [(numbers("pass_rate", part), numbers("learned_mean", part)) for part in windows(h.rows)]
-    told = [(fmean(rate), fmean(learned)) for rate, learned in told if rate and learned]
-    if len(told) < 2:
+    parts = [(numbers("pass_rate", part), numbers("learned_mean", part)) for part in windows(h.rows)]
+    means = [(fmean(rates), fmean(scores)) for rates, scores in parts if rates and scores]
+    if len(means) < 2:
         return None
-    best, at_best = max(told)
-    rate, learned = told[-1]
+    best, at_best = max(means)
+    rate, learned = means[-1]
     if rate >= best - FALL or learned <= at_best:
         return None
     return Seen(
-        BAD,
         f"The reward model's score rose from {short(at_best)} to {short(learned)} while the pass rate fell from "
         f"{short(best)} to {short(rate)}: the policy has learned to please the reward model, not to be right.",
-        f"Take an earlier checkpoint; a larger algorithm.kl.beta (it is {h.asks('algorithm.kl.beta', 0):g}), more or "
-        "better pairs, or the task's own score as a second reward",
+        f"Take an earlier checkpoint; a larger algorithm.kl.beta (it is {h.setting('algorithm.kl.beta', 0):g}), more "
+        "or better pairs, or the task's own score as a second reward",
+        tone=BAD,
     )
 
 
+@symptom(
+    "reward model cannot tell",
+    limit="learned_right_mean not above learned_wrong_mean",
+    why="from there on its score says nothing about being right",
+)
 def cannot_tell(h: History) -> Seen | None:
     right, wrong = h.mean("learned_right_mean"), h.mean("learned_wrong_mean")
     if right is None or wrong is None or right > wrong:
         return None
     return Seen(
-        WARN,
         f"The reward model scores right completions {short(right)} and wrong ones {short(wrong)} over {h.over}: it "
         "can no longer tell them apart.",
         "More pairs of what the policy writes now: preference.pairs, preference.noise; or stop here",
     )
 
 
+@symptom(
+    "reward without spread",
+    limit="rewards.NAME.spread_within_groups 0 in all of the last ten steps, unless solved",
+    why="advantages come from differences within a group",
+)
 def flat_part(h: History) -> Seen | None:
-    found = [name for name in h.names("rewards.") if name.endswith(".spread_within_groups")]
-    flat = []
-    for name in found:
-        spread = h.mean(name)
-        if spread is not None and spread <= FLAT:
-            flat.append(name.removeprefix("rewards.").removesuffix(".spread_within_groups"))
-    flat = [name for name in flat if name != "task"]  # the groups' own finding says that
+    columns = [name for name in h.names("rewards.") if name.endswith(".spread_within_groups")]
+    spreads = {name.removeprefix("rewards.").removesuffix(".spread_within_groups"): h.mean(name) for name in columns}
+    spreads.pop("task", None)  # the groups' own finding says that
+    flat = [name for name, spread in spreads.items() if spread is not None and spread <= FLAT]
     if not flat or h.solved:
         return None
     names = ", ".join(flat)
     return Seen(
-        WARN,
         f"Reward {names} gave every completion of a group the same score over {h.over}: it trains nothing.",
         f"A finer score than all or nothing, or leave [rewards.{flat[0]}] out",
     )
@@ -240,24 +291,24 @@ def flat_part(h: History) -> Seen | None:
 
 def dropped_share(h: History, rows: Sequence[Row]) -> float | None:
     """Of the generated tokens, those of dropped groups; by groups where a run did not count tokens."""
-    for part, whole in (("generated_tokens_dropped", "generated_tokens"), ("groups_dropped", "groups_generated")):
-        if h.numbers(part, rows) and h.total(whole, rows):
-            return h.total(part, rows) / h.total(whole, rows)
+    for part, total in (("generated_tokens_dropped", "generated_tokens"), ("groups_dropped", "groups_generated")):
+        if h.numbers(part, rows) and h.total(total, rows):
+            return h.total(part, rows) / h.total(total, rows)
     return None
 
 
 def windows(rows: Sequence[Row]) -> list[Sequence[Row]]:
-    """The rows in pieces of RECENT, the last one whole."""
+    """The rows in pieces of RECENT; where they do not divide, the first piece is the shorter one."""
     n = len(rows)
     return [rows[max(0, end - RECENT) : end] for end in range(n - (n - 1) // RECENT * RECENT, n + 1, RECENT)]
 
 
 def drops(h: History) -> bool:
-    return h.asks("algorithm.filter.kind", "none") != "none"
+    return h.setting("algorithm.filter.kind", "none") != "none"
 
 
 def kl_in_reward(h: History) -> bool:
-    return h.asks("algorithm.kl.place") == "reward" and h.asks("algorithm.kl.beta", 0) > 0
+    return h.setting("algorithm.kl.place") == "reward" and h.setting("algorithm.kl.beta", 0) > 0
 
 
 def their_advantages(h: History) -> str:
@@ -266,96 +317,6 @@ def their_advantages(h: History) -> str:
 
 def easier(h: History) -> str:
     longer = (h.mean("truncated_share") or 0) > CUT_OFF
-    limit = h.asks("sampling.max_new_tokens")
-    told = f"Easier problems, samples_per_prompt = {2 * h.asks('samples_per_prompt', 8)}, or a warm start"
-    return told + (f", and sampling.max_new_tokens = {2 * limit}" if longer and limit else "")
-
-
-def _names(rows: Sequence[Row], start: str) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row if name.startswith(start)))
-
-
-WATCHERS = (
-    Watcher(
-        "groups all right",
-        all_right,
-        f"groups_all_right_share above {NO_SIGNAL:g}; a warning where the first ten steps were so too",
-        "half of the batch is without effect; where the run earned it, it is success and no warning",
-    ),
-    Watcher(
-        "groups all wrong",
-        all_wrong,
-        f"groups_all_wrong_share above {NO_SIGNAL:g}",
-        "half of the batch is without effect, and nothing shows the policy a way out",
-    ),
-    Watcher(
-        "nothing right",
-        nothing_right,
-        "pass_rate 0 in all of the last ten steps, where other rewards train",
-        "the other rewards can rise for ever without the task being learned",
-    ),
-    Watcher(
-        "few mixed groups",
-        few_mixed,
-        f"groups_mixed_share below {FEW_MIXED:g}, neither all right nor all wrong above {NO_SIGNAL:g}",
-        "a step then learns from a fifth of its prompts",
-    ),
-    Watcher(
-        "generation dropped",
-        dropped,
-        f"generated_tokens_dropped / generated_tokens above {DROPPED:g}",
-        "a batch costs four times its generation; dynamic sampling usually drops a third to a half",
-    ),
-    Watcher(
-        "fallback",
-        fallback,
-        "groups_fallback above 0 in the last ten steps",
-        "the filter promised that no such group trains",
-    ),
-    Watcher(
-        "completions cut off",
-        cut_off,
-        f"truncated_share above {CUT_OFF:g}",
-        "one completion in ten never reaches its answer, and is punished for it",
-    ),
-    Watcher(
-        "length bias",
-        wrong_grows,
-        f"length_wrong_mean {LONGER:g} times length_right_mean or more, and {GROWN:g} times what it was in the "
-        "first ten steps",
-        "harder problems are longer and wrong more often: up to twice the length is ordinary",
-        live=False,
-    ),
-    Watcher(
-        "scoring faults",
-        faults,
-        "any faults.CAUSE above 0",
-        "the run stops only at scoring.fault_limit; below it they are silently lost samples",
-        live=False,
-    ),
-    Watcher(
-        "completions without a score",
-        unscored,
-        "unscored_completions above those of the faults",
-        "a score that is NaN was meant as something",
-        live=False,
-    ),
-    Watcher(
-        "over-optimisation",
-        over_optimised,
-        f"pass_rate more than {FALL:g} below its best ten steps while learned_mean is above what it was there",
-        "chance moves ten steps' pass rate by about 0.01 at 512 completions a step",
-    ),
-    Watcher(
-        "reward model cannot tell",
-        cannot_tell,
-        "learned_right_mean not above learned_wrong_mean",
-        "from there on its score says nothing about being right",
-    ),
-    Watcher(
-        "reward without spread",
-        flat_part,
-        "rewards.NAME.spread_within_groups 0 in all of the last ten steps, unless solved",
-        "advantages come from differences within a group",
-    ),
-)
+    limit = h.setting("sampling.max_new_tokens")
+    advice = f"Easier problems, samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or a warm start"
+    return advice + (f", and sampling.max_new_tokens = {2 * limit}" if longer and limit else "")

@@ -13,7 +13,6 @@ from groupwise.health.symptoms.base import (
     History,
     Row,
     Seen,
-    Watcher,
     lower_rate,
     many,
     numbers,
@@ -21,55 +20,66 @@ from groupwise.health.symptoms.base import (
     percent,
     short,
     smaller_updates,
+    symptom,
 )
 
-#: Times the median of the ten steps before: ordinary batches differ by a factor of 3 to 5.
+# Thresholds; each symptom says why it stands where it does.
 SPIKE = 10.0
-#: Of the gradient after a batch's first update. Published runs stop 15 % with a clip that works.
 PASSED_LOW = 0.7
-#: Between the shares that pass with positive and with negative advantages.
 SIGN_GAP = 0.3
-#: Epsilons made for token ratios; a completion's mean log-ratio varies far less.
 SEQUENCE_EPSILON = 0.05
-#: nats per token: the policy gives its own tokens e = 2.7 times the reference's probability, in the geometric mean.
 KL_LARGE = 1.0
-#: A quarter of the batch was sampled by older weights.
 STALE = 0.25
-#: No token's probability moved by a thousandth within a step.
 STILL = 1e-3
 #: Steps before a critic, or a learning rate, is judged: the first ones are warm-up.
 PATIENCE = 5
 
 
+@symptom(
+    "gradient spikes",
+    limit=f"gradient_norm_max above {SPIKE:g} times the median gradient_norm of the ten steps before, and above "
+    "learner.clip_norm; a warning for ten steps",
+    why="ordinary batches differ by a factor of 3 to 5, and a norm below the clip does no harm",
+)
 def spikes(h: History) -> Seen | None:
-    clip = h.asks("learner.clip_norm", 1.0)
+    clip = h.setting("learner.clip_norm", 1.0)
     high = [(x, times, at) for at in range(PATIENCE, len(h.rows)) for x, times in _jump(h, at, clip)]
     if not high:
         return None
     worst, times, at = max(high)
     step = h.rows[at].get("step", at + 1)
-    kept = f"was clipped to {clip:g}" if clip else "was not clipped: learner.clip_norm is 0"
+    clipping = f"was clipped to {clip:g}" if clip else "was not clipped: learner.clip_norm is 0"
     new = len(h.rows) - high[-1][2] <= RECENT
     return Seen(
-        WARN if new else NEUTRAL,
         f"The gradient's norm jumped to {short(worst)} at step {step}, {times:.0f} times what it was in the steps "
-        f"before, and {kept}; {len(high)} of {len(h.rows)} steps had such a spike.",
+        f"before, and {clipping}; {len(high)} of {len(h.rows)} steps had such a spike.",
         f"{smaller_updates(h) if clip else 'learner.clip_norm = 1.0'}; look at that step's completions" if new else "",
+        tone=WARN if new else NEUTRAL,
     )
 
 
+@symptom(
+    "updates skipped",
+    limit="updates_skipped or critic_updates_skipped above 0 in any step",
+    why="nothing in a sound run is not finite",
+)
 def skipped(h: History) -> Seen | None:
     count = h.total("updates_skipped") + h.total("critic_updates_skipped")
     if not count:
         return None
     return Seen(
-        WARN,
         f"{many(count, 'update')} had a loss or gradient that was not finite and did not happen; the weights are "
         "sound.",
         smaller_updates(h),
     )
 
 
+@symptom(
+    "gradient stopped",
+    limit=f"less than {PASSED_LOW:g} of the gradient passes after a batch's first update: (U share_passed - 1) / "
+    "(U - 1)",
+    why="a clip that works stops around 15 %; more means that updates overshoot, or epsilons of another scale",
+)
 def stopped_by_trust(h: History) -> Seen | None:
     share = later_share(h.recent, "share_passed")
     if share is None or share >= PASSED_LOW:
@@ -78,79 +88,105 @@ def stopped_by_trust(h: History) -> Seen | None:
         f"Over {h.over}, {percent(share)} of the gradient passed the trust region after a batch's first update; the "
         "rest was stopped."
     )
-    epsilon, length = h.asks("algorithm.trust.epsilon_high", 0.0), h.mean("length_mean")
+    epsilon, length = h.setting("algorithm.trust.epsilon_high", 0.0), h.mean("length_mean")
     if per_sequence(h) and epsilon < SEQUENCE_EPSILON and length is not None:
         words += (
             f" Epsilons of {epsilon:g} are made for completions of thousands of tokens; here they have {length:.0f}, "
             "and a short one's mean log-ratio varies more."
         )
-        return Seen(WARN, words, "algorithm.trust.epsilon_low and epsilon_high ten times as wide, or fewer updates")
-    return Seen(WARN, words, smaller_updates(h))
+        return Seen(words, "algorithm.trust.epsilon_low and epsilon_high ten times as wide, or fewer updates")
+    return Seen(words, smaller_updates(h))
 
 
+@symptom(
+    "trust region without effect",
+    limit=f"a sequence ratio clipped at {SEQUENCE_EPSILON:g} or more, and share_passed is 1",
+    why="an epsilon made for token ratios is hundreds of times too wide for a completion's mean",
+)
 def trust_without_effect(h: History) -> Seen | None:
-    share, epsilon = later_share(h.recent, "share_passed"), h.asks("algorithm.trust.epsilon_high", 0.0)
-    clips = h.asks("algorithm.trust.kind") == "clip" and per_sequence(h)
+    share, epsilon = later_share(h.recent, "share_passed"), h.setting("algorithm.trust.epsilon_high", 0.0)
+    clips = h.setting("algorithm.trust.kind") == "clip" and per_sequence(h)
     if not clips or epsilon < SEQUENCE_EPSILON or share is None or share < 0.999:
         return None
     return Seen(
-        WARN,
         f"The clip at {epsilon:g} stopped nothing over {h.over}: that width is made for the ratio of a token, and a "
         "completion's mean log-ratio varies far less, so there is no trust region.",
         "algorithm.trust.epsilon_low = 3e-4 and algorithm.trust.epsilon_high = 4e-4, the paper's",
     )
 
 
+@symptom(
+    "one sign stopped",
+    limit=f"share_passed_positive and share_passed_negative more than {SIGN_GAP:g} apart after the first update, "
+    "unless solved",
+    why="praise and blame should be stopped about alike, or the policy drifts one way",
+)
 def one_sign(h: History) -> Seen | None:
     up, down = (later_share(h.recent, f"share_passed_{sign}") for sign in ("positive", "negative"))
     if up is None or down is None or abs(up - down) <= SIGN_GAP or h.solved:
         return None
     side, key = ("praised", "epsilon_high") if up < down else ("blamed", "epsilon_low")
     return Seen(
-        WARN,
         f"After a batch's first update the trust region passed {percent(up)} of the gradient of praised tokens and "
         f"{percent(down)} of blamed ones over {h.over}: the policy is pulled one way.",
         f"A wider algorithm.trust.{key} lets {side} tokens through; {smaller_updates(h, lead='or ')}",
     )
 
 
+@symptom(
+    "far from the reference",
+    limit=f"median of kl_mean or kl_reward_mean above {KL_LARGE:g} nats per token",
+    why="the policy gives its tokens 2.7 times the reference's probability, in the geometric mean",
+)
 def far_from_reference(h: History) -> Seen | None:
-    found = [x for x in (h.median("kl_mean"), h.median("kl_reward_mean")) if x is not None]
-    if not found or max(found) <= KL_LARGE:
+    medians = [x for x in (h.median("kl_mean"), h.median("kl_reward_mean")) if x is not None]
+    if not medians or max(medians) <= KL_LARGE:
         return None
-    beta = h.asks("algorithm.kl.beta", 0.0)
+    beta = h.setting("algorithm.kl.beta", 0.0)
     return Seen(
-        WARN,
-        f"The KL to the reference was {short(max(found))} nats per token over {h.over}: the policy has gone far from "
+        f"The KL to the reference was {short(max(medians))} nats per token over {h.over}: the policy has gone far from "
         "where it started.",
         f"algorithm.kl.beta = {beta * 3:g} (it is {beta:g}), or {lower_rate(h)}",
     )
 
 
+@symptom(
+    "stale rows",
+    limit=f"stale_rows_share above {STALE:g}",
+    why="surplus groups are a few in a hundred; more makes training off-policy",
+)
 def stale(h: History) -> Seen | None:
     share = h.mean("stale_rows_share")
     if share is None or share <= STALE:
         return None
     return Seen(
-        WARN,
         f"{percent(share)} of the rows trained over {h.over} were sampled by older weights than the newest ones.",
         "Fewer surplus groups: another prompts_per_step, or problems of which fewer groups are dropped",
     )
 
 
+@symptom(
+    "critic worse than none",
+    limit=f"median of explained_variance below 0, after {PATIENCE} steps or critic.warmup_steps, unless solved",
+    why="below 0 the values add noise; when nearly all returns are equal there is nothing to explain",
+)
 def useless_critic(h: History) -> Seen | None:
-    found = h.median("explained_variance")
-    waiting = max(PATIENCE, h.asks("critic.warmup_steps", 0))
-    if found is None or found >= 0 or h.step <= waiting or h.solved:
+    explained = h.median("explained_variance")
+    waiting = max(PATIENCE, h.setting("critic.warmup_steps", 0))
+    if explained is None or explained >= 0 or h.step <= waiting or h.solved:
         return None
     return Seen(
-        WARN,
-        f"The critic explains less than nothing of the returns ({short(found)} over {h.over}): its values make the "
+        f"The critic explains less than nothing of the returns ({short(explained)} over {h.over}): its values make the "
         "advantages noisier than none would.",
         "A higher critic.learning_rate, critic.warmup_steps = 5, or an algorithm without a critic",
     )
 
 
+@symptom(
+    "parameters frozen",
+    limit="gradient_norm_max 0, or learning_rate 0, or log_ratio_abs_max 0 over several updates, with advantages",
+    why="an update that changes nothing is a fault, not a small step",
+)
 def frozen(h: History) -> Seen | None:
     rows = [row for row in h.recent if row.get("updates")]
     if not rows or not h.total("advantage_abs_mean", rows):
@@ -158,30 +194,34 @@ def frozen(h: History) -> Seen | None:
     rates, norms = h.numbers("learning_rate", rows), h.numbers("gradient_norm_max", rows)
     if norms and max(norms) == 0:
         return Seen(
-            BAD,
             f"Parameters are frozen: the gradient is exactly 0 over {h.over} although advantages are not.",
             "Look for parameters without requires_grad, or a trust region that stops everything (share_passed)",
+            tone=BAD,
         )
     if rates and max(rates) == 0:
-        return Seen(WARN, f"The learning rate was 0 over {h.over}: nothing can change.", "learner.learning_rate = 1e-6")
+        return Seen(f"The learning rate was 0 over {h.over}: nothing can change.", "learner.learning_rate = 1e-6")
     several = [row for row in rows if row.get("updates", 0) > 1]
     moved = h.numbers("log_ratio_abs_max", several)
     if not moved or max(moved) > 0 or not any(numbers("learning_rate", several)):
         return None
     return Seen(
-        BAD,
         f"Parameters are frozen: over {h.over}, no update changed the probability of any token.",
         "Look for an optimizer that holds other parameters than the model's, or a learning rate below float precision",
+        tone=BAD,
     )
 
 
+@symptom(
+    "learning rate too small",
+    limit=f"median of log_ratio_abs_max below {STILL:g}, over {PATIENCE} steps or more, unless solved",
+    why="steps at that size need thousands to change an answer",
+)
 def hardly_moves(h: History) -> Seen | None:
     rows = [row for row in h.recent if row.get("updates", 0) and row["updates"] > 1]
     moved, rate = h.median("log_ratio_abs_max", rows), h.mean("learning_rate", rows)
     if len(rows) < PATIENCE or not moved or moved >= STILL or h.solved or not rate:
         return None
     return Seen(
-        WARN,
         f"Over {h.over}, no token's probability moved by more than {percent(moved)} within a step: at a learning rate "
         f"of {rate:.2g} nothing is learned.",
         f"learner.learning_rate = {rate * 10:.0e}",
@@ -193,12 +233,12 @@ def later_share(rows: Sequence[Row], name: str) -> float | None:
 
     A step's share is the mean of its U updates, so the others have (U share - 1) / (U - 1). None where U is 1.
     """
-    found = []
+    later = []
     for row in rows:
         for share, updates in zip(numbers(name, [row]), numbers("updates", [row]), strict=False):
             if updates > 1:
-                found.append(max(0.0, (updates * share - 1) / (updates - 1)))
-    return fmean(found) if found else None
+                later.append(max(0.0, (updates * share - 1) / (updates - 1)))
+    return fmean(later) if later else None
 
 
 def _jump(h: History, at: int, clip: float) -> list[tuple[float, float]]:
@@ -208,69 +248,3 @@ def _jump(h: History, at: int, clip: float) -> list[tuple[float, float]]:
         return []
     before = h.median("gradient_norm", h.rows[max(0, at - RECENT) : at])
     return [(norm[0], norm[0] / before)] if before and norm[0] > SPIKE * before else []
-
-
-WATCHERS = (
-    Watcher(
-        "gradient spikes",
-        spikes,
-        f"gradient_norm_max above {SPIKE:g} times the median gradient_norm of the ten steps before, and above "
-        "learner.clip_norm; a warning for ten steps",
-        "ordinary batches differ by a factor of 3 to 5, and a norm below the clip does no harm",
-    ),
-    Watcher(
-        "updates skipped",
-        skipped,
-        "updates_skipped or critic_updates_skipped above 0 in any step",
-        "nothing in a sound run is not finite",
-    ),
-    Watcher(
-        "gradient stopped",
-        stopped_by_trust,
-        f"less than {PASSED_LOW:g} of the gradient passes after a batch's first update: (U share_passed - 1) / (U - 1)",
-        "a clip that works stops around 15 %; more means that updates overshoot, or epsilons of another scale",
-    ),
-    Watcher(
-        "trust region without effect",
-        trust_without_effect,
-        f"a sequence ratio clipped at {SEQUENCE_EPSILON:g} or more, and share_passed is 1",
-        "an epsilon made for token ratios is hundreds of times too wide for a completion's mean",
-    ),
-    Watcher(
-        "one sign stopped",
-        one_sign,
-        f"share_passed_positive and share_passed_negative more than {SIGN_GAP:g} apart after the first update, "
-        "unless solved",
-        "praise and blame should be stopped about alike, or the policy drifts one way",
-    ),
-    Watcher(
-        "far from the reference",
-        far_from_reference,
-        f"median of kl_mean or kl_reward_mean above {KL_LARGE:g} nats per token",
-        "the policy gives its tokens 2.7 times the reference's probability, in the geometric mean",
-    ),
-    Watcher(
-        "stale rows",
-        stale,
-        f"stale_rows_share above {STALE:g}",
-        "surplus groups are a few in a hundred; more makes training off-policy",
-    ),
-    Watcher(
-        "critic worse than none",
-        useless_critic,
-        f"median of explained_variance below 0, after {PATIENCE} steps or critic.warmup_steps, unless solved",
-        "below 0 the values add noise; when nearly all returns are equal there is nothing to explain",
-    ),
-    Watcher(
-        "parameters frozen",
-        frozen,
-        "gradient_norm_max 0, or learning_rate 0, or log_ratio_abs_max 0 over several updates, with advantages",
-        "an update that changes nothing is a fault, not a small step",
-    ),
-    Watcher(
-        "learning rate too small",
-        hardly_moves,
-        f"median of log_ratio_abs_max below {STILL:g}, over {PATIENCE} steps or more, unless solved",
-        "steps at that size need thousands to change an answer",
-    ),
-)

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from groupwise.report.compare.intervals import over_seeds
-from groupwise.report.page.data import Curves, Number
+from groupwise.core.statistics import over_seeds
+from groupwise.report.folder.columns import rounded
+from groupwise.report.records import Curves, Number
 
 #: From so many seeds on, the band is a standard deviation; of fewer it is their range.
 ENOUGH = 3
@@ -25,19 +26,19 @@ def mean_steps(seeds: Sequence[Curves]) -> Curves:
     >>> mean_steps([Curves([1], {"loss": [1.0]}), Curves([1, 2], {"loss": [2.0, 5.0]})]).columns
     {'loss': [1.5, 5.0], 'loss.low': [1.0, None], 'loss.high': [2.0, None]}
     """
-    return seeds[0] if len(seeds) == 1 else _together(seeds, leave=())
+    return seeds[0] if len(seeds) == 1 else rounded(_together(seeds, leave=()))
 
 
 def mean_evaluations(seeds: Sequence[Curves]) -> Curves:
     """The same of evaluations, but `low` and `high` are Student's 95 % interval of the pass rate over seeds."""
     if len(seeds) == 1:
         return seeds[0]
-    met = _together(seeds, leave=("low", "high"))
-    found = [over_seeds(values) for values in _across(seeds, "avg_at_k", met.step)]
-    shares = [None if each is None else each.clipped() for each in found]
-    low: list[Number] = [None if each is None else _short(each.low) for each in shares]
-    high: list[Number] = [None if each is None else _short(each.high) for each in shares]
-    return Curves(met.step, {**met.columns, "low": low, "high": high})
+    together = _together(seeds, leave=("low", "high"))
+    intervals = [over_seeds(values) for values in _across(seeds, "avg_at_k", together.step)]
+    shares = [each and each.clipped() for each in intervals]
+    low: list[Number] = [each and each.low for each in shares]
+    high: list[Number] = [each and each.high for each in shares]
+    return rounded(Curves(together.step, {**together.columns, "low": low, "high": high}))
 
 
 def band_words(seeds: int) -> str:
@@ -63,17 +64,15 @@ def _together(seeds: Sequence[Curves], leave: Sequence[str]) -> Curves:
     names = dict.fromkeys(name for each in seeds for name in each.columns if name not in leave)
     columns: dict[str, list[Number]] = {}
     for name in names:
-        told = [_spread(values, len(seeds)) for values in _across(seeds, name, steps)]
-        columns[name] = [mean for mean, _, _ in told]
-        columns[name + LOW] = [low for _, low, _ in told]
-        columns[name + HIGH] = [high for _, _, high in told]
+        spreads = [_spread(values, len(seeds)) for values in _across(seeds, name, steps)]
+        columns[name], columns[name + LOW], columns[name + HIGH] = (list(each) for each in zip(*spreads, strict=True))
     return Curves(steps, columns)
 
 
 def _across(seeds: Sequence[Curves], name: str, steps: Sequence[int]) -> list[list[float]]:
     """For each step: the numbers that the seeds have there."""
-    found = [dict(zip(each.step, each.columns.get(name, ()), strict=False)) for each in seeds]
-    return [[value for each in found if is_number(value := each.get(step))] for step in steps]
+    by_step = [dict(zip(each.step, each.columns.get(name, ()), strict=False)) for each in seeds]
+    return [[value for each in by_step if is_number(value := each.get(step))] for step in steps]
 
 
 def _spread(values: Sequence[float], seeds: int) -> tuple[Number, Number, Number]:
@@ -82,13 +81,8 @@ def _spread(values: Sequence[float], seeds: int) -> tuple[Number, Number, Number
         return None, None, None
     mean = sum(values) / len(values)
     if len(values) == 1:
-        return _short(mean), None, None
+        return mean, None, None
     if seeds < ENOUGH:
-        return _short(mean), _short(min(values)), _short(max(values))
+        return mean, min(values), max(values)
     apart = math.sqrt(sum((value - mean) * (value - mean) for value in values) / (len(values) - 1))
-    return _short(mean), _short(mean - apart), _short(mean + apart)
-
-
-def _short(value: float) -> Number:
-    """Seven significant digits: beyond what is drawn or shown, at half the size. A gap where numbers end."""
-    return float(f"{value:.7g}") if math.isfinite(value) else None
+    return mean, mean - apart, mean + apart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from groupwise.report.compare.bands import band_words, mean_evaluations, mean_steps, measured
-from groupwise.report.compare.members import Group, Member, differing, flat, grouped, shown
+from groupwise.report.compare.members import Group, Member, differing, grouped, shown
 from groupwise.report.compare.scores import (
     differences,
     final_scores,
@@ -14,7 +14,8 @@ from groupwise.report.compare.scores import (
     score_of,
     scores_of,
 )
-from groupwise.report.page.data import (
+from groupwise.report.folder.lines import flat
+from groupwise.report.records import (
     Curves,
     Number,
     Page,
@@ -39,22 +40,22 @@ STATES = ("going", "failed", "stopped", "empty", "finished")
 
 
 def comparison(
-    members: Sequence[Member], title: str, plots_for: PlotsFor, sections: tuple[Section, ...], made: str = ""
+    members: Sequence[Member], title: str, plots_for: PlotsFor, sections: tuple[Section, ...], written: str = ""
 ) -> Page:
     """The page of several runs, in whatever order they are given. Raises UsageError where one is given twice."""
     groups = grouped(members)
     steps = _all_columns(member.steps for group in groups for member in group.counted)
     evaluations = _all_columns(member.evaluations for group in groups for member in group.counted)
     runs = tuple(run_page(group, f"runs-{number}", steps) for number, group in enumerate(groups, start=1))
-    return Page(title, made, sections, plots_for(steps, evaluations, ()), runs, tables(groups))
+    return Page(title, written, sections, plots_for(steps, evaluations, ()), runs, tables(groups))
 
 
 def tables(groups: Sequence[Group]) -> tuple[Table, ...]:
     """Final scores, differences where they mean anything, what differs, and every run by itself."""
     unlike, words = comparable(groups)
     apart = None if unlike else differences(groups)
-    found = (final_scores(groups, [*words, *_in_general(groups)]), apart, what_differs(groups), per_run(groups))
-    return tuple(table for table in found if table is not None)
+    every = (final_scores(groups, [*words, *_in_general(groups)]), apart, what_differs(groups), per_run(groups))
+    return tuple(table for table in every if table is not None)
 
 
 def run_page(group: Group, id: str, columns: Collection[str] = ()) -> RunPage:
@@ -124,21 +125,21 @@ def comparable(groups: Sequence[Group]) -> tuple[bool, list[str]]:
     """Whether the scores are of different things altogether, and in words what makes them so, or may."""
     known = [group for group in groups if group.recipe]
     keys = differing([group.recipe for group in known])
-    found: list[str] = []
+    remarks: list[str] = []
     unlike = "task.name" in keys or len(measures(groups)) > 1
     if "task.name" in keys:
         names = dict.fromkeys(shown(group.recipe, "task.name") for group in known)
-        found.append(f"Tasks differ: {', '.join(names)}: their scores are not comparable.")
+        remarks.append(f"Tasks differ: {', '.join(names)}: their scores are not comparable.")
     elif tasks := [key for key in keys if key.startswith("task.")]:
-        found.append(f"Settings of the task differ ({_listed(tasks)}): the held-out problems may not be the same.")
+        remarks.append(f"Settings of the task differ ({_listed(tasks)}): the held-out problems may not be the same.")
     ways = [key for key in keys if key.startswith(EVALUATED_BY) and key != ONLY_HOW_OFTEN]
     if ways and "task.name" not in keys:
-        found.append(f"Evaluations differ ({_listed(ways)}): scores differ by that too.")
+        remarks.append(f"Evaluations differ ({_listed(ways)}): scores differ by that too.")
     if len(measures(groups)) > 1:
-        found.append(f"Measures differ: {', '.join(measures(groups))}: scores are not comparable.")
+        remarks.append(f"Measures differ: {', '.join(measures(groups))}: scores are not comparable.")
     if missing := [member.label for group in groups if not group.recipe for member in group.members]:
-        found.append(f"Without a recipe, so that nobody can tell what was run: {', '.join(missing)}.")
-    return unlike, found
+        remarks.append(f"Without a recipe, so that nobody can tell what was run: {', '.join(missing)}.")
+    return unlike, remarks
 
 
 def _in_general(groups: Sequence[Group]) -> Iterable[str]:
@@ -164,43 +165,43 @@ def what_differs(groups: Sequence[Group]) -> Table | None:
     rows = [(key, *(shown(recipe, key) for recipe in recipes)) for key in differing(recipes)]
     facts = [_facts(group) for group in groups]
     for key in dict.fromkeys(key for each in facts for key in each):
-        told = [each.get(key, "not known") for each in facts]
-        if len(set(told)) > 1:
-            rows.append((key, *told))
+        values = [each.get(key, "not known") for each in facts]
+        if len(set(values)) > 1:
+            rows.append((key, *values))
     words = "All that differs between the recipes; runs of one column differ in their seed only." if rows else ""
     return Table("What differs", ("key", *(group.label for group in groups)), tuple(rows), words)
 
 
 def _facts(group: Group) -> dict[str, str]:
-    """Of about.json: the algorithm's equations slot by slot, and with what the runs were made."""
+    """Of about.json: the algorithm's equations slot by slot, and what the runs were made with."""
     algorithm = group.counted[0].about.get("algorithm")
-    told: dict[str, str] = {}
+    facts: dict[str, str] = {}
     if isinstance(algorithm, Mapping):
-        told["objective"] = str(algorithm.get("objective", ""))
+        facts["objective"] = str(algorithm.get("objective", ""))
         for part in filter(lambda part: isinstance(part, Mapping), algorithm.get("parts") or ()):
-            told[f"{part.get('slot', '')}, equation"] = str(part.get("equation", ""))
+            facts[f"{part.get('slot', '')}, equation"] = str(part.get("equation", ""))
     made_with = {key: ", ".join(_values(group, key)) for key in ("groupwise", "machine", *_versions(group))}
-    return told | {key: value for key, value in made_with.items() if value}
+    return facts | {key: value for key, value in made_with.items() if value}
 
 
 def _versions(group: Group) -> Iterable[str]:
-    """The libraries whose versions the runs tell."""
+    """The libraries whose versions the runs name."""
     return dict.fromkeys(key for member in group.members for key in flat(member.about) if key.startswith("versions."))
 
 
 def _values(group: Group, key: str) -> list[str]:
     """What the runs' about.json say of a dotted key, each once."""
-    told = (flat(member.about).get(key) for member in group.members)
-    return list(dict.fromkeys(str(value) for value in told if value is not None))
+    values = (flat(member.about).get(key) for member in group.members)
+    return list(dict.fromkeys(str(value) for value in values if value is not None))
 
 
 def _all_columns(tables: Iterable[Curves]) -> dict[str, list[Number]]:
     """Every column with a number in any of the tables, and all its values."""
-    found: dict[str, list[Number]] = {}
+    columns: dict[str, list[Number]] = {}
     for table in tables:
         for name, values in measured(table).items():
-            found.setdefault(name, []).extend(values)
-    return found
+            columns.setdefault(name, []).extend(values)
+    return columns
 
 
 def _of(title: str, first: Member, several: bool) -> str:

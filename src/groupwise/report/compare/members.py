@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from groupwise.core.errors import UsageError
-from groupwise.report.page.data import Curves, Status, Table, Text
+from groupwise.report.folder.lines import flat
+from groupwise.report.records import Curves, Status, Table, Text
 
 #: Runs of one group may differ in these keys, and in what the section [journal] says is written beside the training.
 APART = ("seed", "name", "runs")
@@ -66,7 +67,7 @@ class Group:
     """Runs of one recipe.
 
     members  all of them, by seed
-    counted  one of each seed, that which came farthest: the same seed gives the same run, so a second one tells nothing
+    counted  one of each seed, that which came farthest: the same seed gives the same run, so a second one adds nothing
     recipe   dotted key -> value, without what the members may differ in
     """
 
@@ -81,32 +82,20 @@ def grouped(members: Sequence[Member]) -> tuple[Group, ...]:
 
     Raises UsageError where one run is given twice.
     """
-    _demand_distinct(members)
-    found: dict[str, list[Member]] = {}
+    _require_distinct(members)
+    by_kind: dict[str, list[Member]] = {}
     for member in sorted(members, key=_place):
-        found.setdefault(_kind(member), []).append(member)
-    recipes = [_trained(own[0].recipe) for own in found.values()]
+        by_kind.setdefault(_kind(member), []).append(member)
+    recipes = [_trained(own[0].recipe) for own in by_kind.values()]
     known = [recipe for recipe in recipes if recipe]
     keys = telling(known)
     ordered = sorted(
-        zip(found.values(), recipes, strict=True), key=lambda pair: _order(pair[1], keys, pair[0][0].label)
+        zip(by_kind.values(), recipes, strict=True), key=lambda pair: _order(pair[1], keys, pair[0][0].label)
     )
     names = _unique([_label(own, recipe, keys, known) for own, recipe in ordered])
     return tuple(
         Group(name, tuple(own), counted(own), recipe) for name, (own, recipe) in zip(names, ordered, strict=True)
     )
-
-
-def flat(recipe: Mapping[str, object], path: str = "") -> dict[str, object]:
-    """Dotted key -> value.
-
-    >>> flat({"seed": 0, "algorithm": {"kl": {"beta": 0.04}}})
-    {'seed': 0, 'algorithm.kl.beta': 0.04}
-    """
-    told: dict[str, object] = {}
-    for key, value in recipe.items():
-        told |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {path + key: value}
-    return told
 
 
 def differing(recipes: Sequence[Mapping[str, object]]) -> list[str]:
@@ -141,7 +130,7 @@ def shown(recipe: Mapping[str, object], key: str) -> str:
 
 
 def counted(members: Sequence[Member]) -> tuple[Member, ...]:
-    """One member of each seed, by seed: the one that came farthest. A run that tells no seed counts as it is."""
+    """One member of each seed, by seed: the one that came farthest. A run without a seed counts as it is."""
     best: dict[object, Member] = {}
     for member in sorted(members, key=_place):
         if member.key not in best or _farther(member, best[member.key]):
@@ -149,7 +138,7 @@ def counted(members: Sequence[Member]) -> tuple[Member, ...]:
     return tuple(best.values())
 
 
-def _demand_distinct(members: Iterable[Member]) -> None:
+def _require_distinct(members: Iterable[Member]) -> None:
     seen: set[str] = set()
     for member in members:
         place = os.path.realpath(member.folder) if member.folder else ""
@@ -165,8 +154,8 @@ def _trained(recipe: Mapping[str, object]) -> dict[str, object]:
 
 def _kind(member: Member) -> str:
     """Equal for runs of one group. A run whose recipe is unknown is a group by itself."""
-    told = json.dumps(_trained(member.recipe), sort_keys=True, default=str)
-    return told if member.recipe else json.dumps([member.folder, member.label])
+    kind = json.dumps(_trained(member.recipe), sort_keys=True, default=str)
+    return kind if member.recipe else json.dumps([member.folder, member.label])
 
 
 def _place(member: Member) -> tuple[tuple[int, float, str], str, str]:
@@ -194,10 +183,10 @@ Recipes = Sequence[Mapping[str, object]]
 
 def _label(own: Sequence[Member], recipe: Mapping[str, object], keys: Sequence[str], known: Recipes) -> str:
     """What tells the group apart, and of how many seeds it is."""
-    told = [_words(recipe, key, known) for key in keys]
+    words = [_words(recipe, key, known) for key in keys]
     if len(known) == 1 and "algorithm.name" in recipe:
-        told = [shown(recipe, "algorithm.name")]
-    name = ", ".join(told) if recipe and told else own[0].label
+        words = [shown(recipe, "algorithm.name")]
+    name = ", ".join(words) if recipe and words else own[0].label
     number = len(counted(own))
     return name + (f" ({number} seeds)" if number > 1 else "")
 
@@ -220,13 +209,13 @@ def _unique(labels: Sequence[str]) -> list[str]:
     >>> _unique(["a", "b", "a"])
     ['a', 'b', 'a #2']
     """
-    told: list[str] = []
+    unique: list[str] = []
     for label in labels:
         number = 1
-        while (fresh := label if number == 1 else f"{label} #{number}") in told:
+        while (fresh := label if number == 1 else f"{label} #{number}") in unique:
             number += 1
-        told.append(fresh)
-    return told
+        unique.append(fresh)
+    return unique
 
 
 def _rank(key: str) -> tuple[int, str]:

@@ -8,18 +8,19 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from groupwise.report.compare.bands import is_number, measured
-from groupwise.report.compare.intervals import (
-    TOO_NARROW,
+from groupwise.core.statistics import (
+    ONE_VOTE,
+    OVER_PROBLEMS,
     Interval,
-    of_run,
-    of_two_runs,
     over_seeds,
     paired,
+    rate_difference,
     welch,
 )
+from groupwise.report.compare.bands import is_number, measured
 from groupwise.report.compare.members import Group, Member
-from groupwise.report.page.data import Table
+from groupwise.report.folder.columns import interval
+from groupwise.report.records import Table
 
 #: Beyond so many pairs a table of differences is no longer read.
 MOST_PAIRS = 6
@@ -30,9 +31,9 @@ ABOUT_INTERVALS = (
     "A 95 % interval over seeds (mean +- t s / sqrt(seeds)) is of a recipe's mean score over all seeds; one over "
     "problems is of this one run's score over all problems of the kind, and says nothing of other seeds."
 )
-ABOUT_TOO_NARROW = (
-    "Where a run has not logged its standard error, every sample is taken as independent: samples of one problem are "
-    "alike, so that the interval is too narrow."
+ABOUT_ONE_VOTE = (
+    "Where a run has not logged its standard error each problem has one vote, which makes the interval too wide rather "
+    "than too narrow: samples of one problem are alike."
 )
 ABOUT_WELCH = (
     "Welch's interval takes the seeds of the two as unrelated; the paired one takes the difference seed by seed, where "
@@ -44,58 +45,48 @@ ABOUT_WELCH = (
 class Score:
     """What a run's evaluations came to; the first, and the last so far.
 
-    measure  pass rate, or learned score where the task has no truth of its own
-    error    standard error of a pass rate over problems; None where it was not logged
+    measure   pass rate, or learned score where the task has no truth of its own
+    interval  of a pass rate, over problems; None of a learned score
     """
 
     measure: str
     before: float
     after: float
     step: int
-    error: float | None
-    problems: int
-    samples: int
+    interval: Interval | None
     length_before: object
     length_after: object
-
-    @property
-    def interval(self) -> Interval | None:
-        if self.measure != PASS_RATE:
-            return None
-        return of_run(self.after, self.error, self.problems, self.samples)
 
 
 def score_of(member: Member) -> Score | None:
     """None where there is no evaluation with a number."""
     pairs = ((row, row.get("evaluation")) for row in member.evaluation_rows)
-    rows = [(row, found) for row, found in pairs if isinstance(found, Mapping)]
+    rows = [(row, evaluation) for row, evaluation in pairs if isinstance(evaluation, Mapping)]
     for measure, key in MEASURES.items():
-        told = [(row, found) for row, found in rows if is_number(found.get(key))]
-        if told:
-            (_, first), (row, last) = told[0], told[-1]
+        measured = [(row, evaluation) for row, evaluation in rows if is_number(evaluation.get(key))]
+        if measured:
+            (_, first), (row, last) = measured[0], measured[-1]
             return _score(measure, first, last, row.get("step"))
     return None
 
 
 def _score(measure: str, first: Mapping[str, Any], last: Mapping[str, Any], step: object) -> Score:
-    key, error = MEASURES[measure], last.get("standard_error")
+    key = MEASURES[measure]
     return Score(
         measure,
         before=float(first[key]),
         after=float(last[key]),
-        step=_count(step),
-        error=float(error) if is_number(error) else None,
-        problems=_count(last.get("problems")),
-        samples=_count(last.get("samples")),
+        step=int(step) if is_number(step) else 0,
+        interval=interval(last) if measure == PASS_RATE else None,
         length_before=first.get("length_mean"),
         length_after=last.get("length_mean"),
     )
 
 
 def scores_of(group: Group) -> dict[object, tuple[Member, Score]]:
-    """By seed, those of the counted runs that were evaluated; a run that tells no seed goes by its folder."""
-    found = [(member, score_of(member)) for member in group.counted]
-    return {member.key: (member, score) for member, score in found if score is not None}
+    """By seed, those of the counted runs that were evaluated; a run without a seed goes by its folder."""
+    scores = [(member, score_of(member)) for member in group.counted]
+    return {member.key: (member, score) for member, score in scores if score is not None}
 
 
 def measures(groups: Sequence[Group]) -> list[str]:
@@ -108,30 +99,20 @@ def interval_of(group: Group) -> Interval | None:
     scores = [score for _, score in scores_of(group).values()]
     if len(scores) == 1:
         return scores[0].interval
-    found = over_seeds([score.after for score in scores])
+    seeds = over_seeds([score.after for score in scores])
     shares = all(score.measure == PASS_RATE for score in scores)
-    return found.clipped() if found and shares else found
+    return seeds.clipped() if seeds and shares else seeds
 
 
 def final_scores(groups: Sequence[Group], words: Sequence[str] = ()) -> Table:
     """One row a group; `words` come before what is said of the intervals."""
     names = measures(groups) or [PASS_RATE]
-    head = (
-        *(
-            "runs",
-            "seeds",
-            f"held-out {' or '.join(names)}",
-            "95 % interval",
-            "before",
-            "length before",
-            "length after",
-        ),
-        *("steps", "seconds of training", "best seed", "worst seed", "status"),
-    )
+    head = ("runs", "seeds", f"held-out {' or '.join(names)}", "95 % interval", "before", "length before")
+    head += ("length after", "steps", "seconds of training", "best seed", "worst seed", "status")
     cells, how = _intervals([interval_of(group) for group in groups])
-    told = " ".join(filter(None, [*words, how, ABOUT_INTERVALS]))
+    about = " ".join(filter(None, [*words, how, ABOUT_INTERVALS]))
     rows = tuple(_final_row(group, cell) for group, cell in zip(groups, cells, strict=True))
-    return Table("Final scores", head, rows, told, numbers=tuple(range(2, 9)))
+    return Table("Final scores", head, rows, about, numbers=tuple(range(2, 9)))
 
 
 def _final_row(group: Group, interval: str) -> tuple[str, ...]:
@@ -163,9 +144,8 @@ def _extremes(group: Group) -> tuple[str, str]:
     if len(scores) < 2:
         return "", ""
     ordered = sorted(scores.values(), key=lambda pair: pair[1].after)
-    best, worst = ordered[-1], ordered[0]
-    told = [f"{score.after:.3f} (seed {_seed(member)})" for member, score in (best, worst)]
-    return told[0], told[1]
+    best, worst = (f"{score.after:.3f} (seed {_seed(member)})" for member, score in (ordered[-1], ordered[0]))
+    return best, worst
 
 
 def _seconds(group: Group) -> str:
@@ -179,8 +159,8 @@ def _seconds(group: Group) -> str:
 
 def per_run(groups: Sequence[Group]) -> Table:
     """One row a run."""
-    found = [(group, member, score_of(member)) for group in groups for member in group.members]
-    cells, how = _intervals([score and score.interval for _, _, score in found])
+    runs = [(group, member, score_of(member)) for group in groups for member in group.members]
+    cells, how = _intervals([score and score.interval for _, _, score in runs])
     rows = tuple(
         (
             member.folder or member.label,
@@ -192,7 +172,7 @@ def per_run(groups: Sequence[Group]) -> Table:
             str(score.step) if score else "",
             member.status.words or member.status.state,
         )
-        for (group, member, score), cell in zip(found, cells, strict=True)
+        for (group, member, score), cell in zip(runs, cells, strict=True)
     )
     head = ("folder", "runs", "seed", "before", "final", "95 % interval", "at step", "status")
     return Table("Per run", head, rows, how, numbers=(2, 3, 4, 5, 6))
@@ -219,13 +199,14 @@ def _difference(first: Group, second: Group) -> tuple[str, ...]:
     after = [{seed: score.after for seed, score in each.items()} for each in (ones, others)]
     between = welch(list(after[0].values()), list(after[1].values()))
     if len(ones) == len(others) == 1:
-        (one,), (other,) = ones.values(), others.values()
-        between = of_two_runs((one.after, one.error), (other.after, other.error))
+        (before,), (then,) = ones.values(), others.values()
+        if before.interval and then.interval:
+            between = rate_difference(before.after, before.interval, then.after, then.interval)
     by_seed = paired(*after)
     apart = fmean(after[1].values()) - fmean(after[0].values())
     words = in_words(apart, between, by_seed, seeds=min(len(ones), len(others)))
-    told = f"{between} ({between.name})" if between else "none"
-    return f"{second.label} against {first.label}", f"{apart:+.3f}", told, str(by_seed) if by_seed else "none", words
+    cells = (_cell(between, with_name=True), _cell(by_seed, with_name=False))
+    return f"{second.label} against {first.label}", f"{apart:+.3f}", *cells, words
 
 
 def in_words(apart: float, between: Interval | None, by_seed: Interval | None, seeds: int) -> str:
@@ -237,25 +218,25 @@ def in_words(apart: float, between: Interval | None, by_seed: Interval | None, s
     size = f"{'higher' if apart > 0 else 'lower'} by {abs(apart):.3f}" if apart else "equal"
     if between is None:
         return f"{size}; without an interval: it takes two seeds of each to tell more"
-    told = f"{size}, interval {between}: {_verdict(between)}"
+    words = f"{size}, interval {between}: {_verdict(between)}"
     if between.low == between.high:
-        told += ", but without any spread between seeds it says little"
+        words += ", but without any spread between seeds it says little"
     if by_seed and (0 in by_seed) != (0 in between):
-        told += f"; paired by seed, {by_seed}: {_verdict(by_seed)}"
-    return told + ("; over problems alone, another seed may say otherwise" if seeds == 1 else "")
+        words += f"; paired by seed, {by_seed}: {_verdict(by_seed)}"
+    return words + ("; over problems alone, another seed may say otherwise" if seeds == 1 else "")
 
 
 def _verdict(interval: Interval) -> str:
     return "includes 0, so these runs do not tell them apart" if 0 in interval else "excludes 0"
 
 
-def _intervals(found: Sequence[Interval | None]) -> tuple[list[str], str]:
-    """A cell for each, and words on how they were made: once for all, or in each cell where they differ."""
-    names = list(dict.fromkeys(each.name for each in found if each))
-    told = [f"Intervals: {names[0]}."] if len(names) == 1 else []
-    if TOO_NARROW in names:
-        told.append(ABOUT_TOO_NARROW)
-    return [_cell(each, with_name=len(names) > 1) for each in found], " ".join(told)
+def _intervals(intervals: Sequence[Interval | None]) -> tuple[list[str], str]:
+    """A cell for each, and words on how they are computed: once for all, or in each cell where they differ."""
+    names = list(dict.fromkeys(each.name for each in intervals if each))
+    words = [f"Intervals: {names[0]}."] if len(names) == 1 else []
+    if OVER_PROBLEMS + ONE_VOTE in names:
+        words.append(ABOUT_ONE_VOTE)
+    return [_cell(each, with_name=len(names) > 1) for each in intervals], " ".join(words)
 
 
 def _cell(interval: Interval | None, with_name: bool) -> str:
@@ -271,10 +252,6 @@ def _score_mean(group: Group) -> float:
 def _mean(values: Sequence[object], form: str) -> str:
     known = [value for value in values if is_number(value)]
     return format(fmean(known), form) if known else ""
-
-
-def _count(value: object) -> int:
-    return int(value) if is_number(value) else 0
 
 
 def _seed(member: Member) -> str:

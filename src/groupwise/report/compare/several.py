@@ -9,9 +9,9 @@ from groupwise.report.compare.compare import comparison
 from groupwise.report.compare.members import Member
 from groupwise.report.folder import columns, facts
 from groupwise.report.folder.read import RunFolder, read
-from groupwise.report.page.data import Page
 from groupwise.report.page.plots import SECTIONS, plots_for
 from groupwise.report.page.single import MOST_ROWS, now
+from groupwise.report.records import Page
 
 #: Rows of curves for each run: several runs share the page.
 ROWS_TOGETHER = 4 * MOST_ROWS

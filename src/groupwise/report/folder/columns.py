@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from groupwise.report.folder.lines import number
-from groupwise.report.page.data import Curves, Number
+from groupwise.core.statistics import Interval, pass_rate_interval
+from groupwise.report.folder.lines import count_of, flat, number
+from groupwise.report.records import Curves, Number
 
-#: 95 % of a normal distribution lie within this many standard deviations.
-Z95 = 1.959964
 #: Keys of a row that are no numbers to draw.
 _NO_COLUMNS = frozenset({"step", "checks", "evaluation"})
 
@@ -32,18 +31,31 @@ def steps(rows: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, Any]
 def evaluations(rows: Sequence[Mapping[str, Any]]) -> Curves:
     """A row an evaluation: avg_at_k, pass_at_k.4, by_source.NAME.avg_at_k, ..., with the seconds of the row.
 
-    low and high are the 95 % interval avg_at_k +- 1.96 standard_error, within 0 and 1.
+    low and high are the ends of its `interval`.
     """
     return _curves(rows, _evaluation)
+
+
+def interval(evaluation: Mapping[str, Any]) -> Interval | None:
+    """The 95 % interval of an evaluation's pass rate; None where it has no pass rate, or does not say of how many.
+
+    >>> str(interval({"avg_at_k": 1.0, "problems": 100, "samples": 4, "standard_error": 0.0}))
+    '0.962 to 1.000'
+    """
+    rate, error = number(evaluation.get("avg_at_k")), number(evaluation.get("standard_error"))
+    problems, samples = count_of(evaluation.get("problems")), count_of(evaluation.get("samples"))
+    if rate is None or not 0 <= rate <= 1 or not problems:
+        return None
+    return pass_rate_interval(rate, problems, samples or 1, math.nan if error is None else error)
 
 
 def thin(curves: Curves, most: int) -> Curves:
     """At most `most` (2 or more) of the rows: the first, the last, and others evenly between them."""
     if len(curves.step) <= most:
         return curves
-    kept = spaced(len(curves.step), most)
-    columns = {name: [values[i] for i in kept] for name, values in curves.columns.items()}
-    return Curves([curves.step[i] for i in kept], columns)
+    places = spaced(len(curves.step), most)
+    columns = {name: [values[i] for i in places] for name, values in curves.columns.items()}
+    return Curves([curves.step[i] for i in places], columns)
 
 
 def spaced(count: int, most: int) -> list[int]:
@@ -63,12 +75,14 @@ def rounded(curves: Curves) -> Curves:
 
 
 def short(value: Number) -> Number:
-    """A number to 7 significant digits: within 5e-7 of itself, relative.
+    """A number to 7 significant digits: within 5e-7 of itself, relative. A gap where numbers end.
 
     >>> short(0.123456789), short(512), short(None)
     (0.1234568, 512, None)
     """
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Mapping[str, Number]]) -> Curves:
@@ -82,13 +96,13 @@ def _curves(rows: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]
 
 
 def _step(row: Mapping[str, Any]) -> dict[str, Number]:
-    found = dict(_flat({key: value for key, value in row.items() if key not in _NO_COLUMNS}))
+    metrics = _numbers({key: value for key, value in row.items() if key not in _NO_COLUMNS})
     return {
-        **found,
+        **metrics,
         "seconds_total": _total(row),
-        "generate_tokens_per_second": _over(found.get("generated_tokens"), found.get("seconds.generate")),
-        "train_tokens_per_second": _over(found.get("trained_tokens"), found.get("seconds.update")),
-        "dropped_tokens_share": _over(found.get("generated_tokens_dropped"), found.get("generated_tokens")),
+        "generate_tokens_per_second": _over(metrics.get("generated_tokens"), metrics.get("seconds.generate")),
+        "train_tokens_per_second": _over(metrics.get("trained_tokens"), metrics.get("seconds.update")),
+        "dropped_tokens_share": _over(metrics.get("generated_tokens_dropped"), metrics.get("generated_tokens")),
     }
 
 
@@ -97,26 +111,20 @@ def _memory(row: Mapping[str, Any]) -> dict[str, Number]:
 
 
 def _evaluation(row: Mapping[str, Any]) -> dict[str, Number]:
-    found = dict(_flat(row["evaluation"]))
-    middle, error = found.get("avg_at_k"), found.get("standard_error")
-    ends: dict[str, Number] = {}
-    if middle is not None and error is not None:
-        ends = {"low": max(0.0, middle - Z95 * error), "high": min(1.0, middle + Z95 * error)}
-    return {**found, **ends, **dict(_flat({"seconds": row.get("seconds", {})})), "seconds_total": _total(row)}
+    around = interval(row["evaluation"])
+    band = {"low": around.low, "high": around.high} if around else {}
+    seconds = _numbers({"seconds": row.get("seconds", {})})
+    return {**_numbers(row["evaluation"]), **band, **seconds, "seconds_total": _total(row)}
 
 
 def _total(row: Mapping[str, Any]) -> Number:
-    found = [value for _, value in _flat(row.get("seconds", {})) if value is not None]
-    return math.fsum(found) if found else None
+    seconds = [value for value in _numbers(row.get("seconds", {})).values() if value is not None]
+    return math.fsum(seconds) if seconds else None
 
 
-def _over(amount: Number, whole: Number) -> Number:
-    return None if amount is None or not whole else amount / whole
+def _over(amount: Number, total: Number) -> Number:
+    return None if amount is None or not total else amount / total
 
 
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Number]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", number(value)
+def _numbers(row: Mapping[str, Any]) -> dict[str, Number]:
+    return {name: number(value) for name, value in flat(row).items()}

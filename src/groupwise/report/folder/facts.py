@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from groupwise.report.folder.lines import number, whole
+from groupwise.report.folder.lines import count_of, number, table
 from groupwise.report.folder.read import RunFolder
-from groupwise.report.page.data import Table, Text
+from groupwise.report.records import Table, Text
 
 _OLD = (
     "This run is from before about.json was written: when it was started is not known, and its machine and versions "
@@ -18,8 +18,8 @@ _OLD = (
 
 def tables(run: RunFolder) -> tuple[Table, ...]:
     """The run in short, and its algorithm part by part."""
-    found = (_run(run), _algorithm(run))
-    return tuple(table for table in found if table.rows)
+    both = (_run(run), _algorithm(run))
+    return tuple(table for table in both if table.rows)
 
 
 def texts(run: RunFolder) -> tuple[Text, ...]:
@@ -29,14 +29,14 @@ def texts(run: RunFolder) -> tuple[Text, ...]:
 
 def _run(run: RunFolder) -> Table:
     recipe, about, summary = run.recipe or {}, run.about, run.summary or {}
-    versions = {**_table(summary.get("versions")), **_table(about.get("versions"))}
+    versions = {**table(summary.get("versions")), **table(about.get("versions"))}
     facts: Sequence[tuple[str, object]] = (
         ("folder", run.folder),
         ("started", moment(about.get("started"))),
         *(("resumed", words) for words in _resumed(about)),
-        ("task", about.get("task") or _table(recipe.get("task")).get("name")),
+        ("task", about.get("task") or table(recipe.get("task")).get("name")),
         ("model", recipe.get("model")),
-        ("algorithm", _table(about.get("algorithm")).get("name") or _table(recipe.get("algorithm")).get("name")),
+        ("algorithm", table(about.get("algorithm")).get("name") or table(recipe.get("algorithm")).get("name")),
         ("a step", _a_step(recipe)),
         ("steps", recipe.get("steps")),
         ("seed", recipe.get("seed")),
@@ -50,23 +50,23 @@ def _run(run: RunFolder) -> Table:
 
 def _a_step(recipe: Mapping[str, Any]) -> str:
     """Prompts, samples and updates of one step."""
-    prompts, samples = whole(recipe.get("prompts_per_step")), whole(recipe.get("samples_per_prompt"))
+    prompts, samples = count_of(recipe.get("prompts_per_step")), count_of(recipe.get("samples_per_prompt"))
     if not prompts or not samples:
         return ""
-    updates, passes = whole(recipe.get("updates_per_batch")) or 1, whole(recipe.get("passes_per_batch")) or 1
-    told = f"{prompts:,} prompts x {samples:,} samples, {updates * passes:,} update" + "s" * (updates * passes != 1)
-    return told + (f" in {passes:,} passes" if passes > 1 else "")
+    updates, passes = count_of(recipe.get("updates_per_batch")) or 1, count_of(recipe.get("passes_per_batch")) or 1
+    words = f"{prompts:,} prompts x {samples:,} samples, {updates * passes:,} update" + "s" * (updates * passes != 1)
+    return words + (f" in {passes:,} passes" if passes > 1 else "")
 
 
 def _resumed(about: Mapping[str, Any]) -> list[str]:
     """Each time that the run was gone on with, and where."""
-    found = about.get("resumed")
-    told = [_table(one) for one in found] if isinstance(found, list) else []
-    return [_again(one) for one in told if one]
+    entries = about.get("resumed")
+    tables = [table(one) for one in entries] if isinstance(entries, list) else []
+    return [_again(one) for one in tables if one]
 
 
 def _again(one: Mapping[str, Any]) -> str:
-    step, when, machine = whole(one.get("step")), moment(one.get("started")), one.get("machine")
+    step, when, machine = count_of(one.get("step")), moment(one.get("started")), one.get("machine")
     words = [
         "from the start" if not step else f"after step {step:,}",
         when and f"at {when}",
@@ -75,39 +75,45 @@ def _again(one: Mapping[str, Any]) -> str:
     return " ".join(str(word) for word in words if word)
 
 
+def compares_within_group(about: Mapping[str, Any]) -> bool | None:
+    """Whether the run's advantage compares the completions of one prompt; None where about.json does not say."""
+    value = table(about.get("algorithm")).get("compares_within_group")
+    return value if isinstance(value, bool) else None
+
+
 def moment(seconds: object) -> str:
     """A time in UTC; "" where there is none.
 
     >>> moment(1_700_000_000)
     '2023-11-14 22:13 UTC'
     """
-    found = number(seconds)
+    at = number(seconds)
     try:
-        return "" if found is None else f"{datetime.fromtimestamp(found, UTC):%Y-%m-%d %H:%M} UTC"
+        return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
     except (OverflowError, OSError, ValueError):
         return ""
 
 
 def _algorithm(run: RunFolder) -> Table:
-    told = _table(run.about.get("algorithm"))
-    parts = told.get("parts")
+    algorithm = table(run.about.get("algorithm"))
+    parts = algorithm.get("parts")
     if not isinstance(parts, list) or not parts:
-        return _settings(_table((run.recipe or {}).get("algorithm")))
+        return _settings(table((run.recipe or {}).get("algorithm")))
     names = ("slot", "kind", "value", "equation")
-    rows = tuple(tuple(_words(_table(part).get(name)) for name in names) for part in parts)
-    kept = [i for i, _ in enumerate(names) if any(row[i] for row in rows)]
+    rows = tuple(tuple(_words(table(part).get(name)) for name in names) for part in parts)
+    places = [i for i, _ in enumerate(names) if any(row[i] for row in rows)]
     return Table(
-        f"The algorithm: {_words(told.get('name'))}",
-        tuple(("part", "kind", "settings", "equation")[i] for i in kept),
-        tuple(tuple(row[i] for i in kept) for row in rows),
-        _about_algorithm(told),
+        f"The algorithm: {_words(algorithm.get('name'))}",
+        tuple(("part", "kind", "settings", "equation")[i] for i in places),
+        tuple(tuple(row[i] for i in places) for row in rows),
+        _about_algorithm(algorithm),
     )
 
 
-def _about_algorithm(told: Mapping[str, Any]) -> str:
+def _about_algorithm(algorithm: Mapping[str, Any]) -> str:
     """Objective, source and what to watch, in a sentence each."""
     heads = (("objective", "It maximises "), ("paper", "Source: "), ("watch", "Watch: "))
-    return " ".join(f"{head}{_words(told[key]).rstrip('.')}." for key, head in heads if _words(told.get(key)))
+    return " ".join(f"{head}{_words(algorithm[key]).rstrip('.')}." for key, head in heads if _words(algorithm.get(key)))
 
 
 def _settings(algorithm: Mapping[str, Any]) -> Table:
@@ -119,10 +125,6 @@ def _settings(algorithm: Mapping[str, Any]) -> Table:
     )
     words = "As the recipe names its parts; `groupwise explain` has their equations."
     return Table(f"The algorithm: {_words(algorithm.get('name'))}", ("part", "kind", "settings"), rows, words)
-
-
-def _table(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _words(value: object) -> str:

@@ -8,30 +8,30 @@ from itertools import accumulate
 from typing import Any
 
 from groupwise.report.folder.columns import short
-from groupwise.report.folder.lines import number, parsed, whole
+from groupwise.report.folder.lines import count_of, number, parsed, table
 from groupwise.report.folder.scan import RIGHT, kind_of
-from groupwise.report.page.data import Number, RolloutGroup, RolloutRow
+from groupwise.report.records import Number, RolloutGroup, RolloutRow
 
 #: Characters of a text that a page shows.
 LONGEST_TEXT = 20_000
 
-#: What an update says of a row that is not told per token.
+#: What an update says of a row that is not said per token.
 _OF_THE_ROW = frozenset({"update", "weight"})
 
 
 def group_of(lines: Sequence[bytes], odd: Counter[str]) -> RolloutGroup | None:
     """A group from its lines; None where one of them cannot be read, because the others mean little without it."""
-    told = [_told(line) for line in lines]
-    rows = [None if row is None else row_of(row, odd) for row in told]
+    tables = [_table_of(line) for line in lines]
+    rows = [None if row is None else row_of(row, odd) for row in tables]
     good = [row for row in rows if row is not None]
     if not good or len(good) < len(rows):
         odd["row"] += len(rows) - len(good)
         return None
-    first = told[0] or {}
+    first = tables[0] or {}
     scores = [row.score for row in good if row.score is not None]
     return RolloutGroup(
-        step=whole(first.get("step")) or 0,
-        group=whole(first.get("group")) or 0,
+        step=count_of(first.get("step")) or 0,
+        group=count_of(first.get("group")) or 0,
         key=_text(first.get("key")),
         source=_text(first.get("source")),
         prompt=_cut(_text(first.get("prompt")), odd),
@@ -43,31 +43,31 @@ def group_of(lines: Sequence[bytes], odd: Counter[str]) -> RolloutGroup | None:
     )
 
 
-def row_of(told: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
+def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
     """A completion; None where it has no text. A number that is missing, or none, is a gap."""
-    text = told.get("completion")
-    if not isinstance(text, str) or not isinstance(told.get("prompt"), str):
+    text = row.get("completion")
+    if not isinstance(text, str) or not isinstance(row.get("prompt"), str):
         return None
-    pieces = _pieces(told.get("pieces"))
-    columns = _columns(told, len(pieces), odd) if pieces else {}
+    pieces = _pieces(row.get("pieces"))
+    columns = _columns(row, len(pieces), odd) if pieces else {}
     shown, columns = _shown(pieces, columns)
     return RolloutRow(
         text=_cut(text, odd),
-        score=short(number(told.get("score"))),
-        reward=short(number(told.get("reward"))),
-        advantage=short(number(told.get("advantage"))),
-        finish=_text(told.get("finish")),
-        tokens=whole(told.get("tokens")) or len(pieces),
-        version=whole(told.get("version")) or 0,
-        parts={name: short(number(value)) for name, value in _table(told.get("parts")).items()},
-        learned=short(number(told.get("learned"))),
-        fault=_text(told.get("fault")),
+        score=short(number(row.get("score"))),
+        reward=short(number(row.get("reward"))),
+        advantage=short(number(row.get("advantage"))),
+        finish=_text(row.get("finish")),
+        tokens=count_of(row.get("tokens")) or len(pieces),
+        version=count_of(row.get("version")) or 0,
+        parts={name: short(number(value)) for name, value in table(row.get("parts")).items()},
+        learned=short(number(row.get("learned"))),
+        fault=_text(row.get("fault")),
         pieces=shown,
         columns=columns,
     )
 
 
-def _told(line: bytes) -> dict[str, Any] | None:
+def _table_of(line: bytes) -> dict[str, Any] | None:
     try:
         value = parsed(line, Counter())
     except ValueError:
@@ -75,17 +75,17 @@ def _told(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _columns(told: Mapping[str, Any], tokens: int, odd: Counter[str]) -> dict[str, list[Number]]:
-    """What is told per token, and by the last update that trained the row; a number stands for all tokens."""
-    found = {**_table(told.get("per_token")), **_last_update(told.get("updates"))}
-    columns = {name: _expanded(value, tokens) for name, value in found.items()}
+def _columns(row: Mapping[str, Any], tokens: int, odd: Counter[str]) -> dict[str, list[Number]]:
+    """What is written per token, and by the last update that trained the row; a number stands for all tokens."""
+    values = {**table(row.get("per_token")), **_last_update(row.get("updates"))}
+    columns = {name: _expanded(value, tokens) for name, value in values.items()}
     odd["column"] += sum(column is None for column in columns.values())
     return {name: column for name, column in columns.items() if column is not None}
 
 
 def _last_update(updates: object) -> dict[str, Any]:
-    tables = [_table(update) for update in updates] if isinstance(updates, list) else []
-    last = max(tables, key=lambda table: whole(table.get("update")) or 0, default={})
+    tables = [table(update) for update in updates] if isinstance(updates, list) else []
+    last = max(tables, key=lambda update: count_of(update.get("update")) or 0, default={})
     return {name: value for name, value in last.items() if name not in _OF_THE_ROW}
 
 
@@ -116,10 +116,6 @@ def _pieces(value: object) -> list[str]:
     return value if isinstance(value, list) and all(isinstance(piece, str) for piece in value) else []
 
 
-def _table(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _text(value: object) -> str:
-    """A text as it is, nothing for nothing, and the words for anything else: an answer may be a number."""
+    """A text as it is, nothing for nothing, and its words for anything else: an answer may be a number."""
     return "" if value is None else value if isinstance(value, str) else str(value)

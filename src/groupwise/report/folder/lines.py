@@ -1,25 +1,26 @@
-"""Lines of JSON as a run left them: whole rows, halves, and what other tools wrote. What is odd is counted and told."""
+"""Lines of JSON as a run left them: whole rows, halves, and what other tools wrote. What is odd is counted and said."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
 
-from groupwise.report.page.data import Number
+from groupwise.core.jsonl import STEP, writable
+from groupwise.report.records import Number
 
 Row = dict[str, Any]
 
 #: Every kind of oddity in words, for one and for {n} of them.
-TOLD: dict[str, tuple[str, str]] = {
+ODD: dict[str, tuple[str, str]] = {
     "cut": ("the last line is cut off and was left out", "the last line is cut off and was left out"),
     "broken": (
         "1 line is cut off or damaged; only what is whole in it was kept",
@@ -54,19 +55,35 @@ TOLD: dict[str, tuple[str, str]] = {
 #: This many bytes at the beginning, and before the place that was read up to, tell whether a file is the same one.
 _SEEN = 256
 _LARGEST_STEP = 2**53
-_BEGIN = re.compile(rb'\{"step"')
 
 
-def told(name: str, odd: Counter[str]) -> list[str]:
+def oddities(name: str, odd: Counter[str]) -> list[str]:
     """The oddities of a file, a line for each kind.
 
-    >>> told("metrics.jsonl", Counter({"no step": 2}))
+    >>> oddities("metrics.jsonl", Counter({"no step": 2}))
     ['metrics.jsonl: 2 rows have no whole number as their step and were left out']
     """
-    counted = [
-        (one if odd[kind] == 1 else many).format(n=f"{odd[kind]:,}") for kind, (one, many) in TOLD.items() if odd[kind]
+    lines = [
+        (one if odd[kind] == 1 else many).format(n=f"{odd[kind]:,}") for kind, (one, many) in ODD.items() if odd[kind]
     ]
-    return [f"{name}: {words}" for words in counted]
+    return [f"{name}: {words}" for words in lines]
+
+
+def table(value: object) -> dict[str, Any]:
+    """A table as it is; an empty one for everything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def flat(table: Mapping[str, object], path: str = "") -> dict[str, object]:
+    """Dotted key -> value.
+
+    >>> flat({"seed": 0, "algorithm": {"kl": {"beta": 0.04}}})
+    {'seed': 0, 'algorithm.kl.beta': 0.04}
+    """
+    values: dict[str, object] = {}
+    for key, value in table.items():
+        values |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {path + key: value}
+    return values
 
 
 def number(value: object) -> Number:
@@ -86,12 +103,12 @@ def number(value: object) -> Number:
     return near if abs(near) > _LARGEST_STEP else value
 
 
-def whole(value: object) -> int | None:
+def count_of(value: object) -> int | None:
     """A number that counts something: 0, 1, 2, ..., also where it is written 2.0."""
-    found = number(value)
-    if found is None or found < 0 or found != int(found) or found > _LARGEST_STEP:
+    count = number(value)
+    if count is None or count < 0 or count != int(count) or count > _LARGEST_STEP:
         return None
-    return int(found)
+    return int(count)
 
 
 def parsed(text: bytes, odd: Counter[str]) -> Any:
@@ -142,7 +159,7 @@ class ByStep:
         self.rows: list[Row] = []
 
     def add(self, row: Row, odd: Counter[str]) -> None:
-        step = whole(row.get("step"))
+        step = count_of(row.get("step"))
         if step is None:
             odd["no step"] += 1
             return
@@ -235,7 +252,7 @@ def _foreign(text: bytes, odd: Counter[str]) -> Any:
         raise ValueError("nested too deep") from None
     odd["no number"] += len(gaps)
     odd["foreign"] += not _is_utf8(text)
-    return _mended(value)
+    return writable(value)
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -246,28 +263,11 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def _mended(value: Any) -> Any:
-    """Texts that can be written as UTF-8."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_mended(key): _mended(inner) for key, inner in value.items()}
-    return [_mended(inner) for inner in value] if isinstance(value, list) else value
-
-
 def _rescued(line: bytes, odd: Counter[str]) -> list[Row]:
     """The rows in a damaged line: a killed run leaves half a line, and the next row may stand right behind it."""
     odd["broken"] += 1
-    starts = [found.start() for found in _BEGIN.finditer(line)]
-    return [row for piece in _pieces(line, starts) for row in _row_or_none(piece, odd)]
-
-
-def _pieces(line: bytes, starts: Sequence[int]) -> list[bytes]:
-    return [line[a:b] for a, b in zip(starts, [*starts, len(line)][1:], strict=False)]
-
-
-def _row_or_none(piece: bytes, odd: Counter[str]) -> list[Row]:
-    try:
-        return [parsed(piece, odd)]
-    except ValueError:
-        return []
+    rows: list[Row] = []
+    for piece in line.split(STEP)[1:]:
+        with suppress(ValueError):
+            rows.append(parsed(STEP + piece, odd))
+    return rows

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from groupwise.core.errors import UsageError
-from groupwise.report.folder.lines import ByStep, Row, Tail, all_rows, number, parsed, told, whole
-from groupwise.report.page.data import Status
-
-__all__ = ["RunFolder", "Signs", "Tail", "read", "signs", "status"]
+from groupwise.report.folder.lines import ByStep, Row, all_rows, count_of, number, oddities, parsed
+from groupwise.report.records import Status
 
 #: The files of a run, as its journal names them.
 RECIPE, ABOUT, SUMMARY, LOG, LOCK = "recipe.toml", "about.json", "summary.json", "log.txt", ".lock"
@@ -77,12 +75,13 @@ class Signs(NamedTuple):
 def read(folder: Path) -> RunFolder:
     """A run as it is at this moment. Raises UsageError where the folder is none of a run."""
     folder = Path(folder)
-    _demand_run(folder)
+    _require_run(folder)
     notes: list[str] = []
     text = _text(folder / RECIPE, notes)
     recipe = _recipe(text, notes)
     about, summary = _object(folder / ABOUT, notes), _object(folder / SUMMARY, notes)
-    seen = signs(folder)  # before the rows: a run that ends between the two is then told as going on, with all its rows
+    # Before the rows: a run that ends between the two is then shown as going on, with all its rows.
+    seen = signs(folder)
     steps, evaluations = _rows_of_steps(folder / METRICS, seen.held, notes)
     last = _last(steps, evaluations)
     _missing(folder, summary is not None or last is not None, notes)
@@ -106,9 +105,9 @@ def signs(folder: Path) -> Signs:
     """What tells whether a run goes on, and how it ended; cheap enough to ask again and again."""
     held = is_held(folder / LOCK)
     last = _last_line(folder / LOG)
-    found = _ERROR.match(last)
-    error = last.removeprefix("error: ") if found else ""
-    at = int(found[1]) if found and found[1] else None
+    match = _ERROR.match(last)
+    error = last.removeprefix("error: ") if match else ""
+    at = int(match[1]) if match and match[1] else None
     return Signs(held, _object(folder / SUMMARY, []), error, at)
 
 
@@ -126,8 +125,8 @@ def is_held(lock: Path) -> bool:
 
 def status(folder: Path, seen: Signs, recipe: Mapping[str, Any] | None, last: int | None) -> Status:
     """finished, going, failed, stopped or empty. `last` is the newest step with a row, None without any."""
-    of = whole((recipe or {}).get("steps"))
-    if seen.summary is not None and (whole(seen.summary.get("steps")) or 0) >= (of or 0):
+    of = count_of((recipe or {}).get("steps"))
+    if seen.summary is not None and (count_of(seen.summary.get("steps")) or 0) >= (of or 0):
         return Status("finished", _finished(seen.summary))
     where = f"step {last:,}" + (f" of {of:,}" if of else "") if last else ""
     if seen.held:
@@ -142,7 +141,7 @@ def status(folder: Path, seen: Signs, recipe: Mapping[str, Any] | None, last: in
 
 
 def _finished(summary: Mapping[str, Any]) -> str:
-    steps, seconds = whole(summary.get("steps")), number(summary.get("seconds_total"))
+    steps, seconds = count_of(summary.get("steps")), number(summary.get("seconds_total"))
     return "finished" + (f": {steps:,} steps" if steps else "") + (f" in {in_words(seconds)}" if seconds else "")
 
 
@@ -158,7 +157,7 @@ def in_words(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
-def _demand_run(folder: Path) -> None:
+def _require_run(folder: Path) -> None:
     try:
         if not folder.exists():
             raise UsageError(f"{folder}: there is no such folder; {WHAT}")
@@ -186,7 +185,7 @@ def _rows_of_steps(path: Path, held: bool, notes: list[str]) -> tuple[list[Row],
         place(row, steps, evaluations, odd)
     if held:
         del odd["cut"]  # it is being written at this moment
-    notes += told(path.name, odd) + ([f"{path.name} cannot be read: {error}"] if error else [])
+    notes += oddities(path.name, odd) + ([f"{path.name} cannot be read: {error}"] if error else [])
     return steps.rows, evaluations.rows
 
 
@@ -196,8 +195,8 @@ def place(row: Row, steps: ByStep, evaluations: ByStep, odd: Counter[str]) -> No
     wrong = [key for key in TABLES if key in row and not isinstance(row[key], dict)]
     odd["no table"] += bool(wrong)
     if "evaluation" not in wrong:
-        kept = {key: value for key, value in row.items() if key not in wrong}
-        (evaluations if evaluated else steps).add(kept, odd)
+        sound = {key: value for key, value in row.items() if key not in wrong}
+        (evaluations if evaluated else steps).add(sound, odd)
 
 
 def _last(*kinds: list[Row]) -> int | None:

@@ -15,7 +15,7 @@ import orjson
 from groupwise.report.folder.columns import spaced
 from groupwise.report.folder.groups import LONGEST_TEXT, group_of
 from groupwise.report.folder.scan import Place, Scan, places, scan
-from groupwise.report.page.data import Curves, Number, RolloutGroup, Rollouts
+from groupwise.report.records import Curves, Number, RolloutGroup, Rollouts
 
 #: Groups that the browser of rollouts filters without a wait.
 MOST_GROUPS = 400
@@ -48,9 +48,9 @@ def sample_to(
     """The same of the steps up to `last`, and the byte that it was read up to: where a Tail takes over."""
     try:
         with path.open("rb") as file:
-            found = scan(file)
-            found = found if last is None else found.until(last)
-            return _sample(file, found, bytes_budget, most_groups), found.end
+            scanned = scan(file)
+            scanned = scanned if last is None else scanned.until(last)
+            return _sample(file, scanned, bytes_budget, most_groups), scanned.end
     except FileNotFoundError:
         return _NO_FILE, 0
     except OSError as error:
@@ -60,8 +60,8 @@ def sample_to(
 def fresh(lines: Sequence[bytes], bytes_budget: int = 200_000, most_groups: int = 40) -> Rollouts:
     """A sample of lines that were appended since the last time, as Tail.take_lines gives them."""
     file = BytesIO(b"".join(line + b"\n" for line in lines))
-    found = scan(file)
-    return _sample(file, found, bytes_budget, most_groups)
+    scanned = scan(file)
+    return _sample(file, scanned, bytes_budget, most_groups)
 
 
 def spread(count: int) -> list[int]:
@@ -86,18 +86,18 @@ def points(groups: Sequence[RolloutGroup]) -> dict[str, Curves]:
     The newest 2,000 of each; a plot without any point is left out.
     """
     newest = sorted(groups, key=lambda group: -group.step)
-    found = {
+    tables = {
         "value-return": _curves(_values_and_returns(newest), ("value", "returns")),
         "learned-score": _curves(_learned_and_score(newest), ("learned", "score")),
     }
-    return {plot: curves for plot, curves in found.items() if curves.step}
+    return {plot: curves for plot, curves in tables.items() if curves.step}
 
 
-def _sample(file: IO[bytes], found: Scan, budget: int, most_groups: int) -> Rollouts:
+def _sample(file: IO[bytes], scanned: Scan, budget: int, most_groups: int) -> Rollouts:
     odd: Counter[str] = Counter()
     chosen: list[RolloutGroup] = []
     room, misses = budget, 0
-    for place in _candidates(file, found, _step_count(found, budget, most_groups)):
+    for place in _candidates(file, scanned, _step_count(scanned, budget, most_groups)):
         if len(chosen) == most_groups or misses == PATIENCE:
             break
         seen: Counter[str] = Counter()
@@ -112,26 +112,26 @@ def _sample(file: IO[bytes], found: Scan, budget: int, most_groups: int) -> Roll
             room, misses = room - size, 0
         odd += seen
     chosen.sort(key=lambda group: (group.step, group.group))
-    return Rollouts(_words(found, chosen, odd), chosen)
+    return Rollouts(_words(scanned, chosen, odd), chosen)
 
 
-def _step_count(found: Scan, budget: int, most_groups: int) -> int:
+def _step_count(scanned: Scan, budget: int, most_groups: int) -> int:
     """Of how many steps: as many as leave room for a few groups of each."""
-    rows, size = found.rows, sum(span.end - span.start for span in found.spans.values())
-    groups = sum(span.groups for span in found.spans.values())
+    rows, size = scanned.rows, sum(span.end - span.start for span in scanned.spans.values())
+    groups = sum(span.groups for span in scanned.spans.values())
     if not rows:
         return 0
     fit = min(most_groups, budget * groups // max(1, size))
     return max(2, fit // GROUPS_A_STEP)
 
 
-def _candidates(file: IO[bytes], found: Scan, count: int) -> Iterator[Place]:
+def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[Place]:
     """Groups in the order in which they are wanted: of each step one of every kind, then one more at a time."""
-    steps = sorted(found.spans)
+    steps = sorted(scanned.spans)
     chosen = [steps[i] for i in spaced(len(steps), count)]
     rest: list[list[Place]] = []
     for i in spread(len(chosen)):
-        here = places(file, found.spans[chosen[i]], found.usual)
+        here = places(file, scanned.spans[chosen[i]], scanned.usual)
         first = _one_of_each(here)
         yield from first
         rest.append([place for place in here if place not in first])
@@ -162,24 +162,24 @@ def _fitted(group: RolloutGroup, most: int, odd: Counter[str]) -> RolloutGroup:
     bare = [dataclasses.replace(row, pieces=[], columns={}) for row in group.completions]
     extra = [size - len(orjson.dumps(row)) for size, row in zip(sizes, bare, strict=True)]
     room = most - sum(sizes) + sum(extra)
-    kept = []
+    completions = []
     for row, without, more in zip(group.completions, bare, extra, strict=True):
         fits = more <= room
         room -= more if fits else 0
         odd["bare"] += bool(row.pieces) and not fits
-        kept.append(row if fits else without)
-    return dataclasses.replace(group, completions=kept)
+        completions.append(row if fits else without)
+    return dataclasses.replace(group, completions=completions)
 
 
-def _words(found: Scan, chosen: Sequence[RolloutGroup], odd: Mapping[str, int]) -> str:
+def _words(scanned: Scan, chosen: Sequence[RolloutGroup], odd: Mapping[str, int]) -> str:
     """How many of how many are shown, and what was left out."""
     shown = sum(len(group.completions) for group in chosen)
     steps = len({group.step for group in chosen})
     words = [
-        f"{shown:,} of {_many(found.rows, 'completion')}: {_many(len(chosen), 'whole group')} from {steps:,} of "
-        f"{_many(len(found.spans), 'step')}"
+        f"{shown:,} of {_many(scanned.rows, 'completion')}: {_many(len(chosen), 'whole group')} from {steps:,} of "
+        f"{_many(len(scanned.spans), 'step')}"
     ]
-    left_out = found.odd + odd["row"]
+    left_out = scanned.odd + odd["row"]
     if left_out:
         words.append(f"{_many(left_out, 'row')} cannot be read and left out, with the rest of the group")
     if odd["long"]:
@@ -195,9 +195,11 @@ def _many(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
-def _curves(found: Iterator[tuple[int, Number, Number]], names: tuple[str, str]) -> Curves:
-    kept = list(islice(found, MOST_POINTS))
-    return Curves([point[0] for point in kept], {name: [point[i] for point in kept] for i, name in enumerate(names, 1)})
+def _curves(triples: Iterator[tuple[int, Number, Number]], names: tuple[str, str]) -> Curves:
+    newest = list(islice(triples, MOST_POINTS))
+    return Curves(
+        [point[0] for point in newest], {name: [point[i] for point in newest] for i, name in enumerate(names, 1)}
+    )
 
 
 def _values_and_returns(groups: Sequence[RolloutGroup]) -> Iterator[tuple[int, Number, Number]]:

@@ -27,7 +27,7 @@ class Span:
 
 @dataclass
 class Scan:
-    """A file of rollouts as a whole.
+    """A file of rollouts.
 
     spans  by step; of a step that was written twice, the later lines
     usual  rows of the largest group
@@ -89,25 +89,25 @@ def kind_of(right: int, scored: int) -> str:
 
 def scan(file: IO[bytes]) -> Scan:
     """One pass over every line, in memory that grows with the number of steps only."""
-    found, at = Scan(), 0
+    scanned, at = Scan(), 0
     span, group, size = Span(-1, 0, 0), -1, 0
     for line in file:
         begin = _BEGIN.match(line)
         if begin is None or not _ends(line):
-            found.odd += bool(line.strip())
+            scanned.odd += bool(line.strip())
         else:
             step, number = int(begin[1]), int(begin[2])
             if step != span.step or number < group:
                 span, group = Span(step, at, at), -1
-                found.spans[step] = span
+                scanned.spans[step] = span
             if number != group:
                 span.groups, group, size = span.groups + 1, number, 0
             span.rows, size = span.rows + 1, size + 1
-            found.usual = max(found.usual, size)
+            scanned.usual = max(scanned.usual, size)
             span.end = at + len(line)
         at += len(line)
-        found.end = at if line.endswith(b"\n") else found.end
-    return found
+        scanned.end = at if line.endswith(b"\n") else scanned.end
+    return scanned
 
 
 def places(file: IO[bytes], span: Span, usual: int) -> list[Place]:
@@ -116,23 +116,23 @@ def places(file: IO[bytes], span: Span, usual: int) -> list[Place]:
     At an end of the step, or beside a damaged line, a group with fewer rows than usual was cut.
     """
     file.seek(span.start)
-    at, found, doubtful = span.start, [], True
+    at, groups, doubtful = span.start, [], True
     while at < span.end:
         line = file.readline()
         begin = _BEGIN.match(line)
         if begin is None or not _ends(line) or line.find(_ROW, 1) > 0:
             doubtful = True
-            if found:
-                found[-1].doubtful = True
+            if groups:
+                groups[-1].doubtful = True
         else:
-            if not found or found[-1].group != int(begin[2]):
-                found.append(Place(int(begin[2]), begin[3].decode(), at, at, doubtful=doubtful))
-            _count(found[-1], line)
-            found[-1].end, doubtful = at + len(line), False
+            if not groups or groups[-1].group != int(begin[2]):
+                groups.append(Place(int(begin[2]), begin[3].decode(), at, at, doubtful=doubtful))
+            _count(groups[-1], line)
+            groups[-1].end, doubtful = at + len(line), False
         at += len(line)
-    if found:
-        found[-1].doubtful = True
-    return [place for place in found if place.rows >= usual or not place.doubtful]
+    if groups:
+        groups[-1].doubtful = True
+    return [place for place in groups if place.rows >= usual or not place.doubtful]
 
 
 def _ends(line: bytes) -> bool:

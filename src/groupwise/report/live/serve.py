@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 from groupwise.core.errors import GroupwiseError, UsageError
-from groupwise.report.page.data import Fresh, Live, Page
 from groupwise.report.page.page import as_json
+from groupwise.report.records import Fresh, Live, Page
 
 HOST = "127.0.0.1"
 
@@ -65,14 +65,14 @@ def watch(
     html: Callable[[Page], str],
     seconds: float = SECONDS,
 ) -> None:
-    """Serve the page on 127.0.0.1 until `stop` is set, Ctrl-C or SIGTERM; `ready` is told the address.
+    """Serve the page on 127.0.0.1 until `stop` is set, Ctrl-C or SIGTERM; `ready` gets the address.
 
     Port 0 is any free one. Raises UsageError where the port is taken or not allowed.
     """
     stopped = stop or threading.Event()
-    with _listen(port, Desk(source, html, seconds)) as server, _signals() as asked:
+    with _listen(port, Desk(source, html, seconds)) as server, _signals() as signals:
         ready(f"http://{HOST}:{server.server_port}/")
-        while not asked and not stopped.is_set():
+        while not signals and not stopped.is_set():
             server.handle_request()
 
 
@@ -95,13 +95,13 @@ class Desk:
 
     def reply(self, target: str) -> Reply:
         path, _, query = target.partition("?")
-        made = {"/": self._page, "/fresh": partial(self._fresh, query)}.get(path)
-        if made is None:
+        answer = {"/": self._page, "/fresh": partial(self._fresh, query)}.get(path)
+        if answer is None:
             return line(404, f"{path[:80]}: there is nothing here; the page is at /")
         try:
             # Also while it is written out: a source may go on with the lists that it handed over.
             with self._one_at_a_time:
-                return made()
+                return answer()
         except (GroupwiseError, OSError) as error:
             return line(503, str(error))
         except Exception as error:  # the server outlives whatever one answer ran into, and the page says what it was
@@ -185,15 +185,15 @@ class _Handler(BaseHTTPRequestHandler):
         packed = not unchanged and len(reply.body) > WORTH_PACKING and takes_gzip(headers.get("Accept-Encoding"))
         body = b"" if unchanged else gzip.compress(reply.body, 1) if packed else reply.body
         self.send_response(304 if unchanged else reply.code)
-        told = {**HEADERS, "Vary": "Accept-Encoding"}
+        fields = {**HEADERS, "Vary": "Accept-Encoding"}
         if not unchanged:
-            told |= {"Content-Type": reply.kind, "Content-Length": str(len(body))}
-        told |= {"Content-Encoding": "gzip"} if packed else {}
-        told |= {"ETag": reply.tag} if reply.tag else {}
-        told |= {"Allow": "GET"} if reply.code == 405 else {}
+            fields |= {"Content-Type": reply.kind, "Content-Length": str(len(body))}
+        fields |= {"Content-Encoding": "gzip"} if packed else {}
+        fields |= {"ETag": reply.tag} if reply.tag else {}
+        fields |= {"Allow": "GET"} if reply.code == 405 else {}
         # What was refused may have a body that nobody reads: the connection cannot go on after it.
-        told |= {"Connection": "close"} if reply.code >= 400 else {}
-        for name, value in told.items():
+        fields |= {"Connection": "close"} if reply.code >= 400 else {}
+        for name, value in fields.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -217,8 +217,8 @@ def cursor(query: str) -> dict[str, int]:
     >>> cursor("step=12&evaluation=10")
     {'step': 12, 'evaluation': 10, 'rollout': -1}
     """
-    told = parse_qs(query, keep_blank_values=True)
-    return {name: int(told.get(name, ["-1"])[-1]) for name in ("step", "evaluation", "rollout")}
+    values = parse_qs(query, keep_blank_values=True)
+    return {name: int(values.get(name, ["-1"])[-1]) for name in ("step", "evaluation", "rollout")}
 
 
 def takes_gzip(accepted: str | None) -> bool:
@@ -247,17 +247,17 @@ def _listen(port: int, desk: Desk) -> _Server:
 @contextmanager
 def _signals() -> Iterator[list[int]]:
     """The list of Ctrl-C and SIGTERM that came. It is looked at; nothing is done inside a signal handler."""
-    asked: list[int] = []
+    signals: list[int] = []
 
     def remember(number: int, frame: object) -> None:
-        asked.append(number)
+        signals.append(number)
 
     try:
         before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not in the main thread: whoever owns it decides about signals
         before = {}
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

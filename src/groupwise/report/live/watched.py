@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from bisect import bisect_right
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from groupwise.core.errors import UsageError
-from groupwise.health.watch import findings
+from groupwise.core.jsonl import BEGINNING
 from groupwise.report.folder import columns
-from groupwise.report.folder.lines import ByStep, Tail, told, whole
+from groupwise.report.folder.lines import ByStep, Tail, count_of, oddities
 from groupwise.report.folder.read import (
     MACHINE,
     METRICS,
@@ -25,40 +24,27 @@ from groupwise.report.folder.read import (
     status,
 )
 from groupwise.report.folder.sample import fresh, points, sample_to
-from groupwise.report.page.answers import Told, answers, check_lines
-from groupwise.report.page.data import (
-    Answer,
-    CheckLine,
+from groupwise.report.page.plots import plots_for
+from groupwise.report.page.single import Words, page_of, words_of
+from groupwise.report.records import (
     Curves,
-    Finding,
     Fresh,
     Page,
     Plot,
     Rollouts,
     Status,
 )
-from groupwise.report.page.plots import plots_for
-from groupwise.report.page.single import page_of
 
-#: Groups that are kept for pages that ask late.
+#: Groups that are remembered for pages that ask late.
 MOST_GROUPS = 200
 #: The words of a run that goes on look at all of its rows, however many: this share of the time is theirs.
 SHARE = 1 / 50
-_STEP = re.compile(rb'\{"step":\s*(\d+)')
-
-
-class Said(NamedTuple):
-    """What a page says in words, of the whole run."""
-
-    answers: tuple[Answer, ...]
-    checks: tuple[CheckLine, ...]
-    findings: tuple[Finding, ...]
 
 
 class Watched:
-    """The source of a watched page: `page` reads the folder as a whole, `fresh` tells what came after it.
+    """The source of a watched page: `page` reads the folder from its beginning, `fresh` says what came after it.
 
-    What a step brings is told at once. The words are made anew as soon as SHARE allows (after seconds in a run of
+    What a step brings is shown at once. The words are written anew as soon as SHARE allows (after seconds in a run of
     thousands of steps), and whenever the run is over: then they are those of the page of the whole run.
     """
 
@@ -82,7 +68,7 @@ class Watched:
         self._first_held: dict[str, int] = {}
         self._early: list[bytes] = []
         self._rollouts, self._groups, self._example = rollouts, rollouts.groups[-MOST_GROUPS:], rollouts.groups
-        self._said, self._said_of, self._next = Said((), (), ()), (-1, -1, ""), 0.0
+        self._words, self._words_of, self._next = Words((), (), ()), (-1, -1, ""), 0.0
         self._take()
         return page_of(run, rollouts)
 
@@ -90,7 +76,7 @@ class Watched:
         """Rows after the steps that a page has, and the words."""
         if not self.folder.is_dir():
             raise UsageError(f"{self.folder}: the run folder is gone")
-        now = signs(self.folder)  # before the rows, as `read` does: a run that is told as over has all of them
+        now = signs(self.folder)  # before the rows, as `read` does: a run that is shown as over has all of them
         restart = self._take() or step > self._last
         if not now.held:
             self._show(math.inf)  # the step that it stopped in: nothing more comes
@@ -99,7 +85,7 @@ class Watched:
             step = evaluation = rollout = self._last
         rows, memory = _after(self._steps.rows, step), _after(self._memory.rows, step)
         if now.held and self._memory.rows and rows and rows[-1]["step"] > self._memory.rows[-1]["step"]:
-            rows.pop()  # its memory is written a moment later; what was told once is not told again
+            rows.pop()  # its memory is written a moment later; what was sent once is not sent again
         held = _after(self._evaluations.rows, evaluation)
         groups = [group for group in self._groups if group.step > rollout]
         stands = self._status(now)
@@ -134,7 +120,7 @@ class Watched:
 
     def _know(self, rows: list[dict[str, Any]], memory: list[dict[str, Any]]) -> None:
         """Which columns there are, and the first step that has each: any number, and one that is not 0."""
-        rows, memory = [[row for row in some if whole(row.get("step")) is not None] for some in (rows, memory)]
+        rows, memory = [[row for row in some if count_of(row.get("step")) is not None] for some in (rows, memory)]
         done = columns.steps([row for row in rows if "evaluation" not in row])
         held = columns.evaluations([row for row in rows if isinstance(row.get("evaluation"), dict)])
         for name, at, value in _numbers(done) + _numbers(
@@ -159,40 +145,36 @@ class Watched:
             self._example = self._example or groups
 
     def _plots(self) -> tuple[Plot, ...]:
-        told = {name: [float((name, True) in self._first)] for name, _ in self._first}
-        return plots_for(told, tuple(self._first_held), tuple(points(self._rollouts.groups)))
+        columns_so_far = {name: [float((name, True) in self._first)] for name, _ in self._first}
+        return plots_for(columns_so_far, tuple(self._first_held), tuple(points(self._rollouts.groups)))
 
     def _status(self, now: Signs) -> Status:
         last = max((rows[-1]["step"] for rows in (self._steps.rows, self._evaluations.rows) if rows), default=None)
         return status(self.folder, now, self._run.recipe, last)
 
     def _notes(self, now: Signs) -> tuple[str, ...]:
-        """What was odd when the page was made, with the rows' oddities counted up to now."""
-        found: list[str] = []
+        """What was odd when the page was written, with the rows' oddities counted up to now."""
+        lines: list[str] = []
         for tail, odd in ((self._metrics, self._odd), (self._machine, self._odd_memory)):
             cut = bool(tail.half.strip()) and not now.held
-            found += told(tail.path.name, odd + tail.odd + Counter(cut=int(cut)))
+            lines += oddities(tail.path.name, odd + tail.odd + Counter(cut=int(cut)))
         came = [f"{name} is missing" for name in (METRICS, ROLLOUTS) if (self.folder / name).exists()]
         past = (f"{METRICS}: ", f"{MACHINE}: ", *came)
         rest = [note for note in self._run.notes if not note.startswith(past)]
-        return (*rest, *found)
+        return (*rest, *lines)
 
-    def _say(self, now: Signs, stands: Status) -> Said:
+    def _say(self, now: Signs, stands: Status) -> Words:
         """The words: of this moment where the run is over, else of the last time that their turn came."""
         of = (len(self._steps.rows), len(self._evaluations.rows), stands.state)
         began = time.monotonic()
-        if of == self._said_of or (stands.state == self._said_of[2] == "going" and began < self._next):
-            return self._said
-        self._said, self._said_of = self._look(now), of
+        if of == self._words_of or (stands.state == self._words_of[2] == "going" and began < self._next):
+            return self._words
+        steps, evaluations = self._steps.rows, self._evaluations.rows
+        self._words = words_of(self._run, now.summary, steps, evaluations, self._example)
+        self._words_of = of
         took = time.monotonic() - began
         self._next = began + took / SHARE
-        return self._said
-
-    def _look(self, now: Signs) -> Said:
-        recipe, done, evaluated = self._run.recipe or {}, self._steps.rows, self._evaluations.rows
-        found = findings([*done, *evaluated], recipe)
-        say = Told(recipe, now.summary, done, evaluated, self._example, found)
-        return Said(answers(say), check_lines(done), found)
+        return self._words
 
 
 def _after(rows: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
@@ -210,5 +192,5 @@ def _numbers(curves: Curves) -> list[tuple[str, int, float]]:
 
 
 def _step_of(line: bytes) -> int:
-    found = _STEP.match(line)
-    return int(found[1]) if found else 0
+    match = BEGINNING.match(line)
+    return int(match[1]) if match else 0

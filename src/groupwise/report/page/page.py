@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from groupwise.report.page.data import Fresh, Page
+from groupwise.report.records import Fresh, Page
 
 #: In the order they load: each builds on those before it.
 SCRIPTS = (
@@ -67,15 +67,15 @@ def html(page: Page) -> str:
         "data": embedded(page),
         "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
 def embedded(page: Page) -> str:
     r"""The page's data as JSON that can stand inside a script element.
 
-    >>> from groupwise.report.page.data import Page
-    >>> embedded(Page("</script>", "", (), (), ()))[:37]
-    '{"title":"\\u003c/script\\u003e","made"'
+    >>> from groupwise.report.records import Page
+    >>> embedded(Page("</script>", "", (), (), ()))[:40]
+    '{"title":"\\u003c/script\\u003e","written"'
     """
     text = as_json(page)
     for character, escape in ESCAPED.items():
@@ -127,12 +127,12 @@ def _script(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def as_json(told: Page | Fresh) -> bytes:
+def as_json(content: Page | Fresh) -> bytes:
     """What a page is drawn from, or what came after; a character that is none, as a file's name may hold, is a "?"."""
     try:
-        return orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # half a surrogate pair, which no file of text can hold
-        return orjson.dumps(_repaired(asdict(told)), option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(_repaired(asdict(content)), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _repaired(value: Any) -> Any:

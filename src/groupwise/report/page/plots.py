@@ -1,4 +1,4 @@
-"""Which pictures of the catalog a run has the numbers for.
+"""The catalog of pictures, pictures.toml, and which of them a run has the numbers for.
 
 A series whose column has a star in it stands for every column that fits: "rewards.*.mean" becomes one line per reward,
 and the star in its name becomes what the star of the column stood for.
@@ -6,16 +6,16 @@ and the star in its name becomes what the star of the column stood for.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.resources import files
+from typing import Any
 
-from groupwise.report.page.data import Number, Plot, Section, Series
-from groupwise.report.page.pictures import HELD_OUT, PLOTS
+from groupwise.report.records import Mark, Number, Plot, Section, Series
 
 #: The names of columns, or the columns themselves: then one that holds no number counts as absent.
 Columns = Collection[str] | Mapping[str, Sequence[Number]]
-
-__all__ = ["DASHES", "PLOTS", "SECTIONS", "plots_for", "static_columns"]
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
@@ -41,6 +41,40 @@ LEFT_OUT_AT_ZERO = frozenset({"groups-fate", "stale", "unscored", "routing-dead"
 NEEDED = {"reward-model": "learned_mean"}
 
 
+def _catalog() -> Iterator[Plot]:
+    """The pictures as the file has them, in its order."""
+    text = files("groupwise.report.page").joinpath("pictures.toml").read_text(encoding="utf-8")
+    for section, pictures in tomllib.loads(text).items():
+        yield from (_plot(section, id, **picture) for id, picture in pictures.items())
+
+
+def _plot(
+    section: str,
+    id: str,
+    series: Sequence[Mapping[str, str]],
+    marks: Sequence[Mapping[str, Any]] = (),
+    limits: Sequence[Number] = (),
+    reach: Sequence[Number] = (),
+    **rest: Any,
+) -> Plot:
+    """A picture of the file; an upper end that is not there is open."""
+    (low, high), (least, most) = ((*ends, None, None)[:2] for ends in (limits, reach))
+    dashes = iter(DASHES)
+    drawn = [next(dashes) if "*" not in each.get("column", "*") else "solid" for each in series]
+    return Plot(
+        id=id,
+        section=section,
+        series=tuple(Series(**each, dash=dash) for each, dash in zip(series, drawn, strict=True)),
+        marks=tuple(Mark(**mark) for mark in marks),
+        limits=(low, high),
+        reach=(least, most),
+        **rest,
+    )
+
+
+PLOTS = tuple(_catalog())
+
+
 def plots_for(step_columns: Columns, evaluation_columns: Columns, points: Collection[str]) -> tuple[Plot, ...]:
     """The plots that these columns have numbers for, with every star filled in.
 
@@ -51,7 +85,7 @@ def plots_for(step_columns: Columns, evaluation_columns: Columns, points: Collec
     >>> plots_for({"entropy_mean": [None, None]}, [], [])
     ()
     """
-    tables: dict[str, Columns] = {"steps": _measured(step_columns), HELD_OUT: _measured(evaluation_columns)}
+    tables: dict[str, Columns] = {"steps": _measured(step_columns), "evaluations": _measured(evaluation_columns)}
     filled = (_filled(plot, tables, points) for plot in PLOTS)
     return tuple(plot for plot in filled if plot.series and not _silent(plot, tables))
 
@@ -79,8 +113,8 @@ def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) 
         return plot if plot.id in points else replace(plot, series=())
     if (needed := NEEDED.get(plot.id)) and needed not in tables[plot.table]:
         return replace(plot, series=())
-    found = [one for series in plot.series for one in _expanded(series, tables[series.table or plot.table])]
-    return replace(plot, series=tuple(_told_apart(found)))
+    lines = [one for series in plot.series for one in _expanded(series, tables[series.table or plot.table])]
+    return replace(plot, series=tuple(_distinct(lines)))
 
 
 def _expanded(series: Series, columns: Columns) -> Iterator[Series]:
@@ -90,9 +124,9 @@ def _expanded(series: Series, columns: Columns) -> Iterator[Series]:
         yield from [series] if has_band else []
     elif "*" in series.column:
         before, after = series.column.split("*")
-        found = {column: name for column in columns if (name := _star(column, before, after))}
-        for column in sorted(found, key=lambda column: _place(found[column])):
-            yield replace(series, name=series.name.replace("*", found[column]), column=column)
+        names = {column: name for column in columns if (name := _star(column, before, after))}
+        for column in sorted(names, key=lambda column: _place(names[column])):
+            yield replace(series, name=series.name.replace("*", names[column]), column=column)
     elif series.column in columns:
         yield series if has_band else replace(series, low="", high="")
 
@@ -112,7 +146,7 @@ def _place(name: str) -> int:
     return PHASES.index(name) if name in PHASES else len(PHASES) + (name == "other")
 
 
-def _told_apart(series: Sequence[Series]) -> Iterator[Series]:
+def _distinct(series: Sequence[Series]) -> Iterator[Series]:
     """No two lines of a plot with the same dash, as long as the dashes last."""
     taken: list[str] = []
     for one in series:

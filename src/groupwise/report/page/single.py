@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from groupwise.health.watch import findings
 from groupwise.report.folder import columns, facts
+from groupwise.report.folder.lines import Row
 from groupwise.report.folder.read import ROLLOUTS, RunFolder, read
 from groupwise.report.folder.sample import points, sample
-from groupwise.report.page.answers import Told, answers, check_lines
-from groupwise.report.page.data import Curves, Page, Rollouts, RunPage
+from groupwise.report.page.answers import Known, answers, check_lines
 from groupwise.report.page.plots import SECTIONS, plots_for
+from groupwise.report.records import Answer, CheckLine, Curves, Finding, Page, RolloutGroup, Rollouts, RunPage
 
 #: Rows of curves that a page holds; of a longer run, rows spread evenly.
 MOST_ROWS = 4000
+
+
+class Words(NamedTuple):
+    """What a page says in words of a run."""
+
+    answers: tuple[Answer, ...]
+    checks: tuple[CheckLine, ...]
+    findings: tuple[Finding, ...]
 
 
 def page(folder: Path) -> Page:
@@ -26,29 +36,28 @@ def page(folder: Path) -> Page:
 
 def page_of(run: RunFolder, rollouts: Rollouts) -> Page:
     """The same, of what was read."""
-    told = run_page(run, rollouts)
+    content = run_page(run, rollouts)
     return Page(
         title=run.name,
-        made=now(),
+        written=now(),
         sections=SECTIONS,
-        plots=plots_for(told.steps.columns, told.evaluations.columns, tuple(told.points)),
-        runs=(told,),
+        plots=plots_for(content.steps.columns, content.evaluations.columns, tuple(content.points)),
+        runs=(content,),
     )
 
 
 def run_page(run: RunFolder, rollouts: Rollouts) -> RunPage:
     """Everything that a page says of a run."""
     steps = columns.steps(run.step_rows, run.machine_rows)
-    found = findings([*run.step_rows, *run.evaluation_rows], run.recipe or {})
-    told = Told(run.recipe or {}, run.summary, run.step_rows, run.evaluation_rows, rollouts.groups, found)
+    words = words_of(run, run.summary, run.step_rows, run.evaluation_rows, rollouts.groups)
     return RunPage(
         id="run-1",
         label=run.name,
         status=run.status,
         notes=(*run.notes, *thinned(steps)),
-        answers=answers(told),
-        checks=check_lines(run.step_rows),
-        findings=found,
+        answers=words.answers,
+        checks=words.checks,
+        findings=words.findings,
         steps=columns.rounded(columns.thin(steps, MOST_ROWS)),
         evaluations=columns.rounded(columns.evaluations(run.evaluation_rows)),
         points=points(rollouts.groups),
@@ -56,6 +65,20 @@ def run_page(run: RunFolder, rollouts: Rollouts) -> RunPage:
         tables=facts.tables(run),
         texts=facts.texts(run),
     )
+
+
+def words_of(
+    run: RunFolder,
+    summary: Mapping[str, Any] | None,
+    steps: Sequence[Row],
+    evaluations: Sequence[Row],
+    groups: Sequence[RolloutGroup],
+) -> Words:
+    """What is said of a run with these rows."""
+    recipe, within_group = run.recipe or {}, facts.compares_within_group(run.about)
+    seen = findings([*steps, *evaluations], recipe, within_group)
+    known = Known(recipe, summary, steps, evaluations, groups, seen, within_group)
+    return Words(answers(known), check_lines(steps), seen)
 
 
 def thinned(steps: Curves) -> Sequence[str]:

@@ -37,7 +37,7 @@
     return [
       element("h1", {}, page.title), name,
       element("div", { id: "status" }, several ? [] : page.runs.map(statusOf)),
-      element("p", { class: "made" }, page.made),
+      element("p", { class: "made" }, page.written),
     ];
   }
 

@@ -1,7 +1,7 @@
 """What a page is made of: plain records that become one JSON text inside it. None is a gap: there was no number.
 
-A page holds one run, or several side by side. Everything that is computed or worded is made here in Python; the page's
-own scripts only draw, filter and open.
+A page holds one run, or several side by side. Everything is computed and worded here in Python; the page's own scripts
+only draw, filter and open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Series:
     """
 
     name: str
-    column: str
+    column: str = ""
     low: str = ""
     high: str = ""
     dash: str = "solid"
@@ -217,10 +217,14 @@ class Live:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole page. `tables` stand above the plots: final scores, and what differs between the recipes."""
+    """All of a page.
+
+    written  when, as it is shown
+    tables   above the plots: final scores, and what differs between the recipes
+    """
 
     title: str
-    made: str
+    written: str
     sections: tuple[Section, ...]
     plots: tuple[Plot, ...]
     runs: tuple[RunPage, ...]
@@ -230,7 +234,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Fresh:
-    """What a watched page is told when it asks: rows after those it has, and the words as they are now.
+    """The answer to a watched page's request: rows after those it has, and the words as they are now.
 
     restart  the run was cut back (resumed from a checkpoint): forget everything and load the page again
     plots    all of them again when new columns appeared, else empty

@@ -1,0 +1,74 @@
+"""What a run checks about itself: each invariant with what it says when it holds, when it fails, and why it may not be
+measured. The checks are made from these records (diagnostics.checks), and a report reads the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """Something that must hold in every run.
+
+    name        as metrics.jsonl has it
+    held        what it says of a run in which it held, a sentence
+    cause       what its failure means and where to look, as the end of a sentence
+    unmeasured  why there may be no number for it, as the end of a sentence
+    """
+
+    name: str
+    held: str
+    cause: str
+    unmeasured: str
+
+
+LIVE_IS_OLD = Invariant(
+    "live = old on the first update",
+    held="Two passes of the learner over the same weights gave the same log-probabilities: no dropout, and splitting a "
+    "batch changes nothing.",
+    cause="the same weights gave different log-probabilities twice; look at dropout, kernels, microbatching",
+    unmeasured="logp_old is the engine's, or a batch has one update and the ratio is 1 by construction",
+)
+LEARNER_IS_ENGINE = Invariant(
+    "learner = engine",
+    held="The sampler and the learner gave each sampled token the same probability: what was trained is what was "
+    "sampled.",
+    cause="the sampler's distribution is not the one being trained; look at temperature, top-p and top-k, the prompt's "
+    "template, or old weights in the engine",
+    unmeasured="no trained row was sampled by the then current weights",
+)
+REFERENCE_IS_START = Invariant(
+    "KL to the reference is 0 at step 0",
+    held="Before the first update the policy was its reference.",
+    cause="the reference is not the starting policy",
+    unmeasured="the algorithm reads no reference, or the run's first step is not here",
+)
+WEIGHTS_REACH_TOTAL = Invariant(
+    "weights reach their declared total",
+    held="The loss's token weights added up to what its aggregate declares, however a batch was split.",
+    cause="the loss is normalised wrongly",
+    unmeasured="the policy was not updated",
+)
+ENGINE_IS_LOADED = Invariant(
+    "engine and learner agree after a weight load",
+    held="After each weight load the engine answered a fixed question with the learner's probabilities: the new "
+    "weights arrived.",
+    cause="the engine serves old weights, or a cache made from them",
+    unmeasured="the probe sampled nothing",
+)
+REPLAYED_ARE_USED = Invariant(
+    "replayed routes are the ones used",
+    held="The experts that computed were the ones that the replay named.",
+    cause="experts computed that the replay did not name; the model chooses its experts outside of its routers",
+    unmeasured="no routes were replayed",
+)
+
+INVARIANTS = (
+    LIVE_IS_OLD,
+    LEARNER_IS_ENGINE,
+    REFERENCE_IS_START,
+    WEIGHTS_REACH_TOTAL,
+    ENGINE_IS_LOADED,
+    REPLAYED_ARE_USED,
+)
