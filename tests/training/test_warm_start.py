@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Demonstration
 from groupwise.models.chat import Chat
-from groupwise.models.moe.routing import record_routes
+from groupwise.models.moe.record import record_routes
 from groupwise.models.tiny import MoeSpec, TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training.warm_start import WarmStart, fingerprint, warm_start
@@ -56,10 +56,14 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def test_the_loss_falls_and_every_step_is_told(folder: Path) -> None:
     model, tokenizer = load(folder)
-    told: list[tuple[int, float]] = []
-    last = warm_start(model, Chat(tokenizer), DEMONSTRATIONS, SETTINGS, 0, lambda step, loss: told.append((step, loss)))
-    assert [step for step, _ in told] == list(range(1, SETTINGS.steps + 1))
-    assert last == told[-1][1] < 0.75 * told[0][1]
+    losses: dict[int, float] = {}
+
+    def on_step(step: int, steps: int, loss: float) -> None:
+        losses[step] = loss
+
+    last = warm_start(model, Chat(tokenizer), DEMONSTRATIONS, SETTINGS, 0, on_step)
+    assert list(losses) == list(range(1, SETTINGS.steps + 1))
+    assert last == losses[SETTINGS.steps] < 0.75 * losses[1]
 
 
 def test_a_seed_gives_the_same_bits_whatever_the_global_stream_and_another_seed_others(folder: Path) -> None:
@@ -192,7 +196,7 @@ def test_a_fingerprint_follows_everything_that_decides_the_result(monkeypatch: p
     assert fingerprint(*parts) != first
 
 
-@pytest.mark.parametrize("module", ["parts.balance", "models.router_logits", "models.routing", "supervised"])
+@pytest.mark.parametrize("module", ["models.moe.balance", "models.moe.record", "training.warm_start"])
 def test_a_fingerprint_follows_the_code_of_the_routers_loss(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, source = fingerprint(SETTINGS, TASK), inspect.getsource
 
