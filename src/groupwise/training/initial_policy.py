@@ -36,7 +36,7 @@ def check_model(model: str) -> None:
 def starting_policy(
     model: str,
     task: Task,
-    warm: WarmStart | None,
+    warm: WarmStart,
     seed: int,
     cache: Path,
     device: str,
@@ -46,9 +46,9 @@ def starting_policy(
     """The policy, ready to train. With a warm start it comes from `cache` where the same one was made before."""
     if model not in TINY:
         model = str(model_folder(model))
-        if warm is None:
+        if not warm.steps:
             return load_policy(Path(model), device=device)
-    if warm is not None and not isinstance(task, Demonstrates):
+    if warm.steps and not isinstance(task, Demonstrates):
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model)).model)
     asked = chat or ChatSettings()
@@ -69,7 +69,7 @@ def _tell(on_step: Callable[[int, int, float], None], steps: int, step: int, los
 def _make(
     model: str,
     task: Task,
-    warm: WarmStart | None,
+    warm: WarmStart,
     seed: int,
     on_step: Callable[[int, int, float], None],
     chat: ChatSettings,
@@ -78,7 +78,7 @@ def _make(
     if model in TINY:
         TINY[model].build(task.alphabet, folder, seed)
     policy = load_policy(folder if model in TINY else Path(model))
-    if warm is not None:
+    if warm.steps:
         assert isinstance(task, Demonstrates)
         shown = list(task.demonstrations(warm.demonstrations, seed))
         told = partial(_tell, on_step, warm.steps)

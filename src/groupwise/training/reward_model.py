@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import AdamW
 
@@ -24,6 +25,7 @@ from groupwise.core.collate import microbatches
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.seeds import derive, stream
+from groupwise.core.settings import Settings
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models import reward as reward_module
 from groupwise.models.chat import Chat
@@ -45,16 +47,21 @@ REPORT = "preference.json"
 BINS = 10
 #: Of a file of pairs, at most this share is held out.
 LARGEST_HELDOUT_SHARE = 0.2
+#: Where pairs come from without a file.
+SAMPLED_PAIRS = "pairs of the policy's own completions, ranked by the task"
+#: Keys of [preference] that only sampled pairs have: a file's are what they are.
+SAMPLING_KEYS = {"pairs", "noise", "samples"}
 
 
 def silent(step: int, steps: int, loss: float) -> None:
-    """Tells nobody."""
+    """Reports no progress."""
 
 
-@dataclass(frozen=True)
-class PreferenceSettings:
-    """How a reward model is made.
+class PreferenceSettings(Settings):
+    """The section [preference]: a reward model, ready or made from pairs that are a file's, or sampled and ranked.
 
+    model          the folder of a ready one; nothing else is read then
+    path           a file of pairs; the keys of SAMPLING_KEYS are not read then
     pairs          training pairs to sample; a file of pairs is used whole
     heldout_pairs  pairs of other prompts that measure the model; of a file, at most a fifth
     noise          chance that a sampled pair's label is swapped; a file's labels stay as they are
@@ -66,28 +73,31 @@ class PreferenceSettings:
     tokens_per_microbatch  padded tokens held at once; the gradient does not depend on it
     """
 
-    pairs: int = 2000
-    heldout_pairs: int = 500
-    noise: float = 0.1
-    samples: int = 4
-    epochs: int = 3
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
-    center: float = 0.01
-    tokens_per_microbatch: int = 8192
+    model: str | None = Field(default=None, min_length=1)
+    path: str | None = Field(default=None, min_length=1)
+    pairs: int = Field(default=2000, ge=1)
+    heldout_pairs: int = Field(default=500, ge=1)
+    noise: float = Field(default=0.1, ge=0, lt=0.5)
+    samples: int = Field(default=4, ge=2)
+    epochs: int = Field(default=3, ge=1)
+    batch_size: int = Field(default=64, ge=1)
+    learning_rate: float = Field(default=1e-3, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    clip_norm: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    center: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    tokens_per_microbatch: int = Field(default=8192, ge=1)
 
-    def __post_init__(self) -> None:
-        least = {"pairs": 1, "heldout_pairs": 1, "samples": 2, "epochs": 1, "batch_size": 1, "tokens_per_microbatch": 1}
-        for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                raise UsageError(f"preference.{name} must be at least {lowest}, not {getattr(self, name)}")
-        if not 0 <= self.noise < 0.5:
-            raise UsageError(f"preference.noise must be from 0 to below 0.5 (labels drawn by a coin), not {self.noise}")
-        for name in ("learning_rate", "weight_decay", "clip_norm", "center"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"preference.{name} must be a number from 0, not {getattr(self, name)}")
+    @property
+    def source(self) -> str:
+        """Where the model or its pairs come from: a folder, a file, or the policy's own completions."""
+        return self.model or self.path or SAMPLED_PAIRS
+
+    @property
+    def unread(self) -> set[str]:
+        """The keys that nothing reads, given where the model or its pairs come from."""
+        if self.model is not None:
+            return set(type(self).model_fields) - {"model"}
+        return SAMPLING_KEYS if self.path is not None else set()
 
 
 @dataclass(frozen=True)
@@ -169,20 +179,22 @@ def reward_model(
     settings: PreferenceSettings,
     seed: int,
     cache: Path,
-    path: Path | None = None,
     max_rows: int = 512,
     on_step: Callable[[int, int, float], None] = silent,
 ) -> Path:
     """The folder in `cache` of a policy's reward model and its report; made now if the same one was not before.
 
-    The pairs come from the file `path`, or else are the policy's own completions of training prompts, ranked by the
-    task's score. Held-out pairs come from other prompts of the same origin; the task's held-out split stays untouched.
+    The pairs come from the file `settings.path`, or else are the policy's own completions of training prompts, ranked
+    by the task's score. Held-out pairs come from other prompts of the same origin; the task's held-out split stays
+    untouched.
     """
+    path = None if settings.path is None else Path(settings.path)
     file = None if path is None else hashlib.sha256(_bytes_of(path)).hexdigest()
     device = next(policy.model.parameters()).device.type
     code = [inspect.getsource(module) for module in (pairs_module, reward_module)]
-    told = (*origin(policy), chat.settings, scorer.task, sampling, settings, seed, file, max_rows, device, *code)
-    folder = cache / f"reward-{fingerprint(*told)}"
+    how = settings.replace(path=None)  # a file is known by its contents, wherever it lies
+    parts = (*origin(policy), chat.settings, scorer.task, sampling, how, seed, file, max_rows, device, *code)
+    folder = cache / f"reward-{fingerprint(*parts)}"
     make = partial(_make, policy, chat, scorer, sampling, settings, seed, path, max_rows, on_step)
     make_whole(folder, make, "the reward model")
     return folder

@@ -196,4 +196,4 @@ def found() -> tuple[Router, ...]:
 
 def test_settings_in_words():
     assert str(RoutingSettings(load_balance=0.01)) == 'replay "none", balance_loss x 0.01'
-    assert RoutingSettings().asked == {}
+    assert RoutingSettings().changed == {}

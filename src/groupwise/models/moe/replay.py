@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from functools import partial
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.core.engine import Engine
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Batch, RoutingRecord
+from groupwise.core.settings import Settings
 from groupwise.models.moe.balance import Balance, load_share
 from groupwise.models.moe.router_logits import router_logits
 from groupwise.models.moe.routing import (
@@ -38,7 +39,7 @@ Losses = Mapping[str, tuple[float, Balance]]
 AddLoss = Callable[[Tensor], Tensor]
 
 
-class ReplayFrom(Enum):
+class ReplayFrom(StrEnum):
     """Whose experts the updates on a batch run on."""
 
     NONE = "none"
@@ -46,9 +47,9 @@ class ReplayFrom(Enum):
     ENGINE = "engine"
 
 
-@dataclass(frozen=True)
-class RoutingSettings:
-    """What a run does about its policy's experts; the defaults do nothing, and a dense policy allows nothing else.
+class RoutingSettings(Settings):
+    """The section [routing]: what a run does about its policy's experts. The defaults do nothing; a dense policy
+    allows nothing else.
 
     replay        none: every forward chooses for itself; learner: what the learner chose under the old policy;
                   engine: what the engine chose, already where logp_old is computed
@@ -56,9 +57,9 @@ class RoutingSettings:
     z_loss        coefficient of the router z-loss
     """
 
-    replay: ReplayFrom = ReplayFrom.NONE
-    load_balance: float = 0.0
-    z_loss: float = 0.0
+    replay: ReplayFrom = Field(default=ReplayFrom.NONE, strict=False)
+    load_balance: float = Field(default=0.0, ge=0)
+    z_loss: float = Field(default=0.0, ge=0)
 
     @property
     def reads_routes(self) -> bool:
@@ -66,10 +67,9 @@ class RoutingSettings:
         return self.replay is not ReplayFrom.NONE or self.load_balance > 0
 
     @property
-    def asked(self) -> dict[str, object]:
+    def changed(self) -> dict[str, object]:
         """The keys that are not at their defaults."""
-        told = {"replay": self.replay.value, "load_balance": self.load_balance, "z_loss": self.z_loss}
-        return {key: value for key, value in told.items() if value not in ("none", 0)}
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     @property
     def losses(self) -> Losses:
@@ -184,12 +184,12 @@ def demand_routing(backbone: nn.Module, settings: RoutingSettings) -> tuple[Rout
     Tries on two tokens what the run will do. Raises UsageError where that is impossible.
     """
     try:
-        found = need_routers(backbone) if settings.asked else routers(backbone)
+        found = need_routers(backbone) if settings.changed else routers(backbone)
         if found:
             _try(backbone, found, settings)
     except UsageError as error:
-        if settings.asked:
-            told = ", ".join(f"routing.{key} = {value!r}" for key, value in settings.asked.items())
+        if settings.changed:
+            told = ", ".join(f"routing.{key} = {value!r}" for key, value in settings.changed.items())
             raise UsageError(f"{told}: {error}") from None
         return ()
     return found
