@@ -1,4 +1,4 @@
-"""The plan of a run: a recipe with its parts made, and how it is described before anything runs."""
+"""The plan of a run: a recipe with its parts, and how it is described before anything runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REWARD_MODEL = "reward_model"
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe with its parts made and its derived values filled in; nothing heavy is loaded yet.
+    """A recipe with its parts and its derived values; nothing heavy is loaded yet.
 
     recipe  as it was given; `config.resolve.resolved_recipe` has what it became
     critic  None where the algorithm reads no values

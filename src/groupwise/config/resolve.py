@@ -26,7 +26,7 @@ LIMITED = (("shaping", "outcome"), ("aggregate", "constant"))
 
 
 def resolve(recipe: Recipe) -> Plan:
-    """The recipe with every part made and every derived value filled in.
+    """The recipe with its parts and its derived values.
 
     Raises UsageError, one line, where a part does not exist, nothing reads a key, or the run could not work.
     """

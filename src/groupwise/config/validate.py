@@ -59,7 +59,7 @@ def _require_critic(plan: Plan, critic: CriticSettings) -> None:
 
 
 def _require_judge(plan: Plan) -> None:
-    """A task without right answers needs a reward model not made from its scores, which nothing else may read."""
+    """A task without right answers needs a reward model from elsewhere, and nothing else may read its scores."""
     if not (isinstance(plan.task, Judged) and plan.task.judged):
         return
     if plan.preference is None or plan.preference.source == SAMPLED_PAIRS:
