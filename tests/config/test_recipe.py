@@ -1,4 +1,4 @@
-"""Recipes: strict, told in one line, and every key of them does something."""
+"""Recipes: strict, refused in one line, and every key of them does something."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from groupwise.algorithms.parts.aggregate import Constant
 from groupwise.algorithms.settings import CATALOG, algorithm, settings
 from groupwise.config import recipe
-from groupwise.config.recipe import PreferenceSection, Recipe
+from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import UsageError
+from groupwise.core.settings import Settings
+from groupwise.training.reward_model import PreferenceSettings
 
 FOLDER = recipe.recipe_folder()
 RECIPES = sorted(FOLDER.rglob("*.toml"))
@@ -25,13 +26,31 @@ RECIPES = sorted(FOLDER.rglob("*.toml"))
 def test_every_recipe_resolves_and_reads_back(path: Path, tmp_path: Path):
     file = tmp_path / "problems.jsonl"  # a recipe's own data set may be on a hub
     file.write_text("".join(json.dumps({"question": f"{i}?", "answer": f"#### {i}"}) + "\n" for i in range(6000)))
-    told = {"task.path": str(file)} if path.stem.startswith("gsm8k") else {}
-    plan = resolve(recipe.load(path.relative_to(FOLDER).with_suffix("").as_posix(), told))
+    changes = {"task.path": str(file)} if path.stem.startswith("gsm8k") else {}
+    plan = resolve(recipe.load(path.relative_to(FOLDER).with_suffix("").as_posix(), changes))
     text = recipe.dump(resolved_recipe(plan), "a comment")
     again = resolve(recipe.parse(tomllib.loads(text), "again"))
     assert again.algorithm == plan.algorithm
     assert again.task == plan.task
-    assert again.plan() == plan.plan()
+    assert again.describe() == plan.describe()
+
+
+@pytest.mark.parametrize("algorithm_name", ["grpo", "ppo"])
+def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
+    table = resolved_recipe(resolve(recipe.load("rlhf", {"algorithm": {"name": algorithm_name}})))
+    absent = {"rewards"} | ({"critic"} if algorithm_name == "grpo" else set())
+    assert list(table) == [key for key in Recipe.model_fields if key not in absent]
+    for key, section in table.items():
+        value = getattr(recipe.parse(table, "again"), key)
+        if isinstance(value, Settings):
+            unread = {"model", "path"} if key == "preference" else set()
+            assert list(section) == [name for name in type(value).model_fields if name not in unread]
+
+
+def test_a_value_that_is_no_section_is_refused_without_the_name_of_a_class():
+    words = "warm_start = 3: input should be a valid dictionary or instance of WarmStartSection"
+    with pytest.raises(UsageError, match=words):
+        recipe.load("quickstart", {"warm_start": 3})
 
 
 @pytest.mark.parametrize("name", sorted(CATALOG))
@@ -40,7 +59,7 @@ def test_a_row_is_rebuilt_from_its_settings(name: str):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "words"),
     [
         ("learner.learning_rat", 1e-4, r"learner.learning_rat: there is no such key; did you mean 'learning_rate'\?"),
         ("stps", 3, r"stps: there is no such key; did you mean 'steps'\?"),
@@ -76,8 +95,8 @@ def test_a_row_is_rebuilt_from_its_settings(name: str):
         ("seed", -1, "seed = -1"),
     ],
 )
-def test_bad_input_is_one_line_that_names_the_key(key: str, value: Any, told: str):
-    with pytest.raises(UsageError, match=told) as error:
+def test_bad_input_is_one_line_that_names_the_key(key: str, value: Any, words: str):
+    with pytest.raises(UsageError, match=words) as error:
         resolve(recipe.load("quickstart", {key: value}))
     assert "\n" not in str(error.value)
     assert error.value.exit_code == 2
@@ -90,7 +109,7 @@ def test_recipes_that_exist_are_listed():
         recipe.load("missing.toml")
 
 
-def test_broken_files_are_told(tmp_path: Path):
+def test_broken_files_are_refused(tmp_path: Path):
     path = tmp_path / "broken.toml"
     path.write_text("steps = = 3")
     with pytest.raises(UsageError, match="not a TOML file"):
@@ -155,10 +174,10 @@ OTHER: dict[str, Any] = {
 }
 
 
-def keys(model: type[BaseModel], path: str = ""):
+def keys(model: type[Settings], path: str = ""):
     for name, field in model.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if isinstance(kind, type) and issubclass(kind, Settings):
             yield from keys(kind, f"{path}{name}.")
         else:
             yield path + name
@@ -184,18 +203,26 @@ def test_every_key_changes_the_run(key: str):
     assert different
 
 
-@pytest.mark.parametrize("key", list(PreferenceSection.model_fields))
+@pytest.mark.parametrize("key", list(PreferenceSettings.model_fields))
 def test_every_key_of_a_reward_model_changes_it(key: str):
-    base = resolve(recipe.load("quickstart", {"preference": {}}))
+    base = resolve(recipe.load("quickstart", {"preference": {}})).preference
+    assert base is not None
     others = {"model": ".", "path": "pairs.jsonl", "noise": 0.2}
-    other = others[key] if key in others else getattr(base.preference, key) * 2 + 1
-    changed = resolve(recipe.load("quickstart", {"preference": {key: other}}))
-    if key in ("model", "path"):
-        assert changed.preference_source == other
-        assert (changed.preference is None) == (key == "model")
-        return
-    assert changed.preference_source == base.preference_source
-    assert vars(changed.preference) == {**vars(base.preference), key: other}
+    other = others[key] if key in others else getattr(base, key) * 2 + 1
+    changed = resolve(recipe.load("quickstart", {"preference": {key: other}})).preference
+    assert changed is not None
+    assert vars(changed) == {**vars(base), key: other}
+    assert changed.source == (other if key in ("model", "path") else base.source)
+
+
+@pytest.mark.parametrize("source", ["model", "path"])
+def test_a_key_that_a_reward_models_source_leaves_unread_is_refused(source: str):
+    unread = PreferenceSettings.model_validate({source: "."}).unread
+    assert unread >= {"pairs", "noise", "samples"}
+    for key in sorted(unread):
+        given = {source: ".", key: getattr(PreferenceSettings(), key) if key != "path" else "pairs.jsonl"}
+        with pytest.raises(UsageError, match=f"^preference.{key}: set, but nothing in this run reads it; take it out$"):
+            resolve(recipe.load("quickstart", {"preference": given}))
 
 
 @pytest.mark.parametrize(
@@ -205,21 +232,21 @@ def test_a_resolved_recipe_with_a_reward_model_reads_back(source: dict[str, Any]
     """A key that its source leaves unread must not stand in the recipe of the run: no resume would take it."""
     plan = resolve(recipe.load("rlhf", {"preference": source}))
     again = resolve(recipe.parse(tomllib.loads(recipe.dump(resolved_recipe(plan))), "again"))
-    assert (again.preference, again.preference_source) == (plan.preference, plan.preference_source)
-    assert again.plan() == plan.plan()
+    assert again.preference == plan.preference
+    assert again.describe() == plan.describe()
 
 
-@pytest.mark.parametrize(("told", "limit"), [({}, 9), ({"algorithm.aggregate.limit": 5}, 5)])
-def test_dr_grpos_limit_is_the_samplings(told: dict[str, Any], limit: int):
-    chosen = {"algorithm.name": "dr-grpo", "sampling.max_new_tokens": 9, **told}
+@pytest.mark.parametrize(("changes", "limit"), [({}, 9), ({"algorithm.aggregate.limit": 5}, 5)])
+def test_dr_grpos_limit_is_the_samplings(changes: dict[str, Any], limit: int):
+    chosen = {"algorithm.name": "dr-grpo", "sampling.max_new_tokens": 9, **changes}
     assert resolve(recipe.load("quickstart", chosen)).algorithm.aggregate == Constant(limit)
 
 
 def test_the_plan_says_where_the_truth_reaches_a_policy_trained_on_a_learned_score():
-    told = {
-        name: resolve(recipe.load("rlhf", {"algorithm": {"name": name}})).plan() for name in ("grpo", "ppo", "dapo")
+    plans = {
+        name: resolve(recipe.load("rlhf", {"algorithm": {"name": name}})).describe() for name in ("grpo", "ppo", "dapo")
     }
-    assert "the task's own score decides" not in told["grpo"]
-    assert "the task's own score decides step rewards" in told["ppo"]
-    assert "the task's own score decides which groups train" in told["dapo"]
-    assert "the task's own score decides" not in resolve(recipe.load("rlhf")).plan()
+    assert "the task's own score decides" not in plans["grpo"]
+    assert "the task's own score decides step rewards" in plans["ppo"]
+    assert "the task's own score decides which groups train" in plans["dapo"]
+    assert "the task's own score decides" not in resolve(recipe.load("rlhf")).describe()

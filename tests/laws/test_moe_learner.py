@@ -216,7 +216,7 @@ def test_the_routers_losses_are_their_formulas_over_the_whole_batch():
 
 @pytest.mark.parametrize("name", list(moe_models.BUILD))
 def test_every_architecture_is_understood(name):
-    on = RoutingSettings(ReplayFrom.LEARNER, 0.1, 0.1)
+    on = RoutingSettings(replay=ReplayFrom.LEARNER, load_balance=0.1, z_loss=0.1)
     found = routers_to_record(moe_models.build(name).base_model, on)
     assert [(r.chosen, r.experts) for r in found] == [(2, 8)] * 3
 
@@ -225,7 +225,10 @@ def test_a_dense_policy_is_left_alone_and_refused_where_its_routes_are_asked_for
     backbone = policy.model.base_model
     assert routers_to_record(backbone, RoutingSettings()) == ()
     for asked, words in (
-        (RoutingSettings(ReplayFrom.LEARNER), r"^routing.replay = 'learner': Qwen3Model has no routers .* dense"),
+        (
+            RoutingSettings(replay=ReplayFrom.LEARNER),
+            r"^routing.replay = 'learner': Qwen3Model has no routers .* dense",
+        ),
         (RoutingSettings(load_balance=0.1), r"^routing.load_balance = 0.1: .* dense"),
         (RoutingSettings(z_loss=0.1), r"^routing.z_loss = 0.1: .* dense"),
     ):
@@ -250,7 +253,7 @@ class OddTopKRouter(torch.nn.Module):
 def test_a_router_that_is_not_understood_is_refused_where_its_routes_are_asked_for():
     model = moe_models.build("qwen3_moe")
     model.model.layers[1].mlp.gate = OddTopKRouter()
-    for asked in (RoutingSettings(ReplayFrom.LEARNER), RoutingSettings(z_loss=0.1)):
+    for asked in (RoutingSettings(replay=ReplayFrom.LEARNER), RoutingSettings(z_loss=0.1)):
         with pytest.raises(UsageError, match=r"^routing\..*layers.1.mlp.gate \(OddTopKRouter\)"):
             routers_to_record(model.base_model, asked)
     assert routers_to_record(model.base_model, RoutingSettings()) == ()
@@ -264,8 +267,8 @@ class Mute:
 
 def test_an_engine_that_returns_no_routes_cannot_be_replayed():
     with pytest.raises(UsageError, match=r"^routing.replay = 'engine': Mute does not return the experts"):
-        require_engine_routes(Mute(), RoutingSettings(ReplayFrom.ENGINE))  # type: ignore[arg-type]
-    require_engine_routes(Mute(), RoutingSettings(ReplayFrom.LEARNER))  # type: ignore[arg-type]
+        require_engine_routes(Mute(), RoutingSettings(replay=ReplayFrom.ENGINE))  # type: ignore[arg-type]
+    require_engine_routes(Mute(), RoutingSettings(replay=ReplayFrom.LEARNER))  # type: ignore[arg-type]
 
 
 def test_routes_that_the_engine_forgot_stop_the_run():

@@ -19,7 +19,7 @@ import groupwise
 from groupwise import tasks
 from groupwise.algorithms.settings import CATALOG, settings
 from groupwise.config import recipe
-from groupwise.config.plan import Blueprint
+from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion
@@ -50,13 +50,13 @@ def final_weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(newest / "policy" / "model.safetensors")
 
 
-def first_weights(plan: Blueprint) -> dict[str, torch.Tensor]:
+def first_weights(plan: Plan) -> dict[str, torch.Tensor]:
     cache = plan.runs / ".cache"
-    policy = starting_policy(plan.model, plan.task, plan.warm, plan.seed, cache, plan.device, lambda *_: None)
+    policy = starting_policy(plan.model, plan.task, plan.warm_start, plan.seed, cache, plan.device, lambda *_: None)
     return dict(policy.model.named_parameters())
 
 
-def same_plan(a: Blueprint, b: Blueprint) -> bool:
+def same_plan(a: Plan, b: Plan) -> bool:
     """In all but the recipe's own text, which the resolved one says in full."""
     return all(getattr(a, f.name) == getattr(b, f.name) for f in fields(a) if f.name != "recipe")
 
@@ -91,10 +91,10 @@ def test_every_row_trains(name: str, small):
 
     assert json.loads((run.folder / "summary.json").read_text()) == run.summary
     assert (run.summary["algorithm"], run.summary["steps"]) == (name, 2)
-    told = tomllib.loads((run.folder / "recipe.toml").read_text())
-    assert told["algorithm"] == {"name": name, **settings(plan.algorithm)}
-    assert (told["passes_per_batch"], "critic" in told) == ((4, True) if name == "ppo" else (1, False))
-    assert same_plan(resolve(recipe.parse(told, "again")), plan)
+    resolved = tomllib.loads((run.folder / "recipe.toml").read_text())
+    assert resolved["algorithm"] == {"name": name, **settings(plan.algorithm)}
+    assert (resolved["passes_per_batch"], "critic" in resolved) == ((4, True) if name == "ppo" else (1, False))
+    assert same_plan(resolve(recipe.parse(resolved, "again")), plan)
 
 
 def test_ppos_critic_is_measured_in_every_step(small):
@@ -129,7 +129,7 @@ class WithoutSteps:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "told"),
+    ("chosen", "words"),
     [
         (
             {"algorithm.name": "grpo-process", "task": {"name": "without-steps"}},
@@ -146,44 +146,44 @@ class WithoutSteps:
         ({"algorithm.name": "gspo", "algorithm.mismatch.kind": "icepop"}, r"mismatch.kind .*\"sequence-mis\""),
     ],
 )
-def test_what_does_not_go_together_is_one_line_before_anything_is_made(chosen, told: str, small, monkeypatch):
+def test_what_does_not_go_together_is_one_line_before_anything_is_made(chosen, words: str, small, monkeypatch):
     monkeypatch.setattr(tasks, "TASKS", {**tasks.TASKS, "without-steps": WithoutSteps})
     changes = {**small(), **chosen}
     for key in [k for k in changes if k.startswith("task.") and "task" in chosen]:
         del changes[key]
-    with pytest.raises(UsageError, match=told) as error:
+    with pytest.raises(UsageError, match=words) as error:
         groupwise.train("quickstart", changes)
     assert "\n" not in str(error.value)
     assert not list(Path(changes["runs"]).glob("quickstart*"))
 
 
 def test_a_row_that_can_use_steps_goes_without_them_where_the_task_has_none(small, monkeypatch):
-    """PPO's step_scale asks for no steps: it is only said that there are none."""
+    """PPO's step_scale can do without step scores: the plan only says that there are none."""
     monkeypatch.setattr(tasks, "TASKS", {**tasks.TASKS, "without-steps": WithoutSteps})
     plan = resolve(
         recipe.load("quickstart", {"algorithm.name": "ppo", "task": {"name": "without-steps"}, "warm_start.steps": 0})
     )
-    assert "this task has none: rewards come at the end only" in plan.plan()
+    assert "this task has none: rewards come at the end only" in plan.describe()
 
 
-def tell_otherwise(monkeypatch: pytest.MonkeyPatch, nats: float) -> None:
-    """The engine tells every second token of a completion as likelier than it was, and nothing stops the run for it."""
+def misreport(monkeypatch: pytest.MonkeyPatch, nats: float) -> None:
+    """The engine reports every second token of a completion as likelier than it was, and no check stops the run."""
     real = LocalEngine.generate
 
-    def generate(self, *asked):
-        return [tuple(shifted(c, nats) for c in group) for group in real(self, *asked)]
+    def generate(self, *request):
+        return [tuple(shifted(c, nats) for c in group) for group in real(self, *request)]
 
     monkeypatch.setattr(LocalEngine, "generate", generate)
     monkeypatch.setattr(checks, "ENGINE_LIMIT", 100.0)
 
 
 def shifted(completion: Completion, nats: float) -> Completion:
-    told = tuple(x + nats * (i % 2) for i, x in enumerate(completion.logp_engine))
-    return dataclasses.replace(completion, logp_engine=told)
+    logp = tuple(x + nats * (i % 2) for i, x in enumerate(completion.logp_engine))
+    return dataclasses.replace(completion, logp_engine=logp)
 
 
 def shifted_share(folder: Path) -> float:
-    """Of the tokens that train, those whose log-probability the engine told otherwise."""
+    """Of the tokens that train, those whose log-probability the engine misreported."""
     lengths = [r["tokens"] for r in rollouts(folder) if r["fate"] == "trained"]
     return sum(n // 2 for n in lengths) / sum(lengths)
 
@@ -200,8 +200,8 @@ def shifted_share(folder: Path) -> float:
     ],
 )
 def test_an_engine_mismatch_is_corrected_and_logged(kind: str, nats: float, there: float | None, small, monkeypatch):
-    """`there` is the correction of the tokens that the engine told otherwise; that of the others is 1."""
-    tell_otherwise(monkeypatch, nats)
+    """`there` is the correction of the tokens that the engine misreported; that of the others is 1."""
+    misreport(monkeypatch, nats)
     folder = groupwise.train("quickstart", small(steps=1, algorithm__mismatch__kind=kind)).folder
     row, share = steps(folder)[0], shifted_share(folder)
     if there is None:
@@ -224,8 +224,8 @@ def test_old_log_probabilities_may_be_the_engines(updates: int, small):
     assert f"step 1: {LIVE_OLD}: not measured (logp_old is the engine's" in (folder / "log.txt").read_text()
 
 
-def test_the_ratio_is_then_to_what_the_engine_told(small, monkeypatch):
-    tell_otherwise(monkeypatch, 0.5)
+def test_the_ratio_is_then_to_what_the_engine_reported(small, monkeypatch):
+    misreport(monkeypatch, 0.5)
     changes = small(steps=1, updates_per_batch=1)
     alone = groupwise.train("quickstart", {**changes, "name": "alone"}).folder
     engine = groupwise.train("quickstart", {**changes, "name": "engine", "logp_old": "engine"}).folder
@@ -237,23 +237,23 @@ def test_the_ratio_is_then_to_what_the_engine_told(small, monkeypatch):
 def test_completions_cut_at_the_limit_neither_vote_nor_train(small):
     changes = small(steps=2, samples_per_prompt=8, sampling__max_new_tokens=4, algorithm__filter__mask_truncated=True)
     folder = groupwise.train("quickstart", changes).folder
-    rows, told_apart = rollouts(folder), 0
+    rows, distinguished = rollouts(folder), 0
     for step in steps(folder):
         here = [r for r in rows if r["step"] == step["step"]]
-        whole = [r for r in here if r["finish"] == "stop"]
-        assert 0 < len(whole) < len(here)
-        assert step["trained_completions"] == len(whole)
-        assert step["trained_tokens"] == sum(r["tokens"] for r in whole)
-        assert [r["advantage"] for r in here if r["finish"] == "length"] == [0.0] * (len(here) - len(whole))
+        finished = [r for r in here if r["finish"] == "stop"]
+        assert 0 < len(finished) < len(here)
+        assert step["trained_completions"] == len(finished)
+        assert step["trained_tokens"] == sum(r["tokens"] for r in finished)
+        assert [r["advantage"] for r in here if r["finish"] == "length"] == [0.0] * (len(here) - len(finished))
         for group in {r["group"] for r in here}:
-            everyone = [r for r in here if r["group"] == group]
-            votes = [r for r in everyone if r["finish"] == "stop"]
-            found = [r["advantage"] for r in votes]
-            assert found == pytest.approx(zscores([r["score"] for r in votes]), abs=1e-6)
-            with_cut = zip(everyone, zscores([r["score"] for r in everyone]), strict=True)
+            group_rows = [r for r in here if r["group"] == group]
+            votes = [r for r in group_rows if r["finish"] == "stop"]
+            advantages = [r["advantage"] for r in votes]
+            assert advantages == pytest.approx(zscores([r["score"] for r in votes]), abs=1e-6)
+            with_cut = zip(group_rows, zscores([r["score"] for r in group_rows]), strict=True)
             other = [z for r, z in with_cut if r["finish"] == "stop"]
-            told_apart += any(found) and other != pytest.approx(found, abs=1e-3)
-    assert told_apart, "the votes of the cut would have changed nothing here"
+            distinguished += any(advantages) and other != pytest.approx(advantages, abs=1e-3)
+    assert distinguished, "the votes of the cut would have changed nothing here"
 
 
 def zscores(scores: list[float]) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import resource
@@ -73,7 +72,7 @@ def test_an_engine_that_samples_another_distribution(small, monkeypatch):
     real = LocalEngine.generate
 
     def cooler(self, requests, sampling, *told):
-        return real(self, requests, dataclasses.replace(sampling, temperature=0.9), *told)
+        return real(self, requests, sampling.replace(temperature=0.9), *told)
 
     monkeypatch.setattr(LocalEngine, "generate", cooler)
     with pytest.raises(CheckFailed, match=r"step 1: .*'learner = engine'.*look at temperature"):

@@ -125,7 +125,7 @@ def test_the_reward_is_the_learned_score_less_the_kl_term(changes):
     folder = groupwise.train("rlhf", faster).folder
     plan = resolve(recipe.load("rlhf", faster))
     cache = plan.runs / ".cache"
-    reference = starting_policy(plan.model, plan.task, plan.warm, plan.seed, cache, plan.device, lambda *_: None)
+    reference = starting_policy(plan.model, plan.task, plan.warm_start, plan.seed, cache, plan.device, lambda *_: None)
     largest = 0.0
     for row, prompt, completion in spelled(reference.tokenizer, folder):
         kl = row["logp_engine"] - reference_logp(reference.model, prompt, completion)

@@ -154,4 +154,4 @@ def test_programs_are_run_and_judged_in_a_run(tmp_path):
     for row in rollouts(done.folder):
         assert row["score"] == task.score(by_key[row["key"]], row["completion"])
         assert "fault" not in row
-    assert "sandbox: no network" in resolve(recipe.load(str(done.folder / "recipe.toml"))).plan()
+    assert "sandbox: no network" in resolve(recipe.load(str(done.folder / "recipe.toml"))).describe()

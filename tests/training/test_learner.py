@@ -87,7 +87,7 @@ def test_bf16_computes_near_fp32_over_fp32_weights(policy):
     batch = make_batch()
     with torch.no_grad():
         exact = Learner(policy.model, None, LearnerSettings(), 1.0, 1).logprobs(policy.model, batch)
-        rough = Learner(policy.model, None, LearnerSettings(bf16=True), 1.0, 1).logprobs(policy.model, batch)
+        rough = Learner(policy.model, None, LearnerSettings(precision="bf16"), 1.0, 1).logprobs(policy.model, batch)
     assert next(policy.model.parameters()).dtype == torch.float32
     assert 0 < (exact - rough).abs().mean() < 0.1
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -165,19 +165,19 @@ def test_the_balance_loss_evens_the_load_of_experts(experts: Path) -> None:
 
 
 def test_a_dense_model_does_not_know_of_the_balance_loss(folder: Path) -> None:
-    plain = train(folder, 0, DEMONSTRATIONS, replace(SETTINGS, load_balance=0.0))
-    assert same(plain, train(folder, 0, DEMONSTRATIONS, replace(SETTINGS, load_balance=0.5)))
+    plain = train(folder, 0, DEMONSTRATIONS, SETTINGS.replace(load_balance=0.0))
+    assert same(plain, train(folder, 0, DEMONSTRATIONS, SETTINGS.replace(load_balance=0.5)))
 
 
 def test_a_negative_balance_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"warm_start\.load_balance"):
+    with pytest.raises(ValidationError, match="load_balance"):
         WarmStart(load_balance=-0.1)
 
 
 @pytest.mark.parametrize("name", ["steps", "batch_size", "demonstrations"])
 def test_settings_that_train_nothing_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=name):
-        WarmStart(**{name: 0})
+    with pytest.raises(ValidationError, match=name):
+        WarmStart.model_validate({name: -1})
 
 
 def test_no_demonstrations_are_refused(folder: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_fingerprint_follows_everything_that_decides_the_result(monkeypatch: p
     first = fingerprint(*parts)
     assert first == fingerprint(*parts)
     assert len(first) == 16
-    others = [(replace(SETTINGS, steps=13), *parts[1:]), (*parts[:3], 1), (parts[0], Arithmetic(), *parts[2:])]
+    others = [(SETTINGS.replace(steps=13), *parts[1:]), (*parts[:3], 1), (parts[0], Arithmetic(), *parts[2:])]
     assert first not in {fingerprint(*other) for other in others}
     monkeypatch.setattr("transformers.__version__", "0")
     assert fingerprint(*parts) != first

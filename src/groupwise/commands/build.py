@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from groupwise.config.plan import REWARD_MODEL, SAMPLED_PAIRS, Blueprint
+from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.atomic import make_whole
 from groupwise.core.engine import Engine, Request
@@ -46,7 +46,7 @@ from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
 from groupwise.training.initial_policy import starting_policy
 from groupwise.training.learner import Learner
-from groupwise.training.reward_model import REPORT, read_report, reward_model
+from groupwise.training.reward_model import REPORT, PreferenceSettings, read_report, reward_model
 from groupwise.training.state import RunState
 
 #: How many completions the probe after a weight load asks for, and how long they may be.
@@ -55,7 +55,7 @@ PROBE_SAMPLES, PROBE_TOKENS = 4, 8
 TRIED_ROWS = 4
 
 
-def build(plan: Blueprint, journal: Journal, view: View, stop_requested: Callable[[], bool]) -> Training:
+def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[], bool]) -> Training:
     """Load or make the policy and put the run together, at step 0."""
     pool = pool_of(plan)
     for line in reward_forms(plan, pool):
@@ -63,7 +63,7 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_requested: Callabl
     policy = starting_policy(
         plan.model,
         plan.task,
-        plan.warm,
+        plan.warm_start,
         seed=plan.seed,
         cache=plan.runs / ".cache",
         device=plan.device,
@@ -79,7 +79,9 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_requested: Callabl
     critic = _critic(plan, policy)
     routers = _routers(plan, policy, view)
     view.note(memory_estimate(plan, policy, critic.model if critic else None, selection.longest))
-    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows, routes=bool(routers))
+    engine = LocalEngine(
+        policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.engine.max_rows, routes=bool(routers)
+    )
     demand_engine(engine, plan.routing)
     learner = _learner(plan, policy, routers)
     prompts = Prompts(selection.train, chat.encode, plan.seed)
@@ -104,14 +106,14 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_requested: Callabl
             scorer,
             problems=selection.heldout,
             encode=chat.encode,
-            samples=plan.evaluation_samples,
-            sampling=plan.evaluation,
+            samples=plan.evaluation.samples,
+            sampling=plan.evaluation_sampling,
             seed=plan.seed,
             judge=judge and judge.scores,
         ),
         state=RunState(
             folder=plan.folder / CHECKPOINTS,
-            keep=plan.checkpoint_keep,
+            keep=plan.checkpoint.keep,
             start=start,
             reference=plan.algorithm.needs_reference,
             tokenizer=policy.tokenizer,
@@ -122,16 +124,14 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_requested: Callabl
     output = Output(
         journal=journal,
         view=view,
-        watch=Watch(
-            resolved_recipe(plan).model_dump(exclude_none=True), plan.algorithm.advantage.compares_within_group
-        ),
+        watch=Watch(resolved_recipe(plan), plan.algorithm.advantage.compares_within_group),
         token_text=Spelling(policy.tokenizer),
         token_budget=plan.journal.token_budget,
     )
     return Training(loop_settings(plan, policy.pad), components, output, stop_requested)
 
 
-def loop_settings(plan: Blueprint, pad: int) -> LoopSettings:
+def loop_settings(plan: Plan, pad: int) -> LoopSettings:
     """What the loop goes by, from the plan."""
     return LoopSettings(
         seed=plan.seed,
@@ -139,8 +139,8 @@ def loop_settings(plan: Blueprint, pad: int) -> LoopSettings:
         prompts_per_step=plan.prompts_per_step,
         updates_per_batch=plan.updates_per_batch,
         passes_per_batch=plan.passes_per_batch,
-        evaluate_every=plan.evaluation_every,
-        checkpoint_every=plan.checkpoint_every,
+        evaluate_every=plan.evaluation.every,
+        checkpoint_every=plan.checkpoint.every,
         waiting_steps=plan.critic.warmup_steps if plan.critic else 0,
         old_from_engine=plan.old_from_engine,
         fault_limit=plan.scoring.fault_limit,
@@ -149,7 +149,7 @@ def loop_settings(plan: Blueprint, pad: int) -> LoopSettings:
     )
 
 
-def _learner(plan: Blueprint, policy: Policy, routers: Sequence[Router]) -> Learner:
+def _learner(plan: Plan, policy: Policy, routers: Sequence[Router]) -> Learner:
     """The learner, with a frozen copy of the policy where the algorithm reads a reference."""
     return Learner(
         policy.model,
@@ -162,7 +162,7 @@ def _learner(plan: Blueprint, policy: Policy, routers: Sequence[Router]) -> Lear
     )
 
 
-def _routers(plan: Blueprint, policy: Policy, view: View) -> Sequence[Router]:
+def _routers(plan: Plan, policy: Policy, view: View) -> Sequence[Router]:
     """The routers whose routes the run records; none for a dense policy."""
     routers = demand_routing(halves(policy.model)[0], plan.routing)
     if routers:
@@ -170,9 +170,9 @@ def _routers(plan: Blueprint, policy: Policy, view: View) -> Sequence[Router]:
     return routers
 
 
-def _selection(plan: Blueprint, policy: Policy, chat: Chat, view: View) -> Selection:
+def _selection(plan: Plan, policy: Policy, chat: Chat, view: View) -> Selection:
     """The problems that the run uses. Raises UsageError where one does not fit, or the template is wrong for them."""
-    selection = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
+    selection = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation.problems)
     if wrong := too_long(plan, policy.positions, selection.longest):
         raise UsageError(wrong)
     view.note(f"prompts      {chat.describe()}")
@@ -185,7 +185,7 @@ def _selection(plan: Blueprint, policy: Policy, chat: Chat, view: View) -> Selec
     return selection
 
 
-def pool_of(plan: Blueprint) -> Pool | None:
+def pool_of(plan: Plan) -> Pool | None:
     """The processes that score, where anything is not quick."""
     slow: dict[str, Any] = {name: reward for name, reward in plan.mix.own.items() if not reward.quick}
     if not plan.task.quick:
@@ -196,7 +196,7 @@ def pool_of(plan: Blueprint) -> Pool | None:
     return Pool(slow, Limits(workers=s.workers or os.cpu_count() or 1, seconds=s.deadline, memory=s.memory))
 
 
-def reward_forms(plan: Blueprint, pool: Pool | None) -> list[str]:
+def reward_forms(plan: Plan, pool: Pool | None) -> list[str]:
     """The form of each reward of a process, a line each, tried on the first rows before anything heavy loads.
 
     Raises UsageError where a user's own cannot be loaded, or asks for a column that the problems do not have.
@@ -208,13 +208,15 @@ def reward_forms(plan: Blueprint, pool: Pool | None) -> list[str]:
 
 
 def _reward_model(
-    plan: Blueprint, policy: Policy, chat: Chat, scorer: Scorer, journal: Journal, view: View
+    plan: Plan, policy: Policy, chat: Chat, scorer: Scorer, journal: Journal, view: View
 ) -> RewardModel | None:
     """The run's reward model, kept in its folder: a resumed run scores with the very same one."""
-    if not plan.preference_source:
+    if plan.preference is None:
         return None
     folder = plan.folder / REWARD_MODEL
-    make_whole(folder, partial(_bring_reward_model, plan, policy, chat, scorer, view), "the reward model")
+    make_whole(
+        folder, partial(_bring_reward_model, plan, plan.preference, policy, chat, scorer, view), "the reward model"
+    )
     report = read_report(folder / REPORT) if (folder / REPORT).is_file() else None
     for line in report.in_words() if report else ():
         journal.log(line)
@@ -222,35 +224,35 @@ def _reward_model(
     judge = load_reward_model(folder, device=plan.device)
     if judge.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UsageError(
-            f"reward model {plan.preference_source!r}: its tokenizer is not the policy's, it would read other words; "
+            f"reward model {plan.preference.source!r}: its tokenizer is not the policy's, it would read other words; "
             "take one that shares it"
         )
     return judge
 
 
-def _bring_reward_model(plan: Blueprint, policy: Policy, chat: Chat, scorer: Scorer, view: View, folder: Path) -> None:
+def _bring_reward_model(
+    plan: Plan, preference: PreferenceSettings, policy: Policy, chat: Chat, scorer: Scorer, view: View, folder: Path
+) -> None:
     """A copy of the one that the recipe names, or of one made now (or before, the same)."""
-    if plan.preference is None:
-        origin = Path(plan.preference_source)
+    if preference.model is not None:
+        origin = Path(preference.model)
         load_reward_model(origin)
     else:
-        path = None if plan.preference_source == SAMPLED_PAIRS else Path(plan.preference_source)
         origin = reward_model(
             policy,
             chat,
             scorer,
             plan.sampling,
-            plan.preference,
+            preference,
             seed=plan.seed,
             cache=plan.runs / ".cache",
-            path=path,
-            max_rows=plan.max_rows,
+            max_rows=plan.engine.max_rows,
             on_step=view.reward_model,
         )
     shutil.copytree(origin, folder)
 
 
-def _critic(plan: Blueprint, policy: Policy) -> Critic | None:
+def _critic(plan: Plan, policy: Policy) -> Critic | None:
     """The critic of an algorithm that reads values."""
     if plan.critic is None:
         return None
@@ -260,10 +262,10 @@ def _critic(plan: Blueprint, policy: Policy) -> Critic | None:
     else:
         folder = plan.folder / REWARD_MODEL if start == REWARD_START else Path(start)
         model = from_folder(folder, policy.model)
-    return Critic(model, plan.critic, plan.steps * plan.updates_per_step)
+    return Critic(model, plan.critic, plan.steps * plan.updates_per_step, bf16=plan.learner.bf16)
 
 
-def memory_estimate(plan: Blueprint, policy: Policy, critic: nn.Module | None, longest: int) -> str:
+def memory_estimate(plan: Plan, policy: Policy, critic: nn.Module | None, longest: int) -> str:
     """What the run will hold at its largest, as far as the shapes say; `critic` is the critic's model."""
     shape = policy.model.config.get_text_config()
     weights = _bytes(policy.model)
@@ -271,7 +273,7 @@ def memory_estimate(plan: Blueprint, policy: Policy, critic: nn.Module | None, l
     copies = 6 if plan.algorithm.needs_reference else 5
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    rows = min(plan.max_rows, plan.prompts_per_step * plan.samples_per_prompt)
+    rows = min(plan.engine.max_rows, plan.prompts_per_step * plan.samples_per_prompt)
     cache = 2 * shape.num_hidden_layers * heads * size * rows * (longest + plan.sampling.max_new_tokens) * 4
     logits = 4 * 4 * min(CHUNK_ELEMENTS, plan.learner.tokens_per_microbatch * shape.vocab_size)
     parts = {"weights and optimizer": weights * copies, "engine cache": cache, "logits": logits}
@@ -285,14 +287,14 @@ def _bytes(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters()) * 4
 
 
-def make_probe(plan: Blueprint, engine: Engine, learner: Learner, prompts: Prompts, pad: int) -> Probe:
+def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, pad: int) -> Probe:
     """The fixed question that engine and learner are both asked after each weight load."""
     prompt = prompts.draw(0)
     request = Request(prompt.tokens, PROBE_SAMPLES, derive(plan.seed, "probe"), PROBE_TOKENS)
     return Probe(engine, partial(learner.completion_logprobs, prompt, pad), request, plan.sampling, plan.learner.bf16)
 
 
-def too_long(plan: Blueprint, positions: int, longest: int) -> str:
+def too_long(plan: Plan, positions: int, longest: int) -> str:
     """What is wrong, and what to do, where the longest prompt and a whole completion exceed the model's positions; else
     "".
     """

@@ -32,9 +32,9 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     path = Path(name) / journal.RECIPE
     plan = resolve(recipe.load(str(path) if path.is_file() else name, overrides))
     policy = load_policy(Path(model) if model else _last_policy(Path(name)), device=plan.device)
-    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows)
+    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.engine.max_rows)
     chat = Chat(policy.tokenizer, plan.chat)
-    selection = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
+    selection = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation.problems)
     with pool_of(plan) or nullcontext() as pool:
         scorer = Scorer(plan.task, policy.decode, pool=pool)
         judge = load_reward_model(Path(name) / REWARD_MODEL, device=plan.device).scores if scorer.judged else None
@@ -43,8 +43,8 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
             scorer,
             problems=selection.heldout,
             encode=chat.encode,
-            samples=plan.evaluation_samples,
-            sampling=plan.evaluation,
+            samples=plan.evaluation.samples,
+            sampling=plan.evaluation_sampling,
             seed=plan.seed,
             judge=judge,
         )

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.config import about
-from groupwise.config.plan import REWARD_MODEL, Blueprint
+from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.journal import journal
 from groupwise.loop import Training
 from groupwise.training import checkpoint
 from groupwise.training.reward_model import REPORT, read_report
 
 
-def summarise(plan: Blueprint, run: Training) -> dict[str, Any]:
+def summarise(plan: Plan, run: Training) -> dict[str, Any]:
     """summary.json, from the rows of metrics.jsonl, so that a resumed run says the same."""
     evaluations = [row["evaluation"] for row in journal.read_metrics(plan.folder) if "evaluation" in row]
     before, after = evaluations[0], evaluations[-1]

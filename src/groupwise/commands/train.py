@@ -6,7 +6,6 @@ import math
 import re
 import signal
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from groupwise import loop
 from groupwise.commands.build import build
 from groupwise.commands.summary import summarise
 from groupwise.config import about, recipe
-from groupwise.config.plan import Blueprint
+from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.errors import GroupwiseError, UsageError
@@ -54,7 +53,7 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     chosen = dict(overrides or {})
     loaded = recipe.load(name, chosen)
     if "name" not in chosen:
-        loaded = loaded.model_copy(update={"name": _free_name(Path(loaded.runs), loaded.name)})
+        loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     plan = resolve(loaded)
     send_to = tracker(plan.journal.tracker)
     text = recipe.dump(resolved_recipe(plan), f"Everything this run was started with, from {name}.")
@@ -68,12 +67,8 @@ def resume(folder: Path) -> Run:
     path = folder / journal.RECIPE
     if not path.is_file():
         raise UsageError(f"{folder}: not a run folder (no {journal.RECIPE})")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not a TOML file: {error}") from None
     # The folder is the run, wherever it was moved or started from.
-    table |= {"runs": str(folder.resolve().parent), "name": folder.resolve().name}
+    table = recipe.read_table(path) | {"runs": str(folder.resolve().parent), "name": folder.resolve().name}
     plan = resolve(recipe.parse(table, str(path)))
     send_to = tracker(plan.journal.tracker)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
@@ -87,10 +82,10 @@ def resume(folder: Path) -> Run:
     return _go(plan, book, newest, Sender(send_to, book.log), fresh=False)
 
 
-def _go(plan: Blueprint, book: Journal, newest: Path | None, send: Sender, fresh: bool) -> Run:
+def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: bool) -> Run:
     console = Console(highlight=False, soft_wrap=True)
     view = LiveView(plan.steps, plan.name, console) if console.is_terminal else PlainView(plan.steps, console)
-    view.plan(plan.plan())
+    view.plan(plan.describe())
     stop_signals: list[int] = []
     scorers: list[Scorer] = []
     summary: dict[str, Any] | None = None
@@ -104,7 +99,7 @@ def _go(plan: Blueprint, book: Journal, newest: Path | None, send: Sender, fresh
                 _restore(run, newest, read_metrics(plan.folder))
                 view.note(f"going on after step {run.progress.step}")
             book.listen(send.metrics)
-            table = resolved_recipe(plan).model_dump(exclude_none=True)
+            table = resolved_recipe(plan)
             send.start(plan.folder, plan.name, table, after=run.progress.step)
             finished = loop.train(run)
         if finished:
@@ -137,7 +132,7 @@ def _restore(run: Training, folder: Path, rows: Sequence[Mapping[str, Any]]) -> 
     parts.probe.restart()
 
 
-def _leave_report(plan: Blueprint, view: View) -> None:
+def _leave_report(plan: Plan, view: View) -> None:
     """The page of a finished run. A run that ended well stays so, whatever its page runs into."""
     if not plan.journal.report:
         return
@@ -148,7 +143,7 @@ def _leave_report(plan: Blueprint, view: View) -> None:
         view.note(f"no report was made ({words}); the run is whole. Try: groupwise report {plan.folder}")
 
 
-def _build_or_discard(plan: Blueprint, book: Journal, view: View, stop: Callable[[], bool], fresh: bool) -> Training:
+def _build_or_discard(plan: Plan, book: Journal, view: View, stop: Callable[[], bool], fresh: bool) -> Training:
     """The run, built; what turns out to be impossible only with the model at hand leaves no empty run folder."""
     try:
         return build(plan, book, view, stop)

@@ -7,12 +7,12 @@ from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.explain import lines, objective
-from groupwise.config.plan import Blueprint
+from groupwise.config.plan import Plan
 from groupwise.core import machine
 from groupwise.core.version import VERSION
 
 
-def about(plan: Blueprint, started: float) -> dict[str, Any]:
+def about(plan: Plan, started: float) -> dict[str, Any]:
     """What a run says of itself at its start; `started` in unix seconds."""
     return {
         "groupwise": VERSION,
@@ -38,8 +38,8 @@ def where(device: str) -> dict[str, Any]:
 def algorithm_row(row: Algorithm) -> dict[str, Any]:
     """The row of parts, each with its kind, its values and its equation."""
     parts = [
-        {"slot": slot, **dict(zip(("kind", "value"), _kind_and_value(told), strict=True)), "equation": equation}
-        for slot, told, equation in lines(row)
+        {"slot": slot, **_kind_and_value(description), "equation": equation}
+        for slot, description, equation in lines(row)
     ]
     return {
         "name": row.name,
@@ -51,13 +51,14 @@ def algorithm_row(row: Algorithm) -> dict[str, Any]:
     }
 
 
-def _kind_and_value(told: str) -> tuple[str, str]:
-    """A part as `describe` tells it, in two.
+def _kind_and_value(description: str) -> dict[str, str]:
+    """A part as `describe` says it, in two.
 
     >>> _kind_and_value("clip(epsilon_low=0.2)"), _kind_and_value("k3 in the loss, beta=0.04"), _kind_and_value("0")
-    (('clip', 'epsilon_low=0.2'), ('k3', 'in the loss, beta=0.04'), ('', '0'))
+    ({'kind': 'clip', 'value': 'epsilon_low=0.2'}, {'kind': 'k3', 'value': 'in the loss, beta=0.04'},
+     {'kind': '', 'value': '0'})
     """
-    if told[0].isdigit():
-        return "", told
-    kind, bracket, value = told.partition("(" if told.endswith(")") else " ")
-    return kind, value[:-1] if bracket == "(" else value
+    if description[0].isdigit():
+        return {"kind": "", "value": description}
+    kind, _, value = description.partition("(" if description.endswith(")") else " ")
+    return {"kind": kind, "value": value.removesuffix(")") if description.endswith(")") else value}

@@ -1,4 +1,4 @@
-"""A recipe's tables [rewards.NAME] to the rewards that train, what can go together, and how the plan tells it."""
+"""A recipe's tables [rewards.NAME] to the rewards that train, what can go together, and how the plan describes it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from groupwise.core.reward import Reward
 from groupwise.rewards.functions.form import reward
 from groupwise.rollout.scoring import LEARNED, TASK, Mix
 
-#: How the plan tells the two rewards that are not functions.
+#: How the plan describes the two rewards that are not functions.
 OF_THE_RUN = {TASK: "the task's own score", LEARNED: "the reward model's score"}
 
 
-def mix_of(told: Mapping[str, Any] | None, each: bool) -> Mix:
-    """The rewards that train; each has a weight, 1 unless it says otherwise.
+def mix_of(tables: Mapping[str, Any] | None, each: bool) -> Mix:
+    """The rewards that train, from their tables by name; each has a weight, 1 unless it says otherwise.
 
     Raises UsageError for a kind, key or weight that is none, or where nothing would train.
     """
-    if told is None:
+    if tables is None:
         if each:
             raise UsageError("scoring.combine = 'after': there is one reward only; name several under [rewards.NAME]")
         return Mix()
     weights: dict[str, float] = {}
     own: dict[str, Reward] = {}
-    for name, table in told.items():
+    for name, table in tables.items():
         settings = dict(table)
         weights[name] = _weight(name, settings.pop("weight", 1.0))
         if name not in OF_THE_RUN:
@@ -40,7 +40,7 @@ def mix_of(told: Mapping[str, Any] | None, each: bool) -> Mix:
     return Mix(weights, own, each)
 
 
-def demand_mix(mix: Mix, row: Algorithm, has_reward_model: bool) -> None:
+def require_mix(mix: Mix, row: Algorithm, has_reward_model: bool) -> None:
     """Raises UsageError where rewards do not go together with a reward model or the algorithm."""
     if LEARNED in mix.weights and not has_reward_model:
         raise UsageError(f"rewards.{LEARNED}: this run has no reward model; add [preference]")
@@ -63,10 +63,9 @@ def demand_mix(mix: Mix, row: Algorithm, has_reward_model: bool) -> None:
 
 def describe_mix(mix: Mix) -> list[str]:
     """What trains, a line for each reward."""
-    lines = []
-    for name, weight in mix.weights.items():
-        told = OF_THE_RUN.get(name) or repr(mix.own[name])
-        lines.append(f"{weight:g} x {name}: {told}")
+    lines = [
+        f"{weight:g} x {name}: {OF_THE_RUN.get(name) or repr(mix.own[name])}" for name, weight in mix.weights.items()
+    ]
     if mix.each:
         lines.append("advantages are computed for each reward by itself, then added by weight")
     return lines

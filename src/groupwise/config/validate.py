@@ -6,17 +6,19 @@ from pathlib import Path
 
 from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
-from groupwise.config.plan import REWARD_MODEL, SAMPLED_PAIRS, Blueprint
-from groupwise.config.rewards import demand_mix
+from groupwise.config.plan import REWARD_MODEL, Plan
+from groupwise.config.rewards import require_mix
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Judged, Notes, ScoresSteps
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import LEARNED, TASK
+from groupwise.training.critic import CriticSettings
 from groupwise.training.initial_policy import check_model
+from groupwise.training.reward_model import SAMPLED_PAIRS
 
 
-def demand_possible(plan: Blueprint) -> None:
-    """Combinations that no single key can be blamed for."""
+def require_runnable(plan: Plan) -> None:
+    """Raises UsageError, one line, where the plan's settings do not go together."""
     needed = plan.algorithm.advantage.smallest_group
     if plan.samples_per_prompt < needed:
         raise UsageError(
@@ -34,33 +36,33 @@ def demand_possible(plan: Blueprint) -> None:
     if isinstance(plan.task, Notes):
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
     if plan.critic is not None:
-        _demand_critic(plan)
-    _demand_sources(plan)
-    _demand_judge(plan)
-    demand_mix(plan.mix, plan.algorithm, bool(plan.preference_source))
-    held = len(plan.task.samples("heldout"))
-    if held < plan.evaluation_problems:
-        raise UsageError(f"evaluation.problems = {plan.evaluation_problems}: the task holds out only {held}")
+        _require_critic(plan, plan.critic)
+    _require_steps(plan)
+    _require_sources(plan)
+    _require_judge(plan)
+    require_mix(plan.mix, plan.algorithm, plan.preference is not None)
+    heldout = len(plan.task.samples("heldout"))
+    if heldout < plan.evaluation.problems:
+        raise UsageError(f"evaluation.problems = {plan.evaluation.problems}: the task holds out only {heldout}")
 
 
-def _demand_critic(plan: Blueprint) -> None:
-    assert plan.critic is not None
-    start = plan.critic.start
-    if start == REWARD_START and not plan.preference_source:
+def _require_critic(plan: Plan, critic: CriticSettings) -> None:
+    start = critic.start
+    if start == REWARD_START and plan.preference is None:
         raise UsageError(f"critic.start = {start!r}: this run has no reward model; add [preference], or a folder")
     if start not in (POLICY_START, REWARD_START) and not Path(start).is_dir():
         raise UsageError(f"critic.start = {start!r}: no such folder; or {POLICY_START!r}, or {REWARD_START!r}")
-    if plan.critic.warmup_steps >= plan.steps:
+    if critic.warmup_steps >= plan.steps:
         raise UsageError(
-            f"critic.warmup_steps = {plan.critic.warmup_steps}: the policy would wait through all {plan.steps} steps"
+            f"critic.warmup_steps = {critic.warmup_steps}: the policy would wait through all {plan.steps} steps"
         )
 
 
-def _demand_judge(plan: Blueprint) -> None:
-    """A task without right answers has a reward model, and nothing else asks it what is right."""
+def _require_judge(plan: Plan) -> None:
+    """A task without right answers needs a reward model from elsewhere, and nothing else may read its scores."""
     if not (isinstance(plan.task, Judged) and plan.task.judged):
         return
-    if not plan.preference_source or plan.preference_source == SAMPLED_PAIRS:
+    if plan.preference is None or plan.preference.source == SAMPLED_PAIRS:
         raise UsageError(
             "task.check = 'learned': there are no right answers, so a reward model must score; set preference.path "
             "(pairs) or preference.model (a folder)"
@@ -74,8 +76,8 @@ def _demand_judge(plan: Blueprint) -> None:
         raise UsageError(f"rewards.{TASK}: the task has no score of its own here; use rewards.{LEARNED}")
 
 
-def _demand_sources(plan: Blueprint) -> None:
-    """What scores, and what the old log-probabilities are taken from."""
+def _require_steps(plan: Plan) -> None:
+    """An algorithm that reads scores of steps has them."""
     if plan.algorithm.needs_steps and not isinstance(plan.task, ScoresSteps):
         raise UsageError(
             f"algorithm.name = {plan.algorithm.name!r}: it needs scores of steps, and {plan.task} has none"
@@ -85,10 +87,14 @@ def _demand_sources(plan: Blueprint) -> None:
             f"algorithm.advantage.kind: {describe(plan.algorithm.advantage)} reads rewards at step ends, and "
             f'{describe(plan.algorithm.shaping)} gives none there; set algorithm.shaping.kind = "steps"'
         )
+
+
+def _require_sources(plan: Plan) -> None:
+    """What scores, and what the old log-probabilities are taken from."""
+    model = plan.preference.model if plan.preference else None
     # A run that has begun has a copy of its own.
-    folders = Path(plan.preference_source), plan.folder / REWARD_MODEL
-    if plan.preference is None and plan.preference_source and not any(folder.is_dir() for folder in folders):
-        raise UsageError(f"preference.model = {plan.preference_source!r}: there is no such folder")
+    if model is not None and not any(folder.is_dir() for folder in (Path(model), plan.folder / REWARD_MODEL)):
+        raise UsageError(f"preference.model = {model!r}: there is no such folder")
     if plan.old_from_engine and plan.algorithm.mismatch.reads_engine:
         raise UsageError(
             f"logp_old = 'engine': then pi_old / pi_engine is 1 and {describe(plan.algorithm.mismatch)} corrects "

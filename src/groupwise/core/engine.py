@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
+from pydantic import Field
 from torch import Tensor
 
 from groupwise.core.records import Completion
+from groupwise.core.settings import Settings
+
+Temperature = Annotated[float, Field(ge=0)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=0)]
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """The distribution completions are drawn from.
+class Sampling(Settings):
+    """The section [sampling]: the distribution completions are drawn from.
 
     temperature     logits are divided by it; 0 takes the most likely token
     top_p           keep the most likely tokens whose probability adds up to top_p; 1 keeps all
@@ -21,10 +26,10 @@ class Sampling:
     max_new_tokens  a completion that reaches it ends with finish "length"
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_new_tokens: int = 64
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    max_new_tokens: int = Field(default=64, ge=1)
 
     @property
     def truncates(self) -> bool:

@@ -6,19 +6,34 @@ import fcntl
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
+from pydantic import Field
 
 from groupwise.core import jsonl
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.machine import machine_row
 from groupwise.core.records import Batch, RolloutResult
+from groupwise.core.settings import Settings
 from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import Spell, rollout_rows
 
 METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
 LOG, RECIPE, ABOUT, SUMMARY = "log.txt", "recipe.toml", "about.json", "summary.json"
+
+
+class JournalSettings(Settings):
+    """The section [journal]: what a run writes about itself beside its metrics.
+
+    token_budget  completion tokens a step, whole groups in order, whose columns per token are written; 0 is none
+    report        whether a finished run leaves a report
+    tracker       where metrics go as well; "none" is nowhere
+    """
+
+    token_budget: int = Field(default=200_000, ge=0)
+    report: bool = True
+    tracker: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
 
 
 class Journal:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from groupwise.core.errors import UsageError, nearest
 from groupwise.core.samples import Sample
+from groupwise.core.settings import Settings
 from groupwise.models.load import error_line, prompt_ids
 
 AUTO, NONE, TOKENIZER = "auto", "none", "tokenizer"
@@ -25,9 +27,8 @@ Message = Mapping[str, str]
 QUESTION: Sequence[Message] = ({"role": "user", "content": "?"},)
 
 
-@dataclass(frozen=True)
-class ChatSettings:
-    """How a sample becomes the text that the policy continues.
+class ChatSettings(Settings):
+    """The section [chat]: how a sample becomes the text that the policy continues.
 
     template  "auto": the tokenizer's own where it has one, else plain text; "tokenizer": its own, or refuse;
               "none": plain text; or the path of a Jinja file
@@ -37,18 +38,10 @@ class ChatSettings:
               trained
     """
 
-    template: str = AUTO
+    template: str = Field(default=AUTO, min_length=1)
     system: str = ""
-    thinking: str = ""
+    thinking: Literal["", "on", "off"] = ""
     open: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.template:
-            raise UsageError(f"chat.template is empty; expected {AUTO}, {NONE}, {TOKENIZER} or the path of a file")
-        if self.thinking and self.thinking not in THINKING:
-            raise UsageError(
-                f"chat.thinking = {self.thinking!r}: not a choice; {nearest(self.thinking, THINKING)}, or leave it out"
-            )
 
 
 class Chat:

@@ -40,19 +40,20 @@ def cached_reward_model(
     settings: PreferenceSettings,
     seed: int,
     cache: Path,
-    path: Path | None = None,
     max_rows: int = 512,
     on_step: OnStep = silent,
 ) -> Path:
     """The folder in `cache` of a policy's reward model and its report; made where the same one is not there yet.
 
-    The pairs come from the file `path`, or else are the policy's own completions of training prompts, ranked by the
+    The pairs come from the file `settings.path`, or else are the policy's own completions of training prompts, ranked by the
     task's score. Held-out pairs come from other prompts of the same origin; the task's held-out split stays untouched.
     """
+    path = None if settings.path is None else Path(settings.path)
     file = None if path is None else hashlib.sha256(_bytes_of(path)).hexdigest()
     device = next(policy.model.parameters()).device.type
     code = [inspect.getsource(module) for module in (pairs, reward, reward_report, sys.modules[__name__])]
-    sources = (*origin(policy), chat.settings, scorer.task, sampling, settings, seed, file, max_rows, device, *code)
+    how = settings.replace(path=None)  # a file is known by its contents, wherever it lies
+    sources = (*origin(policy), chat.settings, scorer.task, sampling, how, seed, file, max_rows, device, *code)
     folder = cache / f"reward-{fingerprint(*sources)}"
 
     def sampled() -> list[Comparison]:

@@ -13,17 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from groupwise.core.errors import RunError, disk_words
 from groupwise.core.records import Completion, Group, Kept, Prompt, StreamState
 from groupwise.core.samples import Sample
+from groupwise.core.settings import Settings
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
 #: The place of the checkpoints in a run folder.
 CHECKPOINTS = "checkpoints"
 CRITIC, CRITIC_OPTIMIZER = "critic.safetensors", "critic-optimizer.safetensors"
+
+
+class CheckpointSettings(Settings):
+    """The section [checkpoint].
+
+    every  steps between checkpoints; the last step has one in any case
+    keep   how many stay, the newest ones
+    """
+
+    every: int = Field(default=50, ge=1)
+    keep: int = Field(default=2, ge=1)
 
 
 def folder_of(root: Path, step: int) -> Path:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from groupwise.algorithms.parts.critic import value_loss
@@ -23,27 +23,27 @@ from groupwise.training.optimizer import (
 )
 
 
-@dataclass(frozen=True)
 class CriticSettings(OptimizerSettings):
-    """The optimizer's settings, and what only a critic has.
+    """The section [critic]: the optimizer's settings, and what only a critic has.
 
-    clip          how far a value may move from V_old before its loss stops falling, reward units; 0 is off
-    warmup_steps  the first training steps, in which the critic learns and the policy waits
-    start         "policy", "reward-model" (the run's own), or the folder of one (or of a causal language model)
+    learning_rate  a run without this key takes ten times the policy's (config/resolve.py)
+    clip           how far a value may move from V_old before its loss stops falling, reward units; 0 is off
+    warmup_steps   the first training steps, in which the critic learns and the policy waits
+    start          "policy", "reward-model" (the run's own), or the folder of one (or of a causal language model)
     """
 
-    learning_rate: float = 1e-5
-    clip: float = 0.2
-    warmup_steps: int = 0
-    start: str = POLICY_START
+    learning_rate: float = Field(default=1e-5, ge=0)
+    clip: float = Field(default=0.2, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    start: str = Field(default=POLICY_START, min_length=1)
 
 
 class Critic:
     """Holds the value model and its optimizer. loss = mean over the trained tokens of the optimizer batch."""
 
-    def __init__(self, model: Any, settings: CriticSettings, total_updates: int) -> None:
-        self.model = model.eval()
-        self.settings = settings
+    def __init__(self, model: Any, settings: CriticSettings, total_updates: int, bf16: bool = False) -> None:
+        """`bf16` computes in bfloat16 over float32 master weights, as the learner beside it does."""
+        self.model, self.settings, self.bf16 = model.eval(), settings, bf16
         self.device = next(model.parameters()).device
         self.optimizer = Optimizer.from_settings(model, settings, total_updates)
 
@@ -87,16 +87,16 @@ class Critic:
     def save(self, folder: Path) -> None:
         """Parameters and optimizer, into a checkpoint's folder."""
         checkpoint.write_parameters(folder, self.model, checkpoint.CRITIC)
-        checkpoint.write_optimizer(folder, self.model, self.optimizer, checkpoint.CRITIC_OPTIMIZER)
+        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Parameters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""
         checkpoint.read_parameters(folder, self.model, checkpoint.CRITIC)
-        checkpoint.read_optimizer(folder, self.model, self.optimizer, checkpoint.CRITIC_OPTIMIZER)
-        self.updates = updates
+        checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER)
+        self.optimizer.updates = updates
 
     def _forward(self, micro: Batch) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             return token_values(self.model, micro.tokens, micro.mask)
 
     def _pieces(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:

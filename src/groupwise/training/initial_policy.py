@@ -35,7 +35,7 @@ def check_model(model: str) -> None:
 def starting_policy(
     model: str,
     task: Task,
-    warm: WarmStart | None,
+    warm: WarmStart,
     seed: int,
     cache: Path,
     device: str,
@@ -45,9 +45,9 @@ def starting_policy(
     """The policy, ready to train. With a warm start it comes from `cache` where the same one is there already."""
     if model not in TINY:
         model = str(model_folder(model))
-        if warm is None:
+        if not warm.steps:
             return load_policy(Path(model), device=device)
-    if warm is not None and not isinstance(task, Demonstrates):
+    if warm.steps and not isinstance(task, Demonstrates):
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model)).model)
     chat = chat or ChatSettings()
@@ -57,7 +57,7 @@ def starting_policy(
         if model in TINY:
             TINY[model].build(task.alphabet, target, seed)
         policy = load_policy(target if model in TINY else Path(model))
-        if warm is not None:
+        if warm.steps:
             assert isinstance(task, Demonstrates)
             demonstrations = list(task.demonstrations(warm.demonstrations, seed))
             encoder = Chat(policy.tokenizer, chat)

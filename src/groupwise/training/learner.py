@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +35,17 @@ from groupwise.training.optimizer import Schedule as Schedule  # settings of a l
 SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
 
 
-@dataclass(frozen=True)
 class LearnerSettings(OptimizerSettings):
-    """How the policy is trained: the optimizer's settings, as they are."""
+    """The section [learner]: how the policy is trained.
+
+    precision  "bf16" computes in bfloat16 over float32 master weights
+    """
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+    @property
+    def bf16(self) -> bool:
+        return self.precision == "bf16"
 
 
 class Learner:

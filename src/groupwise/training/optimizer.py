@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from functools import partial
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.core.collate import microbatches
 from groupwise.core.records import Batch
+from groupwise.core.settings import Settings
 
 #: Called after each update of a training loop with its number from 1, the number of all updates, and its loss.
 OnStep = Callable[[int, int, float], None]
@@ -22,7 +24,7 @@ def silent(step: int, steps: int, loss: float) -> None:
     """Shows no progress."""
 
 
-class Schedule(Enum):
+class Schedule(StrEnum):
     """How the learning rate goes on after its warmup."""
 
     CONSTANT = "constant"
@@ -30,26 +32,23 @@ class Schedule(Enum):
     COSINE = "cosine"
 
 
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW and what surrounds it.
+class OptimizerSettings(Settings):
+    """AdamW and what surrounds it: the keys that [learner] and [critic] share.
 
     warmup_updates          optimizer updates over which the learning rate rises from 0
     clip_norm               gradients are scaled down to this norm; 0 leaves them alone
     tokens_per_microbatch   padded tokens held at once; the gradient does not depend on it
-    bf16                    compute in bfloat16 over float32 master weights
     """
 
-    learning_rate: float = 1e-6
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    warmup_updates: int = 0
-    schedule: Schedule = Schedule.CONSTANT
-    clip_norm: float = 1.0
-    tokens_per_microbatch: int = 16384
-    bf16: bool = False
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_updates: int = Field(default=0, ge=0)
+    schedule: Schedule = Field(default=Schedule.CONSTANT, strict=False)
+    clip_norm: float = Field(default=1.0, ge=0)
+    tokens_per_microbatch: int = Field(default=16384, ge=1)
+    learning_rate: float = Field(default=1e-6, ge=0)
 
 
 @dataclass(frozen=True)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 from torch.optim import AdamW
 
 from groupwise.core.collate import microbatches
-from groupwise.core.errors import RunError, UsageError
+from groupwise.core.errors import RunError
 from groupwise.core.seeds import stream
+from groupwise.core.settings import Settings
 from groupwise.models.reward import RewardModel, check_rows
 from groupwise.training.optimizer import OnStep, Optimizer, silent
 from groupwise.training.pairs import Comparison
 
+#: Where pairs come from without a file.
+SAMPLED_PAIRS = "pairs of the policy's own completions, ranked by the task"
+#: Keys of [preference] that only sampled pairs have: a file's are what they are.
+SAMPLING_KEYS = {"pairs", "noise", "samples"}
 
-@dataclass(frozen=True)
-class PreferenceSettings:
-    """Where a reward model's pairs come from, and how it is trained on them.
 
+class PreferenceSettings(Settings):
+    """The section [preference]: a reward model, ready or made from pairs that are a file's, or sampled and ranked.
+
+    model          the folder of a ready one; nothing else is read then
+    path           a file of pairs; the keys of SAMPLING_KEYS are not read then
     pairs          training pairs to sample; a file of pairs is used whole
     heldout_pairs  pairs of other prompts that measure the model; of a file, at most a fifth
     noise          chance that a sampled pair's label is swapped; a file's labels stay as they are
@@ -34,28 +40,31 @@ class PreferenceSettings:
     tokens_per_microbatch  padded tokens held at once; the gradient does not depend on it
     """
 
-    pairs: int = 2000
-    heldout_pairs: int = 500
-    noise: float = 0.1
-    samples: int = 4
-    epochs: int = 3
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
-    center: float = 0.01
-    tokens_per_microbatch: int = 8192
+    model: str | None = Field(default=None, min_length=1)
+    path: str | None = Field(default=None, min_length=1)
+    pairs: int = Field(default=2000, ge=1)
+    heldout_pairs: int = Field(default=500, ge=1)
+    noise: float = Field(default=0.1, ge=0, lt=0.5)
+    samples: int = Field(default=4, ge=2)
+    epochs: int = Field(default=3, ge=1)
+    batch_size: int = Field(default=64, ge=1)
+    learning_rate: float = Field(default=1e-3, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    clip_norm: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    center: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    tokens_per_microbatch: int = Field(default=8192, ge=1)
 
-    def __post_init__(self) -> None:
-        least = {"pairs": 1, "heldout_pairs": 1, "samples": 2, "epochs": 1, "batch_size": 1, "tokens_per_microbatch": 1}
-        for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                raise UsageError(f"preference.{name} must be at least {lowest}, not {getattr(self, name)}")
-        if not 0 <= self.noise < 0.5:
-            raise UsageError(f"preference.noise must be from 0 to below 0.5 (labels drawn by a coin), not {self.noise}")
-        for name in ("learning_rate", "weight_decay", "clip_norm", "center"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"preference.{name} must be a number from 0, not {getattr(self, name)}")
+    @property
+    def source(self) -> str:
+        """Where the model or its pairs come from: a folder, a file, or the policy's own completions."""
+        return self.model or self.path or SAMPLED_PAIRS
+
+    @property
+    def unread(self) -> set[str]:
+        """The keys that nothing reads, given where the model or its pairs come from."""
+        if self.model is not None:
+            return set(type(self).model_fields) - {"model"}
+        return SAMPLING_KEYS if self.path is not None else set()
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:

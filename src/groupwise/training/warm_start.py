@@ -8,16 +8,17 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import transformers
+from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from groupwise.core.errors import UsageError
+from groupwise.core.settings import Settings
 from groupwise.core.task import Demonstration
 from groupwise.models.chat import Chat
 from groupwise.models.moe.balance import Balance, load_share
@@ -32,10 +33,11 @@ CALLED = (Balance, load_share, router_logits, record_routes, set_rate)
 Example = tuple[list[int], int]  # ids of prompt, completion and end; how many of them are the prompt's
 
 
-@dataclass(frozen=True)
-class WarmStart:
-    """How to imitate: `steps` updates of `batch_size` demonstrations, linear warmup, then cosine decay to zero.
+class WarmStart(Settings):
+    """The section [warm_start]: how to imitate, with linear warmup of the learning rates, then cosine decay to zero.
 
+    steps                 updates, 0 for no warm start
+    batch_size            demonstrations in an update
     demonstrations        how many different ones the caller draws; they are gone through as often as the steps need
     matrix_learning_rate  Muon's, for the weight matrices of the blocks
     learning_rate         AdamW's, for embeddings, output head and norms
@@ -45,21 +47,14 @@ class WarmStart:
                           experts that are seldom chosen at first are never chosen later. A dense model has none
     """
 
-    steps: int = 1000
-    batch_size: int = 64
-    demonstrations: int = 50_000
-    matrix_learning_rate: float = 1.5e-2
-    learning_rate: float = 5e-3
-    warmup: float = 0.05
-    clip: float = 1.0
-    load_balance: float = 0.01
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "demonstrations"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"warm_start.{name} must be at least 1, not {getattr(self, name)}")
-        if self.load_balance < 0:
-            raise UsageError(f"warm_start.load_balance must be at least 0, not {self.load_balance}")
+    steps: int = Field(default=0, ge=0)
+    batch_size: int = Field(default=64, ge=1)
+    demonstrations: int = Field(default=50_000, ge=1)
+    matrix_learning_rate: float = Field(default=1.5e-2, gt=0)
+    learning_rate: float = Field(default=5e-3, gt=0)
+    warmup: float = Field(default=0.05, ge=0, le=1)
+    clip: float = Field(default=1.0, gt=0)
+    load_balance: float = Field(default=0.01, ge=0)
 
     def rate(self, step: int) -> float:
         """The factor on both learning rates at `step`, counted from 1."""

@@ -14,7 +14,14 @@ from groupwise.engines.local.drawing import END, Drawing
 from groupwise.engines.local.recording import is_recorded
 from groupwise.engines.local.sampler import draw
 
-HOWS = [Sampling(), Sampling(0.6), Sampling(1.3), Sampling(0.6, 0.9), Sampling(1.0, 1.0, 3), Sampling(0)]
+HOWS = [
+    Sampling(),
+    Sampling(temperature=0.6),
+    Sampling(temperature=1.3),
+    Sampling(temperature=0.6, top_p=0.9),
+    Sampling(top_k=3),
+    Sampling(temperature=0),
+]
 
 
 def inputs(rows: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -81,7 +81,7 @@ def tokens_of(groups: list[tuple[Completion, ...]]) -> list[list[tuple[int, ...]
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
 @pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.9, 0), (1.0, 20), (0.9, 20)])
 def test_logp_is_the_plain_forwards(qwen: Any, temperature: float, top_p: float, top_k: int) -> None:
-    how = Sampling(temperature, top_p, top_k, max_new_tokens=16)
+    how = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=16)
     groups = LocalEngine(qwen, EOS, pad=0).generate(REQUESTS, how)
     assert [len(g) for g in groups] == [3, 4, 2]
     for request, group in zip(REQUESTS, groups, strict=True):
@@ -146,7 +146,9 @@ def test_prompts_of_bfloat16_have_the_models_own_attention() -> None:
 
 
 def test_kept_holds_the_sampled_token_and_one_set_per_token(qwen: Any) -> None:
-    groups = LocalEngine(qwen, EOS, pad=0, max_rows=4).generate(REQUESTS, Sampling(1.0, 0.8, 6, max_new_tokens=16))
+    groups = LocalEngine(qwen, EOS, pad=0, max_rows=4).generate(
+        REQUESTS, Sampling(top_p=0.8, top_k=6, max_new_tokens=16)
+    )
     for done in (c for group in groups for c in group):
         assert done.kept is not None
         assert done.kept.ids.dtype == torch.int32
@@ -173,7 +175,7 @@ def test_greedy_takes_the_most_likely_token_with_logp_0(qwen: Any) -> None:
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 64])
 def test_rows_at_a_time_change_nothing(qwen: Any, max_rows: int) -> None:
-    how = Sampling(1.0, 0.95, max_new_tokens=20)
+    how = Sampling(top_p=0.95, max_new_tokens=20)
     whole = LocalEngine(qwen, EOS, pad=0).generate(REQUESTS, how)
     fewer = LocalEngine(qwen, EOS, pad=0, max_rows=max_rows).generate(REQUESTS, how)
     assert tokens_of(fewer) == tokens_of(whole)
@@ -201,7 +203,7 @@ def test_what_a_finished_row_draws_before_it_leaves_is_not_its_own(qwen: Any) ->
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_rows_that_come_and_go_do_not_disturb_each_other(name: str) -> None:
-    model, how = build(name), Sampling(1.0, 0.95)
+    model, how = build(name), Sampling(top_p=0.95)
     limits = [1 + (7 * i) % 40 for i in range(50)]
     requests = [Request(tuple(range(1, 1 + (i * 5) % 13 + 1)), 1, i, limit) for i, limit in enumerate(limits)]
     crowd = LocalEngine(model, EOS, pad=0, max_rows=33).generate(requests, how)
@@ -271,7 +273,9 @@ def test_limits_are_exact(qwen: Any, max_rows: int) -> None:
 
 def test_each_end_id_ends_a_completion_and_is_part_of_it(qwen: Any) -> None:
     engine = LocalEngine(qwen, EOS, pad=0, max_rows=32)
-    groups = engine.generate([Request((5, 6), 40, seed) for seed in range(5)], Sampling(1.3, max_new_tokens=15))
+    groups = engine.generate(
+        [Request((5, 6), 40, seed) for seed in range(5)], Sampling(temperature=1.3, max_new_tokens=15)
+    )
     lasts = set()
     for done in (c for g in groups for c in g):
         assert not EOS & set(done.tokens[:-1])
@@ -482,7 +486,7 @@ def test_a_module_that_needs_the_other_tokens_gets_them(kind: type[Mixing], at: 
 def test_finished_completions_are_told_once_each_as_they_end_up(qwen, max_rows):
     """Whatever is told early is what generate returns, also where rows are dropped and places taken."""
     heard = []
-    how = Sampling(1.0, 0.9, 0, max_new_tokens=16)
+    how = Sampling(top_p=0.9, max_new_tokens=16)
     groups = LocalEngine(qwen, EOS, pad=0, max_rows=max_rows).generate(REQUESTS, how, heard.append)
     told = {(f.request, f.sample): (f.tokens, f.finish) for f in heard}
     assert len(told) == len(heard) == sum(r.samples for r in REQUESTS)

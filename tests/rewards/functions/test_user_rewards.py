@@ -223,7 +223,8 @@ def test_a_wrong_list_gives_nobody_a_score(values: object, cause: Cause) -> None
 
 
 def test_workers_start_without_torch() -> None:
-    code = "import sys; from groupwise.rewards.pool import pool, zygote; print({'torch', 'numpy'} & set(sys.modules))"
+    heavy = "{'torch', 'numpy', 'pydantic'}"
+    code = f"import sys; from groupwise.rewards.pool import pool, zygote; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -8,7 +8,7 @@ from groupwise.commands.build import too_long
 from groupwise.commands.check.findings import Finding, ShownProblem, fault, graded, note, ok
 from groupwise.commands.check.scores import Encode
 from groupwise.commands.check.trials import gold_of
-from groupwise.config.plan import Blueprint
+from groupwise.config.plan import Plan
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
@@ -27,7 +27,7 @@ def completion_encoder(chat: Chat) -> Encode:
     return lambda text: (*chat.tokenizer(text, add_special_tokens=False)["input_ids"], *([] if end is None else [end]))
 
 
-def lengths(plan: Blueprint, chat: Chat, positions: int, samples: Sequence[Sample]) -> tuple[list[Finding], int]:
+def lengths(plan: Plan, chat: Chat, positions: int, samples: Sequence[Sample]) -> tuple[list[Finding], int]:
     """Findings, and the tokens of the longest prompt that is used; 0 where prompts cannot be encoded."""
     try:
         prompts = sorted(len(chat.encode(sample)) for sample in samples)
@@ -35,7 +35,7 @@ def lengths(plan: Blueprint, chat: Chat, positions: int, samples: Sequence[Sampl
         return [fault(str(error))], 0
     spread, golds = ok(f"prompts: {_spread(prompts)}"), _gold_lengths(plan, chat, samples)
     try:
-        selected = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation_problems)
+        selected = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation.problems)
     except UsageError as error:
         return [spread, fault(str(error)), *golds], prompts[-1]
     longest = selected.longest
@@ -56,7 +56,7 @@ def shown_problems(chat: Chat, task: Task, samples: Sequence[Sample]) -> list[Sh
     return [ShownProblem(key, text(prompt), text(gold), len(prompt), len(gold)) for key, prompt, gold in pairs]
 
 
-def _gold_lengths(plan: Blueprint, chat: Chat, samples: Sequence[Sample]) -> list[Finding]:
+def _gold_lengths(plan: Plan, chat: Chat, samples: Sequence[Sample]) -> list[Finding]:
     encode, limit = completion_encoder(chat), plan.sampling.max_new_tokens
     sizes = sorted(len(encode(gold)) for sample in samples if (gold := gold_of(plan.task, sample)))
     if not sizes:

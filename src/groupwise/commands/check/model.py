@@ -13,7 +13,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from groupwise.commands.build import memory_estimate
 from groupwise.commands.check.findings import Finding, fault, note, ok
-from groupwise.config.plan import Blueprint
+from groupwise.config.plan import Plan
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request
 from groupwise.core.errors import GroupwiseError, UsageError
@@ -58,7 +58,7 @@ class ModelFiles:
     positions: int
 
 
-def model_path(plan: Blueprint, into: Path) -> Path:
+def model_path(plan: Plan, into: Path) -> Path:
     """The model's folder; a tiny model is built in `into`, with the random weights a run would begin from.
 
     Raises UsageError where there is no such model.
@@ -69,7 +69,7 @@ def model_path(plan: Blueprint, into: Path) -> Path:
     return into
 
 
-def read_files(folder: Path, plan: Blueprint) -> ModelFiles:
+def read_files(folder: Path, plan: Plan) -> ModelFiles:
     """Tokenizer, template, end ids and positions. Raises UsageError where one of them cannot be read."""
     tokenizer = load_tokenizer(folder)
     try:
@@ -93,7 +93,7 @@ def file_findings(files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]
     ]
 
 
-def loaded_findings(plan: Blueprint, files: ModelFiles, samples: Sequence[Sample], longest: int) -> list[Finding]:
+def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], longest: int) -> list[Finding]:
     """Vocabulary, memory, experts, and one batch that engine and learner both run; `longest` prompt, tokens."""
     try:
         policy = load_policy(files.folder, device=plan.device)
@@ -103,12 +103,12 @@ def loaded_findings(plan: Blueprint, files: ModelFiles, samples: Sequence[Sample
     findings = [ok(f"the tokenizer's {len(policy.tokenizer):,} ids have embeddings, of which there are {size:,}")]
     critic = policy.model if plan.critic else None  # of the policy's size, but for one head
     findings.append(ok(" ".join(memory_estimate(plan, policy, critic, longest).split())))
-    if plan.model in TINY or plan.warm:
+    if plan.model in TINY or plan.warm_start.steps:
         start = "random" if plan.model in TINY else "the folder's"
-        warm = "; the warm start is not run here" if plan.warm else ""
+        warm = "; the warm start is not run here" if plan.warm_start.steps else ""
         findings.append(note(f"its weights are {start}{warm}"))
-    if plan.preference_source:
-        findings.append(note(f"the reward model is not looked at: {plan.preference_source}"))
+    if plan.preference is not None:
+        findings.append(note(f"the reward model is not looked at: {plan.preference.source}"))
     routers: Sequence[Router] = ()
     try:
         routers = demand_routing(halves(policy.model)[0], plan.routing)
@@ -120,9 +120,7 @@ def loaded_findings(plan: Blueprint, files: ModelFiles, samples: Sequence[Sample
     return [*findings, _parity(plan, policy, routers, files.chat, samples)]
 
 
-def _parity(
-    plan: Blueprint, policy: Policy, routers: Sequence[Router], chat: Chat, samples: Sequence[Sample]
-) -> Finding:
+def _parity(plan: Plan, policy: Policy, routers: Sequence[Router], chat: Chat, samples: Sequence[Sample]) -> Finding:
     """Whether engine and learner give one log-probability for each sampled token."""
     tokens = min(PARITY_TOKENS, plan.sampling.max_new_tokens)
     prompts = [Prompt(sample, chat.encode(sample)) for sample in samples]
@@ -140,11 +138,13 @@ def _parity(
 
 
 def engine_check(
-    plan: Blueprint, policy: Policy, routers: Sequence[Router], prompts: Sequence[Prompt], tokens: int
+    plan: Plan, policy: Policy, routers: Sequence[Router], prompts: Sequence[Prompt], tokens: int
 ) -> Check:
     """The check of every training step, on one batch under the weights as they are, with the run's own replay."""
     routing = plan.routing if routers else RoutingSettings()
-    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows, routes=bool(routers))
+    engine = LocalEngine(
+        policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.engine.max_rows, routes=bool(routers)
+    )
     demand_engine(engine, routing)
     settings, sampling = plan.learner, plan.sampling
     learner = Learner(policy.model, None, settings, sampling.temperature, plan.total_updates, routing, routers)

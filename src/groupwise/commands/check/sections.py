@@ -16,7 +16,7 @@ from groupwise.commands.check.model import ModelFiles, file_findings, loaded_fin
 from groupwise.commands.check.problems import columns, counts
 from groupwise.commands.check.scores import score_trials
 from groupwise.commands.check.trials import trials
-from groupwise.config.plan import Blueprint
+from groupwise.config.plan import Plan
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.rollout.scoring import Scorer
@@ -25,13 +25,13 @@ from groupwise.rollout.scoring import Scorer
 TRIED, MEASURED = 200, 2000
 
 
-def sections(plan: Blueprint, shown: int = 3, with_model: bool = True) -> Iterator[Section]:
+def sections(plan: Plan, shown: int = 3, with_model: bool = True) -> Iterator[Section]:
     """The sections of a check, as they become known; `shown` is how many problems are printed.
 
     Trains nothing and writes nothing that stays. Raises UsageError where a reward cannot be loaded or called, as a run
     would; what else is wrong is a fault of its section.
     """
-    yield Section("plan", text=plan.plan())
+    yield Section("plan", text=plan.describe())
     yield Section("problems", [*counts(plan.task), *columns(plan.task, _samples(plan, TRIED))])
     yield Section("duplicates and leakage", duplicates(plan.task))
     with TemporaryDirectory() as folder:
@@ -49,12 +49,12 @@ def sections(plan: Blueprint, shown: int = 3, with_model: bool = True) -> Iterat
         yield Section("model", _model(plan, files, longest, with_model))
 
 
-def _samples(plan: Blueprint, count: int) -> list[Sample]:
+def _samples(plan: Plan, count: int) -> list[Sample]:
     """The first problems of both splits."""
     return [sample for split in ("train", "heldout") for sample in plan.task.samples(split)[: count // 2]]
 
 
-def _rewards(plan: Blueprint, files: ModelFiles | None) -> list[Finding]:
+def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
     known = trials(plan.task, _samples(plan, TRIED))
     encode = completion_encoder(files.chat) if files else lambda text: ()
     with pool_of(plan) or nullcontext() as pool:
@@ -71,15 +71,15 @@ def _rewards(plan: Blueprint, files: ModelFiles | None) -> list[Finding]:
     return findings + [f for scores in own for f in (*own_reward_findings(scores), *unscored_findings(scores, limit))]
 
 
-def _rows(plan: Blueprint, files: ModelFiles, shown: int) -> Section:
+def _rows(plan: Plan, files: ModelFiles, shown: int) -> Section:
     try:
         return Section("rows", problems=shown_problems(files.chat, plan.task, plan.task.samples("train")[:shown]))
     except UsageError as error:
         return Section("rows", [fault(str(error))])
 
 
-def _model(plan: Blueprint, files: ModelFiles, longest: int, with_model: bool) -> list[Finding]:
-    samples = plan.task.samples("heldout")[: plan.evaluation_problems]
+def _model(plan: Plan, files: ModelFiles, longest: int, with_model: bool) -> list[Finding]:
+    samples = plan.task.samples("heldout")[: plan.evaluation.problems]
     findings = file_findings(files, samples)
     if not with_model:
         return [*findings, note("the model itself is not loaded (--no-model)")]

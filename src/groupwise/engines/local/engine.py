@@ -38,7 +38,6 @@ from groupwise.engines.local.experts import quicken_experts
 from groupwise.engines.local.ledger import Ledger
 from groupwise.engines.local.prefill import Prefill
 from groupwise.engines.local.rotary import quicken_rotation
-from groupwise.engines.local.sampler import check_sampling
 from groupwise.engines.local.scheduler import Queue, Rows, Take
 
 # Rows are dropped, and waiting ones admitted, once these shares of them are free: each has a cost of its own.
@@ -119,7 +118,6 @@ class LocalEngine:
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
     ) -> list[tuple[Completion, ...]]:
         """The completions of each request, in order. Raises UsageError before sampling, RunError on bad logits."""
-        check_sampling(sampling)
         limits = [sampling.max_new_tokens if r.max_new_tokens is None else r.max_new_tokens for r in requests]
         for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
             _check_request(number, request, limit, self._context, self._vocabulary)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from groupwise.core.engine import Sampling
-from groupwise.core.errors import UsageError
 
 # Top-p looks at this many of the most likely tokens before it sorts the whole vocabulary.
 FIRST_LOOK = 256
@@ -148,19 +147,6 @@ def uniforms(streams: Iterable[tuple[int, int]], length: int) -> np.ndarray:
         generator.state = state
         numbers.random(out=row)
     return out
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Raises UsageError where a value has no meaning."""
-    rules = (
-        (sampling.temperature >= 0, f"sampling.temperature is {sampling.temperature}; it must be 0 (greedy) or more"),
-        (0 < sampling.top_p <= 1, f"sampling.top_p is {sampling.top_p}; it must be above 0 and at most 1"),
-        (sampling.top_k >= 0, f"sampling.top_k is {sampling.top_k}; it must be 0 (keep all) or more"),
-        (sampling.max_new_tokens >= 1, f"sampling.max_new_tokens is {sampling.max_new_tokens}; it must be 1 or more"),
-    )
-    for holds, message in rules:
-        if not holds:
-            raise UsageError(message)
 
 
 def _greedy(logits: Tensor) -> Draw:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
+from groupwise.core.settings import Settings
 from groupwise.models.moe.balance import Balance
 from groupwise.models.moe.record import Router, record_routes, require_routers, router_logits, routers
 from groupwise.models.moe.replay import replay_routes
@@ -20,7 +21,7 @@ from groupwise.models.moe.replay import replay_routes
 RouterLosses = Mapping[str, tuple[float, Balance]]
 
 
-class ReplayFrom(Enum):
+class ReplayFrom(StrEnum):
     """Whose experts the updates on a batch run on."""
 
     NONE = "none"
@@ -28,9 +29,9 @@ class ReplayFrom(Enum):
     ENGINE = "engine"
 
 
-@dataclass(frozen=True)
-class RoutingSettings:
-    """What a run does about its policy's experts; the defaults do nothing, and a dense policy allows nothing else.
+class RoutingSettings(Settings):
+    """The section [routing]: what a run does about its policy's experts. The defaults do nothing; a dense policy
+    allows nothing else.
 
     replay        none: every forward chooses for itself; learner: what the learner chose under the old policy;
                   engine: what the engine chose, already where logp_old is computed
@@ -38,9 +39,9 @@ class RoutingSettings:
     z_loss        coefficient of the router z-loss
     """
 
-    replay: ReplayFrom = ReplayFrom.NONE
-    load_balance: float = 0.0
-    z_loss: float = 0.0
+    replay: ReplayFrom = Field(default=ReplayFrom.NONE, strict=False)
+    load_balance: float = Field(default=0.0, ge=0)
+    z_loss: float = Field(default=0.0, ge=0)
 
     @property
     def reads_routes(self) -> bool:
@@ -50,8 +51,7 @@ class RoutingSettings:
     @property
     def changed(self) -> dict[str, object]:
         """The keys that are not at their defaults."""
-        values = {"replay": self.replay.value, "load_balance": self.load_balance, "z_loss": self.z_loss}
-        return {key: value for key, value in values.items() if value not in ("none", 0)}
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     @property
     def losses(self) -> RouterLosses:
