@@ -20,7 +20,8 @@ from groupwise.core.engine import Engine, Request
 from groupwise.core.errors import UsageError
 from groupwise.core.seeds import derive
 from groupwise.diagnostics.checks import Probe
-from groupwise.engines.local.engine import LocalEngine
+from groupwise.engines.make import make_engine, require_engine_support
+from groupwise.engines.settings import EngineSettings
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
 from groupwise.journal.output import Output
@@ -79,8 +80,9 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_requested: Callabl
     critic = _critic(plan, policy)
     routers = _routers(plan, policy, view)
     view.note(memory_estimate(plan, policy, critic.model if critic else None, selection.longest))
-    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows, routes=bool(routers))
+    engine = make_engine(policy=policy, settings=EngineSettings(max_rows=plan.max_rows), routes=bool(routers))
     demand_engine(engine, plan.routing)
+    require_engine_support(engine, plan.sampling)
     learner = _learner(plan, policy, routers)
     prompts = Prompts(selection.train, chat.encode, plan.seed)
     components = Components(

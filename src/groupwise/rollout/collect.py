@@ -174,7 +174,7 @@ def evaluate(
         pass_at_k={
             k: math.fsum(pass_at_k(samples, c, k) for c in right) / len(groups) for k in ks if not scorer.judged
         },
-        length_mean=sum(len(c.tokens) for c in completions) / len(completions),
+        length_mean=sum(c.length for c in completions) / len(completions),
         truncated_share=sum(c.finish == "length" for c in completions) / len(completions),
         score_mean=_score_mean(groups),
         unscored=0 if scorer.judged else sum(math.isnan(c.score) for c in completions),

@@ -184,7 +184,7 @@ class Learner:
     def _forward(self, model: nn.Module, micro: Batch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):
             return sequence_logprobs(
-                *halves(model), micro.tokens, micro.mask, self.temperature, micro.kept, entropy_gradient
+                *halves(model), micro.tokens, micro.mask, self.temperature, micro.support, entropy_gradient
             )
 
     def _gathering(self, batch: Batch, replayed: Rows | None, losses: Losses | None = None) -> Gathering:

@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,8 @@ from groupwise.core.collate import microbatches
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.seeds import derive, stream
-from groupwise.engines.local.engine import LocalEngine
+from groupwise.engines.make import make_engine
+from groupwise.engines.settings import EngineSettings
 from groupwise.models import reward as reward_module
 from groupwise.models.chat import Chat
 from groupwise.models.load import Policy, digest
@@ -335,10 +337,10 @@ def _sampled(
     max_rows: int,
 ) -> list[Comparison]:
     """Training and held-out pairs together, all from the task's training problems."""
-    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=max_rows)
     prompts = Prompts(scorer.task.samples("train"), chat.encode, derive(seed, "preference"))
     count = settings.pairs + settings.heldout_pairs
-    return sample_pairs(engine, scorer, prompts, sampling, settings.samples, count, settings.noise, seed)
+    with closing(make_engine(policy=policy, settings=EngineSettings(max_rows=max_rows))) as engine:
+        return sample_pairs(engine, scorer, prompts, sampling, settings.samples, count, settings.noise, seed)
 
 
 def _bytes_of(path: Path) -> bytes:

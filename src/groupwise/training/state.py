@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.errors import UsageError
 from groupwise.core.records import StreamState
 from groupwise.training import checkpoint
@@ -70,7 +71,7 @@ class RunState:
             "skipped_in_a_row": progress.skipped_in_a_row,
             "seconds_total": progress.seconds_before + seconds,
             "seconds_training": progress.seconds_training,
-            "stream": checkpoint.stream_to_json(stream),
+            "stream": to_json(stream),
         }
 
         def write(folder: Path) -> None:
@@ -101,7 +102,7 @@ class RunState:
             seconds_before=state["seconds_total"],
             seconds_training=state["seconds_training"],
         )
-        return progress, checkpoint.stream_from_json(state["stream"])
+        return progress, from_json(StreamState, state["stream"])
 
     def step_start(self, stream: StreamState) -> StepStart:
         """The counters and the stream as a step begins."""

@@ -17,7 +17,7 @@ from groupwise.models.moe.routing import Router, need_routers
 
 class Step:
     """tokens [R,1], positions [R,1] or [1,1], mask [R,1,1,W] or None, views of the cache -> logits [R,V] and, where
-    `routes` are asked for, the experts chosen, [R,L,K].
+    `routes` is True, the experts chosen, [R,L,K].
     """
 
     def __init__(self, model: Any, routes: bool = False) -> None:

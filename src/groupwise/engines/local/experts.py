@@ -1,4 +1,4 @@
-"""Mixtures of experts in the engine: computed so that they can be recorded, and asked which ones were chosen.
+"""Mixtures of experts in the engine: computed so that they can be recorded, and which ones were chosen.
 
 Experts can be recorded where they are computed without a loop over those that were hit: transformers' grouped products
 and its batched ones can, its "eager" ones cannot.
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from groupwise.models.moe.routing import Router, route_dtype
 
 
-def quicken_experts(model: Any) -> None:
-    """Make experts in a Python loop, which cannot be recorded, into what transformers takes where nobody chose."""
+def make_experts_recordable(model: Any) -> None:
+    """Replace experts in a Python loop, which cannot be recorded, by transformers' default implementation."""
     used, best = model.config._experts_implementation, model.get_correct_experts_implementation(None)
     slow = ("eager", "batched_mm") if model.device.type == "cpu" else ("eager",)
     if used in slow and best not in slow:
@@ -26,14 +26,14 @@ def quicken_experts(model: Any) -> None:
 
 @contextmanager
 def experts_chosen(routers: Sequence[Router]) -> Iterator[list[Tensor]]:
-    """The [tokens,K] of each router, as they run; prefill.py has had a look at their answers by record_routes."""
+    """The [tokens,K] of each router, as they run; prefill.py has checked their outputs by record_routes."""
     chosen: list[Tensor] = []
 
     # A recording may not branch on a size, so this is less careful than models/routing.py.
     def keep(module: nn.Module, args: object, out: object) -> None:
-        told = out if isinstance(out, (tuple, list)) else (out,)
-        whole = (t for t in told if isinstance(t, Tensor) and not t.is_floating_point() and t.dim() >= 2)
-        chosen.extend(t.flatten(0, -2) for t in whole)
+        outputs = out if isinstance(out, (tuple, list)) else (out,)
+        ids = (t for t in outputs if isinstance(t, Tensor) and not t.is_floating_point() and t.dim() >= 2)
+        chosen.extend(t.flatten(0, -2) for t in ids)
 
     with ExitStack() as stack:
         for router in routers:

@@ -26,18 +26,18 @@ BELOW_ONE = 1 - 2.0**-53
 
 @dataclass(frozen=True)
 class Draw:
-    """One token per row. What was drawn from is kept as it came; its logarithm is taken for many steps at once.
+    """One token per row. Probabilities stay as they come; their logarithm is taken for many steps at once.
 
     tokens  [R] int64
     chance  [R] float32, the token's share of `total`; 1 where the draw is greedy
     total   [R] float64, about 1; NaN where the logits hold NaN or +inf, or nothing but -inf
-    kept    [R,V] bool, the sampling support, or None where it is the whole vocabulary
+    support [R,V] bool, the ids drawn from, or None where they are the whole vocabulary
     """
 
     tokens: Tensor
     chance: Tensor
     total: Tensor
-    kept: Tensor | None
+    support: Tensor | None
 
     @property
     def logp(self) -> Tensor:
@@ -52,10 +52,10 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
         return _greedy(logits)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
-    kept = kept_mask(logits, sampling.top_k, sampling.top_p) if sampling.truncates else None
-    if kept is not None:
-        logits = logits.masked_fill(~kept, -torch.inf)
-    return Draw(*from_whole(logits, uniform, 1.0, logits.shape[-1]), kept)
+    support = support_mask(logits, sampling.top_k, sampling.top_p) if sampling.truncates else None
+    if support is not None:
+        logits = logits.masked_fill(~support, -torch.inf)
+    return Draw(*from_whole(logits, uniform, 1.0, logits.shape[-1]), support)
 
 
 def from_whole(logits: Tensor, uniform: Tensor, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,7 +104,7 @@ def _first_above(cumulative: Tensor, target: Tensor, places: int) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).clamp_(max=places - 1)[:, 0]
 
 
-def kept_mask(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+def support_mask(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """[R,V] bool, the tokens that top-k and then top-p leave; logits are already divided by the temperature.
 
     Top-p keeps the smallest set of most likely tokens whose probability, renormalised over the top k, reaches top_p.
@@ -150,7 +150,7 @@ def uniforms(streams: Iterable[tuple[int, int]], length: int) -> np.ndarray:
     return out
 
 
-def check_sampling(sampling: Sampling) -> None:
+def require_sampling(sampling: Sampling) -> None:
     """Raises UsageError where a value has no meaning."""
     rules = (
         (sampling.temperature >= 0, f"sampling.temperature is {sampling.temperature}; it must be 0 (greedy) or more"),

@@ -1,0 +1,22 @@
+"""The base of settings: a recipe's section is the settings object of the component that reads it."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Settings(BaseModel):
+    """Frozen, and strict: an unknown key is an error, and a value of another type is never converted (an integer may
+    stand for a float). `model_fields_set` holds the keys that were given; all others are at their defaults.
+
+    Raises pydantic.ValidationError, a ValueError, where a key or a value is wrong.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with other values for some keys, validated; what was at its default counts as not given."""
+        given = {key: getattr(self, key) for key in self.model_fields_set}
+        return type(self).model_validate({**given, **changes})
