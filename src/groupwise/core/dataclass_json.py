@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -34,7 +34,8 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, data: Any) -> Any:
-    """The value that `to_json` wrote, where `kind` is its annotated type. A field that is missing takes its default.
+    """The value that `to_json` wrote, where `kind` is its annotated type: a tuple for a sequence, and the default
+    for a field that is missing.
 
     >>> from_json(tuple[tuple[str, float], ...], [["a", 1.5]])
     (('a', 1.5),)
@@ -50,7 +51,7 @@ def from_json(kind: Any, data: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         return kind(**{name: from_json(hints[name], entry) for name, entry in data.items()})  # type: ignore[operator]
-    if get_origin(kind) is tuple:
-        kinds = arguments[:1] * len(data) if arguments[-1] is Ellipsis else arguments
+    if get_origin(kind) in (tuple, Sequence):
+        kinds = arguments if len(arguments) > 1 and arguments[-1] is not Ellipsis else arguments[:1] * len(data)
         return tuple(from_json(each, entry) for each, entry in zip(kinds, data, strict=True))
     return data
