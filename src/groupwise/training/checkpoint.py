@@ -65,13 +65,13 @@ def steps(root: Path) -> list[int]:
 
 def newest_good(root: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint whose files all match their hashes, and a line about each newer one that does not."""
-    told = []
+    lines = []
     for step in reversed(steps(root)):
         damage = damaged(folder_of(root, step))
         if not damage:
-            return folder_of(root, step), told
-        told.append(f"{folder_of(root, step)} is damaged ({damage}); falling back to an older one")
-    return None, told
+            return folder_of(root, step), lines
+        lines.append(f"{folder_of(root, step)} is damaged ({damage}); falling back to an older one")
+    return None, lines
 
 
 def damaged(folder: Path) -> str:

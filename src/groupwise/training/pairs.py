@@ -16,7 +16,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Group, Prompt
 from groupwise.core.seeds import derive, stream
 from groupwise.models.load import Policy, error_line, prompt_ids
-from groupwise.rollout.collect import Prompts, answered
+from groupwise.rollout.collect import Prompts, scored_groups
 from groupwise.rollout.scoring import Scorer
 
 KEYS = ("prompt", "chosen", "rejected")
@@ -160,7 +160,7 @@ def _round(
 ) -> list[Group]:
     drawn: list[Prompt] = [prompts.draw(i) for i in draws]
     seeds = [derive(seed, "pairs", i) for i in draws]
-    return answered(engine, scorer, drawn, seeds, per_prompt, sampling)
+    return scored_groups(engine, scorer, drawn, seeds, per_prompt, sampling)
 
 
 def _read_line(line: str, where: str) -> Pair:

@@ -38,7 +38,7 @@ def test_a_drawing_is_the_plain_draw(vocabulary: int, how: Sampling, recording: 
                 assert torch.equal(getattr(found, name), getattr(plain, name))
             assert (found.support is None) == (plain.support is None)
             assert found.support is None or (plain.support is not None and torch.equal(found.support, plain.support))
-    assert all(is_recorded(forward) == recording for forward in drawing._whole.values())
+    assert all(is_recorded(forward) == recording for forward in drawing._recordings.values())
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -73,8 +73,8 @@ def _example(views: Sequence[Tensor], masked: bool, shape: tuple[int, int]) -> l
     memory = []
     for keys in views[1::2]:
         sizes = (rows + 1, keys.shape[1], window + 3, keys.shape[3])
-        whole = torch.randn(sizes, generator=noise).to(device, dtype)[:rows]
-        memory += [whole[:, :, window : window + 1], whole[:, :, 1 : window + 1]]
+        states = torch.randn(sizes, generator=noise).to(device, dtype)[:rows]
+        memory += [states[:, :, window : window + 1], states[:, :, 1 : window + 1]]
     tokens = torch.arange(rows, device=device)[:, None] % 2
     if not masked:
         return [tokens, torch.full((1, 1), window - 1, device=device), *memory]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from groupwise.core.engine import Sampling
 from groupwise.engines.local.recording import Forward, recorded
-from groupwise.engines.local.sampler import Draw, draw, from_whole
+from groupwise.engines.local.sampler import Draw, draw, from_all
 
 # What a row that ends adds to the sum of a draw's totals; far above what R totals of about 1 can be off by.
 END = 2.0
@@ -28,23 +28,23 @@ class Drawing:
 
     def __init__(self, stops: Tensor) -> None:
         self._stops = stops.double() * END
-        self._whole: dict[float, Forward] = {}
+        self._recordings: dict[float, Forward] = {}
 
     def __call__(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Draw, Tensor]:
         if sampling.temperature == 0 or sampling.truncates:
             plain = draw(logits, uniform, sampling)
             return plain, _end_sum(plain.tokens, plain.total, self._stops)
-        forward = self._whole.get(sampling.temperature) or self._recorded(sampling.temperature)
+        forward = self._recordings.get(sampling.temperature) or self._recorded(sampling.temperature)
         tokens, chance, total, end_sum = forward(logits, uniform)
         return Draw(tokens, chance, total, None), end_sum
 
     def _recorded(self, temperature: float) -> Forward:
-        forward = recorded(_Whole(temperature, self._stops), partial(_example, self._stops), 5, 3, 1)
-        self._whole[temperature] = forward
+        forward = recorded(_DrawFromAll(temperature, self._stops), partial(_example, self._stops), 5, 3, 1)
+        self._recordings[temperature] = forward
         return forward
 
 
-class _Whole(nn.Module):
+class _DrawFromAll(nn.Module):
     """Draws from the whole vocabulary, as groupwise.engines.local.sampler.draw does."""
 
     def __init__(self, temperature: float, stops: Tensor) -> None:
@@ -53,7 +53,7 @@ class _Whole(nn.Module):
         self.register_buffer("stops", stops)
 
     def forward(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, ...]:
-        tokens, chance, total = from_whole(logits, uniform, self.temperature, self.vocabulary)
+        tokens, chance, total = from_all(logits, uniform, self.temperature, self.vocabulary)
         return tokens, chance, total, _end_sum(tokens, total, self.get_buffer("stops"))
 
 

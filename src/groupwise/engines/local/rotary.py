@@ -48,8 +48,8 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _quick(own: Turn) -> Turn:
     def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        whole = _size(q) == _size(k) == _size(cos) == _size(sin)
-        if more or named or not whole or {t.dtype for t in (q, k, cos, sin)} != {torch.float32}:
+        entire = _size(q) == _size(k) == _size(cos) == _size(sin)
+        if more or named or not entire or {t.dtype for t in (q, k, cos, sin)} != {torch.float32}:
             return own(q, k, cos, sin, *more, **named)
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         return turn(q, cos, sin), turn(k, cos, sin)

@@ -55,10 +55,10 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
     support = support_mask(logits, sampling.top_k, sampling.top_p) if sampling.truncates else None
     if support is not None:
         logits = logits.masked_fill(~support, -torch.inf)
-    return Draw(*from_whole(logits, uniform, 1.0, logits.shape[-1]), support)
+    return Draw(*from_all(logits, uniform, 1.0, logits.shape[-1]), support)
 
 
-def from_whole(logits: Tensor, uniform: Tensor, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+def from_all(logits: Tensor, uniform: Tensor, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, chance and total of a Draw from every token whose logit is not -inf; nothing here branches on a tensor.
 
     vocabulary  the size of the last dimension as a number of its own: a recording may not ask a tensor for it
@@ -81,10 +81,10 @@ def _invert(chance: Tensor, uniform: Tensor, vocabulary: int) -> tuple[Tensor, T
 
 def _invert_blocks(chance: Tensor, uniform: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     """The same in two looks, first for a block of tokens and then inside it: a tenth of the numbers are summed up."""
-    whole = vocabulary - vocabulary % BLOCK
-    blocks = chance[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
-    if whole < vocabulary:
-        blocks = torch.cat([blocks, chance[:, whole:].sum(-1, keepdim=True)], 1)
+    full = vocabulary - vocabulary % BLOCK
+    blocks = chance[:, :full].unflatten(1, (-1, BLOCK)).sum(-1)
+    if full < vocabulary:
+        blocks = torch.cat([blocks, chance[:, full:].sum(-1, keepdim=True)], 1)
     reached = blocks.cumsum(-1, dtype=torch.float64)
     total = reached[:, -1:]
     target = uniform[:, None] * (total * BELOW_ONE)
@@ -115,7 +115,7 @@ def support_mask(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     look = most if top_k or top_p == 1 else min(FIRST_LOOK, most)
     while True:
         values, ids = most_likely(logits, look)
-        keep, enough = _nucleus(logits, values, top_p, whole=not top_k)
+        keep, enough = _nucleus(logits, values, top_p, over_all=not top_k)
         if look == most or enough:
             return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, keep)
         look = most
@@ -170,10 +170,10 @@ def _greedy(logits: Tensor) -> Draw:
     return Draw(tokens, one, torch.where(peak.isfinite(), one, torch.nan).double(), None)
 
 
-def _nucleus(logits: Tensor, values: Tensor, top_p: float, whole: bool) -> tuple[Tensor, bool]:
+def _nucleus(logits: Tensor, values: Tensor, top_p: float, over_all: bool) -> tuple[Tensor, bool]:
     """Which of the most likely `values` top-p keeps, and whether it was reached in every row among them.
 
-    whole  probabilities are over the whole vocabulary (no top-k)
+    over_all  probabilities are over the whole vocabulary (no top-k)
     """
     keep = torch.ones_like(values, dtype=torch.bool)
     if top_p == 1:
@@ -181,7 +181,7 @@ def _nucleus(logits: Tensor, values: Tensor, top_p: float, whole: bool) -> tuple
     peak = values[:, :1]
     reached = (values - peak).exp().cumsum(-1, dtype=torch.float64)
     total = reached[:, -1:]
-    if whole and values.shape != logits.shape:
+    if over_all and values.shape != logits.shape:
         total = (logits - peak).exp().sum(-1, keepdim=True, dtype=torch.float64)
     keep[:, 1:] = reached[:, :-1] < top_p * total
     return keep, bool((reached[:, -1:] >= top_p * total).all())
