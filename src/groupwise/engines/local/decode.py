@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.engines.local.cache import ViewCache
-from groupwise.engines.local.experts import experts_chosen, stacked
+from groupwise.engines.local.experts import logits_and_experts
 from groupwise.engines.local.recording import Forward, is_recorded, recorded
 from groupwise.models.moe.routing import Router, need_routers
 
@@ -51,18 +51,15 @@ class _Forward(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         mask, views = (rest[0], rest[1:]) if self.masked else (None, rest)
-        with experts_chosen(self.routers) as chosen:
-            out = self.model(
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=mask,
-                past_key_values=ViewCache(views),
-                use_cache=True,
-            )
-        logits = out.logits[:, -1]
-        if not self.routers:
-            return (logits,)
-        return logits, stacked(chosen, self.routers)
+        logits, experts = logits_and_experts(
+            self.model,
+            self.routers,
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=ViewCache(views),
+        )
+        return (logits,) if experts is None else (logits, experts)
 
 
 def _example(views: Sequence[Tensor], masked: bool, shape: tuple[int, int]) -> list[Tensor]:

@@ -57,6 +57,8 @@ class LocalEngine:
     routes    say which experts were chosen (Completion.routes); a UsageError for a model that has none
     """
 
+    keeps_support = True
+
     def __init__(self, model: Any, eos: frozenset[int], pad: int, max_rows: int = 512, routes: bool = False) -> None:
         if max_rows < 1:
             raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
@@ -97,11 +99,6 @@ class LocalEngine:
         """What it computes in."""
         return self._precision
 
-    @property
-    def keeps_support(self) -> bool:
-        """Completions hold the ids that top-p or top-k left."""
-        return True
-
     def close(self) -> None:
         """Drop the copy of the model and the cache: it cannot sample any more. A second call does nothing."""
         self._model = self._step = self._prefill = None
@@ -112,16 +109,17 @@ class LocalEngine:
         given = dict(weights)
         parameters = dict(self._model.named_parameters())
         own = parameters | dict(self._model.named_buffers())
-        missing = [name for name in parameters if name not in given]
-        unexpected = [name for name in given if name not in own]
-        shaped = [
-            f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape)}"
-            for name, tensor in given.items()
-            if name in own and tensor.shape != own[name].shape
-        ]
-        problems = (("missing", missing), ("unexpected", unexpected), ("of another shape", shaped))
-        if missing or unexpected or shaped:
-            words = "; ".join(f"{kind}: {_some(names)}" for kind, names in problems if names)
+        problems = {
+            "missing": [name for name in parameters if name not in given],
+            "unexpected": [name for name in given if name not in own],
+            "of another shape": [
+                f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape)}"
+                for name, tensor in given.items()
+                if name in own and tensor.shape != own[name].shape
+            ],
+        }
+        if any(problems.values()):
+            words = "; ".join(f"{kind}: {_some(names)}" for kind, names in problems.items() if names)
             raise RunError(f"these weights are not of the engine's model, which keeps version {self._version}: {words}")
         with torch.no_grad():
             for name, tensor in given.items():

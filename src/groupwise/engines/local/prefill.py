@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
-from groupwise.engines.local.experts import experts_chosen, stacked
+from groupwise.engines.local.experts import logits_and_experts
 from groupwise.engines.local.recording import Forward, is_recorded, recorded
 from groupwise.models.moe.routing import Router, need_routers, record_routes, routers
 
@@ -110,17 +110,10 @@ class _Forward(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
         cache = PromptCache()
-        with experts_chosen(self.routers) as chosen, _on_last_tokens(self.last):
-            out = self.model(
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=True,
-                **self.keep,
-            )
-        experts = stacked(chosen, self.routers).unflatten(0, tokens.shape) if self.routers else tokens[:0]
-        return out.logits[:, -1], experts, *cache.memory
+        inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, "past_key_values": cache}
+        with _on_last_tokens(self.last):
+            logits, experts = logits_and_experts(self.model, self.routers, **inputs, **self.keep)
+        return logits, tokens[:0] if experts is None else experts.unflatten(0, tokens.shape), *cache.memory
 
 
 def _last_modules(model: Any) -> list[nn.Module]:
