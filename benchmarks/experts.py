@@ -2,8 +2,9 @@
 
 tiny-moe and a wider model, with random weights. Learner: forward and backward of a mean log-probability over rows of 16
 tokens. Engine: one token for each row after 16 cached ones, from a recording where the implementation allows one (see
-engines/step.py). All compute the same: the largest difference of a log-probability to "eager" is the last column. The
-implementations take turns; milliseconds, medians. "-" is where batched_mm would copy over 1 GiB of weights at once.
+engines/local/decode.py). All compute the same: the largest difference of a log-probability to "eager" is the last
+column. The implementations take turns; milliseconds, medians. "-" is where batched_mm would copy over 1 GiB of weights
+at once.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def annotate(run: Training, result: RolloutResult) -> Batch:
         settings.pad,
         mask_truncated=algorithm.filter.mask_truncated,
         steps=algorithm.needs_steps,
-        parts=tuple(mix.weights) if mix.each else (),
+        reward_names=tuple(mix.weights) if mix.each else (),
     )
     several = settings.updates_per_batch * settings.passes_per_batch > 1
     old = (several or algorithm.needs_old) and not settings.old_from_engine

@@ -12,7 +12,7 @@ import torch
 
 from groupwise.algorithms.parts.shaping import Outcome, Steps
 from groupwise.core.collate import collate, minibatches
-from groupwise.core.records import Batch, Completion, Group, Kept, Prompt
+from groupwise.core.records import Batch, Completion, Group, Prompt, Support
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
 from groupwise.loop import passes
@@ -23,8 +23,8 @@ def groups() -> list[Group]:
     for g in range(5):
         prompt = Prompt(Sample(str(g), "p", "a"), tuple(range(2, 4 + g)))
         completions = tuple(
-            Completion(tuple([9] * (1 + (g + i) % 4)), tuple([-0.5 * i] * (1 + (g + i) % 4)), "stop", i, score=float(i))
-            for i in range(3)
+            Completion.of_one_turn((9,) * n, (-0.5 * i,) * n, "stop", i, score=float(i))
+            for i, n in enumerate([1 + (g + i) % 4 for i in range(3)])
         )
         made.append(Group(prompt, completions))
     return made
@@ -48,7 +48,7 @@ def test_rows_are_prompt_then_completion():
 
 def test_a_completion_without_a_score_stays_as_a_row_that_does_not_train():
     one = groups()[0]
-    lost = Completion((9, 9), (-1.0, -1.0), "length", 0, score=math.nan)
+    lost = Completion.of_one_turn((9, 9), (-1.0, -1.0), "length", 0, score=math.nan)
     batch = collate([Group(one.prompt, (*one.completions, lost))], pad=0)
     assert not batch.mask[3].any()
     assert len(batch) == 4
@@ -57,8 +57,8 @@ def test_a_completion_without_a_score_stays_as_a_row_that_does_not_train():
 def stepped() -> list[Group]:
     """Two completions with two steps and none, behind a prompt of three tokens; the second was cut off."""
     prompt = Prompt(Sample("s", "p", "a"), (2, 3, 4))
-    first = Completion((9,) * 4, (-1.0,) * 4, "stop", 0, score=1.0, steps=((1, 0.0), (3, 0.5)))
-    return [Group(prompt, (first, Completion((9, 9), (-1.0, -1.0), "length", 0, score=0.0)))]
+    first = Completion.of_one_turn((9,) * 4, (-1.0,) * 4, "stop", 0, score=1.0, steps=((1, 0.0), (3, 0.5)))
+    return [Group(prompt, (first, Completion.of_one_turn((9, 9), (-1.0, -1.0), "length", 0, score=0.0)))]
 
 
 def test_steps_stand_at_their_tokens_and_a_score_of_zero_is_a_step_too():
@@ -149,11 +149,11 @@ def test_a_column_has_one_writer():
 
 def test_rows_take_every_column_along():
     batch = collate(groups(), pad=0)
-    kept = tuple(Kept(torch.tensor([i]), torch.tensor([0, 1])) for i in range(len(batch)))
-    batch = Batch(**{**vars(batch), "kept": kept}).add(reward=torch.rand(batch.tokens.shape))
+    support = tuple(Support(torch.tensor([i]), torch.tensor([0, 1])) for i in range(len(batch)))
+    batch = Batch(**{**vars(batch), "support": support}).add(reward=torch.rand(batch.tokens.shape))
     some = batch.rows([4, 1])
-    assert some.kept is not None
-    assert [int(k.ids) for k in some.kept if k is not None] == [4, 1]
+    assert some.support is not None
+    assert [int(s.ids) for s in some.support if s is not None] == [4, 1]
     assert torch.equal(some.reward, batch.reward[[4, 1], : some.tokens.shape[1]])
     assert some.group.tolist() == [1, 0]
 

@@ -37,7 +37,7 @@ from groupwise.models.load import Policy
 
 def completion(length: int, score: float = 1.0, text: str = "x", version: int = 0) -> Completion:
     tokens = tuple(range(3, 3 + length))
-    return Completion(tokens, tuple(-0.5 * t for t in tokens), "stop", version, text=text, score=score)
+    return Completion.of_one_turn(tokens, tuple(-0.5 * t for t in tokens), "stop", version, text=text, score=score)
 
 
 def group(*completions: Completion, prompt: int = 2) -> Group:

@@ -86,7 +86,7 @@ def test_engine_and_learner_agree_on_every_token(temperature: float, truncation:
     answers = engine.generate([Request(p.tokens, 8, seed) for seed, p in enumerate(prompts)], sampling)
     scored = [tuple(type(c)(**{**vars(c), "score": 0.0}) for c in group) for group in answers]
     batch = collate([Group(p, completions) for p, completions in zip(prompts, scored, strict=True)], two_ends.pad)
-    assert (batch.kept is not None) == bool(truncation)
+    assert (batch.support is not None) == bool(truncation)
     learner = Learner(two_ends.model, None, LearnerSettings(tokens_per_microbatch=500), temperature, 1)
     old = learner.annotate(batch, old=True, ref=False).need("logp_old")
     assert float((old - batch.logp_engine)[batch.mask].abs().max()) < 1e-4

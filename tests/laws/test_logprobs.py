@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from groupwise.core.records import Kept
+from groupwise.core.records import Support
 from groupwise.models.heads import halves
 from groupwise.models.logprobs import sequence_logprobs, token_logprobs
 
@@ -32,7 +32,7 @@ def test_chunks_equal_the_plain_path(chunk, temperature, kept):
     targets = torch.randint(0, 11, (23,), generator=g)
     ids = [sorted({int(t), *torch.randperm(11, generator=g)[: int(t) % 4 + 1].tolist()}) for t in targets]
     start = torch.tensor([0, *map(len, ids)]).cumsum(0)
-    support = Kept(torch.tensor([i for row in ids for i in row], dtype=torch.int32), start) if kept else None
+    support = Support(torch.tensor([i for row in ids for i in row], dtype=torch.int32), start) if kept else None
     weight = torch.randn(2, 23, dtype=torch.float64, generator=g)
 
     def gradients(logp, entropy):

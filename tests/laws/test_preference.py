@@ -219,7 +219,7 @@ def test_rows_that_do_not_fit_are_refused(scorer, lengths):
 
 
 def group(*scores: float) -> Group:
-    made = tuple(Completion((i + 2,), (0.0,), "stop", 0, score=s) for i, s in enumerate(scores))
+    made = tuple(Completion.of_one_turn((i + 2,), (0.0,), "stop", 0, score=s) for i, s in enumerate(scores))
     return Group(Prompt(Sample("k", "p", "a"), (9,)), made)
 
 

@@ -26,12 +26,12 @@ def batch_of(parts, mix: Mix):
         rows = []
         for values in parts[4 * g : 4 * g + 4]:
             told = dict(zip(NAMES, values, strict=True))
-            done = Completion((5, 6, 7), (-0.1,) * 3, "stop", 0, score=told["task"])
+            done = Completion.of_one_turn((5, 6, 7), (-0.1,) * 3, "stop", 0, score=told["task"])
             rows.append(
-                Completion(**{**vars(done), "parts": tuple(told.items()), "combined": mix.combine(told)}),
+                Completion(**{**vars(done), "reward_scores": tuple(told.items()), "combined": mix.combine(told)}),
             )
         groups.append(Group(Prompt(Sample(str(g), "1+1=", "2"), (3, 4)), tuple(rows)))
-    return collate(groups, pad=0, parts=NAMES)
+    return collate(groups, pad=0, reward_names=NAMES)
 
 
 def credited(name: str, parts, weights, each: bool):
@@ -95,16 +95,16 @@ def test_the_reward_of_the_record_is_the_weighted_sum(scores):
 def test_rows_keep_the_rewards_whole():
     batch = batch_of([[float(i), 10.0 * i] for i in range(8)], Mix({"task": 1.0}))
     cut = batch.rows([6, 1], width=1)
-    assert cut.need("parts").tolist() == [[6.0, 60.0], [1.0, 10.0]]
+    assert cut.need("reward_scores").tolist() == [[6.0, 60.0], [1.0, 10.0]]
 
 
 def test_a_learned_score_joins_the_others_or_stands_alone():
-    done = Completion((5,), (-0.1,), "stop", 0, score=1.0, parts=(("task", 1.0),))
+    done = Completion.of_one_turn((5,), (-0.1,), "stop", 0, score=1.0, reward_scores=(("task", 1.0),))
     alone = with_learned(done, 0.25, Mix())
     assert (alone.trains_on, alone.combined) == (0.25, None)
     joined = with_learned(done, 0.25, Mix({TASK: 1.0, LEARNED: 2.0}))
     assert joined.trains_on == 1.5
-    assert dict(joined.parts) == {"task": 1.0, "learned": 0.25}
+    assert dict(joined.reward_scores) == {"task": 1.0, "learned": 0.25}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll, Signal, signal
 from groupwise.core.collate import collate
+from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.engine import Sampling
 from groupwise.core.records import Completion, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
@@ -22,7 +23,6 @@ from groupwise.models.chat import Chat
 from groupwise.rollout.collect import Prompts, Rollout, evaluate
 from groupwise.rollout.scoring import Marking, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.training.checkpoint import stream_from_json, stream_to_json
 
 ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)
 
@@ -50,7 +50,7 @@ def make(policy, filter, task=None, state=None, samples=4, reads_steps=False) ->
 
 def group(*scores: float) -> Group:
     prompt = Prompt(Sample("a", "1+1=", "2"), (3,))
-    return Group(prompt, tuple(Completion((4,), (-0.1,), "stop", 0, score=s) for s in scores))
+    return Group(prompt, tuple(Completion.of_one_turn((4,), (-0.1,), "stop", 0, score=s) for s in scores))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_refill_gives_only_mixed_groups_and_nothing_is_lost(policy):
 def test_refill_goes_on_from_its_state_as_if_it_had_never_stopped(policy):
     rollout = make(policy, DropUniform())
     rollout.collect(5)
-    again = make(policy, DropUniform(), state=stream_from_json(stream_to_json(rollout.state)))
+    again = make(policy, DropUniform(), state=from_json(StreamState, to_json(rollout.state)))
     assert again.state.surplus == rollout.state.surplus
     assert again.collect(5).groups == rollout.collect(5).groups
 
@@ -124,7 +124,9 @@ class ByLot:
         for request in requests:
             lots = [(request.seed >> i) & 1 for i in range(request.samples)]
             rows = [(3 + lot,) + (9,) * (self.stretch(request.seed, i) % 7) for i, lot in enumerate(lots)]
-            made = [Completion(row, (-0.1,) * len(row), "length" if len(row) > 4 else "stop", 0) for row in rows]
+            made = [
+                Completion.of_one_turn(row, (-0.1,) * len(row), "length" if len(row) > 4 else "stop", 0) for row in rows
+            ]
             found.append(tuple(made))
         return found
 
@@ -224,7 +226,7 @@ def spell(tokens: tuple[int, ...]) -> str:
 
 
 def completion(*tokens: int, finish: str = "stop") -> Completion:
-    return Completion(tokens, (-0.1,) * len(tokens), finish, 0)
+    return Completion.of_one_turn(tokens, (-0.1,) * len(tokens), finish, 0)
 
 
 def scored(*tokens: int, prompt: str = "3+1-4+2=", reads_steps: bool = True, task=ARITHMETIC) -> Completion:
@@ -279,7 +281,7 @@ def test_steps_survive_the_checkpoint_bit_for_bit_and_stand_in_the_journal():
     steps = ((0, 0.1), (2, 1 / 3))
     told = Group(prompt, (dataclasses.replace(completion(1, 4, 5), score=1.0, steps=steps), completion(1)))
     state = StreamState(surplus=(told,))
-    assert stream_from_json(json.loads(json.dumps(stream_to_json(state)))).surplus[0].completions[0].steps == steps
+    assert from_json(StreamState, json.loads(json.dumps(to_json(state)))).surplus[0].completions[0].steps == steps
     batch = collate([told], pad=0)
     batch = batch.add(reward=torch.zeros(batch.mask.shape), advantage=torch.zeros(batch.mask.shape))
     first, second = rollout_rows(1, RolloutResult((told,), (told,), 0, 0, (), 1), batch)

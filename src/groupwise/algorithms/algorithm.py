@@ -111,8 +111,8 @@ class Algorithm:
     def credit(self, batch: Batch, weights: Sequence[float] | None = None) -> Batch:
         """Adds `reward`, `advantage`, `returns` and, where a mismatch is corrected, `correction`, each [N,T].
 
-        With `weights` [K] the rewards in `parts` are credited one by one, so that one of small spread weighs as much as
-        one of large spread: advantage = sum_k weight_k advantage(reward_k).
+        With `weights` [K] the rewards in `reward_scores` are credited one by one, so that one of small spread weighs as
+        much as one of large spread: advantage = sum_k weight_k advantage(reward_k).
         """
         reward = self.shaping(batch)
         if self.kl.in_reward:
@@ -120,7 +120,7 @@ class Algorithm:
         if weights is None:
             advantage, returns = self._advantage(reward, batch)
         else:
-            scored = [dataclasses.replace(batch, score=score) for score in batch.need("parts").unbind(1)]
+            scored = [dataclasses.replace(batch, score=score) for score in batch.need("reward_scores").unbind(1)]
             each = [self._advantage(self.shaping(one), batch) for one in scored]
             advantage, returns = (
                 torch.stack([w * column for w, column in zip(weights, columns, strict=True)]).sum(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from groupwise.commands.build import pool_of
@@ -12,7 +12,7 @@ from groupwise.config.plan import REWARD_MODEL
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
-from groupwise.engines.local.engine import LocalEngine
+from groupwise.engines.make import make_engine
 from groupwise.journal import journal
 from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
@@ -32,10 +32,10 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     path = Path(name) / journal.RECIPE
     plan = resolve(recipe.load(str(path) if path.is_file() else name, overrides))
     policy = load_policy(Path(model) if model else _last_policy(Path(name)), device=plan.device)
-    engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.engine.max_rows)
+    engine = make_engine(policy=policy, settings=plan.engine)
     chat = Chat(policy.tokenizer, plan.chat)
     selection = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation.problems)
-    with pool_of(plan) or nullcontext() as pool:
+    with closing(engine), pool_of(plan) or nullcontext() as pool:
         scorer = Scorer(plan.task, policy.decode, pool=pool)
         judge = load_reward_model(Path(name) / REWARD_MODEL, device=plan.device).scores if scorer.judged else None
         return evaluate(

@@ -21,6 +21,7 @@ from groupwise.config import about, recipe
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.clock import LOST, START, Clock
+from groupwise.core.engine import Engine
 from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.journal import journal
 from groupwise.journal.journal import Journal, read_metrics
@@ -87,13 +88,13 @@ def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: boo
     view = LiveView(plan.steps, plan.name, console) if console.is_terminal else PlainView(plan.steps, console)
     view.plan(plan.describe())
     stop_signals: list[int] = []
-    scorers: list[Scorer] = []
+    opened: list[Scorer | Engine] = []
     summary: dict[str, Any] | None = None
     try:
         with _signals(stop_signals, view):
             clock = Clock(START)
             run = _build_or_discard(plan, book, view, lambda: bool(stop_signals), fresh)
-            scorers.append(run.components.rollout.scorer)
+            opened += [run.components.rollout.scorer, run.components.engine]
             run.clock = clock
             if newest is not None:
                 _restore(run, newest, read_metrics(plan.folder))
@@ -110,8 +111,8 @@ def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: boo
             book.log(f"error: {error}")
         raise
     finally:
-        for scorer in scorers:
-            scorer.close()
+        for each in opened:
+            each.close()
         view.close()
         send.close(summary)
         book.close()

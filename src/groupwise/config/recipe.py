@@ -16,7 +16,7 @@ from groupwise.core.settings import Settings
 from groupwise.engines.settings import EngineSettings
 from groupwise.journal.journal import JournalSettings
 from groupwise.models.chat import ChatSettings
-from groupwise.models.moe.replay import RoutingSettings
+from groupwise.models.moe.settings import RoutingSettings
 from groupwise.rollout.settings import EvaluationSettings, ScoringSettings
 from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from groupwise.core.records import Batch, Completion, Group, Prompt
+
+T = TypeVar("T")
 
 
 def collate(
@@ -16,13 +19,14 @@ def collate(
     pad: int,
     mask_truncated: bool = False,
     steps: bool = False,
-    parts: Sequence[str] = (),
+    reward_names: Sequence[str] = (),
 ) -> Batch:
     """P groups -> a batch of their N completions, in order; `group` counts 0..P-1.
 
-    A completion without a score is kept as a row, for the record, but none of its tokens is trained; so is one that
-    was cut off at the limit, with `mask_truncated`. The step columns are written where a completion has steps, or
-    where they are asked for with `steps`. `parts` names the rewards that get a column each.
+    Trained are the tokens of a completion's own spans. A completion without a score stays as a row, for the record, but
+    none of its tokens is trained; so does one that was cut off at the limit, with `mask_truncated`. The step columns
+    are written where a completion has steps, and always with `steps`. `reward_names` are the rewards that get a column
+    each.
     """
     rows = [(g, group.prompt, c) for g, group in enumerate(groups) for c in group.completions]
     width = max(len(prompt.tokens) + len(c.tokens) for _, prompt, c in rows)
@@ -43,9 +47,9 @@ def collate(
         version=torch.tensor([c.version for _, _, c in rows]),
         logp_engine=logp,
         row=torch.arange(len(rows)),
-        parts=_parts(rows, parts) if parts else None,
-        kept=tuple(c.kept for _, _, c in rows) if any(c.kept is not None for _, _, c in rows) else None,
-        routes_engine=tuple(c.routes for _, _, c in rows) if any(c.routes is not None for _, _, c in rows) else None,
+        reward_scores=_reward_scores(rows, reward_names) if reward_names else None,
+        support=_per_row(c.support for _, _, c in rows),
+        routes_engine=_per_row(c.routes for _, _, c in rows),
         step_score=step_score,
         step_end=step_end,
     )
@@ -55,15 +59,22 @@ def _fill_row(tokens: Tensor, mask: Tensor, logp: Tensor, prompt: Prompt, comple
     start, stop = len(prompt.tokens), len(prompt.tokens) + len(completion.tokens)
     tokens[:start] = torch.tensor(prompt.tokens)
     tokens[start:stop] = torch.tensor(completion.tokens)
-    mask[start:stop] = not math.isnan(completion.trains_on)
+    for span in completion.spans:
+        mask[start + span.start : start + span.stop] = span.own and not math.isnan(completion.trains_on)
     logp[start:stop] = torch.tensor(completion.logp_engine)
     return stop
 
 
-def _parts(rows: Sequence[tuple[int, Prompt, Completion]], names: Sequence[str]) -> Tensor:
+def _per_row(values: Iterable[T | None]) -> tuple[T | None, ...] | None:
+    """A column of one value a completion; None where no completion has one."""
+    column = tuple(values)
+    return column if any(value is not None for value in column) else None
+
+
+def _reward_scores(rows: Sequence[tuple[int, Prompt, Completion]], names: Sequence[str]) -> Tensor:
     """-> [N,K] reward units: the score of each named reward."""
-    told = [dict(c.parts) for _, _, c in rows]
-    return torch.tensor([[parts[name] for name in names] for parts in told], dtype=torch.float64)
+    scores = [dict(c.reward_scores) for _, _, c in rows]
+    return torch.tensor([[by_name[name] for name in names] for by_name in scores], dtype=torch.float64)
 
 
 def _steps(rows: Sequence[tuple[int, Prompt, Completion]], width: int) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,10 @@
-"""What the loop asks of a rollout engine: two calls, generate and load weights."""
+"""What a rollout engine is to the loop: it says what it can do, generates, loads weights, and is closed at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 from torch import Tensor
@@ -62,6 +62,7 @@ class Finished(NamedTuple):
 
 
 OnFinish = Callable[[Finished], None]
+Precision = Literal["fp32", "bf16"]
 
 
 class Engine(Protocol):
@@ -72,7 +73,17 @@ class Engine(Protocol):
 
     @property
     def routes(self) -> bool:
-        """Whether its completions say which experts were chosen (Completion.routes)."""
+        """Whether its completions carry the experts that were chosen (Completion.routes)."""
+        ...
+
+    @property
+    def keeps_support(self) -> bool:
+        """Whether its completions carry the ids that top-p or top-k left (Completion.support)."""
+        ...
+
+    @property
+    def precision(self) -> Precision:
+        """What it computes in."""
         ...
 
     def generate(
@@ -80,11 +91,15 @@ class Engine(Protocol):
     ) -> list[tuple[Completion, ...]]:
         """The completions of each request, in order; `logp_engine` is under the distribution sampled.
 
-        `on_finish` hears of completions as they end, in any order, so that scoring can begin; an engine that cannot
-        say so early need not call it.
+        `on_finish` is called with completions as they end, in any order, so that scoring can begin; an engine that does
+        not know so early need not call it.
         """
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights, drop everything computed under the old ones, and stamp later completions."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds; it cannot generate any more. A second call does nothing."""
         ...

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +28,13 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The ids that top-p or top-k left to sample from, per token: token t kept `ids[start[t]:start[t + 1]]`.
+class Support:
+    """The sampling support: the ids that top-p or top-k left to draw from, per token that the policy sampled.
 
-    ids    [sum of kept] int32
-    start  [tokens + 1] int64, start[0] = 0
+    Sampled token t was drawn from `ids[start[t]:start[t + 1]]`.
+
+    ids    [sum of support sizes] int32
+    start  [sampled tokens + 1] int64, start[0] = 0
     """
 
     ids: Tensor
@@ -39,39 +42,77 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Completion:
-    """One sampled answer. The engine writes the first block, the rollout the second.
+class Span:
+    """tokens[start:stop] of a completion, which have one origin.
 
-    tokens       sampled ids, the end-of-sequence id included where one was sampled
-    logp_engine  [tokens] nats, under the very distribution each token was drawn from
+    own      True: the policy sampled them. False: an environment wrote them; they are never trained, their
+             log-probability is 0 and they do not count in lengths
+    version  which weights sampled them; of an environment's tokens, the weights at that time
+    """
+
+    start: int
+    stop: int
+    own: bool
+    version: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer. The engine writes the first block, the rollout the second.
+
+    tokens       ids, the end-of-sequence id included where one was sampled
+    logp_engine  [tokens] nats, under the very distribution each token was drawn from; 0 where a span is not own
     finish       "stop" (an end id was sampled) or "length" (the limit was reached)
-    version      which weights sampled it
-    kept         the sampling support per token, or None where it was the whole vocabulary
+    spans        who wrote which tokens, in order and without gaps; the first is own: what precedes it is prompt
+    support      the sampling support per own token, or None where it was the whole vocabulary
     routes       [prompt + completion tokens - 1, L, K] uint8 (int16 above 256 experts) on the CPU, the experts of each
                  token that was run, prompt included (the last one is not run), or None where the engine does not say
     text         the decoded completion, without special tokens
     score        the task's score, reward units; NaN where scoring failed
     learned      a reward model's score, reward units, where one scores: it trains, and `score` only tells the truth
-    parts        (name, score in reward units) of each reward, where a recipe names several; NaN where scoring failed
+    reward_scores  (name, score in reward units) of each reward, where a recipe names several; NaN where scoring failed
     combined     their weighted sum, which trains then
     fault        why a score is missing, such as "timeout in task"; "" where none is
     steps        (index into `tokens` of the token that ends the step, score of the step), where steps are scored
+
+    Raises ValueError where spans and log-probabilities do not cover the tokens as said here.
     """
 
     tokens: tuple[int, ...]
     logp_engine: tuple[float, ...]
     finish: str
-    version: int
-    kept: Kept | None = None
+    spans: tuple[Span, ...]
+    support: Support | None = None
     routes: Tensor | None = None
 
     text: str = ""
     score: float = math.nan
     learned: float | None = None
-    parts: tuple[tuple[str, float], ...] = ()
+    reward_scores: tuple[tuple[str, float], ...] = ()
     combined: float | None = None
     fault: str = ""
     steps: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of_one_turn(
+        cls, tokens: tuple[int, ...], logp_engine: tuple[float, ...], finish: str, version: int, **columns: Any
+    ) -> Completion:
+        """A completion whose tokens were all sampled under one version of the weights: one span.
+
+        >>> Completion.of_one_turn((5, 6), (-0.5, -0.25), "stop", version=3).spans
+        (Span(start=0, stop=2, own=True, version=3),)
+        """
+        return cls(tokens, logp_engine, finish, (Span(0, len(tokens), True, version),), **columns)
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(span.stop - span.start for span in self.spans if span.own)
+
+    @property
+    def version(self) -> int:
+        """The oldest weights that sampled any of its tokens."""
+        return min(span.version for span in self.spans if span.own)
 
     @property
     def trains_on(self) -> float:
@@ -83,6 +124,15 @@ class Completion:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logp_engine):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.logp_engine)} log-probabilities")
+        edges = [0, *(span.stop for span in self.spans)]
+        if [span.start for span in self.spans] != edges[:-1] or edges[-1] != len(self.tokens) or edges != sorted(edges):
+            raise ValueError(f"spans {self.spans} do not cover {len(self.tokens)} tokens in order and without gaps")
+        if not self.spans or not self.spans[0].own:
+            raise ValueError("the first span is not the policy's own; what precedes it belongs to the prompt")
+        if any(any(self.logp_engine[span.start : span.stop]) for span in self.spans if not span.own):
+            raise ValueError("an environment's token has a log-probability other than 0; nothing sampled it")
+        if self.support is not None and len(self.support.start) != self.length + 1:
+            raise ValueError(f"{self.length} sampled tokens but a support of {len(self.support.start) - 1}")
 
 
 @dataclass(frozen=True)
@@ -106,11 +156,11 @@ class Batch:
     length       [N] int64, prompt and completion tokens, padding not counted
     group        [N] int64, equal for the completions of one prompt
     score        [N] reward units (the task's, a reward model's where one scores, or the weighted sum of several)
-    parts        [N,K] reward units, one column a reward, where they are combined after group normalisation
-    version      [N] int64, which weights sampled the row
-    row          [N] int64, the place in the batch that the step trains, kept by every part of it
+    reward_scores  [N,K] reward units, one column a reward, where they are combined after group normalisation
+    version      [N] int64, the oldest weights that sampled a token of the row
+    row          [N] int64, the place in the batch that the step trains, the same in every part of it
     logp_engine  [N,T] nats (the engine's)
-    kept         per row, the sampling support of its completion tokens, or None
+    support      per row, the sampling support of its sampled tokens, or None
     routes_engine  per row [length - 1, L, K], the engine's experts of each token that was run, or None
     routes       the same of the pass under the old policy, before the first update on this batch
     routes_own   the same, what the routers would have chosen there, where the engine's experts were replayed
@@ -134,8 +184,8 @@ class Batch:
     version: Tensor
     logp_engine: Tensor
     row: Tensor | None = None
-    parts: Tensor | None = None
-    kept: tuple[Kept | None, ...] | None = None
+    reward_scores: Tensor | None = None
+    support: tuple[Support | None, ...] | None = None
     routes_engine: tuple[Tensor | None, ...] | None = None
     routes: tuple[Tensor, ...] | None = None
     routes_own: tuple[Tensor, ...] | None = None
@@ -179,7 +229,7 @@ class Batch:
         for column in dataclasses.fields(self):
             value = getattr(self, column.name)
             if isinstance(value, Tensor):
-                by_token = value.dim() == 2 and column.name != "parts"
+                by_token = value.dim() == 2 and column.name != "reward_scores"
                 taken[column.name] = value[at, :width] if by_token else value[at]
             elif isinstance(value, tuple):
                 taken[column.name] = tuple(value[i] for i in at.tolist())

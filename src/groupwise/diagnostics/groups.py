@@ -25,10 +25,10 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Value]:
         **_fault_metrics(completions),
         "score_mean": mean_of([c.score for c in scored]),
         "pass_rate": Mean(len(right), len(scored)),
-        "length_mean": mean_of([len(c.tokens) for c in completions]),
-        "length_max": Max(max((len(c.tokens) for c in completions), default=0)),
-        "length_right_mean": mean_of([len(c.tokens) for c in right]),
-        "length_wrong_mean": mean_of([len(c.tokens) for c in wrong]),
+        "length_mean": mean_of([c.length for c in completions]),
+        "length_max": Max(max((c.length for c in completions), default=0)),
+        "length_right_mean": mean_of([c.length for c in right]),
+        "length_wrong_mean": mean_of([c.length for c in wrong]),
         "truncated_share": Mean(sum(c.finish == "length" for c in completions), len(completions)),
         "unscored_completions": Sum(len(completions) - len(scored)),
         "score_spread_batch": Mean(_deviation([c.score for c in completions]), 1.0 if len(scored) > 1 else 0.0),
@@ -37,7 +37,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Value]:
         "groups_all_right_share": Mean(signals.count(Signal.ALL_RIGHT), n),
         "groups_all_wrong_share": Mean(signals.count(Signal.ALL_WRONG), n),
         "generated_completions": Sum(len(completions)),
-        "generated_tokens": Sum(sum(len(c.tokens) for c in completions)),
+        "generated_tokens": Sum(sum(c.length for c in completions)),
     }
 
 
@@ -57,7 +57,7 @@ def rollout_metrics(result: RolloutResult) -> Metrics:
         "groups_dropped": Sum(result.dropped),
         "groups_fallback": Sum(result.fallback),
         "groups_surplus": Last(len(result.surplus)),
-        "generated_tokens_dropped": Sum(sum(len(c.tokens) for c in wasted)),
+        "generated_tokens_dropped": Sum(sum(c.length for c in wasted)),
     }
 
 
@@ -96,7 +96,7 @@ def _learned_metrics(
 
 def _part_metrics(groups: Sequence[Group]) -> dict[str, Value]:
     """Each reward by itself, where several train: its mean, and its spread within groups, which is its signal."""
-    by_group = [[dict(c.parts) for c in g.completions] for g in groups]
+    by_group = [[dict(c.reward_scores) for c in g.completions] for g in groups]
     names = dict.fromkeys(name for group in by_group for parts in group for name in parts)
     metrics: dict[str, Value] = {}
     for name in names:

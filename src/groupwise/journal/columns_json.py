@@ -18,10 +18,10 @@ def packed(column: np.ndarray, start: Sequence[int], stop: Sequence[int]) -> lis
     """
     first, last = np.asarray(start)[:, None], np.asarray(stop)[:, None]
     at = np.arange(column.shape[1])
-    one = np.take_along_axis(column, first, axis=1)
-    same = ((column == one) | (at < first) | (at >= last)).all(axis=1)
+    value = np.take_along_axis(column, first, axis=1)
+    same = ((column == value) | (at < first) | (at >= last)).all(axis=1)
     column = np.ascontiguousarray(column)
-    return [one[i, 0] if same[i] else column[i, start[i] : stop[i]] for i in range(len(column))]
+    return [value[i, 0] if same[i] else column[i, start[i] : stop[i]] for i in range(len(column))]
 
 
 def expand(value: Any, length: int) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,22 +26,21 @@ class PerToken:
         self._count = 0
 
     def update(self, minibatch: Batch, seen: UpdateRecord) -> None:
-        """Take down what the next optimizer update saw."""
+        """Add what the next optimizer update saw."""
         self._count += 1
         row = minibatch.need("row")
         at = self._wanted[row].nonzero()[:, 0]
         columns = {"weight": minibatch.need("weight"), **{name: getattr(seen, name) for name in SEEN}}
-        for place, told in zip(row[at].tolist(), _told(columns, at, self._span[row[at]]), strict=True):
-            self._updates[place].append({"update": self._count, **told})
+        for place, numbers in zip(row[at].tolist(), _cut(columns, at, self._span[row[at]]), strict=True):
+            self._updates[place].append({"update": self._count, **numbers})
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """By place in the batch: `per_token` and `updates`."""
         at = self._wanted.nonzero()[:, 0]
         columns = {name: getattr(self._batch, name) for name in GIVEN}
-        given = _told(columns, at, self._span[at])
         return {
-            place: {"per_token": told, "updates": self._updates[place]}
-            for place, told in zip(at.tolist(), given, strict=True)
+            place: {"per_token": numbers, "updates": self._updates[place]}
+            for place, numbers in zip(at.tolist(), _cut(columns, at, self._span[at]), strict=True)
         }
 
 
@@ -57,14 +56,14 @@ def fitting(mask: Tensor, group: Tensor, budget: int) -> Tensor:
     return (held <= budget)[group] & (tokens > 0)
 
 
-def _told(columns: Mapping[str, Tensor | None], at: Tensor, span: Tensor) -> list[dict[str, Any]]:
+def _cut(columns: Mapping[str, Tensor | None], at: Tensor, span: Tensor) -> list[dict[str, Any]]:
     """The rows `at` of columns [N,T], each between its two ends in `span` [n,2]; a weight keeps all of its digits."""
     if not len(at):
         return []
-    start, stop = span.unbind(1)
-    told: dict[str, Sequence[Any]] = {}
-    for name, column in columns.items():
-        if column is not None:
-            kind = torch.float64 if name == "weight" else torch.float32
-            told[name] = packed(column[at].to("cpu", kind).numpy(), start.tolist(), stop.tolist())
-    return [dict(zip(told, row, strict=True)) for row in zip(*told.values(), strict=True)]
+    start, stop = span.T.tolist()
+    packed_columns = {
+        name: packed(column[at].to("cpu", torch.float64 if name == "weight" else torch.float32).numpy(), start, stop)
+        for name, column in columns.items()
+        if column is not None
+    }
+    return [dict(zip(packed_columns, row, strict=True)) for row in zip(*packed_columns.values(), strict=True)]

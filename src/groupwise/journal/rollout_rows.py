@@ -14,17 +14,17 @@ Spell = Callable[[Sequence[int]], list[str]]
 
 
 def rollout_rows(
-    step: int, harvest: RolloutResult, batch: Batch, tokens: PerToken | None = None, spell: Spell | None = None
+    step: int, result: RolloutResult, batch: Batch, tokens: PerToken | None = None, spell: Spell | None = None
 ) -> Iterator[dict[str, Any]]:
     """The completions of the batch, in its order, then those that do not train.
 
     fate is "trained", "dropped" (by the filter) or "surplus" (trains in a later step); fresh says whether it was
     generated in this step.
     """
-    fresh = {id(g) for g in harvest.generated}
-    trained, waiting = {id(g) for g in harvest.groups}, {id(g) for g in harvest.surplus}
+    fresh = {id(g) for g in result.generated}
+    trained, waiting = {id(g) for g in result.groups}, {id(g) for g in result.surplus}
     credit = _credit(batch, tokens)
-    for number, group in enumerate([*harvest.groups, *(g for g in harvest.generated if id(g) not in trained)]):
+    for number, group in enumerate([*result.groups, *(g for g in result.generated if id(g) not in trained)]):
         fate = "trained" if id(group) in trained else "surplus" if id(group) in waiting else "dropped"
         for completion in group.completions:
             reward, advantage, by_token = next(credit) if fate == "trained" else (None, None, {})
@@ -36,7 +36,7 @@ def rollout_rows(
                 "fresh": id(group) in fresh,
                 "reward": reward,
                 "advantage": advantage,
-                **_describe(group, completion),
+                **_columns(group, completion),
                 **spelled,
                 **by_token,
             }
@@ -46,12 +46,12 @@ def _credit(batch: Batch, tokens: PerToken | None) -> Iterator[tuple[float, floa
     """Of each row of the batch: its reward, its mean advantage over trained tokens, and what there is per token."""
     reward = (batch.need("reward") * batch.mask).sum(-1).tolist()
     advantage = (batch.need("advantage").double().sum(-1) / batch.mask.sum(-1).clamp(min=1)).tolist()
-    told = tokens.rows() if tokens else {}
-    for place, (r, a) in enumerate(zip(reward, advantage, strict=True)):
-        yield r, a, told.get(place, {})
+    by_row = tokens.rows() if tokens else {}
+    for row, (r, a) in enumerate(zip(reward, advantage, strict=True)):
+        yield r, a, by_row.get(row, {})
 
 
-def _describe(group: Group, completion: Completion) -> dict[str, Any]:
+def _columns(group: Group, completion: Completion) -> dict[str, Any]:
     sample = group.prompt.sample
     return {
         "key": sample.key,
@@ -59,11 +59,11 @@ def _describe(group: Group, completion: Completion) -> dict[str, Any]:
         "prompt": sample.prompt,
         "answer": sample.answer,
         "completion": completion.text,
-        "tokens": len(completion.tokens),
+        "tokens": completion.length,
         "finish": completion.finish,
         "score": completion.score,
         **({} if completion.learned is None else {"learned": completion.learned}),
-        **({"parts": dict(completion.parts)} if completion.parts else {}),
+        **({"parts": dict(completion.reward_scores)} if completion.reward_scores else {}),
         **({"fault": completion.fault} if completion.fault else {}),
         "logp_engine": math.fsum(completion.logp_engine),
         "version": completion.version,

@@ -22,7 +22,7 @@ class Spelling:
         return [self._known[token] for token in tokens]
 
     def _spell(self, token: int) -> str:
-        """A token of no text, as an id beyond the vocabulary is, is told by its number."""
+        """A token of no text, such as an id beyond the vocabulary, is shown as its number."""
         text = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if not text:
             return f"<{token}>"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from groupwise.core.records import Kept
+from groupwise.core.records import Support
 from groupwise.models.heads import hidden
 
 #: Logits held at once, elements: 64 MiB in float32.
@@ -22,7 +22,7 @@ def sequence_logprobs(
     tokens: Tensor,
     mask: Tensor,
     temperature: float = 1.0,
-    kept: Sequence[Kept | None] | None = None,
+    kept: Sequence[Support | None] | None = None,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """tokens, mask [N,T] -> log-probability [N,T] and entropy [N,T] in nats, 0 where the mask is False.
@@ -44,7 +44,7 @@ def token_logprobs(
     states: Tensor,
     targets: Tensor,
     temperature: float = 1.0,
-    support: Kept | None = None,
+    support: Support | None = None,
     entropy_gradient: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ def _chunk(
     return chosen - log_total, entropy
 
 
-def _support(kept: Sequence[Kept | None], wanted: Tensor) -> Kept:
+def _support(kept: Sequence[Support | None], wanted: Tensor) -> Support:
     """The supports of the rows that have a wanted token, as one. Raises ValueError where a token has none."""
     ids, starts, offset = [], [torch.zeros(1, dtype=torch.long)], 0
     for row, tokens in zip(kept, wanted.sum(-1).tolist(), strict=True):
@@ -96,10 +96,10 @@ def _support(kept: Sequence[Kept | None], wanted: Tensor) -> Kept:
         ids.append(row.ids)
         starts.append(row.start[1:] + offset)
         offset += int(row.start[-1])
-    return Kept(torch.cat(ids), torch.cat(starts))
+    return Support(torch.cat(ids), torch.cat(starts))
 
 
-def _pad_support(support: Kept | None, start: int, stop: int, device: torch.device) -> Tensor | None:
+def _pad_support(support: Support | None, start: int, stop: int, device: torch.device) -> Tensor | None:
     """Tokens start..stop of a support -> [m,K] int64, padded with -1."""
     if support is None or start == stop:
         return None

@@ -100,11 +100,19 @@ class Rollout:
         prompts = [self.prompts.draw(first + i, self.state.levels) for i in range(count)]
         self.state = dataclasses.replace(self.state, cursor=first + count)
         seeds = [derive(self.prompts.seed, "completions", first + i) for i in range(count)]
-        asked = (self.engine, self.scorer, prompts, seeds, self.samples_per_prompt, self.sampling, self.judge)
-        return answered(*asked, during)
+        return scored_groups(
+            self.engine,
+            self.scorer,
+            prompts=prompts,
+            seeds=seeds,
+            samples=self.samples_per_prompt,
+            sampling=self.sampling,
+            judge=self.judge,
+            during=during,
+        )
 
 
-def answered(
+def scored_groups(
     engine: Engine,
     scorer: Scorer,
     prompts: Sequence[Prompt],
@@ -118,16 +126,16 @@ def answered(
     requests = [Request(p.tokens, samples, seed) for p, seed in zip(prompts, seeds, strict=True)]
     marking = Marking(scorer, prompts)
     during("generate")
-    answers = engine.generate(requests, sampling, marking.hear)
+    completions = engine.generate(requests, sampling, marking.hear)
     during("score")
-    groups = [Group(p, done) for p, done in zip(prompts, marking.scored(answers), strict=True)]
+    groups = [Group(p, scored) for p, scored in zip(prompts, marking.scored(completions), strict=True)]
     return groups if judge is None else judged(groups, judge, scorer.mix)
 
 
 def judged(groups: Sequence[Group], judge: Judge, mix: Mix) -> list[Group]:
     """The groups with the judge's score of each completion beside the task's."""
-    asked = [(group.prompt.tokens, c.tokens) for group in groups for c in group.completions]
-    scores = iter(judge([prompt for prompt, _ in asked], [completion for _, completion in asked]))
+    pairs = [(group.prompt.tokens, c.tokens) for group in groups for c in group.completions]
+    scores = iter(judge([prompt for prompt, _ in pairs], [completion for _, completion in pairs]))
     return [
         dataclasses.replace(g, completions=tuple(with_learned(c, next(scores), mix) for c in g.completions))
         for g in groups
@@ -143,11 +151,11 @@ def moved(source: object, levels: Mapping[str, int], generated: Sequence[Group])
 
 def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
     """Of each source: the share of its scored completions that are right, and how many there are."""
-    votes: dict[str, list[bool]] = {}
-    for group in groups:
-        told = [c.score >= RIGHT for c in group.completions if not math.isnan(c.score)]
-        votes.setdefault(group.prompt.sample.source, []).extend(told)
-    return {source: (_share(told), len(told)) for source, told in votes.items() if told}
+    votes = {
+        source: [c.score >= RIGHT for g in own for c in g.completions if not math.isnan(c.score)]
+        for source, own in _by_source(groups).items()
+    }
+    return {source: (sum(right) / len(right), len(right)) for source, right in votes.items() if right}
 
 
 def evaluate(
@@ -160,10 +168,11 @@ def evaluate(
     seed: int,
     judge: Judge | None = None,
 ) -> Evaluation:
-    """Sample every problem `samples` times and score; the same seed asks with the same random numbers each time."""
+    """Sample every problem `samples` times and score; the same seed gives the same random numbers each time."""
     prompts = [Prompt(s, encode(s)) for s in problems]
     seeds = [derive(seed, "evaluation", i) for i in range(len(prompts))]
-    groups = answered(engine, scorer.truth(), prompts, seeds, samples, sampling, judge if scorer.judged else None)
+    judge = judge if scorer.judged else None
+    groups = scored_groups(engine, scorer.truth(), prompts, seeds, samples, sampling, judge)
     completions = [c for g in groups for c in g.completions]
     right = [sum(c.score >= RIGHT for c in g.completions) for g in groups]
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples]
@@ -174,37 +183,40 @@ def evaluate(
         pass_at_k={
             k: math.fsum(pass_at_k(samples, c, k) for c in right) / len(groups) for k in ks if not scorer.judged
         },
-        length_mean=sum(len(c.tokens) for c in completions) / len(completions),
+        length_mean=sum(c.length for c in completions) / len(completions),
         truncated_share=sum(c.finish == "length" for c in completions) / len(completions),
         score_mean=_score_mean(groups),
         unscored=0 if scorer.judged else sum(math.isnan(c.score) for c in completions),
         learned_mean=_mean([c.learned for c in completions if c.learned is not None]),
         standard_error=math.nan if scorer.judged else standard_error([count / samples for count in right]),
-        by_source={} if scorer.judged else _by_source(groups),
+        by_source={} if scorer.judged else _source_results(groups),
     )
 
 
-def _by_source(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
-    found: dict[str, list[Group]] = {}
+def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups of each source, "" where the task names none."""
+    sources: dict[str, list[Group]] = {}
     for group in groups:
-        found.setdefault(group.prompt.sample.source, []).append(group)
+        sources.setdefault(group.prompt.sample.source, []).append(group)
+    return sources
+
+
+def _source_results(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+    """What an evaluation says of each source that has a name."""
     return {
         source: {
             "problems": len(own),
-            "avg_at_k": _share([c.score >= RIGHT for g in own for c in g.completions]),
+            "avg_at_k": sum(c.score >= RIGHT for g in own for c in g.completions)
+            / sum(len(g.completions) for g in own),
             "score_mean": _score_mean(own),
         }
-        for source, own in sorted(found.items())
+        for source, own in sorted(_by_source(groups).items())
         if source
     }
 
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
-
-
-def _share(told: Sequence[bool]) -> float:
-    return sum(told) / len(told)
 
 
 def _score_mean(groups: Sequence[Group]) -> float:

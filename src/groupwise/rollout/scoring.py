@@ -154,7 +154,7 @@ class Marking:
             completion,
             text=attempt.completion,
             score=told[TASK].value,
-            parts=tuple((name, mark.value) for name, mark in told.items() if name in scorer.mix.weights),
+            reward_scores=tuple((name, mark.value) for name, mark in told.items() if name in scorer.mix.weights),
             combined=_combined(scorer.mix, {name: mark.value for name, mark in told.items()}),
             fault=fault(told),
         )
@@ -173,9 +173,9 @@ def with_learned(completion: Completion, learned: float, mix: Mix) -> Completion
     """The completion with a reward model's score, alone or as one of the rewards that train."""
     if not mix.weights:
         return dataclasses.replace(completion, learned=learned)
-    parts = (*completion.parts, *([(LEARNED, learned)] if LEARNED in mix.weights else []))
-    combined = mix.combine({TASK: completion.score, **dict(parts)})
-    return dataclasses.replace(completion, learned=learned, parts=parts, combined=combined)
+    reward_scores = (*completion.reward_scores, *([(LEARNED, learned)] if LEARNED in mix.weights else []))
+    combined = mix.combine({TASK: completion.score, **dict(reward_scores)})
+    return dataclasses.replace(completion, learned=learned, reward_scores=reward_scores, combined=combined)
 
 
 def fault(told: Mapping[str, ScoreResult]) -> str:

@@ -8,13 +8,15 @@ import inspect
 import json
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 from groupwise.core.atomic import make_folder
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.seeds import derive
-from groupwise.engines.local.engine import LocalEngine
+from groupwise.engines.make import make_engine
+from groupwise.engines.settings import EngineSettings
 from groupwise.models import reward
 from groupwise.models.chat import Chat
 from groupwise.models.load import Policy, digest
@@ -40,28 +42,29 @@ def cached_reward_model(
     settings: PreferenceSettings,
     seed: int,
     cache: Path,
-    max_rows: int = 512,
+    engine_settings: EngineSettings = EngineSettings(),
     on_step: OnStep = silent,
 ) -> Path:
     """The folder in `cache` of a policy's reward model and its report; made where the same one is not there yet.
 
-    The pairs come from the file `settings.path`, or else are the policy's own completions of training prompts, ranked by the
-    task's score. Held-out pairs come from other prompts of the same origin; the task's held-out split stays untouched.
+    The pairs come from the file `settings.path`, or else are the policy's own completions of training prompts, ranked
+    by the task's score. Held-out pairs come from other prompts of the same origin; the task's held-out split stays
+    untouched.
     """
     path = None if settings.path is None else Path(settings.path)
     file = None if path is None else hashlib.sha256(_bytes_of(path)).hexdigest()
     device = next(policy.model.parameters()).device.type
     code = [inspect.getsource(module) for module in (pairs, reward, reward_report, sys.modules[__name__])]
     how = settings.replace(path=None)  # a file is known by its contents, wherever it lies
-    sources = (*origin(policy), chat.settings, scorer.task, sampling, how, seed, file, max_rows, device, *code)
+    sources = (*origin(policy), chat.settings, scorer.task, sampling, how, seed, file, engine_settings, device, *code)
     folder = cache / f"reward-{fingerprint(*sources)}"
 
     def sampled() -> list[Comparison]:
         """Training and held-out pairs together, all from the task's training problems."""
-        engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=max_rows)
         prompts = Prompts(scorer.task.samples("train"), chat.encode, derive(seed, "preference"))
         count = settings.pairs + settings.heldout_pairs
-        return sample_pairs(engine, scorer, prompts, sampling, settings.samples, count, settings.noise, seed)
+        with closing(make_engine(policy=policy, settings=engine_settings)) as engine:
+            return sample_pairs(engine, scorer, prompts, sampling, settings.samples, count, settings.noise, seed)
 
     def write(target: Path) -> None:
         began = time.perf_counter()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import dataclasses
 import hashlib
 import json
 import os
@@ -18,8 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from groupwise.core.errors import RunError, disk_words
-from groupwise.core.records import Completion, Group, Kept, Prompt, StreamState
-from groupwise.core.samples import Sample
 from groupwise.core.settings import Settings
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
@@ -156,66 +152,6 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     return json.loads((folder / STATE).read_text())
-
-
-def stream_to_json(state: StreamState) -> dict[str, Any]:
-    """The prompt stream as JSON; floats keep every bit."""
-    return {
-        "cursor": state.cursor,
-        "keep_rate": state.keep_rate,
-        "levels": dict(state.levels),
-        "surplus": [
-            {
-                "sample": dataclasses.asdict(g.prompt.sample),
-                "tokens": g.prompt.tokens,
-                "completions": [_completion_to_json(c) for c in g.completions],
-            }
-            for g in state.surplus
-        ],
-    }
-
-
-def stream_from_json(data: dict[str, Any]) -> StreamState:
-    groups = [
-        Group(
-            Prompt(Sample(**g["sample"]), tuple(g["tokens"])),
-            tuple(_completion_from_json(c) for c in g["completions"]),
-        )
-        for g in data["surplus"]
-    ]
-    return StreamState(data["cursor"], tuple(groups), data["keep_rate"], data["levels"])
-
-
-def _completion_to_json(completion: Completion) -> dict[str, Any]:
-    kept = completion.kept
-    data = dict(vars(completion))
-    data["kept"] = None if kept is None else {"ids": kept.ids.tolist(), "start": kept.start.tolist()}
-    data["routes"] = None if completion.routes is None else _routes_to_json(completion.routes)
-    return data
-
-
-def _completion_from_json(data: dict[str, Any]) -> Completion:
-    kept = data["kept"]
-    if kept is not None:
-        kept = Kept(torch.tensor(kept["ids"], dtype=torch.int32), torch.tensor(kept["start"], dtype=torch.int64))
-    tuples = {"tokens": tuple(data["tokens"]), "logp_engine": tuple(data["logp_engine"])}
-    steps = tuple((index, score) for index, score in data["steps"])
-    parts = tuple((name, score) for name, score in data["parts"])
-    routes = data.get("routes")  # a checkpoint of before there were any has no such key
-    routes = None if routes is None else _routes_from_json(routes)
-    return Completion(**{**data, **tuples, "kept": kept, "steps": steps, "parts": parts, "routes": routes})
-
-
-def _routes_to_json(routes: Tensor) -> dict[str, Any]:
-    """The bytes as text: a number for each choice would be several times as long."""
-    text = base64.b64encode(routes.contiguous().view(torch.uint8).numpy().tobytes()).decode()
-    return {"shape": list(routes.shape), "bytes_each": routes.element_size(), "base64": text}
-
-
-def _routes_from_json(data: dict[str, Any]) -> Tensor:
-    dtype = {1: torch.uint8, 2: torch.int16}[data["bytes_each"]]
-    raw = torch.frombuffer(bytearray(base64.b64decode(data["base64"])), dtype=torch.uint8)
-    return raw.view(dtype).reshape(data["shape"])
 
 
 def _seal(folder: Path) -> None:

@@ -16,19 +16,11 @@ from groupwise.core.records import Batch, Completion, Group, Prompt, RoutingReco
 from groupwise.models.heads import halves
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.logprobs import sequence_logprobs
-from groupwise.models.moe.replay import Gathering, Losses, ReplayFrom, RoutingSettings, Rows, rows_of
-from groupwise.models.moe.routing import Router
+from groupwise.models.moe.record import Router, RowRoutes
+from groupwise.models.moe.routing_pass import RoutingPass, routes_to_replay
+from groupwise.models.moe.settings import ReplayFrom, RouterLosses, RoutingSettings
 from groupwise.training import checkpoint
-from groupwise.training.optimizer import (
-    OptimizerSettings,
-    adamw,
-    clip_gradient,
-    learning_rate,
-    pieces,
-    score_dtype,
-    set_rate,
-    step_if_finite,
-)
+from groupwise.training.optimizer import Optimizer, OptimizerSettings, pieces, score_dtype
 from groupwise.training.optimizer import Schedule as Schedule  # settings of a learner are made where a learner is
 
 #: The columns of an UpdateRecord that are made inside the loss.
@@ -65,10 +57,9 @@ class Learner:
         self.model = model.eval()
         self.routing, self.routers = routing, routers
         self.reference = None if reference is None else reference.eval().requires_grad_(False)
-        self.settings, self.temperature, self.total_updates = settings, temperature, total_updates
-        self.updates = 0
+        self.settings, self.temperature = settings, temperature
         self.device = next(model.parameters()).device
-        self.optimizer = adamw(model, settings)
+        self.optimizer = Optimizer.from_settings(model, settings, total_updates)
 
     def annotate(self, batch: Batch, old: bool, ref: bool) -> Batch:
         """Adds `logp_old` and `logp_ref` [N,T] without gradient, each only where it is read.
@@ -81,10 +72,10 @@ class Learner:
             logp_ref = self.logprobs(self.reference, batch) if ref and self.reference is not None else None
         return batch.add(logp_old=logp_old, logp_ref=logp_ref, **routed)
 
-    def _under_old_policy(self, batch: Batch, old: bool) -> tuple[Tensor | None, dict[str, Rows]]:
+    def _under_old_policy(self, batch: Batch, old: bool) -> tuple[Tensor | None, dict[str, RowRoutes]]:
         """logp_old where it is read, and the columns of routes."""
         from_engine = self.routing.replay is ReplayFrom.ENGINE
-        replayed = rows_of(batch, "routes_engine", self.routers) if from_engine else None
+        replayed = routes_to_replay(batch, "routes_engine", self.routers) if from_engine else None
         if not old and replayed is not None:
             return None, {"routes": replayed}
         if not old and not self.routing.reads_routes:
@@ -95,17 +86,17 @@ class Learner:
 
     def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
         """[N,T] nats on the CPU, 0 where masked."""
-        return self._sweep(model, batch, Gathering(model, (), batch))
+        return self._sweep(model, batch, RoutingPass(model, (), batch))
 
-    def _pass(self, batch: Batch, replayed: Rows | None) -> tuple[Tensor, RoutingRecord | None]:
+    def _pass(self, batch: Batch, replayed: RowRoutes | None) -> tuple[Tensor, RoutingRecord | None]:
         """The policy's log-probabilities, and its routes."""
-        gathering = self._gathering(batch, replayed)
-        return self._sweep(self.model, batch, gathering), gathering.result
+        routing = self._routing_pass(batch, replayed)
+        return self._sweep(self.model, batch, routing), routing.record
 
-    def _sweep(self, model: nn.Module, batch: Batch, gathering: Gathering) -> Tensor:
+    def _sweep(self, model: nn.Module, batch: Batch, routing: RoutingPass) -> Tensor:
         out = torch.zeros(batch.tokens.shape, dtype=score_dtype(model))
         for index, micro in self._microbatches(batch):
-            with gathering.over(index, micro):
+            with routing.microbatch(index, micro):
                 logp, _ = self._forward(model, micro, entropy_gradient=False)
             out[index, : logp.shape[1]] = logp.cpu()
         return out
@@ -116,7 +107,8 @@ class Learner:
         """
         scored = tuple(dataclasses.replace(c, score=0.0) for c in completions)
         batch = collate([Group(prompt, scored)], pad)
-        replayed = rows_of(batch, "routes_engine", self.routers) if self.routers and batch.routes_engine else None
+        known = self.routers and batch.routes_engine
+        replayed = routes_to_replay(batch, "routes_engine", self.routers) if known else None
         with torch.no_grad():
             logp, _ = self._pass(batch, replayed)
         return [row[inside] for row, inside in zip(logp, batch.mask, strict=True)]
@@ -127,10 +119,10 @@ class Learner:
         seen = {name: torch.zeros(minibatch.tokens.shape, dtype=exact.get(name)) for name in SEEN}
         loss = 0.0
         replays = self.routing.replay is not ReplayFrom.NONE
-        replayed = rows_of(minibatch, "routes", self.routers) if replays else None
-        gathering = self._gathering(minibatch, replayed, self.routing.losses)
+        replayed = routes_to_replay(minibatch, "routes", self.routers) if replays else None
+        routing = self._routing_pass(minibatch, replayed, self.routing.losses)
         for index, micro in self._microbatches(minibatch):
-            with gathering.over(index, micro) as add_router_losses:
+            with routing.microbatch(index, micro) as add_router_losses:
                 live, entropy = self._forward(self.model, micro, entropy_gradient=algorithm.entropy_coefficient != 0)
                 out = self._objective(algorithm, micro, live, entropy)
                 value = add_router_losses(out.value)
@@ -140,18 +132,14 @@ class Learner:
                 if column is not None:
                     seen[name][index, : column.shape[1]] = column.detach().to("cpu", seen[name].dtype)
         kl = seen.pop("kl")
-        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=gathering.result)
+        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routing.record)
 
     def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
         """One optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
-        rate = learning_rate(self.settings, self.updates, self.total_updates)
-        set_rate(self.optimizer, rate)
-        self.optimizer.zero_grad(set_to_none=True)
+        rate = self.optimizer.begin()
         loss, seen = self.gradients(minibatch, algorithm)
-        norm = clip_gradient(self.model, self.settings.clip_norm)
-        applied = step_if_finite(self.optimizer, loss, norm)
-        self.updates += 1
-        return UpdateResult(loss=loss, gradient_norm=norm, learning_rate=rate, applied=applied, seen=seen)
+        outcome = self.optimizer.finish(loss)
+        return UpdateResult(loss, outcome.gradient_norm, learning_rate=rate, applied=outcome.applied, seen=seen)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter by its name, as an engine takes them."""
@@ -160,7 +148,7 @@ class Learner:
     def save(self, folder: Path, tokenizer: Any) -> None:
         """The policy, as `from_pretrained` loads it, and its optimizer, into a checkpoint's folder."""
         save_policy(self.model, tokenizer, folder / checkpoint.POLICY)
-        checkpoint.write_optimizer(folder, self.model, self.optimizer)
+        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Policy and optimizer as a checkpoint has them, bit for bit, after `updates` updates.
@@ -172,8 +160,8 @@ class Learner:
         if not weights.keys() >= dict(self.weights()).keys():
             weights = dict(load_policy(folder / checkpoint.POLICY).model.named_parameters())
         checkpoint.put_parameters(self.model, weights)
-        checkpoint.read_optimizer(folder, self.model, self.optimizer)
-        self.updates = updates
+        checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw)
+        self.optimizer.updates = updates
 
     def _objective(self, algorithm: Algorithm, micro: Batch, live: Tensor, entropy: Tensor) -> LossOut:
         old = live.detach() if micro.logp_old is None else micro.logp_old
@@ -191,11 +179,11 @@ class Learner:
     def _forward(self, model: nn.Module, micro: Batch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):
             return sequence_logprobs(
-                *halves(model), micro.tokens, micro.mask, self.temperature, micro.kept, entropy_gradient
+                *halves(model), micro.tokens, micro.mask, self.temperature, micro.support, entropy_gradient
             )
 
-    def _gathering(self, batch: Batch, replayed: Rows | None, losses: Losses | None = None) -> Gathering:
-        return Gathering(halves(self.model)[0], self.routers, batch, replayed, losses)
+    def _routing_pass(self, batch: Batch, replayed: RowRoutes | None, losses: RouterLosses | None = None) -> RoutingPass:
+        return RoutingPass(halves(self.model)[0], self.routers, batch, replayed, losses)
 
     def _microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         return pieces(batch, self.settings.tokens_per_microbatch, self.device)

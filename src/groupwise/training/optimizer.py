@@ -91,8 +91,10 @@ class Optimizer:
 
     def finish(self, loss: float) -> UpdateOutcome:
         """One update with the gradient as it is; skipped, and counted, where loss or gradient is not finite."""
-        norm = clip_gradient(self._model, self._clip_norm)
-        applied = step_if_finite(self.adamw, loss, norm)
+        norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm or math.inf))
+        applied = math.isfinite(loss) and math.isfinite(norm)
+        if applied:
+            self.adamw.step()
         self.updates += 1
         return UpdateOutcome(norm, applied)
 
@@ -126,19 +128,6 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """The learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
-
-
-def clip_gradient(model: nn.Module, limit: float) -> float:
-    """Scale the gradient down to norm `limit` (0: leave it) -> its norm before."""
-    return float(nn.utils.clip_grad_norm_(model.parameters(), limit or math.inf))
-
-
-def step_if_finite(optimizer: torch.optim.Optimizer, loss: float, norm: float) -> bool:
-    """One optimizer step, unless loss or gradient norm is not finite -> whether the weights moved."""
-    applied = math.isfinite(loss) and math.isfinite(norm)
-    if applied:
-        optimizer.step()
-    return applied
 
 
 def pieces(batch: Batch, tokens: int, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:

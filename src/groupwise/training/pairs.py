@@ -17,7 +17,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Group
 from groupwise.core.seeds import derive, stream
 from groupwise.models.load import Policy, error_line, prompt_ids
-from groupwise.rollout.collect import Prompts, answered
+from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
 
 KEYS = ("prompt", "chosen", "rejected")
@@ -101,7 +101,7 @@ def sample_pairs(
     while len(distinct) < count and drawn < DRAWS_PER_PAIR * count:
         draws = range(drawn, drawn + min(max(count - len(distinct), LEAST_ROUND), ROUND))
         seeds = [derive(seed, "pairs", i) for i in draws]
-        groups = answered(engine, scorer, [prompts.draw(i) for i in draws], seeds, per_prompt, sampling)
+        groups = scored_groups(engine, scorer, [prompts.draw(i) for i in draws], seeds, per_prompt, sampling)
         by_group = [ranked(group) for group in groups]
         drawn, tied = drawn + len(groups), tied + sum(not pairs for pairs in by_group)
         distinct |= dict.fromkeys(pair for pairs in by_group for pair in pairs)

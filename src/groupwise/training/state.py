@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.errors import UsageError
 from groupwise.core.records import StreamState
 from groupwise.training import checkpoint
@@ -65,12 +66,12 @@ class RunState:
         state = {
             "step": progress.step,
             "start": self.start,
-            "updates": self.learner.updates,
-            "critic_updates": self.critic.updates if self.critic else 0,
+            "updates": self.learner.optimizer.updates,
+            "critic_updates": self.critic.optimizer.updates if self.critic else 0,
             "skipped_in_a_row": progress.skipped_in_a_row,
             "seconds_total": progress.seconds_before + seconds,
             "seconds_training": progress.seconds_training,
-            "stream": checkpoint.stream_to_json(stream),
+            "stream": to_json(stream),
         }
 
         def write(folder: Path) -> None:
@@ -101,14 +102,14 @@ class RunState:
             seconds_before=state["seconds_total"],
             seconds_training=state["seconds_training"],
         )
-        return progress, checkpoint.stream_from_json(state["stream"])
+        return progress, from_json(StreamState, state["stream"])
 
     def step_start(self, stream: StreamState) -> StepStart:
         """The counters and the stream as a step begins."""
-        return StepStart(stream, self.learner.updates, self.critic.updates if self.critic else 0)
+        return StepStart(stream, self.learner.optimizer.updates, self.critic.optimizer.updates if self.critic else 0)
 
     def rewind(self, start: StepStart) -> None:
         """The counters as they were when the step began."""
-        self.learner.updates = start.updates
+        self.learner.optimizer.updates = start.updates
         if self.critic is not None:
-            self.critic.updates = start.critic_updates
+            self.critic.optimizer.updates = start.critic_updates

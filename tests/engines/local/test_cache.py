@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM, Prompts, RowCache
+from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM, PrefilledPrompts, RowCache
 
 LAYERS, HEADS, SIZES = 3, 2, (5, 7)  # keys and values of different sizes
 
 
-def prompts_of(lengths: list[int], seed: int) -> Prompts:
+def prompts_of(lengths: list[int], seed: int) -> PrefilledPrompts:
     noise = torch.Generator().manual_seed(seed)
     keys, values = (
         [torch.randn(len(lengths), HEADS, max(lengths), size, generator=noise) for _ in range(LAYERS)] for size in SIZES
     )
     texts = tuple((1,) * n for n in lengths)
-    return Prompts(texts, keys, values, torch.tensor(lengths), torch.zeros(len(lengths), 4))
+    return PrefilledPrompts(texts, keys, values, torch.tensor(lengths), torch.zeros(len(lengths), 4))
 
 
 def buffers(cache: RowCache) -> set[int]:
@@ -30,7 +30,7 @@ class Plain:
     def __init__(self) -> None:
         self.rows: list[list[Tensor]] = []
 
-    def insert(self, prompts: Prompts, source: list[int]) -> None:
+    def insert(self, prompts: PrefilledPrompts, source: list[int]) -> None:
         memory = [m for pair in zip(prompts.keys, prompts.values, strict=True) for m in pair]
         for i in source:
             length = int(prompts.length[i])

@@ -40,12 +40,12 @@ def test_a_drawing_is_the_plain_draw(vocabulary: int, how: Sampling, recording: 
     with torch.inference_mode(), nullcontext() if recording else refuse:
         for rows in (4, 1, 33):
             logits, uniform = inputs(rows, vocabulary)
-            found, plain = drawing(logits, uniform, how).draw, draw(logits, uniform, how)
+            found, plain = drawing(logits, uniform, how)[0], draw(logits, uniform, how)
             for name in ("tokens", "chance", "total"):
                 assert torch.equal(getattr(found, name), getattr(plain, name))
-            assert (found.kept is None) == (plain.kept is None)
-            assert found.kept is None or (plain.kept is not None and torch.equal(found.kept, plain.kept))
-    assert all(is_recorded(forward) == recording for forward in drawing._whole.values())
+            assert (found.support is None) == (plain.support is None)
+            assert found.support is None or (plain.support is not None and torch.equal(found.support, plain.support))
+    assert all(is_recorded(forward) == recording for forward in drawing._recordings.values())
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -57,9 +57,9 @@ def test_the_number_counts_ends_and_is_finite_only_where_all_totals_are(how: Sam
     for ends in ([], [once], [1, 2, 5]):
         stops = torch.zeros(vocabulary, dtype=torch.bool)
         stops[ends] = True
-        told = Drawing(stops)(logits, uniform, how).told.item()
-        assert told == pytest.approx(rows + END * int(stops[tokens].sum()), abs=END / 100)
+        end_sum = Drawing(stops)(logits, uniform, how)[1].item()
+        assert end_sum == pytest.approx(rows + END * int(stops[tokens].sum()), abs=END / 100)
     for value in (math.nan, math.inf):
         broken = logits.clone()
         broken[5, 3] = value
-        assert not math.isfinite(Drawing(torch.zeros(vocabulary).bool())(broken, uniform, how).told.item())
+        assert not math.isfinite(Drawing(torch.zeros(vocabulary).bool())(broken, uniform, how)[1].item())

@@ -65,10 +65,10 @@ def plain_logp(model: nn.Module, prompt: tuple[int, ...], done: Completion, temp
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt + done.tokens])).logits[0, len(prompt) - 1 : -1]
     logits = logits.double() / temperature
-    if done.kept is not None:
+    if done.support is not None:
         hidden = torch.full_like(logits, -math.inf)
         for t in range(len(done.tokens)):
-            ids = done.kept.ids[done.kept.start[t] : done.kept.start[t + 1]].long()
+            ids = done.support.ids[done.support.start[t] : done.support.start[t + 1]].long()
             hidden[t, ids] = logits[t, ids]
         logits = hidden
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(done.tokens)[:, None])[:, 0]
@@ -86,7 +86,7 @@ def test_logp_is_the_plain_forwards(qwen: Any, temperature: float, top_p: float,
     assert [len(g) for g in groups] == [3, 4, 2]
     for request, group in zip(REQUESTS, groups, strict=True):
         for done in group:
-            assert (done.kept is not None) == how.truncates
+            assert (done.support is not None) == how.truncates
             expected = plain_logp(qwen, request.tokens, done, temperature)
             torch.testing.assert_close(torch.tensor(done.logp_engine, dtype=torch.float64), expected, atol=1e-5, rtol=0)
 
@@ -150,15 +150,15 @@ def test_kept_holds_the_sampled_token_and_one_set_per_token(qwen: Any) -> None:
         REQUESTS, Sampling(top_p=0.8, top_k=6, max_new_tokens=16)
     )
     for done in (c for group in groups for c in group):
-        assert done.kept is not None
-        assert done.kept.ids.dtype == torch.int32
-        assert done.kept.start.dtype == torch.int64
-        assert not done.kept.ids.is_inference()
-        start = done.kept.start.tolist()
+        assert done.support is not None
+        assert done.support.ids.dtype == torch.int32
+        assert done.support.start.dtype == torch.int64
+        assert not done.support.ids.is_inference()
+        start = done.support.start.tolist()
         assert start[0] == 0
         assert len(start) == len(done.tokens) + 1
         for t, token in enumerate(done.tokens):
-            ids = done.kept.ids[start[t] : start[t + 1]].tolist()
+            ids = done.support.ids[start[t] : start[t + 1]].tolist()
             assert token in ids
             assert 1 <= len(ids) <= 6
 
@@ -181,9 +181,9 @@ def test_rows_at_a_time_change_nothing(qwen: Any, max_rows: int) -> None:
     assert tokens_of(fewer) == tokens_of(whole)
     for a, b in zip((c for g in fewer for c in g), (c for g in whole for c in g), strict=True):
         assert a.logp_engine == pytest.approx(b.logp_engine, abs=1e-5)
-        assert a.kept is not None
-        assert b.kept is not None
-        assert torch.equal(a.kept.ids, b.kept.ids)
+        assert a.support is not None
+        assert b.support is not None
+        assert torch.equal(a.support.ids, b.support.ids)
 
 
 def test_neighbours_and_order_change_nothing(qwen: Any) -> None:
@@ -212,10 +212,10 @@ def test_rows_that_come_and_go_do_not_disturb_each_other(name: str) -> None:
         [[alone]] = engine.generate([request], how)
         assert done.tokens == alone.tokens
         assert done.logp_engine == pytest.approx(alone.logp_engine, abs=1e-5)
-        assert done.kept is not None
-        assert alone.kept is not None
-        assert torch.equal(done.kept.ids, alone.kept.ids)
-        assert torch.equal(done.kept.start, alone.kept.start)
+        assert done.support is not None
+        assert alone.support is not None
+        assert torch.equal(done.support.ids, alone.support.ids)
+        assert torch.equal(done.support.start, alone.support.start)
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_short_completions_are_told_while_long_ones_go_on(qwen):
     steps = []
     engine = LocalEngine(qwen, frozenset(), pad=0)
     inner = engine._decode
-    engine._decode = lambda tokens, rows: steps.append(rows.count) or inner(tokens, rows)
+    engine._decode = lambda tokens, scheduler: steps.append(scheduler.count) or inner(tokens, scheduler)
     when = {}
     limits = [2] * 8 + [24]
     engine.generate(

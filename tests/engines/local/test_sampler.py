@@ -14,8 +14,8 @@ from groupwise.engines.local import sampler as module
 from groupwise.engines.local.sampler import (
     BELOW_ONE,
     draw,
-    kept_mask,
     most_likely,
+    support_mask,
     uniforms,
 )
 
@@ -41,7 +41,7 @@ def uneven(rows: int, vocabulary: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-6])
 def test_kept_sets_are_those_of_a_plain_reference(top_k: int, top_p: float) -> None:
     logits = uneven(40, 50)
-    mask = kept_mask(logits, top_k, top_p)
+    mask = support_mask(logits, top_k, top_p)
     for row, kept in zip(logits.tolist(), mask, strict=True):
         assert set(kept.nonzero()[:, 0].tolist()) == reference_kept(row, top_k, top_p)
 
@@ -49,17 +49,17 @@ def test_kept_sets_are_those_of_a_plain_reference(top_k: int, top_p: float) -> N
 def test_top_p_looks_further_where_the_most_likely_tokens_do_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_LOOK", 4)
     logits = torch.cat([uneven(5, 50), torch.zeros(1, 50)])
-    mask = kept_mask(logits, 0, 0.9)
+    mask = support_mask(logits, 0, 0.9)
     for row, kept in zip(logits.tolist(), mask, strict=True):
         assert set(kept.nonzero()[:, 0].tolist()) == reference_kept(row, 0, 0.9)
 
 
 def test_top_p_stops_exactly_where_it_is_reached() -> None:
     quarters = torch.zeros(1, 4)
-    assert kept_mask(quarters, 0, 0.5).tolist() == [[True, True, False, False]]
-    assert kept_mask(quarters, 0, 0.500001).tolist() == [[True, True, True, False]]
+    assert support_mask(quarters, 0, 0.5).tolist() == [[True, True, False, False]]
+    assert support_mask(quarters, 0, 0.500001).tolist() == [[True, True, True, False]]
     # Top-k first: of two tokens left, one is half.
-    assert kept_mask(quarters, 2, 0.5).tolist() == [[True, False, False, False]]
+    assert support_mask(quarters, 2, 0.5).tolist() == [[True, False, False, False]]
 
 
 @pytest.mark.parametrize("count", [3, 7, 12])
@@ -103,7 +103,7 @@ def test_greedy_takes_the_first_of_the_most_likely() -> None:
     drawn = draw(torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 1.0]]), torch.rand(2).double(), Sampling(temperature=0))
     assert drawn.tokens.tolist() == [1, 0]
     assert drawn.logp.tolist() == [0, 0]
-    assert drawn.kept is None
+    assert drawn.support is None
 
 
 def test_the_ends_of_the_unit_interval_take_the_first_and_the_last_kept_token() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from groupwise.core.collate import collate
+from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.errors import RunError
 from groupwise.core.metrics import merge, read
 from groupwise.core.records import Completion, Group, Prompt, StreamState
@@ -27,7 +28,6 @@ from groupwise.models.moe.metrics import (
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.routing_pass import routes_to_replay
 from groupwise.models.moe.settings import RoutingSettings
-from groupwise.training.checkpoint import stream_from_json, stream_to_json
 
 #: Two layers, two experts a token: three tokens' old choices, and the live ones.
 OLD = torch.tensor([[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[4, 5], [6, 7]]])
@@ -39,7 +39,7 @@ def group(routes: list[torch.Tensor | None]) -> Group:
     sample = Sample(key="a", prompt="1+", answer="1")
     lengths = [2 if row is None else len(row) - 1 for row in routes]
     made = [
-        Completion((3,) * n, (-1.0,) * n, "stop", 0, score=1.0, routes=row)
+        Completion.of_one_turn((3,) * n, (-1.0,) * n, "stop", 0, score=1.0, routes=row)
         for n, row in zip(lengths, routes, strict=True)
     ]
     return Group(Prompt(sample, (2, 3)), tuple(made))
@@ -156,7 +156,7 @@ def test_routes_of_waiting_groups_come_back_bit_for_bit(dtype):
     whole = torch.arange(100, 124).to(dtype).view(4, 3, 2)
     told = whole if dtype == torch.uint8 else whole * 200
     state = StreamState(surplus=(group([told, None, told[1:]]),))
-    again = stream_from_json(json.loads(json.dumps(stream_to_json(state)))).surplus[0].completions
+    again = from_json(StreamState, json.loads(json.dumps(to_json(state)))).surplus[0].completions
     assert [None if c.routes is None else (c.routes.dtype, c.routes.tolist()) for c in again] == [
         (dtype, told.tolist()),
         None,
@@ -165,9 +165,9 @@ def test_routes_of_waiting_groups_come_back_bit_for_bit(dtype):
 
 
 def test_a_waiting_group_of_an_older_checkpoint_has_no_routes():
-    data = json.loads(json.dumps(stream_to_json(StreamState(surplus=(group([None]),)))))
+    data = json.loads(json.dumps(to_json(StreamState(surplus=(group([None]),)))))
     del data["surplus"][0]["completions"][0]["routes"]
-    assert stream_from_json(data).surplus[0].completions[0].routes is None
+    assert from_json(StreamState, data).surplus[0].completions[0].routes is None
 
 
 @pytest.mark.parametrize(

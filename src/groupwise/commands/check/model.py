@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
 from groupwise.diagnostics.checks import Check, Verdict, learner_equals_engine
-from groupwise.engines.local.engine import LocalEngine
+from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
 from groupwise.models.load import (
@@ -33,8 +34,8 @@ from groupwise.models.load import (
     model_folder,
 )
 from groupwise.models.moe.metrics import comparable
-from groupwise.models.moe.replay import RoutingSettings, demand_engine, demand_routing
-from groupwise.models.moe.routing import Router
+from groupwise.models.moe.settings import RoutingSettings, require_engine_routes, routers_to_record
+from groupwise.models.moe.record import Router
 from groupwise.models.quiet import quiet
 from groupwise.models.template_checks import check_chat
 from groupwise.training.initial_policy import TINY
@@ -111,7 +112,7 @@ def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], lo
         findings.append(note(f"the reward model is not looked at: {plan.preference.source}"))
     routers: Sequence[Router] = ()
     try:
-        routers = demand_routing(halves(policy.model)[0], plan.routing)
+        routers = routers_to_record(halves(policy.model)[0], plan.routing)
     except UsageError as error:
         findings.append(fault(str(error)))
     if routers:
@@ -142,14 +143,14 @@ def engine_check(
 ) -> Check:
     """The check of every training step, on one batch under the weights as they are, with the run's own replay."""
     routing = plan.routing if routers else RoutingSettings()
-    engine = LocalEngine(
-        policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.engine.max_rows, routes=bool(routers)
-    )
-    demand_engine(engine, routing)
+    engine = make_engine(policy=policy, settings=plan.engine, routes=bool(routers))
+    require_engine_routes(engine, routing)
+    require_engine_support(engine, plan.sampling)
     settings, sampling = plan.learner, plan.sampling
     learner = Learner(policy.model, None, settings, sampling.temperature, plan.total_updates, routing, routers)
     requests = [Request(p.tokens, PARITY_SAMPLES, derive(plan.seed, "check", i), tokens) for i, p in enumerate(prompts)]
-    completions = engine.generate(requests, sampling)
+    with closing(engine):
+        completions = engine.generate(requests, sampling)
     groups = [Group(p, _with_scores(members)) for p, members in zip(prompts, completions, strict=True)]
     batch = collate(groups, policy.pad)
     batch = learner.annotate(batch, old=True, ref=False)

@@ -39,14 +39,14 @@ ROOM = 64
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PrefilledPrompts:
     """Prompts that have been through the model once, padded on the left.
 
     tokens        P prompts
     keys, values  per layer [P,H,width,D]
     length        [P] int64, tokens
     logits        [P,V], for the first sampled token
-    routes        per prompt [length,L,K] on the CPU, the experts chosen; empty where nobody asked
+    routes        per prompt [length,L,K] on the CPU, the experts chosen; empty where routes are not asked for
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -60,15 +60,20 @@ class Prompts:
     def width(self) -> int:
         return self.keys[0].shape[2]
 
-    def only(self, index: int) -> Prompts:
+    def only(self, index: int) -> PrefilledPrompts:
         """One of them, in memory of its own."""
 
-        def one(whole: Tensor) -> Tensor:
-            return whole[index : index + 1].clone()
+        def row(table: Tensor) -> Tensor:
+            return table[index : index + 1].clone()
 
-        keys, values = [one(k) for k in self.keys], [one(v) for v in self.values]
-        routes = self.routes[index : index + 1]
-        return Prompts((self.tokens[index],), keys, values, one(self.length), one(self.logits), routes)
+        return PrefilledPrompts(
+            tokens=(self.tokens[index],),
+            keys=[row(k) for k in self.keys],
+            values=[row(v) for v in self.values],
+            length=row(self.length),
+            logits=row(self.logits),
+            routes=self.routes[index : index + 1],
+        )
 
 
 class RowCache:
@@ -101,7 +106,7 @@ class RowCache:
         """Bytes of keys and values in memory."""
         return sum(buffer.nbytes for buffer in (*self._buffers, self._spare))
 
-    def insert(self, prompts: Prompts, source: Tensor, ahead: int) -> None:
+    def insert(self, prompts: PrefilledPrompts, source: Tensor, ahead: int) -> None:
         """New rows behind the live ones: row i begins with prompt source[i]; `ahead` columns may follow."""
         begin, end = self.rows, self.rows + len(source)
         layers = [m for pair in zip(prompts.keys, prompts.values, strict=True) for m in pair]
@@ -256,7 +261,7 @@ def row_attention(
     scaled_dot_product_attention at one token, whose kernels are made for long queries. Whatever is recorded
     (recording.py) runs this, so short prompts do too.
 
-    last_only  the last query's answer for all of them (prefill.py): nobody reads the others
+    last_only  the last query's answer for all of them (prefill.py): the others are not read
     """
     if last_only:
         mask = None if attention_mask is None else attention_mask[:, :, -1:]

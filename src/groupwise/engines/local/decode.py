@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.engines.local.cache import ViewCache
-from groupwise.engines.local.experts import experts_chosen, stacked
+from groupwise.engines.local.experts import logits_and_experts
 from groupwise.engines.local.recording import Forward, is_recorded, recorded
 from groupwise.models.moe.record import Router, require_routers
 
 
 class Step:
     """tokens [R,1], positions [R,1] or [1,1], mask [R,1,1,W] or None, views of the cache -> logits [R,V] and, where
-    `routes` are asked for, the experts chosen, [R,L,K].
+    `routes` is True, the experts chosen, [R,L,K].
     """
 
     def __init__(self, model: Any, routes: bool = False) -> None:
@@ -51,18 +51,15 @@ class _Forward(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         mask, views = (rest[0], rest[1:]) if self.masked else (None, rest)
-        with experts_chosen(self.routers) as chosen:
-            out = self.model(
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=mask,
-                past_key_values=ViewCache(views),
-                use_cache=True,
-            )
-        logits = out.logits[:, -1]
-        if not self.routers:
-            return (logits,)
-        return logits, stacked(chosen, self.routers)
+        logits, experts = logits_and_experts(
+            self.model,
+            self.routers,
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=ViewCache(views),
+        )
+        return (logits,) if experts is None else (logits, experts)
 
 
 def _example(views: Sequence[Tensor], masked: bool, shape: tuple[int, int]) -> list[Tensor]:
@@ -73,8 +70,8 @@ def _example(views: Sequence[Tensor], masked: bool, shape: tuple[int, int]) -> l
     memory = []
     for keys in views[1::2]:
         sizes = (rows + 1, keys.shape[1], window + 3, keys.shape[3])
-        whole = torch.randn(sizes, generator=noise).to(device, dtype)[:rows]
-        memory += [whole[:, :, window : window + 1], whole[:, :, 1 : window + 1]]
+        states = torch.randn(sizes, generator=noise).to(device, dtype)[:rows]
+        memory += [states[:, :, window : window + 1], states[:, :, 1 : window + 1]]
     tokens = torch.arange(rows, device=device)[:, None] % 2
     if not masked:
         return [tokens, torch.full((1, 1), window - 1, device=device), *memory]

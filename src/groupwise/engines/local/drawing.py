@@ -1,4 +1,4 @@
-"""Draws, and what the loop must know of each, from a recording where no token is cut off.
+"""Draws, and what the scheduler must know of each, from a recording where no token is cut off.
 
 Shapes: R rows, V vocabulary.
 """
@@ -6,55 +6,45 @@ Shapes: R rows, V vocabulary.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from groupwise.core.engine import Sampling
 from groupwise.engines.local.recording import Forward, recorded
-from groupwise.engines.local.sampler import Draw, draw, from_whole
+from groupwise.engines.local.sampler import Draw, draw, from_all
 
 # What a row that ends adds to the sum of a draw's totals; far above what R totals of about 1 can be off by.
 END = 2.0
 
 
-class Drawn(NamedTuple):
-    """A draw, and what tells the loop whether it must look closer.
-
-    told  [] float64, the sum of the draw's totals, about R, and of END for each row that it ends; finite
-          if every total is
-    """
-
-    draw: Draw
-    told: Tensor
-
-
 class Drawing:
-    """Logits [R,V] and numbers [R] -> Drawn. `stops` [V] bool are the ids that end a completion.
+    """Logits [R,V] and numbers [R] -> a Draw and its end sum. `stops` [V] bool are the ids that end a completion.
 
-    A dozen operations on little data, whose time is that of calling them.
+    The end sum, [] float64, tells whether the scheduler must look closer: the draw's totals, about R, and END for each
+    row that it ends; finite if every total is. All this is a dozen operations on little data, whose time is that of
+    calling them.
     """
 
     def __init__(self, stops: Tensor) -> None:
         self._stops = stops.double() * END
-        self._whole: dict[float, Forward] = {}
+        self._recordings: dict[float, Forward] = {}
 
-    def __call__(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> Drawn:
+    def __call__(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Draw, Tensor]:
         if sampling.temperature == 0 or sampling.truncates:
-            drawn = draw(logits, uniform, sampling)
-            return Drawn(drawn, _told(drawn.tokens, drawn.total, self._stops))
-        forward = self._whole.get(sampling.temperature) or self._recorded(sampling.temperature)
-        tokens, chance, total, told = forward(logits, uniform)
-        return Drawn(Draw(tokens, chance, total, None), told)
+            plain = draw(logits, uniform, sampling)
+            return plain, _end_sum(plain.tokens, plain.total, self._stops)
+        forward = self._recordings.get(sampling.temperature) or self._recorded(sampling.temperature)
+        tokens, chance, total, end_sum = forward(logits, uniform)
+        return Draw(tokens, chance, total, None), end_sum
 
     def _recorded(self, temperature: float) -> Forward:
-        example = partial(_example, self._stops)
-        self._whole[temperature] = made = recorded(_Whole(temperature, self._stops), example, 5, 3, 1)
-        return made
+        forward = recorded(_DrawFromAll(temperature, self._stops), partial(_example, self._stops), 5, 3, 1)
+        self._recordings[temperature] = forward
+        return forward
 
 
-class _Whole(nn.Module):
+class _DrawFromAll(nn.Module):
     """Draws from the whole vocabulary, as groupwise.engines.local.sampler.draw does."""
 
     def __init__(self, temperature: float, stops: Tensor) -> None:
@@ -63,11 +53,11 @@ class _Whole(nn.Module):
         self.register_buffer("stops", stops)
 
     def forward(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, ...]:
-        tokens, chance, total = from_whole(logits, uniform, self.temperature, self.vocabulary)
-        return tokens, chance, total, _told(tokens, total, self.get_buffer("stops"))
+        tokens, chance, total = from_all(logits, uniform, self.temperature, self.vocabulary)
+        return tokens, chance, total, _end_sum(tokens, total, self.get_buffer("stops"))
 
 
-def _told(tokens: Tensor, total: Tensor, stops: Tensor) -> Tensor:
+def _end_sum(tokens: Tensor, total: Tensor, stops: Tensor) -> Tensor:
     return (total + stops.index_select(0, tokens)).sum()
 
 

@@ -28,21 +28,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.core.engine import Finished, OnFinish, Request, Sampling
+from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.local.cache import ATTENTION, RowCache
 from groupwise.engines.local.decode import Step
 from groupwise.engines.local.drawing import Drawing
-from groupwise.engines.local.experts import quicken_experts
-from groupwise.engines.local.ledger import Ledger
+from groupwise.engines.local.experts import make_experts_recordable
+from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.prefill import Prefill
-from groupwise.engines.local.rotary import quicken_rotation
-from groupwise.engines.local.scheduler import Queue, Rows, Take
+from groupwise.engines.local.rotary import fuse_rotation
+from groupwise.engines.local.scheduler import Queue, Scheduler, Take
 
-# Rows are dropped, and waiting ones admitted, once these shares of them are free: each has a cost of its own.
-DROP_SHARE = 1 / 16
-ADMIT_SHARE = 1 / 8
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
 # of them need, and fresh pages take longer than a second pass (docs/log.md).
 PREFILL_TOKENS, PREFILL_TOKENS_CPU = 2048, 1024
@@ -59,20 +56,22 @@ class LocalEngine:
     routes    say which experts were chosen (Completion.routes); a UsageError for a model that has none
     """
 
+    keeps_support = True
+
     def __init__(self, model: Any, eos: frozenset[int], pad: int, max_rows: int = 512, routes: bool = False) -> None:
         if max_rows < 1:
             raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
-        self._model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._model: Any = copy.deepcopy(model).eval().requires_grad_(False)
         self._model.zero_grad(set_to_none=True)
-        _refuse_state_layers(self._model.config)
+        _require_attention_layers(self._model.config)
         if self._model.config._attn_implementation == "sdpa":
             self._model.set_attn_implementation(ATTENTION)
         self._always_masked = self._model.config._attn_implementation != ATTENTION
-        quicken_experts(self._model)
-        quicken_rotation(self._model)
+        make_experts_recordable(self._model)
+        fuse_rotation(self._model)
         self._routes = routes
-        self._step = Step(self._model, routes)
-        self._prefill = Prefill(self._model, pad, routes)
+        self._step: Any = Step(self._model, routes)
+        self._prefill: Any = Prefill(self._model, pad, routes)
         self._context = _context(self._model.config)
         self._device = next(self._model.parameters()).device
         self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS
@@ -80,6 +79,7 @@ class LocalEngine:
         self._stops = _stops(eos, self._vocabulary, self._device)
         self._drawing = Drawing(self._stops)
         self._max_rows = max_rows
+        self._precision: Precision = "bf16" if self._model.dtype == torch.bfloat16 else "fp32"
         self._version = 0
         self._cache = RowCache()
 
@@ -93,22 +93,33 @@ class LocalEngine:
         """Whether its completions say which experts were chosen."""
         return self._routes
 
+    @property
+    def precision(self) -> Precision:
+        """What it computes in."""
+        return self._precision
+
+    def close(self) -> None:
+        """Drop the copy of the model and the cache: it cannot sample any more. A second call does nothing."""
+        self._model = self._step = self._prefill = None
+        self._cache = RowCache()
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every parameter, and buffers where named; nothing is changed if a name or shape does not match."""
         given = dict(weights)
         parameters = dict(self._model.named_parameters())
         own = parameters | dict(self._model.named_buffers())
-        missing = [name for name in parameters if name not in given]
-        unexpected = [name for name in given if name not in own]
-        shaped = [
-            f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape)}"
-            for name, tensor in given.items()
-            if name in own and tensor.shape != own[name].shape
-        ]
-        problems = (("missing", missing), ("unexpected", unexpected), ("of another shape", shaped))
-        if missing or unexpected or shaped:
-            found = "; ".join(f"{kind}: {_some(names)}" for kind, names in problems if names)
-            raise RunError(f"these weights are not of the engine's model, which keeps version {self._version}: {found}")
+        problems = {
+            "missing": [name for name in parameters if name not in given],
+            "unexpected": [name for name in given if name not in own],
+            "of another shape": [
+                f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape)}"
+                for name, tensor in given.items()
+                if name in own and tensor.shape != own[name].shape
+            ],
+        }
+        if any(problems.values()):
+            words = "; ".join(f"{kind}: {_some(names)}" for kind, names in problems.items() if names)
+            raise RunError(f"these weights are not of the engine's model, which keeps version {self._version}: {words}")
         with torch.no_grad():
             for name, tensor in given.items():
                 own[name].copy_(tensor)
@@ -118,67 +129,50 @@ class LocalEngine:
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
     ) -> list[tuple[Completion, ...]]:
         """The completions of each request, in order. Raises UsageError before sampling, RunError on bad logits."""
+        if self._model is None:
+            raise RunError("the engine is closed")
         limits = [sampling.max_new_tokens if r.max_new_tokens is None else r.max_new_tokens for r in requests]
         for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
-            _check_request(number, request, limit, self._context, self._vocabulary)
+            _require_request(number, request, limit, self._context, self._vocabulary)
         if not requests:
             return []
         queue = Queue(requests, limits)
-        ledger = Ledger(queue.count, max(limits), self._device)
+        outputs = Outputs(queue.count, max(limits), self._stops)
         cache, self._cache = self._cache, RowCache()
         with torch.inference_mode():
-            rows = Rows(queue, ledger, cache, self._device)
-            self._sample(rows, queue, sampling, partial(self._tell, queue, ledger, on_finish))
+            scheduler = Scheduler(queue, outputs, cache, self._max_rows)
+            self._sample(scheduler, sampling, partial(_announce, queue, outputs, on_finish))
         if cache.size <= KEEP_BYTES:
             self._cache = cache
-        done = ledger.completions(self._stops, self._version)
-        return [tuple(done[first : first + r.samples]) for first, r in zip(queue.offset, requests, strict=True)]
+        completions = outputs.completions(self._version)
+        return [tuple(completions[first : first + r.samples]) for first, r in zip(queue.offset, requests, strict=True)]
 
-    def _tell(self, queue: Queue, ledger: Ledger, on_finish: OnFinish | None, slots: Tensor) -> None:
-        """Hand out the completions in `slots`, which are whole now."""
-        if on_finish is not None:
-            at = slots.tolist()
-            for slot, (tokens, finish) in zip(at, ledger.written(slots, self._stops), strict=True):
-                request = bisect_right(queue.offset, slot) - 1
-                on_finish(Finished(request, slot - queue.offset[request], tokens, finish))
-
-    def _sample(self, rows: Rows, queue: Queue, sampling: Sampling, tell: Callable[[Tensor], None]) -> None:
+    def _sample(self, scheduler: Scheduler, sampling: Sampling, announce: Callable[[Tensor], None]) -> None:
+        """Steps until every completion is finished: admit rows, draw a token for each, retire rows, run the model."""
         logits = torch.empty(0, self._vocabulary, device=self._device)
-        while True:
-            free = self._max_rows - rows.count
-            if queue.waiting and (rows.count == 0 or free >= self._max_rows * ADMIT_SHARE):
-                logits = torch.cat([logits, *self._admit(queue, rows, free)])
-            drawn = self._drawing(logits, rows.uniform(), sampling)
-            live, finite = rows.record(drawn, self._stops)
-            if not finite:
+        while scheduler.count or scheduler.queue.waiting:
+            if scheduler.admits:
+                logits = torch.cat([logits, *self._admit(scheduler)])
+            draw, end_sum = self._drawing(logits, scheduler.uniform(), sampling)
+            if not scheduler.record(draw, end_sum):
                 raise RunError(_bad_logits(self._version))
-            tokens = drawn.draw.tokens
-            if live == 0 or rows.count - live >= max(1, rows.count * DROP_SHARE):
-                tokens, gone = rows.drop(tokens, live)
-                tell(gone)
-            if live:
-                logits = self._decode(tokens, rows)
-            elif not queue.waiting:
-                return
-            else:
-                logits = logits[:0]
+            tokens, finished = scheduler.retire(draw.tokens)
+            announce(finished)
+            logits = self._decode(tokens, scheduler) if scheduler.count else logits[:0]
 
-    def _decode(self, tokens: Tensor, rows: Rows) -> Tensor:
+    def _decode(self, tokens: Tensor, scheduler: Scheduler) -> Tensor:
         """One token more for every row: their next logits [R,V]."""
-        positions, mask = rows.cache.prepare(rows.ahead, self._context - 1)
+        cache = scheduler.cache
+        positions, mask = cache.prepare(scheduler.ahead, self._context - 1)
         if mask is None and self._always_masked:
-            mask = rows.cache.mask()
-        logits, routes = self._step(tokens[:, None], positions, mask, rows.cache.views())
-        if routes is not None:
-            rows.ran(routes)
-        rows.cache.advance()
+            mask = cache.mask()
+        logits, routes = self._step(tokens[:, None], positions, mask, cache.views())
+        scheduler.advance(routes)
         return logits
 
-    def _admit(self, queue: Queue, rows: Rows, free: int) -> list[Tensor]:
+    def _admit(self, scheduler: Scheduler) -> list[Tensor]:
         """Start as many waiting completions as there is room for: their first logits, by prompt batch."""
-        takes = queue.take(free)
-        rows.admit(takes)
-        logits = []
+        queue, takes, logits = scheduler.queue, scheduler.admit(), []
         while takes:
             if queue.carried is not None:
                 prompts, batch = queue.carried, takes[:1]
@@ -193,9 +187,18 @@ class LocalEngine:
             if queue.unfinished(batch[-1]):
                 queue.carried = prompts.only(of[-1])
             source = torch.from_numpy(np.repeat(of, [t.count for t in batch])).to(self._device)
-            rows.begin(prompts, source)
+            scheduler.begin(prompts, source)
             logits.append(prompts.logits[source])
         return logits
+
+
+def _announce(queue: Queue, outputs: Outputs, on_finish: OnFinish | None, slots: Tensor) -> None:
+    """Hand out the completions in `slots`, which are finished and flushed."""
+    if on_finish is None or not len(slots):
+        return
+    for slot, (tokens, finish) in zip(slots.tolist(), outputs.texts(slots), strict=True):
+        request = bisect_right(queue.offset, slot) - 1
+        on_finish(Finished(request, slot - queue.offset[request], tokens, finish))
 
 
 def _prefill_batch(requests: Sequence[Request], takes: Sequence[Take], most: int) -> Sequence[Take]:
@@ -208,7 +211,7 @@ def _prefill_batch(requests: Sequence[Request], takes: Sequence[Take], most: int
     return takes
 
 
-def _check_request(number: int, request: Request, limit: int, context: int, vocabulary: int) -> None:
+def _require_request(number: int, request: Request, limit: int, context: int, vocabulary: int) -> None:
     prompt = len(request.tokens)
     if not prompt:
         raise UsageError(f"request {number}: the prompt is empty; give it at least one token, such as the BOS id")
@@ -234,7 +237,7 @@ def _context(config: Any) -> int:
     return min((limit for limit in limits if limit), default=2**31)
 
 
-def _refuse_state_layers(config: Any) -> None:
+def _require_attention_layers(config: Any) -> None:
     known = {"full_attention", "sliding_attention"}
     other = sorted(set(getattr(config, "layer_types", None) or ()) - known)
     if other:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from groupwise.engines.local.cache import PromptCache, Prompts
-from groupwise.engines.local.experts import experts_chosen, stacked
+from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
+from groupwise.engines.local.experts import logits_and_experts
 from groupwise.engines.local.recording import Forward, is_recorded, recorded
 from groupwise.models.moe.record import Router, record_routes, require_routers, routers
 
@@ -37,16 +37,16 @@ class Prefill:
         with torch.inference_mode():
             self._leave_out()
             if routes:
-                with record_routes(model):  # refuses answers that cannot be understood
+                with record_routes(model):  # refuses routers whose output is not understood
                     self._plain(*self._example((1,)))
 
-    def __call__(self, prompts: Sequence[tuple[int, ...]]) -> Prompts:
+    def __call__(self, prompts: Sequence[tuple[int, ...]]) -> PrefilledPrompts:
         short = max(map(len, prompts)) <= SHORT and self._model.dtype == torch.float32
         forward = self._recording() if short else self._plain
         ids, positions, mask, length = self._inputs(prompts, always_masked=short)
         logits, chosen, *memory = forward(ids, positions, mask)
         routes = _without_padding(chosen, length) if self._plain.routers else ()
-        return Prompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
+        return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
 
     @property
     def recorded(self) -> bool:
@@ -98,7 +98,7 @@ class Prefill:
 class _Forward(nn.Module):
     """Ids, positions, mask -> logits [P,V], experts [P,W,L,K] (empty for no routers), keys and values of each layer.
 
-    last  modules that are to run on last tokens only: what they make of others goes where nobody reads. An attention
+    last  modules that are to run on last tokens only: what they make of others is not read. An attention
           still makes every key and value.
     """
 
@@ -110,17 +110,10 @@ class _Forward(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
         cache = PromptCache()
-        with experts_chosen(self.routers) as chosen, _on_last_tokens(self.last):
-            out = self.model(
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=True,
-                **self.keep,
-            )
-        experts = stacked(chosen, self.routers).unflatten(0, tokens.shape) if self.routers else tokens[:0]
-        return out.logits[:, -1], experts, *cache.memory
+        inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, "past_key_values": cache}
+        with _on_last_tokens(self.last):
+            logits, experts = logits_and_experts(self.model, self.routers, **inputs, **self.keep)
+        return logits, tokens[:0] if experts is None else experts.unflatten(0, tokens.shape), *cache.memory
 
 
 def _last_modules(model: Any) -> list[nn.Module]:

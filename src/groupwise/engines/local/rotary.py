@@ -24,8 +24,8 @@ NAME = "apply_rotary_pos_emb"
 Turn = Callable[..., tuple[Tensor, Tensor]]
 
 
-def quicken_rotation(model: nn.Module) -> None:
-    """Let each attention of the model that can be given `turn` instead of transformers' function call that."""
+def fuse_rotation(model: nn.Module) -> None:
+    """Each attention of the model that can use `turn` in place of transformers' function calls it."""
     for module in model.modules():
         forward = type(module).forward
         own = forward.__globals__.get(NAME) if isinstance(forward, FunctionType) else None
@@ -48,8 +48,8 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _quick(own: Turn) -> Turn:
     def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        whole = _size(q) == _size(k) == _size(cos) == _size(sin)
-        if more or named or not whole or {t.dtype for t in (q, k, cos, sin)} != {torch.float32}:
+        entire = _size(q) == _size(k) == _size(cos) == _size(sin)
+        if more or named or not entire or {t.dtype for t in (q, k, cos, sin)} != {torch.float32}:
             return own(q, k, cos, sin, *more, **named)
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         return turn(q, cos, sin), turn(k, cos, sin)
@@ -72,9 +72,9 @@ def _same(own: Turn) -> bool:
 def _calling(forward: FunctionType, quick: Turn) -> FunctionType:
     """The same code, which finds `quick` by that name. The module that it comes from is left as it is."""
     names = {**forward.__globals__, NAME: quick}
-    made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-    made.__kwdefaults__ = forward.__kwdefaults__
-    return made
+    copy = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    copy.__kwdefaults__ = forward.__kwdefaults__
+    return copy
 
 
 def _size(x: Tensor) -> int:

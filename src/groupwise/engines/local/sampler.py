@@ -25,18 +25,18 @@ BELOW_ONE = 1 - 2.0**-53
 
 @dataclass(frozen=True)
 class Draw:
-    """One token per row. What was drawn from is kept as it came; its logarithm is taken for many steps at once.
+    """One token per row. Probabilities stay as they come; their logarithm is taken for many steps at once.
 
     tokens  [R] int64
     chance  [R] float32, the token's share of `total`; 1 where the draw is greedy
     total   [R] float64, about 1; NaN where the logits hold NaN or +inf, or nothing but -inf
-    kept    [R,V] bool, the sampling support, or None where it is the whole vocabulary
+    support [R,V] bool, the ids drawn from, or None where they are the whole vocabulary
     """
 
     tokens: Tensor
     chance: Tensor
     total: Tensor
-    kept: Tensor | None
+    support: Tensor | None
 
     @property
     def logp(self) -> Tensor:
@@ -51,13 +51,13 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
         return _greedy(logits)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
-    kept = kept_mask(logits, sampling.top_k, sampling.top_p) if sampling.truncates else None
-    if kept is not None:
-        logits = logits.masked_fill(~kept, -torch.inf)
-    return Draw(*from_whole(logits, uniform, 1.0, logits.shape[-1]), kept)
+    support = support_mask(logits, sampling.top_k, sampling.top_p) if sampling.truncates else None
+    if support is not None:
+        logits = logits.masked_fill(~support, -torch.inf)
+    return Draw(*from_all(logits, uniform, 1.0, logits.shape[-1]), support)
 
 
-def from_whole(logits: Tensor, uniform: Tensor, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+def from_all(logits: Tensor, uniform: Tensor, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, chance and total of a Draw from every token whose logit is not -inf; nothing here branches on a tensor.
 
     vocabulary  the size of the last dimension as a number of its own: a recording may not ask a tensor for it
@@ -80,10 +80,10 @@ def _invert(chance: Tensor, uniform: Tensor, vocabulary: int) -> tuple[Tensor, T
 
 def _invert_blocks(chance: Tensor, uniform: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     """The same in two looks, first for a block of tokens and then inside it: a tenth of the numbers are summed up."""
-    whole = vocabulary - vocabulary % BLOCK
-    blocks = chance[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
-    if whole < vocabulary:
-        blocks = torch.cat([blocks, chance[:, whole:].sum(-1, keepdim=True)], 1)
+    full = vocabulary - vocabulary % BLOCK
+    blocks = chance[:, :full].unflatten(1, (-1, BLOCK)).sum(-1)
+    if full < vocabulary:
+        blocks = torch.cat([blocks, chance[:, full:].sum(-1, keepdim=True)], 1)
     reached = blocks.cumsum(-1, dtype=torch.float64)
     total = reached[:, -1:]
     target = uniform[:, None] * (total * BELOW_ONE)
@@ -103,7 +103,7 @@ def _first_above(cumulative: Tensor, target: Tensor, places: int) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).clamp_(max=places - 1)[:, 0]
 
 
-def kept_mask(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+def support_mask(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """[R,V] bool, the tokens that top-k and then top-p leave; logits are already divided by the temperature.
 
     Top-p keeps the smallest set of most likely tokens whose probability, renormalised over the top k, reaches top_p.
@@ -114,7 +114,7 @@ def kept_mask(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     look = most if top_k or top_p == 1 else min(FIRST_LOOK, most)
     while True:
         values, ids = most_likely(logits, look)
-        keep, enough = _nucleus(logits, values, top_p, whole=not top_k)
+        keep, enough = _nucleus(logits, values, top_p, over_all=not top_k)
         if look == most or enough:
             return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, keep)
         look = most
@@ -156,10 +156,10 @@ def _greedy(logits: Tensor) -> Draw:
     return Draw(tokens, one, torch.where(peak.isfinite(), one, torch.nan).double(), None)
 
 
-def _nucleus(logits: Tensor, values: Tensor, top_p: float, whole: bool) -> tuple[Tensor, bool]:
+def _nucleus(logits: Tensor, values: Tensor, top_p: float, over_all: bool) -> tuple[Tensor, bool]:
     """Which of the most likely `values` top-p keeps, and whether it was reached in every row among them.
 
-    whole  probabilities are over the whole vocabulary (no top-k)
+    over_all  probabilities are over the whole vocabulary (no top-k)
     """
     keep = torch.ones_like(values, dtype=torch.bool)
     if top_p == 1:
@@ -167,7 +167,7 @@ def _nucleus(logits: Tensor, values: Tensor, top_p: float, whole: bool) -> tuple
     peak = values[:, :1]
     reached = (values - peak).exp().cumsum(-1, dtype=torch.float64)
     total = reached[:, -1:]
-    if whole and values.shape != logits.shape:
+    if over_all and values.shape != logits.shape:
         total = (logits - peak).exp().sum(-1, keepdim=True, dtype=torch.float64)
     keep[:, 1:] = reached[:, :-1] < top_p * total
     return keep, bool((reached[:, -1:] >= top_p * total).all())

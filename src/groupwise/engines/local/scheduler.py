@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from groupwise.core.engine import Request
-from groupwise.engines.local.cache import Prompts, RowCache
-from groupwise.engines.local.drawing import END, Drawn
-from groupwise.engines.local.ledger import Ledger
-from groupwise.engines.local.sampler import uniforms
+from groupwise.engines.local.cache import PrefilledPrompts, RowCache
+from groupwise.engines.local.drawing import END
+from groupwise.engines.local.outputs import Outputs
+from groupwise.engines.local.sampler import Draw, uniforms
 
+# Rows are dropped, and waiting ones admitted, once these shares of them are free: each has a cost of its own.
+DROP_SHARE = 1 / 16
+ADMIT_SHARE = 1 / 8
 # A column that no completion reaches.
 FAR = 2**62
 # Columns whose numbers are looked up together.
@@ -46,7 +49,7 @@ class Queue:
         for request in requests:
             self.offset.append(self.offset[-1] + request.samples)
         self.count = self.offset.pop()
-        self.carried: Prompts | None = None
+        self.carried: PrefilledPrompts | None = None
         self._request = 0
         self._sample = 0
 
@@ -71,19 +74,19 @@ class Queue:
         return take.first + take.count < self.requests[take.request].samples
 
 
-class Rows:
+class Scheduler:
     """The rows being sampled: which completion each is, and where it began and ends, in columns of the cache.
 
-    slot   [R] completion
-    born   [R] column of the first sampled token
-    ended  [R] column of the last one; of the limit's while the row lives
+    A row is (slot, born, ended): its completion, the column of the first sampled token, and the column of the last one,
+    which is the limit's while the row lives.
     """
 
-    def __init__(self, queue: Queue, ledger: Ledger, cache: RowCache, device: torch.device) -> None:
-        self.cache = cache
-        self._queue, self._ledger, self._device = queue, ledger, device
-        self._table = torch.zeros(0, 3, dtype=torch.long, device=device)
-        self._uniforms = _all_uniforms(queue).to(device)
+    def __init__(self, queue: Queue, outputs: Outputs, cache: RowCache, max_rows: int) -> None:
+        self.queue, self.cache = queue, cache
+        self._outputs, self._max_rows = outputs, max_rows
+        self._device = outputs.stops.device
+        self._table = torch.zeros(0, 3, dtype=torch.long, device=self._device)
+        self._uniforms = _all_uniforms(queue).to(self._device)
         self._coming: list[Tensor] = []
         self._first_coming = 0
         self._horizon = 0
@@ -99,6 +102,12 @@ class Rows:
         """Columns that the longest row may still need."""
         return self._horizon - self.cache.column
 
+    @property
+    def admits(self) -> bool:
+        """Whether completions wait and enough rows are free for them."""
+        free = self._max_rows - self.count
+        return self.queue.waiting and (self.count == 0 or free >= self._max_rows * ADMIT_SHARE)
+
     def uniform(self) -> Tensor:
         """[R] the number each row's next token is drawn with."""
         ahead = self.cache.column - self._first_coming
@@ -107,17 +116,24 @@ class Rows:
             ahead = 0
         return self._coming[ahead]
 
-    def record(self, drawn: Drawn, stops: Tensor) -> tuple[int, bool]:
-        """Log a draw: how many rows are still live, and whether all logits were sound."""
-        self._ledger.log(drawn.draw)
-        column, told = self.cache.column, drawn.told.item()  # the one look at the device
-        found = told > self.count + END / 2
-        if found:
+    def record(self, draw: Draw, end_sum: Tensor) -> bool:
+        """Log a draw -> whether all logits were sound. `end_sum` [] is the sampler's count of rows that it may end."""
+        self._outputs.append(draw)
+        column, total = self.cache.column, end_sum.item()  # the one look at the device
+        may_end = total > self.count + END / 2
+        if may_end:
             ended = self._table[:, 2]
-            ended.masked_fill_(stops[drawn.draw.tokens] & (ended > column), column)
-        if found or column >= self._next_end:
+            ended.masked_fill_(self._outputs.stops[draw.tokens] & (ended > column), column)
+        if may_end or column >= self._next_end:
             self._count_live(column)
-        return self._live, math.isfinite(told)
+        return math.isfinite(total)
+
+    def retire(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Drop finished rows once they are enough -> the last tokens [R] of the rows left, the slots of the dropped."""
+        finished = self.count - self._live
+        if self._live and finished < max(1, self.count * DROP_SHARE):
+            return tokens, self._table[:0, 0]
+        return self._drop(tokens, self._live)
 
     def _count_live(self, column: int) -> None:
         """How many rows go on after `column`, and the first column in which one of them reaches its limit."""
@@ -133,26 +149,27 @@ class Rows:
         # A finished row runs past its numbers until it is dropped; what it draws is not used.
         self._coming = list(self._uniforms[slot, number.clamp_(max=self._uniforms.shape[1] - 1)])
 
-    def drop(self, tokens: Tensor, live: int) -> tuple[Tensor, Tensor]:
+    def _drop(self, tokens: Tensor, live: int) -> tuple[Tensor, Tensor]:
         """Put live rows in the places of finished ones -> the tokens of the rows left, the slots of the others."""
         self._flush(self.cache.column + 1)
         alive = self._table[:, 2] > self.cache.column
-        gone = self._table[~alive, 0]
+        dropped = self._table[~alive, 0]
         to = (~alive[:live]).nonzero()[:, 0]
         origin = alive[live:].nonzero()[:, 0] + live
         self.cache.move(to, origin, live)
         self._table[to], tokens[to] = self._table[origin], tokens[origin]
         self._table = self._table[:live]
         self._coming = []
-        return tokens[:live], gone
+        return tokens[:live], dropped
 
-    def admit(self, takes: Sequence[Take]) -> None:
-        """New rows behind the live ones, `takes` in order; what the cache holds of their prompts comes by `begin`."""
+    def admit(self) -> list[Take]:
+        """New rows behind the live ones, as many as are free; their prompts' keys and values come by `begin`."""
+        takes = self.queue.take(self._max_rows - self.count)
         if self.count:
             self._flush(self.cache.column)
-        column, limits, counts = self.cache.column, self._queue.limits, [t.count for t in takes]
-        first = np.array([self._queue.offset[t.request] + t.first for t in takes])
-        limit = np.array([limits[t.request] for t in takes])
+        column, counts = self.cache.column, [t.count for t in takes]
+        first = np.array([self.queue.offset[t.request] + t.first for t in takes])
+        limit = np.array([self.queue.limits[t.request] for t in takes])
         self._horizon = max(self._horizon, column + int(limit.max()))
         before = np.cumsum(counts) - counts
         slots = np.arange(sum(counts)) + np.repeat(first - before, counts)
@@ -160,23 +177,26 @@ class Rows:
         self._table = torch.cat([self._table, torch.from_numpy(new).to(self._device)])
         self._coming = []
         self._count_live(column - 1)
+        return takes
 
-    def begin(self, prompts: Prompts, source: Tensor) -> None:
+    def begin(self, prompts: PrefilledPrompts, source: Tensor) -> None:
         """The next admitted rows begin with these prompts: row i with prompt source[i]."""
         first = self.cache.rows
         self.cache.insert(prompts, source, self.ahead)
         if prompts.routes:
             slots = self._table[first : self.cache.rows, 0].tolist()
-            self._ledger.begin(slots, [prompts.routes[i] for i in source.tolist()])
+            self._outputs.begin(slots, [prompts.routes[i] for i in source.tolist()])
 
-    def ran(self, routes: Tensor) -> None:
-        """[R,L,K], the experts chosen for the tokens that have just been through the model."""
-        self._ledger.ran(routes)
+    def advance(self, routes: Tensor | None) -> None:
+        """The rows' last tokens have been through the model; `routes` [R,L,K] are the experts chosen for them."""
+        if routes is not None:
+            self._outputs.append_routes(routes)
+        self.cache.advance()
 
     def _flush(self, drawn: int) -> None:
         """Write what was drawn for the columns before `drawn`; the cache's column is the first that was not run."""
         slot, born, ended = self._table.unbind(1)
-        self._ledger.flush(slot, drawn - born, ended - born + 1, self.cache.column - born)
+        self._outputs.flush(slot, drawn - born, ended - born + 1, self.cache.column - born)
 
 
 def _all_uniforms(queue: Queue) -> Tensor:

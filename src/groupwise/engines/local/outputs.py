@@ -1,0 +1,138 @@
+"""What has been sampled so far, a row of memory per completion, and the completions it becomes.
+
+Shapes: N completions, R live rows, S steps since the last flush, V vocabulary, L routers, K experts a token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from groupwise.core.records import Completion, Support
+from groupwise.engines.local.sampler import Draw
+
+
+class Outputs:
+    """Steps are appended as they are drawn and written to their completions in one go, by `flush`.
+
+    stops  [V] bool, the ids that end a completion
+    """
+
+    def __init__(self, count: int, longest: int, stops: Tensor) -> None:
+        self.stops = stops
+        # The last column takes what a finished row draws before it leaves; it is never read.
+        self._tokens = torch.zeros(count, longest + 1, dtype=torch.long, device=stops.device)
+        self._logp = torch.zeros(count, longest + 1, dtype=torch.float64, device=stops.device)
+        self._length = torch.zeros(count, dtype=torch.long, device=stops.device)
+        self._steps: list[Draw] = []
+        # Of each step since the last flush, the rows and ids of its support; then, flushed, (slot, token) and ids.
+        self._step_support: list[tuple[Tensor, Tensor]] = []
+        self._support: list[tuple[np.ndarray, np.ndarray]] = []
+        self._prompt_routes: dict[int, Tensor] = {}
+        self._step_routes: list[Tensor] = []
+        self._routes: Tensor | None = None
+
+    def begin(self, slots: Sequence[int], routes: Sequence[Tensor]) -> None:
+        """Completions begin after prompts with these routes, [prompt tokens,L,K] each, on the CPU."""
+        self._prompt_routes.update(zip(slots, routes, strict=True))
+
+    def append_routes(self, routes: Tensor) -> None:
+        """[R,L,K], the experts chosen for the live rows' last drawn tokens, in the rows' present order."""
+        self._step_routes.append(routes)
+
+    def append(self, draw: Draw) -> None:
+        """One step of the live rows, in their present order."""
+        if draw.support is not None:
+            # Ids now and not at the flush: a step's mask over a large vocabulary is too large to wait.
+            row, ids = draw.support.nonzero(as_tuple=True)
+            self._step_support.append((row, ids.int()))
+            draw = dataclasses.replace(draw, support=None)
+        self._steps.append(draw)
+
+    def flush(self, slot: Tensor, age: Tensor, length: Tensor, run: Tensor) -> None:
+        """Write the steps. Row r is completion slot[r], has drawn age[r] tokens, will have or has length[r], and run[r]
+        of them have been through the model.
+        """
+        self._flush_routes(slot, run)
+        if not self._steps:
+            return
+        column = _columns(age, len(self._steps), self._tokens.shape[1])
+        tokens, chance, total = (
+            torch.stack([getattr(step, name) for step in self._steps], 1) for name in ("tokens", "chance", "total")
+        )
+        self._tokens[slot[:, None], column] = tokens
+        self._logp[slot[:, None], column] = Draw(tokens, chance, total, None).logp
+        self._length[slot] = length
+        for token, (row, ids) in enumerate(self._step_support, start=-len(self._steps)):
+            at = age[row] + token
+            live = at < length[row]
+            owner = torch.stack([slot[row], at], 1)[live]
+            self._support.append((owner.cpu().numpy(), ids[live].cpu().numpy()))
+        self._steps, self._step_support = [], []
+
+    def _flush_routes(self, slot: Tensor, run: Tensor) -> None:
+        if not self._step_routes:
+            return
+        routes = torch.stack(self._step_routes, 1)
+        if self._routes is None:
+            # A completion's last token is never run, so the last column is never read; a finished row writes there too.
+            self._routes = routes.new_zeros(len(self._length), self._tokens.shape[1] - 1, *routes.shape[2:])
+        self._routes[slot[:, None], _columns(run, routes.shape[1], self._routes.shape[1])] = routes
+        self._step_routes = []
+
+    def texts(self, slots: Tensor) -> list[tuple[tuple[int, ...], str]]:
+        """The ids of completions that are finished and flushed, and how each ended, "stop" or "length"."""
+        lengths = self._length[slots]
+        stopped = self.stops[self._tokens[slots, lengths - 1]]
+        rows = self._tokens[slots].cpu().numpy()  # slices cost less than a tensor's
+        return [
+            (tuple(row[:length].tolist()), "stop" if stop else "length")
+            for row, length, stop in zip(rows, lengths.tolist(), stopped.tolist(), strict=True)
+        ]
+
+    def completions(self, version: int) -> list[Completion]:
+        """The completions in slot order, sampled by weights `version`. Call outside of inference mode."""
+        texts = self.texts(torch.arange(len(self._length), device=self._length.device))
+        lengths = [len(tokens) for tokens, _ in texts]
+        support = _by_completion(self._support, np.array(lengths)) if self._support else [None] * len(texts)
+        logp, routes = self._logp.cpu().numpy(), None if self._routes is None else self._routes.cpu()
+        return [
+            Completion.of_one_turn(
+                tokens,
+                logp_engine=tuple(logp[i, : len(tokens)].tolist()),
+                finish=finish,
+                version=version,
+                support=support[i],
+                routes=_joined(self._prompt_routes.get(i), None if routes is None else routes[i, : len(tokens) - 1]),
+            )
+            for i, (tokens, finish) in enumerate(texts)
+        ]
+
+
+def _columns(count: Tensor, steps: int, width: int) -> Tensor:
+    """[R] tokens so far -> [R,steps] columns of the last `steps` of them; what lies behind the last is put there."""
+    column = (count - steps)[:, None] + torch.arange(steps, device=count.device)
+    return column.clamp_(max=width - 1)
+
+
+def _joined(prompt: Tensor | None, run: Tensor | None) -> Tensor | None:
+    """The routes of one sequence, in memory of its own."""
+    return None if prompt is None else torch.cat([prompt] if run is None else [prompt, run])
+
+
+def _by_completion(steps: Sequence[tuple[np.ndarray, np.ndarray]], length: np.ndarray) -> list[Support]:
+    """Supports as they were drawn, step by step, (slot, token) [n,2] and ids [n] -> one Support per completion."""
+    owner, ids = (np.concatenate(column) for column in zip(*steps, strict=True))
+    slot, token = owner.T
+    order = np.argsort(slot, kind="stable")  # within a completion they are in order already
+    ends = np.cumsum(length)
+    # The global number of each token; every token has at least one id, so counts are never 0.
+    counts = np.bincount((ends - length)[slot] + token, minlength=int(ends[-1]))
+    start = np.concatenate([[0], np.cumsum(counts)])
+    flat = ids[order]
+    edges = [start[end - tokens : end + 1] for end, tokens in zip(ends.tolist(), length.tolist(), strict=True)]
+    return [Support(torch.from_numpy(flat[at[0] : at[-1]].copy()), torch.from_numpy(at - at[0])) for at in edges]

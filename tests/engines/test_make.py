@@ -1,0 +1,57 @@
+"""The engine that a run gets, what it declares, and what training requires of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from groupwise.core.engine import Request, Sampling
+from groupwise.core.errors import RunError, UsageError
+from groupwise.engines.make import make_engine, require_engine_support
+from groupwise.engines.settings import EngineSettings
+
+
+def policy(dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=8, pad_token_id=0)  # type: ignore[arg-type]
+    return SimpleNamespace(model=Qwen3ForCausalLM(config).to(dtype).eval(), eos=frozenset({3}), pad=0)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16")])
+def test_the_local_engine_says_what_it_is(dtype, precision):
+    engine = make_engine(policy=policy(dtype), settings=EngineSettings(max_rows=3))
+    assert (engine.precision, engine.routes, engine.keeps_support) == (precision, False, True)
+    assert (engine.version, engine._max_rows) == (0, 3)  # type: ignore[attr-defined]
+
+
+def test_a_closed_engine_holds_nothing_and_refuses_to_sample():
+    engine = make_engine(policy=policy(), settings=EngineSettings())
+    request = Request((4, 5), 2, seed=0)
+    assert len(engine.generate([request], Sampling(max_new_tokens=3))[0]) == 2
+    engine.close()
+    engine.close()
+    held = [value for value in vars(engine).values() if isinstance(value, torch.nn.Module)]
+    assert not held
+    assert engine._cache.size == 0  # type: ignore[attr-defined]
+    with pytest.raises(RunError, match="closed"):
+        engine.generate([request], Sampling(max_new_tokens=3))
+
+
+class Untold:
+    """An engine that does not return the ids that top-p or top-k left."""
+
+    keeps_support = False
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5)])
+def test_training_over_a_support_needs_an_engine_that_returns_it(sampling):
+    with pytest.raises(UsageError, match=r"^sampling.top_p = .*: Untold does not return the ids") as caught:
+        require_engine_support(Untold(), sampling)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    require_engine_support(Untold(), Sampling())  # type: ignore[arg-type]
+    require_engine_support(SimpleNamespace(keeps_support=True), sampling)  # type: ignore[arg-type]
