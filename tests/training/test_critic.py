@@ -125,7 +125,7 @@ def test_each_update_is_made_at_the_rate_of_its_schedule(policy):
     critic = Critic(from_policy(policy.model), settings, 4)
     for update in range(4):
         critic.update(credited(make_batch()))
-        assert critic.optimizer.param_groups[0]["lr"] == learning_rate(settings, update, 4)
+        assert critic.optimizer.adamw.param_groups[0]["lr"] == learning_rate(settings, update, 4)
 
 
 def test_the_clip_stops_a_value_that_has_moved_far_enough(policy):

@@ -16,14 +16,10 @@ from groupwise.core.records import Batch
 from groupwise.models.value import POLICY_START, token_values
 from groupwise.training import checkpoint
 from groupwise.training.optimizer import (
+    Optimizer,
     OptimizerSettings,
-    adamw,
-    clip_gradient,
-    learning_rate,
     pieces,
     score_dtype,
-    set_rate,
-    step_if_finite,
 )
 
 
@@ -47,10 +43,9 @@ class Critic:
 
     def __init__(self, model: Any, settings: CriticSettings, total_updates: int) -> None:
         self.model = model.eval()
-        self.settings, self.total_updates = settings, total_updates
-        self.updates = 0
+        self.settings = settings
         self.device = next(model.parameters()).device
-        self.optimizer = adamw(model, settings)
+        self.optimizer = Optimizer.from_settings(model, settings, total_updates)
 
     def values(self, batch: Batch) -> Tensor:
         """V(s_t) [N,T] in reward units, on the CPU without gradient, 0 where masked."""
@@ -78,18 +73,15 @@ class Critic:
 
     def update(self, minibatch: Batch) -> dict[str, Value]:
         """One optimizer update; skipped, and counted, where loss or gradient is not finite. Reads value and returns."""
-        set_rate(self.optimizer, learning_rate(self.settings, self.updates, self.total_updates))
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.begin()
         tokens = int(minibatch.mask.sum())
         loss, held = self.gradients(minibatch, tokens)
-        norm = clip_gradient(self.model, self.settings.clip_norm)
-        applied = step_if_finite(self.optimizer, loss, norm)
-        self.updates += 1
+        outcome = self.optimizer.finish(loss)
         return {
             "value_loss": Mean(loss, 1),
             "value_clipped_share": Mean(held, tokens),
-            "critic_gradient_norm": Mean(norm, 1),
-            "critic_updates_skipped": Sum(0 if applied else 1),
+            "critic_gradient_norm": Mean(outcome.gradient_norm, 1),
+            "critic_updates_skipped": Sum(0 if outcome.applied else 1),
         }
 
     def save(self, folder: Path) -> None:

@@ -1,11 +1,12 @@
-"""AdamW with a schedule and a gradient limit, and a minibatch piece by piece: what learner and critic share."""
+"""Optimizer updates: AdamW with a schedule, a gradient limit and a count; and a minibatch in microbatches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,52 @@ class OptimizerSettings:
     clip_norm: float = 1.0
     tokens_per_microbatch: int = 16384
     bf16: bool = False
+
+
+@dataclass(frozen=True)
+class UpdateOutcome:
+    """What became of an optimizer update: the gradient's norm before clipping, and whether the weights moved."""
+
+    gradient_norm: float
+    applied: bool
+
+
+class Optimizer:
+    """A model's AdamW with its learning rate of each update, its gradient limit, and the number of updates so far.
+
+    rate       the number of the update, from 0 -> its learning rate
+    clip_norm  gradients are scaled down to this norm; 0 leaves them alone
+
+        rate = optimizer.begin()
+        loss = ...                         # backward passes add up the gradient
+        outcome = optimizer.finish(loss)   # clipped, applied where finite, counted
+    """
+
+    def __init__(
+        self, model: nn.Module, adamw: torch.optim.Optimizer, rate: Callable[[int], float], clip_norm: float
+    ) -> None:
+        self.adamw, self.updates = adamw, 0
+        self._model, self._rate, self._clip_norm = model, rate, clip_norm
+
+    @classmethod
+    def from_settings(cls, model: nn.Module, settings: OptimizerSettings, total_updates: int) -> Optimizer:
+        """The optimizer of a learner or critic that makes `total_updates` updates."""
+        rate = partial(learning_rate, settings, total=total_updates)
+        return cls(model, adamw(model, settings), rate, settings.clip_norm)
+
+    def begin(self) -> float:
+        """Clears the gradient and sets the learning rate of the next update -> that rate."""
+        rate = self._rate(self.updates)
+        set_rate(self.adamw, rate)
+        self.adamw.zero_grad(set_to_none=True)
+        return rate
+
+    def finish(self, loss: float) -> UpdateOutcome:
+        """One update with the gradient as it is; skipped, and counted, where loss or gradient is not finite."""
+        norm = clip_gradient(self._model, self._clip_norm)
+        applied = step_if_finite(self.adamw, loss, norm)
+        self.updates += 1
+        return UpdateOutcome(norm, applied)
 
 
 def adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:

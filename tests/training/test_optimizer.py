@@ -1,0 +1,49 @@
+"""The optimizer that learner and critic hold: rates by schedule, clipped gradients, updates counted or skipped."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from groupwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
+
+
+def quadratic() -> nn.Linear:
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[3.0, 4.0]]))
+    return model
+
+
+def backward(model: nn.Linear, factor: float = 1.0) -> float:
+    """Loss = factor / 2 |w|^2, whose gradient is factor w."""
+    loss = factor / 2 * model.weight.square().sum()
+    loss.backward()
+    return loss.item()
+
+
+def test_an_update_clears_the_gradient_sets_the_rate_clips_steps_and_counts():
+    model, settings = quadratic(), OptimizerSettings(learning_rate=0.1, schedule=Schedule.LINEAR, clip_norm=1.0)
+    optimizer = Optimizer.from_settings(model, settings, total_updates=2)
+    backward(model)  # of before the update: begin clears it
+    assert optimizer.begin() == 0.1
+    outcome = optimizer.finish(backward(model))
+    assert outcome.gradient_norm == pytest.approx(5.0)
+    assert model.weight.grad.norm() == pytest.approx(1.0)  # type: ignore[union-attr]
+    assert outcome.applied
+    assert model.weight.tolist() == [pytest.approx([2.9, 3.9])]  # AdamW's first step is the rate, whatever the gradient
+    assert optimizer.begin() == pytest.approx(0.05)
+    assert optimizer.updates == 1
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_an_update_that_is_not_finite_moves_nothing_and_is_counted(factor):
+    model = quadratic()
+    optimizer = Optimizer.from_settings(model, OptimizerSettings(learning_rate=0.1), total_updates=2)
+    optimizer.begin()
+    assert not optimizer.finish(backward(model, factor)).applied
+    assert model.weight.tolist() == [[3.0, 4.0]]
+    assert optimizer.updates == 1
