@@ -91,7 +91,7 @@ def main(steps: int) -> None:
                 "not recorded",
                 Path(folder),
                 steps,
-                mock.patch("groupwise.commands.build.demand_routing", return_value=()),
+                mock.patch("groupwise.commands.build.routers_to_record", return_value=()),
             ),
             way("recorded", Path(folder), steps),
             way("replay learner", Path(folder), steps, replay="learner"),

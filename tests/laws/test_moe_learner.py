@@ -12,8 +12,8 @@ import groupwise
 from groupwise.core.collate import microbatches
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Batch
-from groupwise.models.moe.replay import ReplayFrom, RoutingSettings, demand_engine, demand_routing
-from groupwise.models.moe.routing import record_routes, routers
+from groupwise.models.moe.record import record_routes, routers
+from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, require_engine_routes, routers_to_record
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models
 from tests.laws.test_split import budget_for, make_batch
@@ -30,7 +30,7 @@ def learner(model, budget: int = 10**6, **routing) -> Learner:
         1.0,
         1,
         settings,
-        demand_routing(model.base_model, settings),
+        routers_to_record(model.base_model, settings),
     )
 
 
@@ -217,20 +217,20 @@ def test_the_routers_losses_are_their_formulas_over_the_whole_batch():
 @pytest.mark.parametrize("name", list(moe_models.BUILD))
 def test_every_architecture_is_understood(name):
     on = RoutingSettings(ReplayFrom.LEARNER, 0.1, 0.1)
-    found = demand_routing(moe_models.build(name).base_model, on)
+    found = routers_to_record(moe_models.build(name).base_model, on)
     assert [(r.chosen, r.experts) for r in found] == [(2, 8)] * 3
 
 
 def test_a_dense_policy_is_left_alone_and_refused_where_its_routes_are_asked_for(policy):
     backbone = policy.model.base_model
-    assert demand_routing(backbone, RoutingSettings()) == ()
+    assert routers_to_record(backbone, RoutingSettings()) == ()
     for asked, words in (
         (RoutingSettings(ReplayFrom.LEARNER), r"^routing.replay = 'learner': Qwen3Model has no routers .* dense"),
         (RoutingSettings(load_balance=0.1), r"^routing.load_balance = 0.1: .* dense"),
         (RoutingSettings(z_loss=0.1), r"^routing.z_loss = 0.1: .* dense"),
     ):
         with pytest.raises(UsageError, match=words):
-            demand_routing(backbone, asked)
+            routers_to_record(backbone, asked)
 
 
 class OddTopKRouter(torch.nn.Module):
@@ -252,8 +252,8 @@ def test_a_router_that_is_not_understood_is_refused_where_its_routes_are_asked_f
     model.model.layers[1].mlp.gate = OddTopKRouter()
     for asked in (RoutingSettings(ReplayFrom.LEARNER), RoutingSettings(z_loss=0.1)):
         with pytest.raises(UsageError, match=r"^routing\..*layers.1.mlp.gate \(OddTopKRouter\)"):
-            demand_routing(model.base_model, asked)
-    assert demand_routing(model.base_model, RoutingSettings()) == ()
+            routers_to_record(model.base_model, asked)
+    assert routers_to_record(model.base_model, RoutingSettings()) == ()
 
 
 class Mute:
@@ -264,8 +264,8 @@ class Mute:
 
 def test_an_engine_that_returns_no_routes_cannot_be_replayed():
     with pytest.raises(UsageError, match=r"^routing.replay = 'engine': Mute does not return the experts"):
-        demand_engine(Mute(), RoutingSettings(ReplayFrom.ENGINE))  # type: ignore[arg-type]
-    demand_engine(Mute(), RoutingSettings(ReplayFrom.LEARNER))  # type: ignore[arg-type]
+        require_engine_routes(Mute(), RoutingSettings(ReplayFrom.ENGINE))  # type: ignore[arg-type]
+    require_engine_routes(Mute(), RoutingSettings(ReplayFrom.LEARNER))  # type: ignore[arg-type]
 
 
 def test_routes_that_the_engine_forgot_stop_the_run():

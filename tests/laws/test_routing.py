@@ -12,7 +12,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from groupwise import record_routes, replay_routes
-from groupwise.models.moe.routing import changed, lay_out, routers
+from groupwise.models.moe.metrics import changed
+from groupwise.models.moe.record import routers
+from groupwise.models.moe.replay import pad_routes
 from tests.laws.moe_models import BUILD, CHOSEN, EXPERTS, LAYERS, build, checkpoint_activations, text
 
 NAMES = sorted(BUILD)
@@ -89,7 +91,7 @@ def test_routes_follow_their_rows_into_sorted_microbatches(name: str) -> None:
     for pair in (order[0:2], order[2:4], order[4:6]):
         width = max(lengths[i] for i in pair) - 1
         inputs = {"input_ids": torch.stack([ids[i].where(torch.arange(11) < lengths[i], 0) for i in pair])[:, :width]}
-        laid, present = lay_out([rows[i] for i in pair], width)
+        laid, present = pad_routes([rows[i] for i in pair], width)
         with torch.no_grad():
             plain = logits(model, inputs)
             with replay_routes(model, laid, present, watch=True) as replay:

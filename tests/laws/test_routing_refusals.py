@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointError
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from groupwise import UsageError, record_routes, replay_routes
-from groupwise.models.moe.routing import routers
+from groupwise.models.moe.record import routers
 from tests.laws.moe_models import EXPERTS, build, checkpoint_activations, text
 
 IDS = text(0, 2, 4)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise.core.errors import UsageError
 from groupwise.models.load import digest, load_policy
-from groupwise.models.moe.routing import routers
+from groupwise.models.moe.record import routers
 from groupwise.models.tiny import MoeSpec, TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training.initial_policy import TINY

@@ -13,7 +13,7 @@ from groupwise.config.rewards import describe_mix
 from groupwise.core.engine import Sampling
 from groupwise.core.task import Notes, ScoresSteps, Task
 from groupwise.models.chat import ChatSettings
-from groupwise.models.moe.replay import RoutingSettings
+from groupwise.models.moe.settings import RoutingSettings
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import Mix
 from groupwise.training.critic import CriticSettings
@@ -119,7 +119,7 @@ class Blueprint:
             *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
             f"algorithm    {a.name} ({a.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in a.parts.items()),
-            *([f"routing      {self.routing}"] if self.routing.asked else []),
+            *([f"routing      {self.routing}"] if self.routing.changed else []),
             *([f"critic       {_describe_critic(self.critic)}"] if self.critic else []),
             *([f"reward model {_describe_preference(self)}"] if self.preference_source else []),
             *(f"             beside it the task's own score decides {told}" for told in _leaks(self)),

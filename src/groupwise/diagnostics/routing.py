@@ -17,8 +17,8 @@ from groupwise.models.moe.metrics import (
     load_metrics,
     replay_metrics,
 )
-from groupwise.models.moe.replay import ReplayFrom, Rows
-from groupwise.models.moe.routing import Router
+from groupwise.models.moe.record import Router, RowRoutes
+from groupwise.models.moe.settings import ReplayFrom
 
 
 class RoutingLog:
@@ -59,7 +59,7 @@ class RoutingLog:
         return drift_metrics(at_trained(routing.own, mask), at_trained(old, mask), gap, self._updates - 1)
 
 
-def own_of(batch: Batch, replay: ReplayFrom) -> Rows | None:
+def own_of(batch: Batch, replay: ReplayFrom) -> RowRoutes | None:
     """What the routers would have chosen under the old policy; None where no pass says so."""
     return batch.routes_own if replay is ReplayFrom.ENGINE else batch.routes
 

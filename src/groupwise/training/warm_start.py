@@ -21,8 +21,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.task import Demonstration
 from groupwise.models.chat import Chat
 from groupwise.models.moe.balance import Balance, load_share
-from groupwise.models.moe.router_logits import router_logits
-from groupwise.models.moe.routing import record_routes, routers
+from groupwise.models.moe.record import record_routes, router_logits, routers
 
 IGNORED = -100  # the label that cross-entropy leaves out
 

@@ -13,7 +13,8 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.models.moe.routing import changed, record_routes
+from groupwise.models.moe.metrics import changed
+from groupwise.models.moe.record import record_routes
 
 LAYERS, EXPERTS, CHOSEN = 3, 8, 2
 EOS = frozenset({3})

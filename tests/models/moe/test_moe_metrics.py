@@ -24,8 +24,9 @@ from groupwise.models.moe.metrics import (
     load_metrics,
     replay_metrics,
 )
-from groupwise.models.moe.replay import RoutingSettings, rows_of
-from groupwise.models.moe.routing import Router
+from groupwise.models.moe.record import Router
+from groupwise.models.moe.routing_pass import routes_to_replay
+from groupwise.models.moe.settings import RoutingSettings
 from groupwise.training.checkpoint import stream_from_json, stream_to_json
 
 #: Two layers, two experts a token: three tokens' old choices, and the live ones.
@@ -180,14 +181,14 @@ def test_a_waiting_group_of_an_older_checkpoint_has_no_routes():
 def test_routes_that_cannot_be_replayed_stop_the_run_in_one_line(routes, words):
     batch = collate([group(routes)], pad=0)
     with pytest.raises(RunError, match=words) as told:
-        rows_of(batch, "routes_engine", found())
+        routes_to_replay(batch, "routes_engine", found())
     assert "\n" not in str(told.value)
 
 
 def test_routes_of_another_length_than_the_completion_stop_the_run():
     batch = collate([group([row(3, 0)])], pad=0)
     with pytest.raises(RunError, match=r"shape \(2, 1, 1\) came with a prompt and completion of 4 tokens"):
-        rows_of(dataclasses.replace(batch, routes_engine=(row(2, 0),)), "routes_engine", found())
+        routes_to_replay(dataclasses.replace(batch, routes_engine=(row(2, 0),)), "routes_engine", found())
 
 
 def found() -> tuple[Router, ...]:
@@ -196,4 +197,4 @@ def found() -> tuple[Router, ...]:
 
 def test_settings_in_words():
     assert str(RoutingSettings(load_balance=0.01)) == 'replay "none", balance_loss x 0.01'
-    assert RoutingSettings().asked == {}
+    assert RoutingSettings().changed == {}

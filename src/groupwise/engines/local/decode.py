@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from groupwise.engines.local.cache import ViewCache
 from groupwise.engines.local.experts import experts_chosen, stacked
 from groupwise.engines.local.recording import Forward, is_recorded, recorded
-from groupwise.models.moe.routing import Router, need_routers
+from groupwise.models.moe.record import Router, require_routers
 
 
 class Step:
@@ -22,7 +22,7 @@ class Step:
 
     def __init__(self, model: Any, routes: bool = False) -> None:
         self._model = model
-        self._routers = need_routers(model) if routes else ()
+        self._routers = require_routers(model) if routes else ()
         self._forward: dict[bool, Forward] = {}
 
     def __call__(

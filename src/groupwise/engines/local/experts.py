@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from groupwise.models.moe.routing import Router, route_dtype
+from groupwise.models.moe.record import Router, route_dtype
 
 
 def quicken_experts(model: Any) -> None:
@@ -29,7 +29,7 @@ def experts_chosen(routers: Sequence[Router]) -> Iterator[list[Tensor]]:
     """The [tokens,K] of each router, as they run; prefill.py has had a look at their answers by record_routes."""
     chosen: list[Tensor] = []
 
-    # A recording may not branch on a size, so this is less careful than models/routing.py.
+    # A recording may not branch on a size, so this is less careful than models/moe/record.py.
     def keep(module: nn.Module, args: object, out: object) -> None:
         told = out if isinstance(out, (tuple, list)) else (out,)
         whole = (t for t in told if isinstance(t, Tensor) and not t.is_floating_point() and t.dim() >= 2)

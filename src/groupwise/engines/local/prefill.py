@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from groupwise.engines.local.cache import PromptCache, Prompts
 from groupwise.engines.local.experts import experts_chosen, stacked
 from groupwise.engines.local.recording import Forward, is_recorded, recorded
-from groupwise.models.moe.routing import Router, need_routers, record_routes, routers
+from groupwise.models.moe.record import Router, record_routes, require_routers, routers
 
 # The longest prompt whose pass is recorded: its attention holds every score, [P,heads,W,W].
 SHORT = 128
@@ -32,7 +32,7 @@ class Prefill:
 
     def __init__(self, model: Any, pad: int, routes: bool = False) -> None:
         self._model, self._pad = model, pad
-        self._plain = _Forward(model, need_routers(model) if routes else ())
+        self._plain = _Forward(model, require_routers(model) if routes else ())
         self._short: Forward | None = None
         with torch.inference_mode():
             self._leave_out()

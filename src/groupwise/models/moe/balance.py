@@ -7,6 +7,7 @@ itself would make it depend on that: the mean of products is not the product of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Balance:
-    """The routers' own loss, for one layer; 0 and 0 is none.
+    """The routers' own loss, for one layer; 0 turns a term off.
 
     L = load * E sum_e f_e P_e + z * mean_t (log sum_e exp x_te)^2
 
@@ -28,12 +29,6 @@ class Balance:
 
     load: float = 0.0
     z: float = 0.0
-    equation = "load * E sum_e f_e P_e + z * mean_t (log sum_e exp x_te)^2"
-
-    @property
-    def none(self) -> bool:
-        """Whether nothing is added to the loss."""
-        return not self.load and not self.z
 
     def __call__(self, logits: Tensor, share: Tensor, tokens: int) -> Tensor:
         """logits [M,E] of some of the batch's tokens, share [E] and tokens of the whole batch -> their part of L.
@@ -48,6 +43,11 @@ class Balance:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         even = logits.shape[-1] * (wide.softmax(-1) @ share.to(wide.dtype)).sum()
         return (self.load * even + self.z * wide.logsumexp(-1).square().sum()) / tokens
+
+    def mean_over_layers(self, logits: Sequence[Tensor], shares: Sequence[Tensor], tokens: int) -> Tensor:
+        """Logits [M,E] and share [E] of each layer -> scalar: the mean over layers of their parts of L."""
+        layers = zip(logits, shares, strict=True)
+        return torch.stack([self(layer, share.to(layer.device), tokens) for layer, share in layers]).mean()
 
 
 def load_share(routes: Tensor, experts: int) -> Tensor:

@@ -15,14 +15,25 @@ from torch import Tensor
 from groupwise.core.metrics import Last, Mean, Sum, Value
 from groupwise.core.records import Batch
 from groupwise.models.moe.balance import load_share
-from groupwise.models.moe.replay import Rows
-from groupwise.models.moe.routing import changed
+from groupwise.models.moe.record import RowRoutes
 
 #: Rows whose experts differ between two passes are left out of a comparison as long as they are no more than this.
 MOST_UNLIKE = 0.5
 
 
-def at_trained(rows: Rows, mask: Tensor) -> Tensor:
+def changed(routes: Tensor, other: Tensor) -> Tensor:
+    """[..., K] each -> [...] float64: the share of the choices in `routes` that are not among those in `other`.
+
+    The order inside a token's K does not count.
+
+    >>> changed(torch.tensor([[0, 1], [2, 3], [4, 5]]), torch.tensor([[1, 0], [2, 7], [6, 7]]))
+    tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64)
+    """
+    same = (routes[..., :, None] == other[..., None, :]).any(-1)
+    return 1 - same.double().mean(-1)
+
+
+def at_trained(rows: RowRoutes, mask: Tensor) -> Tensor:
     """Routes of n rows, mask [n,T] -> [M,L,K]: those of the trained tokens, row by row.
 
     >>> at_trained((torch.tensor([[[3]], [[5]]]),), torch.tensor([[False, False, True]])).tolist()
@@ -40,14 +51,14 @@ def layered(name: str, share: Tensor) -> dict[str, Value]:
     Last(value=0.25)
     """
     mean = share.double().mean(0).tolist() if len(share) else [math.nan] * share.shape[1]
-    told: dict[str, Value] = {f"{name}.layer_{layer}": Last(value) for layer, value in enumerate(mean)}
-    return {name: Last(math.fsum(mean) / len(mean)), **told}
+    layers: dict[str, Value] = {f"{name}.layer_{layer}": Last(value) for layer, value in enumerate(mean)}
+    return {name: Last(math.fsum(mean) / len(mean)), **layers}
 
 
 def drift_metrics(own: Tensor, old: Tensor, gap: Tensor, after: int) -> dict[str, Value]:
     """Of an update: what the live routers chose against what the old policy's did, [M,L,K] each.
 
-    gap    [M] nats, live - old log-probability of the tokens, whose variance is told by whether a route changed
+    gap    [M] nats, live - old log-probability of the tokens, whose variance is split by whether a route changed
     after  updates on the batch before this one; after none the live policy is the old one, and no mean counts it
     """
     share = _by_layer(own, old)
@@ -64,29 +75,29 @@ def drift_metrics(own: Tensor, old: Tensor, gap: Tensor, after: int) -> dict[str
 
 def load_metrics(routes: Tensor, experts: Sequence[int]) -> dict[str, Value]:
     """[M,L,K] and the experts of each layer -> how evenly the tokens fall on them; 1 and 1 and 0 where all is even."""
-    told: dict[str, Value] = {}
+    metrics: dict[str, Value] = {}
     for layer, count in enumerate(experts):
         share = load_share(routes[:, layer], count)
         entropy = -float(torch.special.xlogy(share, share).sum()) / math.log(max(2, count))
-        told[f"routing.load_entropy.layer_{layer}"] = Last(entropy)
-        told[f"routing.load_max.layer_{layer}"] = Last(float(share.max()) * count)
-        told[f"routing.dead_experts.layer_{layer}"] = Last(float((share == 0).sum()))
-    return told
+        metrics[f"routing.load_entropy.layer_{layer}"] = Last(entropy)
+        metrics[f"routing.load_max.layer_{layer}"] = Last(float(share.max()) * count)
+        metrics[f"routing.dead_experts.layer_{layer}"] = Last(float((share == 0).sum()))
+    return metrics
 
 
-def engine_metrics(own: Rows, batch: Batch, newest: int) -> dict[str, Value]:
+def engine_metrics(own: RowRoutes, batch: Batch, newest: int) -> dict[str, Value]:
     """What the learner's routers choose under the old policy against what the engine's did, for the tokens that the
     newest weights sampled; nothing where the engine does not say. `own` are the batch's rows.
     """
     if batch.routes_engine is None:
         return {}
-    told = [row is not None for row in batch.routes_engine]
-    at = (torch.tensor(told) & (batch.version == newest)).nonzero()[:, 0].tolist()
-    if not at:
+    rows = zip(own, batch.routes_engine, (batch.version == newest).tolist(), strict=True)
+    pairs = {i: (row, engine) for i, (row, engine, new) in enumerate(rows) if new and engine is not None}
+    if not pairs:
         return {}
-    mask = batch.mask[at]
-    engine = at_trained(tuple(row for i in at if (row := batch.routes_engine[i]) is not None), mask)
-    return layered("routing.engine_changed", _by_layer(at_trained(tuple(own[i] for i in at), mask), engine))
+    mask = batch.mask[list(pairs)]
+    learner, engine = (at_trained(routes, mask) for routes in zip(*pairs.values(), strict=True))
+    return layered("routing.engine_changed", _by_layer(learner, engine))
 
 
 def replay_metrics(own: Tensor, replayed: Tensor, live: int) -> dict[str, Value]:
@@ -94,13 +105,13 @@ def replay_metrics(own: Tensor, replayed: Tensor, live: int) -> dict[str, Value]
     return {**layered("routing.removed", _by_layer(own, replayed)), "routing.replayed_live_positions": Sum(live)}
 
 
-def difference(routes: Rows, others: Sequence[Tensor | None]) -> float:
+def difference(routes: RowRoutes, others: Sequence[Tensor | None]) -> float:
     """The share of all choices in rows of routes that are not among the others'; 0 where there are none."""
-    one, other = torch.cat(routes), torch.cat([row for row in others if row is not None])
-    return 0.0 if torch.equal(one, other) else float(_by_layer(one, other).mean())
+    left, right = torch.cat(routes), torch.cat([row for row in others if row is not None])
+    return 0.0 if torch.equal(left, right) else float(_by_layer(left, right).mean())
 
 
-def comparable(mask: Tensor, routes: Rows | None, others: Sequence[Tensor | None] | None) -> Tensor:
+def comparable(mask: Tensor, routes: RowRoutes | None, others: Sequence[Tensor | None] | None) -> Tensor:
     """mask [n,T] without the rows in which two passes took different experts; the very mask where that is unknown.
 
     Where two experts are equally good but for rounding, two sound passes may choose differently, and no limit on
@@ -111,15 +122,15 @@ def comparable(mask: Tensor, routes: Rows | None, others: Sequence[Tensor | None
         return mask
     pairs = zip(routes, others, strict=True)
     alike = torch.tensor([b is None or torch.equal(a, b) or not bool(_by_layer(a, b).any()) for a, b in pairs])
-    told = alike[mask.any(-1)]
-    return mask & alike[:, None] if (~told).sum() <= MOST_UNLIKE * len(told) else mask
+    trained = alike[mask.any(-1)]
+    return mask & alike[:, None] if (~trained).sum() <= MOST_UNLIKE * len(trained) else mask
 
 
 def _after(share: Tensor, after: int) -> dict[str, Value]:
     """[M,L] -> the means by the number of updates before, under names of their own: all layers, and each."""
-    whole, *layers = layered("", share).values()
-    parts = {f"routing.changed_in.layer_{layer}.after_{after}": value for layer, value in enumerate(layers)}
-    return {f"routing.changed_after.{after}": whole, **parts}
+    mean, *layers = layered("", share).values()
+    by_layer = {f"routing.changed_in.layer_{layer}.after_{after}": value for layer, value in enumerate(layers)}
+    return {f"routing.changed_after.{after}": mean, **by_layer}
 
 
 def _by_layer(routes: Tensor, others: Tensor) -> Tensor:

@@ -1,0 +1,133 @@
+"""A pass of a mixture-of-experts policy over a batch: routes recorded, or replayed, and the routers' own losses.
+
+Shapes: n rows, T padded tokens, L layers with experts, K experts a token, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.core.errors import RunError
+from groupwise.core.records import Batch, RoutingRecord
+from groupwise.models.moe.balance import load_share
+from groupwise.models.moe.record import Router, Routes, RowRoutes, record_routes, router_logits
+from groupwise.models.moe.replay import Replay, pad_routes, replay_routes
+from groupwise.models.moe.settings import RouterLosses
+
+#: A microbatch's loss -> the same with what the routers add to it.
+AddLoss = Callable[[Tensor], Tensor]
+
+
+class RoutingPass:
+    """One pass over a batch, microbatch by microbatch, whose routes are gathered. For a dense model it does nothing.
+
+    replayed  routes of the batch's rows to run on, or None where the routers choose
+    losses    of RoutingSettings: those to add up; the load they read is counted once, over the batch's routes
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        routers: Sequence[Router],
+        batch: Batch,
+        replayed: RowRoutes | None = None,
+        losses: RouterLosses | None = None,
+    ) -> None:
+        self._backbone, self._routers, self._replayed = backbone, routers, replayed
+        self._used: list[Tensor] = [torch.empty(0)] * len(batch)
+        self._own = list(self._used)
+        self._live = 0
+        self._losses = losses or {}
+        self._sums = dict.fromkeys(self._losses, 0.0)
+        self._tokens = int((batch.length - 1).sum())
+        self._shares = _batch_shares(batch, routers) if "balance_loss" in self._losses else []
+
+    @property
+    def record(self) -> RoutingRecord | None:
+        """What the routers did, once every row was in a microbatch; None for a dense model."""
+        if not self._routers:
+            return None
+        return RoutingRecord(tuple(self._used), tuple(self._own), self._live, self._sums)
+
+    @contextmanager
+    def microbatch(self, index: Tensor, micro: Batch) -> Iterator[AddLoss]:
+        """Run one forward of the microbatch that holds the rows `index`, and its backward, inside; yields what adds the
+        routers' losses to a loss.
+        """
+        if not self._routers:
+            yield _unchanged
+            return
+        routed = _routed_tokens(micro)
+        with ExitStack() as stack:
+            replay = None
+            if self._replayed is not None:
+                routes, present = pad_routes([self._replayed[i] for i in index.tolist()], routed.shape[1])
+                replay = stack.enter_context(replay_routes(self._backbone, routes, present, watch=True))
+            used = stack.enter_context(record_routes(self._backbone))
+            logits = stack.enter_context(router_logits(self._routers)) if self._losses else []
+            yield partial(self._add_losses, logits, routed) if self._losses else _unchanged
+            self._gather(index, micro, routed, used, replay)
+
+    def _gather(self, index: Tensor, micro: Batch, routed: Tensor, used: Routes, replay: Replay | None) -> None:
+        inside, tokens = routed.cpu(), (micro.length - 1).tolist()
+        # Taken out of the padding, which views of the padded tensor would keep in memory.
+        rows = used.tensor[inside].split(tokens)
+        own_rows = rows if replay is None else replay.own[inside].split(tokens)
+        for i, row, own in zip(index.tolist(), rows, own_rows, strict=True):
+            self._used[i], self._own[i] = row, own
+        if replay is not None:  # of a row that is not the longest its last token is run too, without a route
+            self._live += int((micro.length <= routed.shape[1]).sum())
+
+    def _add_losses(self, logits: Sequence[Tensor], routed: Tensor, loss: Tensor) -> Tensor:
+        """The microbatch's loss with its part of the routers' own, each the mean over layers."""
+        inside = routed.flatten()
+        shares = self._shares or [layer.new_zeros(layer.shape[-1]) for layer in logits]
+        for name, (coefficient, balance) in self._losses.items():
+            value = balance.mean_over_layers([layer[inside] for layer in logits], shares, self._tokens)
+            self._sums[name] += float(value.detach())
+            loss = loss + coefficient * value
+        return loss
+
+
+def routes_to_replay(batch: Batch, column: str, routers: Sequence[Router]) -> RowRoutes:
+    """The batch's column `routes` or `routes_engine`, to be replayed.
+
+    Raises RunError where a row has none, or its routes are of another length, depth or number.
+    """
+    rows = tuple(row for row in getattr(batch, column) or () if row is not None)
+    if len(rows) < len(batch):
+        raise RunError(
+            f"{len(batch) - len(rows)} of {len(batch)} completions came without routes, so there is nothing to replay: "
+            'the engine has to return them (Completion.routes), or set routing.replay = "learner"'
+        )
+    for row, length in zip(rows, batch.length.tolist(), strict=True):
+        expected = (length - 1, len(routers), routers[0].chosen)
+        if tuple(row.shape) != expected:
+            raise RunError(
+                f"routes of shape {tuple(row.shape)} came with a prompt and completion of {length} tokens; the policy "
+                f"needs {expected}: tokens that are run (all but the last), layers with experts, experts a token"
+            )
+    return rows
+
+
+def _batch_shares(batch: Batch, routers: Sequence[Router]) -> list[Tensor]:
+    """Per layer [E], the share of the batch's choices that fell on each expert, prompts included."""
+    if batch.routes is None:
+        raise ValueError("column routes is read before it is written")
+    layers = torch.cat(batch.routes).unbind(1)
+    return [load_share(layer, router.experts) for layer, router in zip(layers, routers, strict=True)]
+
+
+def _routed_tokens(micro: Batch) -> Tensor:
+    """[n,T-1] bool, True at tokens that are run and have a route: neither padding nor a row's last token."""
+    columns = torch.arange(max(1, micro.tokens.shape[1] - 1), device=micro.length.device)
+    return columns < (micro.length - 1)[:, None]
+
+
+def _unchanged(loss: Tensor) -> Tensor:
+    return loss
