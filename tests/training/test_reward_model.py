@@ -20,6 +20,7 @@ from groupwise.models.load import Policy
 from groupwise.models.reward import RewardModel, load_reward_model, reward_model_of
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
+from groupwise.training.cached_reward_model import cached_reward_model
 from groupwise.training.pairs import (
     Comparison,
     Pair,
@@ -30,14 +31,10 @@ from groupwise.training.pairs import (
     split_by_prompt,
 )
 from groupwise.training.reward_model import (
-    REPORT,
-    PreferenceReport,
     PreferenceSettings,
-    read_report,
-    report_on,
-    reward_model,
     train_reward_model,
 )
+from groupwise.training.reward_report import REPORT, PreferenceReport, read_report, report_on
 
 GOOD = {"prompt": "1+2=", "chosen": "3", "rejected": "4"}
 SETTINGS = PreferenceSettings(pairs=24, heldout_pairs=8, epochs=1, batch_size=8)
@@ -221,11 +218,11 @@ def test_impossible_settings_are_refused_by_name(wrong):
 def test_the_cache_gives_the_same_model_and_report_without_training(policy, tmp_path):
     told: list[int] = []
     make = (policy, Chat(policy.tokenizer), Scorer(Remainder(), policy.decode), SHORT, SETTINGS, 0, tmp_path)
-    model, report = opened(reward_model(*make, on_step=lambda step, steps, loss: told.append(step)))
+    model, report = opened(cached_reward_model(*make, on_step=lambda step, steps, loss: told.append(step)))
     assert told == list(range(1, report.updates + 1)) != []
     assert report.pairs + report.heldout_pairs == 32
     assert report.seconds > 0
-    again, same = opened(reward_model(*make, on_step=lambda step, steps, loss: told.append(-1)))
+    again, same = opened(cached_reward_model(*make, on_step=lambda step, steps, loss: told.append(-1)))
     assert same == report
     assert -1 not in told
     assert again.scores([(5, 6)], [(7, 1)]) == model.scores([(5, 6)], [(7, 1)]) != [0.0]
@@ -236,7 +233,7 @@ def test_whatever_changes_the_model_has_a_place_of_its_own(policy, tmp_path):
     cache = tmp_path / "cache"
 
     def count(settings: PreferenceSettings = SETTINGS, seed: int = 0, path: Path | None = data, spread: int = 3) -> int:
-        reward_model(
+        cached_reward_model(
             policy, Chat(policy.tokenizer), Scorer(Remainder(spread), policy.decode), SHORT, settings, seed, cache, path
         )
         return len(list(cache.iterdir()))
@@ -256,7 +253,7 @@ def test_whatever_changes_the_model_has_a_place_of_its_own(policy, tmp_path):
 def test_a_file_is_held_out_in_part_and_has_no_ceiling(policy, tmp_path):
     data = write(tmp_path / "pairs.jsonl", *(vars(pair) for pair in sevens(50, seed=0)))
     asked = policy, Chat(policy.tokenizer), Scorer(Remainder(), policy.decode), SHORT
-    _, report = opened(reward_model(*asked, replace(SETTINGS, heldout_pairs=500), 0, tmp_path, data))
+    _, report = opened(cached_reward_model(*asked, replace(SETTINGS, heldout_pairs=500), 0, tmp_path, data))
     assert (report.pairs, report.heldout_pairs) == (40, 10)
     assert report.ceiling is report.accuracy_true is report.share_of_ceiling is None
 
@@ -266,7 +263,7 @@ def test_an_interruption_leaves_nothing_in_the_cache(policy, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reward_model(
+        cached_reward_model(
             policy,
             Chat(policy.tokenizer),
             Scorer(Remainder(), policy.decode),

@@ -1,4 +1,4 @@
-"""A folder that is there whole or not at all."""
+"""A folder that appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from groupwise.core.errors import RunError, disk_words
 
 
-def make_whole(folder: Path, make: Callable[[Path], object], what: str) -> None:
-    """Let `make` write a folder beside its place and move it there; one that exists already is kept as it is.
+def make_folder(folder: Path, write: Callable[[Path], object], what: str) -> None:
+    """Let `write` fill a folder beside its place, and move it there; a folder that exists already stays as it is.
 
     A kill in the middle leaves a folder of another name. Raises RunError, naming `what`, where the disk refuses.
     """
@@ -20,11 +20,11 @@ def make_whole(folder: Path, make: Callable[[Path], object], what: str) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as beside:
-            made = Path(beside) / folder.name
-            make(made)
-            # Another process may have made the same one meanwhile: keep the first.
+            partial = Path(beside) / folder.name
+            write(partial)
+            # Another process may have written the same one meanwhile: the first one stays.
             if not folder.is_dir():
-                shutil.move(made, folder)
+                shutil.move(partial, folder)
     except Exception as error:
         if not disk_words(error):
             raise

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from groupwise.core.atomic import make_whole
+from groupwise.core.atomic import make_folder
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Demonstrates, Identified, Task
 from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
 from groupwise.models.tiny import ByteSpec, MoeSpec, TinySpec
+from groupwise.training.optimizer import OnStep
 from groupwise.training.warm_start import WarmStart, fingerprint, warm_start
 
 TINY = {
@@ -40,10 +39,10 @@ def starting_policy(
     seed: int,
     cache: Path,
     device: str,
-    on_step: Callable[[int, int, float], None],
+    on_step: OnStep,
     chat: ChatSettings | None = None,
 ) -> Policy:
-    """The policy, ready to train. With a warm start it comes from `cache` where the same one was made before."""
+    """The policy, ready to train. With a warm start it comes from `cache` where the same one is there already."""
     if model not in TINY:
         model = str(model_folder(model))
         if warm is None:
@@ -51,36 +50,24 @@ def starting_policy(
     if warm is not None and not isinstance(task, Demonstrates):
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model)).model)
-    asked = chat or ChatSettings()
-    folder = cache / fingerprint(origin, task, identity(task), warm, seed, asked)
-    make_whole(folder, partial(_make, model, task, warm, seed, on_step, asked), "the warm-started policy")
+    chat = chat or ChatSettings()
+    folder = cache / fingerprint(origin, task, identity(task), warm, seed, chat)
+
+    def write(target: Path) -> None:
+        if model in TINY:
+            TINY[model].build(task.alphabet, target, seed)
+        policy = load_policy(target if model in TINY else Path(model))
+        if warm is not None:
+            assert isinstance(task, Demonstrates)
+            demonstrations = list(task.demonstrations(warm.demonstrations, seed))
+            encoder = Chat(policy.tokenizer, chat)
+            warm_start(policy.model, encoder, demonstrations, warm, seed, on_step)
+        save_policy(policy.model, policy.tokenizer, target)
+
+    make_folder(folder, write, "the warm-started policy")
     return load_policy(folder, device=device)
 
 
 def identity(task: Task) -> str:
     """What decides a task's problems beside its settings, such as what a file says."""
     return task.contents if isinstance(task, Identified) else ""
-
-
-def _tell(on_step: Callable[[int, int, float], None], steps: int, step: int, loss: float) -> None:
-    on_step(step, steps, loss)
-
-
-def _make(
-    model: str,
-    task: Task,
-    warm: WarmStart | None,
-    seed: int,
-    on_step: Callable[[int, int, float], None],
-    chat: ChatSettings,
-    folder: Path,
-) -> None:
-    if model in TINY:
-        TINY[model].build(task.alphabet, folder, seed)
-    policy = load_policy(folder if model in TINY else Path(model))
-    if warm is not None:
-        assert isinstance(task, Demonstrates)
-        shown = list(task.demonstrations(warm.demonstrations, seed))
-        told = partial(_tell, on_step, warm.steps)
-        warm_start(policy.model, Chat(policy.tokenizer, chat), shown, warm, seed, told)
-    save_policy(policy.model, policy.tokenizer, folder)

@@ -14,6 +14,13 @@ from torch import Tensor, nn
 from groupwise.core.collate import microbatches
 from groupwise.core.records import Batch
 
+#: Called after each update of a training loop with its number from 1, the number of all updates, and its loss.
+OnStep = Callable[[int, int, float], None]
+
+
+def silent(step: int, steps: int, loss: float) -> None:
+    """Shows no progress."""
+
 
 class Schedule(Enum):
     """How the learning rate goes on after its warmup."""
@@ -128,7 +135,7 @@ def clip_gradient(model: nn.Module, limit: float) -> float:
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, loss: float, norm: float) -> bool:
-    """One optimizer step, unless loss or gradient norm is not finite -> whether it was made."""
+    """One optimizer step, unless loss or gradient norm is not finite -> whether the weights moved."""
     applied = math.isfinite(loss) and math.isfinite(norm)
     if applied:
         optimizer.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.records import Group, Prompt
+from groupwise.core.records import Group
 from groupwise.core.seeds import derive, stream
 from groupwise.models.load import Policy, error_line, prompt_ids
 from groupwise.rollout.collect import Prompts, answered
@@ -30,7 +31,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Pair:
-    """A labelled pair as text: somebody prefers `chosen` to `rejected`."""
+    """A labelled pair as text: `chosen` is preferred to `rejected`."""
 
     prompt: str
     chosen: str
@@ -41,7 +42,7 @@ class Pair:
 class Comparison:
     """A labelled pair as ids, the end-of-sequence id included where the completion has one.
 
-    right  whether the label agrees with the true ranking; None where nobody knows it
+    right  whether the label agrees with the true ranking; None where that is unknown
     """
 
     prompt: Tokens
@@ -95,21 +96,22 @@ def sample_pairs(
     together, the best with the worst. The same seed gives the same pairs. Raises RunError where the completions of
     10 * count prompts differ too seldom.
     """
-    found: dict[Comparison, None] = {}  # ordered, and a pair that comes again counts once
+    distinct: dict[Comparison, None] = {}  # ordered, and a pair that comes again counts once
     drawn = tied = 0
-    while len(found) < count and drawn < DRAWS_PER_PAIR * count:
-        draws = range(drawn, drawn + min(max(count - len(found), LEAST_ROUND), ROUND))
-        groups = _round(engine, scorer, prompts, sampling, per_prompt, draws, seed)
-        paired = [ranked(group) for group in groups]
-        drawn, tied = drawn + len(groups), tied + sum(not pairs for pairs in paired)
-        found |= dict.fromkeys(pair for pairs in paired for pair in pairs)
-    if len(found) < count:
+    while len(distinct) < count and drawn < DRAWS_PER_PAIR * count:
+        draws = range(drawn, drawn + min(max(count - len(distinct), LEAST_ROUND), ROUND))
+        seeds = [derive(seed, "pairs", i) for i in draws]
+        groups = answered(engine, scorer, [prompts.draw(i) for i in draws], seeds, per_prompt, sampling)
+        by_group = [ranked(group) for group in groups]
+        drawn, tied = drawn + len(groups), tied + sum(not pairs for pairs in by_group)
+        distinct |= dict.fromkeys(pair for pairs in by_group for pair in pairs)
+    if len(distinct) < count:
         raise RunError(
-            f"reward model: {drawn} prompts x {per_prompt} completions gave {len(found)} of {count} different pairs; "
-            f"{tied} prompts had completions of one score only; raise the samples a prompt or the temperature, "
+            f"reward model: {drawn} prompts x {per_prompt} completions gave {len(distinct)} of {count} different "
+            f"pairs; {tied} prompts had completions of one score only; raise the samples a prompt or the temperature, "
             "ask for fewer pairs, or change the warm start"
         )
-    return flip(list(found)[:count], noise, seed)
+    return flip(list(distinct)[:count], noise, seed)
 
 
 def ranked(group: Group) -> list[Comparison]:
@@ -135,17 +137,15 @@ def split_by_prompt(
 
     No prompt has pairs in both. Raises UsageError where one of the two would be empty.
     """
-    prompts = list(dict.fromkeys(pair.prompt for pair in comparisons))
-    of: dict[Tokens, list[Comparison]] = {prompt: [] for prompt in prompts}
-    for pair in comparisons:
-        of[pair.prompt].append(pair)
-    held: dict[Tokens, None] = {}
+    pairs_of = Counter(pair.prompt for pair in comparisons)
+    prompts = list(pairs_of)  # in the order of their first pairs
+    held: set[Tokens] = set()
     count = 0
     for index in torch.randperm(len(prompts), generator=stream(seed, "held-out pairs")).tolist():
         if count >= heldout:
             break
-        held[prompts[index]] = None
-        count += len(of[prompts[index]])
+        held.add(prompts[index])
+        count += pairs_of[prompts[index]]
     train = [pair for pair in comparisons if pair.prompt not in held]
     if not train or not held:
         raise UsageError(
@@ -153,14 +153,6 @@ def split_by_prompt(
             "held-out pairs of other prompts; give pairs of more prompts"
         )
     return train, [pair for pair in comparisons if pair.prompt in held]
-
-
-def _round(
-    engine: Engine, scorer: Scorer, prompts: Prompts, sampling: Sampling, per_prompt: int, draws: range, seed: int
-) -> list[Group]:
-    drawn: list[Prompt] = [prompts.draw(i) for i in draws]
-    seeds = [derive(seed, "pairs", i) for i in draws]
-    return answered(engine, scorer, drawn, seeds, per_prompt, sampling)
 
 
 def _read_line(line: str, where: str) -> Pair:

@@ -22,11 +22,12 @@ from groupwise.core.task import Demonstration
 from groupwise.models.chat import Chat
 from groupwise.models.moe.balance import Balance, load_share
 from groupwise.models.moe.record import record_routes, router_logits, routers
+from groupwise.training.optimizer import OnStep, set_rate, silent
 
 IGNORED = -100  # the label that cross-entropy leaves out
 
-#: What gives a mixture of experts the loss of its routers; it decides a warm start as the code here does.
-ROUTERS_LOSS = (Balance, load_share, router_logits, record_routes)
+#: What a warm start calls in other modules, whose code decides its result as the code here does.
+CALLED = (Balance, load_share, router_logits, record_routes, set_rate)
 
 Example = tuple[list[int], int]  # ids of prompt, completion and end; how many of them are the prompt's
 
@@ -40,7 +41,7 @@ class WarmStart:
     learning_rate         AdamW's, for embeddings, output head and norms
     warmup                the share of the steps over which both rates rise
     clip                  the largest norm of the gradient
-    load_balance          coefficient of the load-balancing loss of a mixture of experts (parts/balance.py); without it
+    load_balance          coefficient of the load-balancing loss of a mixture of experts (moe/balance.py); without it
                           experts that are seldom chosen at first are never chosen later. A dense model has none
     """
 
@@ -74,7 +75,7 @@ def warm_start(
     demonstrations: Sequence[Demonstration],
     settings: WarmStart,
     seed: int,
-    on_step: Callable[[int, float], None] | None = None,
+    on_step: OnStep = silent,
 ) -> float:
     """Train `model` in place and return the last loss (nats a token); the same seed gives the same bits."""
     examples = _encode(chat, demonstrations)
@@ -84,9 +85,11 @@ def warm_start(
     for step, rows in enumerate(_batches(len(examples), settings, seed), start=1):
         loss = _backward(model, [examples[row] for row in rows], chat.tokenizer.pad_token_id, settings.load_balance)
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        _step(optimizers, settings.rate(step))
-        if on_step is not None:
-            on_step(step, loss)
+        for optimizer in optimizers:
+            set_rate(optimizer, settings.rate(step) * optimizer.defaults["lr"])
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        on_step(step, settings.steps, loss)
     model.eval()
     return loss
 
@@ -96,10 +99,10 @@ def fingerprint(*parts: object) -> str:
 
     The number of threads belongs to it: sums over several threads round differently.
     """
-    behind = {__name__, *(part.__module__ for part in ROUTERS_LOSS), *(type(part).__module__ for part in parts)}
+    behind = {__name__, *(part.__module__ for part in CALLED), *(type(part).__module__ for part in parts)}
     code = [inspect.getsource(sys.modules[name]) for name in sorted(behind) if name.startswith("groupwise.")]
-    told = [*map(repr, parts), torch.__version__, transformers.__version__, str(torch.get_num_threads()), *code]
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+    libraries = [torch.__version__, transformers.__version__, str(torch.get_num_threads())]
+    return hashlib.sha256("\0".join([*map(repr, parts), *libraries, *code]).encode()).hexdigest()[:16]
 
 
 def _encode(chat: Chat, demonstrations: Sequence[Demonstration]) -> list[Example]:
@@ -141,15 +144,6 @@ def _optimizers(model: nn.Module, settings: WarmStart) -> list[Optimizer]:
     return [matrices, AdamW(outer, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
 
 
-def _step(optimizers: list[Optimizer], rate: float) -> None:
-    """One update of every optimizer at `rate` times its own learning rate; gradients are gone afterwards."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = rate * optimizer.defaults["lr"]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-
 def _backward(model: Any, examples: list[Example], pad: int, load_balance: float) -> float:
     """Add the gradient of the mean cross-entropy of all completion tokens, end included; return it (nats a token).
 
@@ -162,9 +156,9 @@ def _backward(model: Any, examples: list[Example], pad: int, load_balance: float
     # Short and long apart: guesses are half as long as worked answers, and padding costs as much as text.
     for half in (by_length[:middle], by_length[middle:]):
         if half:
-            with _routers_loss(model, half, load_balance * len(half) / len(examples)) as added:
+            with _routers_loss(model, half, load_balance * len(half) / len(examples)) as routers_loss:
                 part = _cross_entropy(model, half, pad) / trained
-                (part + added()).backward()
+                (part + routers_loss()).backward()
             loss += part.item()
     return loss
 
@@ -175,21 +169,20 @@ def _routers_loss(model: Any, examples: list[Example], coefficient: float) -> It
 
     The load is that of these examples alone, padding left out.
     """
-    found = routers(model) if coefficient else ()
-    if not found:
+    by_layer = routers(model) if coefficient else ()
+    if not by_layer:
         yield lambda: 0.0
         return
     width = max(len(ids) for ids, _ in examples) - 1
-    run = torch.tensor([[t < len(ids) - 1 for t in range(width)] for ids, _ in examples]).flatten()
-    with record_routes(model) as routes, router_logits(found) as logits:
+    inside = torch.tensor([[t < len(ids) - 1 for t in range(width)] for ids, _ in examples]).flatten()
+    with record_routes(model) as routes, router_logits(by_layer) as logits:
 
-        def added() -> Tensor:
-            chosen, part = routes.tensor.flatten(0, 1)[run], Balance(load=coefficient)
-            shares = [load_share(chosen[:, layer], router.experts) for layer, router in enumerate(found)]
-            losses = [part(x[run], share, len(chosen)) for x, share in zip(logits, shares, strict=True)]
-            return torch.stack(losses).mean()
+        def loss() -> Tensor:
+            chosen = routes.tensor.flatten(0, 1)[inside]
+            shares = [load_share(chosen[:, layer], router.experts) for layer, router in enumerate(by_layer)]
+            return Balance(load=coefficient).mean_over_layers([x[inside] for x in logits], shares, len(chosen))
 
-        yield added
+        yield loss
 
 
 def _cross_entropy(model: Any, examples: list[Example], pad: int) -> Tensor:

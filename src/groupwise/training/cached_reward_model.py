@@ -1,0 +1,94 @@
+"""A run's reward model from the run's own policy and preference pairs, cached by everything that determines it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import sys
+import time
+from pathlib import Path
+
+from groupwise.core.atomic import make_folder
+from groupwise.core.engine import Sampling
+from groupwise.core.errors import UsageError
+from groupwise.core.seeds import derive
+from groupwise.engines.local.engine import LocalEngine
+from groupwise.models import reward
+from groupwise.models.chat import Chat
+from groupwise.models.load import Policy, digest
+from groupwise.models.reward import reward_model_of
+from groupwise.rollout.collect import Prompts
+from groupwise.rollout.scoring import Scorer
+from groupwise.training import pairs, reward_report
+from groupwise.training.optimizer import OnStep, silent
+from groupwise.training.pairs import Comparison, encode_pairs, read_pairs, sample_pairs, split_by_prompt
+from groupwise.training.reward_model import PreferenceSettings, train_reward_model
+from groupwise.training.reward_report import REPORT, report_on
+from groupwise.training.warm_start import fingerprint
+
+#: Of a file of pairs, at most this share is held out.
+LARGEST_HELDOUT_SHARE = 0.2
+
+
+def cached_reward_model(
+    policy: Policy,
+    chat: Chat,
+    scorer: Scorer,
+    sampling: Sampling,
+    settings: PreferenceSettings,
+    seed: int,
+    cache: Path,
+    path: Path | None = None,
+    max_rows: int = 512,
+    on_step: OnStep = silent,
+) -> Path:
+    """The folder in `cache` of a policy's reward model and its report; made where the same one is not there yet.
+
+    The pairs come from the file `path`, or else are the policy's own completions of training prompts, ranked by the
+    task's score. Held-out pairs come from other prompts of the same origin; the task's held-out split stays untouched.
+    """
+    file = None if path is None else hashlib.sha256(_bytes_of(path)).hexdigest()
+    device = next(policy.model.parameters()).device.type
+    code = [inspect.getsource(module) for module in (pairs, reward, reward_report, sys.modules[__name__])]
+    sources = (*origin(policy), chat.settings, scorer.task, sampling, settings, seed, file, max_rows, device, *code)
+    folder = cache / f"reward-{fingerprint(*sources)}"
+
+    def sampled() -> list[Comparison]:
+        """Training and held-out pairs together, all from the task's training problems."""
+        engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=max_rows)
+        prompts = Prompts(scorer.task.samples("train"), chat.encode, derive(seed, "preference"))
+        count = settings.pairs + settings.heldout_pairs
+        return sample_pairs(engine, scorer, prompts, sampling, settings.samples, count, settings.noise, seed)
+
+    def write(target: Path) -> None:
+        began = time.perf_counter()
+        if path is None:
+            comparisons, heldout, ceiling = sampled(), settings.heldout_pairs, 1 - settings.noise
+        else:
+            comparisons, ceiling = encode_pairs(policy, read_pairs(path)), None
+            heldout = min(settings.heldout_pairs, max(1, int(len(comparisons) * LARGEST_HELDOUT_SHARE)))
+        train, held = split_by_prompt(comparisons, heldout, seed)
+        model = reward_model_of(policy)
+        updates = train_reward_model(model, train, settings, seed, on_step)
+        report = report_on(model, held, ceiling, len(train), updates)
+        report = dataclasses.replace(report, seconds=time.perf_counter() - began)
+        model.save(target)
+        (target / REPORT).write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+
+    make_folder(folder, write, "the reward model")
+    return folder
+
+
+def origin(policy: Policy) -> tuple[str, ...]:
+    """What of a policy decides its reward model: weights, ids of every token, ids that end an answer."""
+    vocabulary = json.dumps(sorted(policy.tokenizer.get_vocab().items()))
+    return digest(policy.model), hashlib.sha256(vocabulary.encode()).hexdigest(), repr(sorted(policy.eos))
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read as a file of pairs: {error.strerror}") from None
