@@ -13,11 +13,11 @@ from torch import Tensor
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.parts.advantage import Advantage
 from groupwise.algorithms.parts.aggregate import Aggregate, Totals, count
-from groupwise.algorithms.parts.filters import Filter
+from groupwise.algorithms.parts.filters import Filter, KeepAll
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.mismatch import Mismatch, NoMismatch
 from groupwise.algorithms.parts.ratio import Ratio, bounded
-from groupwise.algorithms.parts.shaping import Shaping, at_last_token, subtract_kl
+from groupwise.algorithms.parts.shaping import Outcome, Shaping, at_last_token, subtract_kl
 from groupwise.algorithms.parts.trust import Trust
 from groupwise.core.masked import keep
 from groupwise.core.records import Batch
@@ -55,9 +55,9 @@ class Algorithm:
     ratio: Ratio
     trust: Trust
     aggregate: Aggregate
-    kl: KL
-    shaping: Shaping
-    filter: Filter
+    kl: KL = KL()
+    shaping: Shaping = Outcome()
+    filter: Filter = KeepAll()
     mismatch: Mismatch = NoMismatch()
     entropy_coefficient: float = 0.0
     passes: int = 1

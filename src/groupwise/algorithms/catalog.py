@@ -15,7 +15,7 @@ from groupwise.algorithms.parts.advantage import (
     Return,
 )
 from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMean
-from groupwise.algorithms.parts.filters import DropUniform, KeepAll
+from groupwise.algorithms.parts.filters import DropUniform
 from groupwise.algorithms.parts.kl import K1, K2, K3, KL, Place
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
 from groupwise.algorithms.parts.shaping import Outcome, Steps
@@ -31,7 +31,6 @@ def ppo() -> Algorithm:
         "share_passed of the later passes",
         paper="Proximal Policy Optimization Algorithms, 1707.06347",
         shaping=Outcome(step_scale=1.0),
-        filter=KeepAll(),
         advantage=GAE(gamma=1.0, lam=0.95, whiten=True),
         ratio=TokenRatio(),
         trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
@@ -47,12 +46,9 @@ def reinforce() -> Algorithm:
         name="reinforce",
         watch="gradient_norm: nothing reduces the variance, and with scores of 0 and 1 only right completions push",
         paper="Simple statistical gradient-following algorithms (Williams, 1992), no arXiv id",
-        shaping=Outcome(),
-        filter=KeepAll(),
         advantage=Return(gamma=1.0, whiten=False),
         ratio=TokenRatio(),
         trust=NoTrust(),
-        kl=KL(beta=0.0),
         aggregate=TokenMean(),
     )
 
@@ -64,8 +60,6 @@ def rloo() -> Algorithm:
         watch="ratio_max and log_ratio_abs_max: the ratio is a product over tokens and has no trust region; "
         "kl_reward_mean",
         paper="Back to Basics, 2402.14740",
-        shaping=Outcome(),
-        filter=KeepAll(),
         advantage=LeaveOneOut(),
         ratio=SequenceSum(),
         trust=NoTrust(),
@@ -80,8 +74,6 @@ def reinforce_pp() -> Algorithm:
         name="reinforce++",
         watch="advantage_abs_mean: whitening mixes easy and hard prompts; kl_reward_mean",
         paper="REINFORCE++, 2501.03262",
-        shaping=Outcome(),
-        filter=KeepAll(),
         advantage=Return(gamma=1.0, whiten=True),
         ratio=TokenRatio(),
         trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
@@ -108,8 +100,6 @@ def grpo() -> Algorithm:
         watch="length_wrong_mean: a mean per sequence punishes a long wrong completion less per token; "
         "groups_mixed_share; kl_mean",
         paper="DeepSeekMath, 2402.03300",
-        shaping=Outcome(),
-        filter=KeepAll(),
         advantage=GroupZScore(),
         ratio=TokenRatio(),
         trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
@@ -136,12 +126,9 @@ def dr_grpo() -> Algorithm:
         name="dr-grpo",
         watch="gradient_norm: the limit scales the gradient, so a longer limit is a smaller step; length_wrong_mean",
         paper="Understanding R1-Zero-Like Training, 2503.20783",
-        shaping=Outcome(),
-        filter=KeepAll(),
         advantage=GroupMean(),
         ratio=TokenRatio(),
         trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
-        kl=KL(beta=0.0),
         aggregate=Constant(limit=3000),
     )
 
@@ -157,7 +144,6 @@ def dapo() -> Algorithm:
         advantage=GroupZScore(),
         ratio=TokenRatio(),
         trust=Clip(epsilon_low=0.2, epsilon_high=0.28),
-        kl=KL(beta=0.0),
         aggregate=TokenMean(),
     )
 
@@ -169,12 +155,9 @@ def gspo() -> Algorithm:
         watch="share_passed: epsilons this small fit long completions; a short one's mean log-ratio varies "
         "more, and most of it is stopped",
         paper="Group Sequence Policy Optimization, 2507.18071",
-        shaping=Outcome(),
-        filter=KeepAll(),
         advantage=GroupZScore(),
         ratio=SequenceRatio(),
         trust=Clip(epsilon_low=3e-4, epsilon_high=4e-4),
-        kl=KL(beta=0.0),
         aggregate=SequenceMean(),
     )
 
@@ -224,19 +207,20 @@ def gmpo() -> Algorithm:
     )
 
 
-CATALOG: Mapping[str, Callable[[], Algorithm]] = {
-    "ppo": ppo,
-    "reinforce": reinforce,
-    "rloo": rloo,
-    "reinforce++": reinforce_pp,
-    "reinforce++-baseline": reinforce_pp_baseline,
-    "grpo": grpo,
-    "grpo-process": grpo_process,
-    "dr-grpo": dr_grpo,
-    "dapo": dapo,
-    "gspo": gspo,
-    "gspo-token": gspo_token,
-    "sapo": sapo,
-    "cispo": cispo,
-    "gmpo": gmpo,
-}
+ROWS = (
+    ppo,
+    reinforce,
+    rloo,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    grpo,
+    grpo_process,
+    dr_grpo,
+    dapo,
+    gspo,
+    gspo_token,
+    sapo,
+    cispo,
+    gmpo,
+)
+CATALOG: Mapping[str, Callable[[], Algorithm]] = {row().name: row for row in ROWS}

@@ -62,8 +62,27 @@ class Advantage(Part, Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
+class WithinGroup:
+    """A completion's summed reward against those of its group: one advantage, the same for every token."""
+
+    smallest_group = 2
+    reads_value = False
+    reads_steps = False
+
+    def baselined(self, total: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
+        """Rewards [N], who votes [N] bool, group ids 0..groups-1 [N] -> advantages [N], 0 without a baseline."""
+        raise NotImplementedError
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        total, vote = outcome(reward, mask)
+        advantage = self.baselined(total, vote, *group_ids(group))
+        return keep(advantage[:, None].expand_as(reward), mask), keep(total[:, None].expand_as(reward), mask)
+
+
 @dataclass(frozen=True)
-class GroupZScore:
+class GroupZScore(WithinGroup):
     """A_i = (r_i - mean of the group) / (sample deviation of the group + epsilon), the same for every token.
 
     r_i is the completion's reward summed over its tokens. Fewer than two votes, or a tied group: exactly 0.
@@ -77,19 +96,13 @@ class GroupZScore:
     equation = "A_i = (R_i - mean_group R) / (std_group R + epsilon)"
 
     epsilon: float = 1e-6
-    smallest_group = 2
-    reads_value = False
-    reads_steps = False
 
-    def __call__(
-        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        total, vote = outcome(reward, mask)
-        return _broadcast(_z_score(total, vote, *group_ids(group), self.epsilon), reward, mask)
+    def baselined(self, total: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
+        return _z_score(total, vote, group, groups, self.epsilon)
 
 
 @dataclass(frozen=True)
-class GroupMean:
+class GroupMean(WithinGroup):
     """A_i = r_i - mean of the group: no deviation, so hard and easy prompts weigh by their own spread.
 
     Equal to (G-1)/G times the leave-one-out advantage. With `whiten` the advantages are whitened over the trained
@@ -100,38 +113,30 @@ class GroupMean:
     equation = "A_i = R_i - mean_group R" + WHITENED
 
     whiten: bool = False
-    smallest_group = 2
-    reads_value = False
-    reads_steps = False
+
+    def baselined(self, total: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
+        return _centre(total, vote, group, groups)[0]
 
     def __call__(
         self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        total, vote = outcome(reward, mask)
-        centred, _, speaks = _centre(total, vote, *group_ids(group))
-        advantage, returns = _broadcast(centred, reward, mask)
+        advantage, returns = super().__call__(reward, value, mask, group, step_end)
         if self.whiten:
-            advantage = keep(whiten(advantage, mask & vote[:, None]), speaks[:, None])
+            total, vote = outcome(reward, mask)
+            _, _, has_baseline = _centre(total, vote, *group_ids(group))
+            advantage = keep(whiten(advantage, mask & vote[:, None]), has_baseline[:, None])
         return advantage, returns
 
 
 @dataclass(frozen=True)
-class LeaveOneOut:
+class LeaveOneOut(WithinGroup):
     """A_i = r_i - mean of the others of its group = G/(G-1) (r_i - mean of the group). Source: RLOO (2402.14740)."""
 
     equation = "A_i = R_i - mean of the other R_j of the group"
 
-    smallest_group = 2
-    reads_value = False
-    reads_steps = False
-
-    def __call__(
-        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        total, vote = outcome(reward, mask)
-        dense, groups = group_ids(group)
-        centred, votes, _ = _centre(total, vote, dense, groups)
-        return _broadcast(centred * (votes / (votes - 1).clamp(min=1))[dense], reward, mask)
+    def baselined(self, total: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
+        centred, votes, _ = _centre(total, vote, group, groups)
+        return centred * (votes / (votes - 1).clamp(min=1))[group]
 
 
 @dataclass(frozen=True)
@@ -189,8 +194,8 @@ def _centre(x: Tensor, vote: Tensor, dense: Tensor, groups: int) -> tuple[Tensor
     """
     votes = group_sum(vote.to(x.dtype), dense, groups)
     mean = group_sum(keep(x, vote), dense, groups) / votes.clamp(min=1)
-    speaks = vote & ((votes >= 2) & (group_range(x, vote, dense, groups) > TIE))[dense]
-    return keep(x - mean[dense], speaks), votes, speaks
+    has_baseline = vote & ((votes >= 2) & (group_range(x, vote, dense, groups) > TIE))[dense]
+    return keep(x - mean[dense], has_baseline), votes, has_baseline
 
 
 def _z_score(x: Tensor, vote: Tensor, dense: Tensor, groups: int, epsilon: float) -> Tensor:
@@ -203,9 +208,3 @@ def _z_score(x: Tensor, vote: Tensor, dense: Tensor, groups: int, epsilon: float
 def _to_go(x: Tensor) -> Tensor:
     """[N,T] -> [N,T]: the sum from each column to the end of its row."""
     return x.flip(-1).cumsum(-1).flip(-1)
-
-
-def _broadcast(per_row: Tensor, reward: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """[N] -> [N,T] over the trained tokens; the returns are the completion's reward at each of them."""
-    total, _ = outcome(reward, mask)
-    return keep(per_row[:, None].expand_as(reward), mask), keep(total[:, None].expand_as(reward), mask)

@@ -35,8 +35,8 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     tensor([[0.6250, 0.0000, 1.0000, 0.0000]])
     """
     if not rewards.shape == values.shape == mask.shape:
-        told = ", ".join(str(tuple(x.shape)) for x in (rewards, values, mask))
-        raise ValueError(f"rewards, values and mask must be of one shape [N,T], not {told}")
+        shapes = ", ".join(str(tuple(x.shape)) for x in (rewards, values, mask))
+        raise ValueError(f"rewards, values and mask must be of one shape [N,T], not {shapes}")
     rewards, values = real(rewards), real(values)
     advantages = torch.zeros_like(rewards + values)
     ahead, value_ahead = torch.zeros_like(advantages.sum(-1)), torch.zeros_like(values.sum(-1))
@@ -48,8 +48,37 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     return advantages, keep(advantages + values, mask)
 
 
+class Discounted:
+    """`gae` with the fields of its subclasses, against a critic's values or, where they are not read, against 0.
+
+    A completion whose rewards are not numbers gets 0 and does not count in the whitening.
+    """
+
+    gamma: float
+    lam: float
+    whiten: bool
+    smallest_group = 1
+    reads_value = True
+    reads_steps = False
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be from 0 to 1")
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        value = value if self.reads_value else torch.zeros_like(reward)
+        if value is None:
+            raise ValueError("this advantage reads a critic's values and there are none; use groupwise.gae with values")
+        votes = mask & ~row_sum(reward, mask).isnan()[:, None]
+        advantage, returns = gae(reward, value, votes, self.gamma, self.lam)
+        return whiten(advantage, votes) if self.whiten else advantage, returns
+
+
 @dataclass(frozen=True)
-class GAE:
+class GAE(Discounted):
     """A_t = sum_k (gamma lam)^k delta_{t+k} over the trained tokens, then whitened over the batch; see `gae`.
 
     The returns, which the critic learns, are made before the whitening. Source: PPO (1707.06347); 1506.02438.
@@ -60,63 +89,32 @@ class GAE:
     gamma: float = 1.0
     lam: float = 0.95
     whiten: bool = True
-    smallest_group = 1
-    reads_value = True
-    reads_steps = False
-
-    def __post_init__(self) -> None:
-        _demand_share(gamma=self.gamma, lam=self.lam)
-
-    def __call__(
-        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return _against_value(reward, value, mask, self.gamma, self.lam, self.whiten)
 
 
 @dataclass(frozen=True)
-class OneStepTD:
+class OneStepTD(Discounted):
     """A_t = r_t + gamma V_next - V_t: GAE with lam = 0, little variance and all of the critic's error."""
 
     equation = "A_t = r_t + gamma V_(t+1) - V_t" + WHITENED
 
     gamma: float = 1.0
+    lam = 0.0
     whiten: bool = True
-    smallest_group = 1
-    reads_value = True
-    reads_steps = False
-
-    def __post_init__(self) -> None:
-        _demand_share(gamma=self.gamma)
-
-    def __call__(
-        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return _against_value(reward, value, mask, self.gamma, 0.0, self.whiten)
 
 
 @dataclass(frozen=True)
-class MonteCarlo:
+class MonteCarlo(Discounted):
     """A_t = sum_{k >= 0} gamma^k r_{t+k} - V_t: GAE with lam = 1, no error of the critic and all of the variance."""
 
     equation = "A_t = sum_(k>=t) gamma^(k-t) r_k - V_t" + WHITENED
 
     gamma: float = 1.0
+    lam = 1.0
     whiten: bool = True
-    smallest_group = 1
-    reads_value = True
-    reads_steps = False
-
-    def __post_init__(self) -> None:
-        _demand_share(gamma=self.gamma)
-
-    def __call__(
-        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return _against_value(reward, value, mask, self.gamma, 1.0, self.whiten)
 
 
 @dataclass(frozen=True)
-class Return:
+class Return(Discounted):
     """A_t = sum_{k >= 0} gamma^k r_{t+k} over the trained tokens: no baseline, no critic.
 
     Whitened over the batch it is the advantage of REINFORCE++. Source: REINFORCE; REINFORCE++ (2501.03262).
@@ -129,32 +127,6 @@ class Return:
     equation = "A_t = sum_(k>=t) gamma^(k-t) r_k" + WHITENED
 
     gamma: float = 1.0
+    lam = 1.0
     whiten: bool = False
-    smallest_group = 1
     reads_value = False
-    reads_steps = False
-
-    def __post_init__(self) -> None:
-        _demand_share(gamma=self.gamma)
-
-    def __call__(
-        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return _against_value(reward, torch.zeros_like(reward), mask, self.gamma, 1.0, self.whiten)
-
-
-def _against_value(
-    reward: Tensor, value: Tensor | None, mask: Tensor, gamma: float, lam: float, whitened: bool
-) -> tuple[Tensor, Tensor]:
-    """`gae` over the completions whose rewards are numbers; the others get 0 and do not count in the whitening."""
-    if value is None:
-        raise ValueError("this advantage reads a critic's values and there are none; use groupwise.gae with values")
-    votes = mask & ~row_sum(reward, mask).isnan()[:, None]
-    advantage, returns = gae(reward, value, votes, gamma, lam)
-    return whiten(advantage, votes) if whitened else advantage, returns
-
-
-def _demand_share(**fields: float) -> None:
-    for name, value in fields.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} = {value}: must be from 0 to 1")

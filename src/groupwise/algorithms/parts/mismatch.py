@@ -35,7 +35,7 @@ class Mismatch(Part, Protocol):
 
 @dataclass(frozen=True)
 class NoMismatch:
-    """correction = 1: the sampler is taken at the learner's word."""
+    """correction = 1: the sampler's probabilities count as the learner's."""
 
     equation = "c = 1"
 
@@ -62,7 +62,7 @@ class TIS:
     varies = True
 
     def __post_init__(self) -> None:
-        _demand_band(0.0, self.cap)
+        _require_band(0.0, self.cap)
 
     def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
         k = bounded(_log_k(logp_old, logp_engine, mask)).exp()
@@ -89,14 +89,14 @@ class MIS:
     varies = True
 
     def __post_init__(self) -> None:
-        _demand_band(self.floor, self.cap)
+        _require_band(self.floor, self.cap)
 
     def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
         return _within(_log_k(logp_old, logp_engine, mask), self.floor, self.cap, mask)
 
 
 @dataclass(frozen=True)
-class SequenceMIS:
+class SequenceMIS(MIS):
     """correction = K where floor <= K <= cap, 0 elsewhere, K the product of k over the completion's trained tokens.
 
     One number a completion, so it goes with every ratio. Source: masked importance sampling, Liu & Li 2025.
@@ -104,13 +104,7 @@ class SequenceMIS:
 
     equation = "c = k_i where floor <= k_i <= cap, else 0;  k_i = prod_t pi_old(t) / pi_engine(t)"
 
-    cap: float = 2.0
-    floor: float = 0.0
-    reads_engine = True
     varies = False
-
-    def __post_init__(self) -> None:
-        _demand_band(self.floor, self.cap)
 
     def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
         product = row_sum(_log_k(logp_old, logp_engine, mask), mask)
@@ -140,7 +134,7 @@ def _within(log_k: Tensor, floor: float, cap: float, mask: Tensor) -> Tensor:
     return torch.where(mask, accepted, torch.ones_like(k))
 
 
-def _demand_band(floor: float, cap: float) -> None:
+def _require_band(floor: float, cap: float) -> None:
     if cap <= 0:
         raise ValueError(f"cap = {cap}: must be above 0")
     if not 0 <= floor <= cap:
