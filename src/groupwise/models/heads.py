@@ -16,18 +16,18 @@ def halves(model: Any) -> tuple[nn.Module, nn.Module]:
 
 
 def check_halves(model: Any) -> None:
-    """Refuse a model whose logits are not its head's output.
+    """Raises UsageError for a model whose logits are not its head's output.
 
-    Whole logits are never made outside this check: it runs both ways on a few tokens, and refuses a model that does
-    something between its head and its logits (softcapping, scaling), which would make every ratio silently wrong.
+    Training never makes all logits at once, as the model does. This runs both ways on a few tokens, and refuses a model
+    that changes the head's output (softcapping, scaling), which would make every ratio silently wrong.
     """
     backbone, head = halves(model)
     if head is None or backbone is model:
         raise UsageError(f"{type(model).__name__} has no separate output head; groupwise cannot train it")
     ids = torch.arange(4, device=next(model.parameters()).device)[None] % model.config.get_text_config().vocab_size
     with torch.no_grad():
-        apart, whole = head(hidden(backbone, ids)), model(input_ids=ids, use_cache=False).logits
-    if not torch.allclose(apart.float(), whole.float(), rtol=1e-3, atol=1e-3):
+        logits, own = head(hidden(backbone, ids)), model(input_ids=ids, use_cache=False).logits
+    if not torch.allclose(logits.float(), own.float(), rtol=1e-3, atol=1e-3):
         raise UsageError(
             f"{type(model).__name__} changes its logits after the output head (softcapping or scaling); "
             "groupwise computes log-probabilities from the head and would be wrong"

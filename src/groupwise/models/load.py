@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise.core.errors import UsageError
@@ -34,7 +34,7 @@ class Policy:
     @property
     def positions(self) -> int:
         """The longest prompt and completion together that the model takes, tokens."""
-        return int(getattr(self.model.config, "max_position_embeddings", 0)) or 1 << 30
+        return positions(self.model)
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """A prompt's ids, with what the tokenizer puts in front of a text (BOS) and nothing behind it."""
@@ -46,9 +46,9 @@ class Policy:
 
 
 def model_folder(model: str) -> Path:
-    """A model's folder, from its path or its id on a model hub (which is downloaded once, or found in the cache).
+    """A model's folder, from its path or its id on a model hub (which is downloaded once, then read from the cache).
 
-    Raises UsageError where there is no such folder, and no such id can be had.
+    Raises UsageError where there is no such folder and no such id.
     """
     if Path(model).is_dir():
         return Path(model)
@@ -67,31 +67,45 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
     Raises UsageError, naming the folder, where it is missing, is no model, has no tokenizer, or where the tokenizer
     can produce ids that the model has no embedding for.
     """
+    where = f"model = {str(folder)!r}"
     if not folder.is_dir():
-        raise UsageError(f"model = {str(folder)!r}: there is no such folder")
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"model = {str(folder)!r}: no config.json; expected a Hugging Face model folder")
+        raise UsageError(f"{where}: there is no such folder")
+    require_config(folder, where)
     tokenizer = load_tokenizer(folder)
-    try:
-        with quiet():
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UsageError(
-            f"model = {str(folder)!r}: does not load as a causal language model: {error_line(error)}"
-        ) from None
+    model = from_pretrained(AutoModelForCausalLM, folder, where, "causal language model", dtype=dtype)
     embeddings = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > embeddings:
         raise UsageError(
-            f"model = {str(folder)!r}: the tokenizer has {len(tokenizer)} ids but the model only {embeddings} "
-            "embeddings; they do not belong together"
+            f"{where}: the tokenizer has {len(tokenizer)} ids but the model only {embeddings} embeddings; they do not "
+            "belong together"
         )
     model.eval().to(device)
     check_halves(model)
     eos = end_ids(model, tokenizer)
     if not eos:
-        raise UsageError(f"model = {str(folder)!r}: no end-of-sequence id in model, generation config or tokenizer")
+        raise UsageError(f"{where}: no end-of-sequence id in model, generation config or tokenizer")
     pad = tokenizer.pad_token_id
     return Policy(model, tokenizer, eos, min(eos) if pad is None else int(pad))
+
+
+def require_config(folder: Path, where: str) -> None:
+    """Raises UsageError, `where` first, for a folder that holds no model."""
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{where}: no config.json; expected a Hugging Face model folder")
+
+
+def from_pretrained(kind: Any, folder: Path, where: str, expected: str, **options: Any) -> Any:
+    """What transformers' `kind` loads from a folder. Raises UsageError, `where` first, where it is not as expected."""
+    try:
+        with quiet():
+            return kind.from_pretrained(folder, local_files_only=True, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"{where}: does not load as a {expected}: {error_line(error)}") from None
+
+
+def positions(model: Any) -> int:
+    """The longest prompt and completion together that a model takes, tokens."""
+    return int(getattr(model.config, "max_position_embeddings", 0)) or 1 << 30
 
 
 def prompt_ids(tokenizer: Any, prompts: list[str]) -> list[list[int]]:
@@ -110,11 +124,11 @@ def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:
 def end_ids(model: nn.Module, tokenizer: object) -> frozenset[int]:
     """Every id that ends an answer: of the model's configuration, its generation configuration, and the tokenizer."""
     generation = getattr(model, "generation_config", None)
-    found: set[int] = set()
+    ends: set[int] = set()
     for owner in (model.config, generation, tokenizer):
         ids = getattr(owner, "eos_token_id", None)
-        found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
-    return frozenset(int(i) for i in found)
+        ends.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
+    return frozenset(int(i) for i in ends)
 
 
 def digest(model: nn.Module) -> str:
@@ -122,12 +136,8 @@ def digest(model: nn.Module) -> str:
     total = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         total.update(name.encode())
-        total.update(_bytes(tensor))
+        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()[:12]
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def load_tokenizer(folder: Path) -> Any:

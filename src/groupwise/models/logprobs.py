@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of given tokens, in chunks: a [tokens, vocabulary] tensor is never held whole."""
+"""Log-probabilities and entropies of given tokens, in chunks: a [tokens, vocabulary] tensor is never held at once."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def token_logprobs(
     if len(targets) <= rows:
         return score(states, targets, _pad_support(support, 0, len(targets), targets.device))
     recompute = torch.is_grad_enabled()
-    found: list[tuple[Tensor, Tensor]] = []
+    chunks: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(targets), rows):
         stop = min(start + rows, len(targets))
         part = (states[start:stop], targets[start:stop], _pad_support(support, start, stop, targets.device))
-        found.append(
+        chunks.append(
             checkpoint(score, *part, use_reentrant=False, preserve_rng_state=False) if recompute else score(*part)
         )
-    return torch.cat([logp for logp, _ in found]), torch.cat([entropy for _, entropy in found])
+    return torch.cat([logp for logp, _ in chunks]), torch.cat([entropy for _, entropy in chunks])
 
 
 def _chunk(

@@ -1,4 +1,4 @@
-"""Transformers without its progress bars and remarks."""
+"""transformers without its progress bars and warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no remarks of transformers in here: a run has its own."""
+    """Inside, transformers shows no progress bars and no warnings: a run has its own."""
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()

@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from groupwise.core.collate import microbatches
 from groupwise.core.errors import UsageError
 from groupwise.models.heads import hidden
-from groupwise.models.load import Policy, error_line, load_tokenizer, save_policy
+from groupwise.models.load import (
+    Policy,
+    error_line,
+    from_pretrained,
+    load_tokenizer,
+    positions,
+    require_config,
+    save_policy,
+)
 from groupwise.models.quiet import quiet
 
 Tokens = tuple[int, ...]
@@ -51,7 +58,7 @@ class RewardModel:
         return out.tolist()
 
     def forward(self, rows: Sequence[Tokens]) -> Tensor:
-        """Whole rows of ids, prompt and completion -> [N] scores, differentiable in the weights."""
+        """Rows of ids, prompt and completion -> [N] scores, differentiable in the weights."""
         length = torch.tensor([len(row) for row in rows])
         tokens = torch.zeros(len(rows), int(length.max()), dtype=torch.long)  # any id will do: nothing looks at padding
         for i, row in enumerate(rows):
@@ -65,7 +72,7 @@ class RewardModel:
     @property
     def positions(self) -> int:
         """The longest prompt and completion together that the model takes, tokens."""
-        return int(getattr(self.model.config, "max_position_embeddings", 0)) or 1 << 30
+        return positions(self.model)
 
     def save(self, folder: Path) -> None:
         """A Hugging Face folder that `AutoModelForSequenceClassification.from_pretrained` loads, tokenizer included."""
@@ -98,16 +105,12 @@ def reward_model_of(policy: Policy) -> RewardModel:
 
 def load_reward_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> RewardModel:
     """The reward model saved in `folder`. Raises UsageError, naming the folder, where there is none."""
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"reward model {str(folder)!r}: no config.json; expected a Hugging Face model folder")
+    where = f"reward model {str(folder)!r}"
+    require_config(folder, where)
     tokenizer = load_tokenizer(folder)
-    try:
-        with quiet():
-            model: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"reward model {str(folder)!r}: does not load as a classifier: {error_line(error)}") from None
+    model = from_pretrained(AutoModelForSequenceClassification, folder, where, "classifier", dtype=dtype)
     if model.config.num_labels != 1:
-        raise UsageError(f"reward model {str(folder)!r}: {model.config.num_labels} labels; a reward model has one")
+        raise UsageError(f"{where}: {model.config.num_labels} labels; a reward model has one")
     for parameter in model.parameters():
         # Weights mapped from a file lie at odd addresses, where sums round differently from those that were saved.
         parameter.data = parameter.data.clone()
@@ -148,7 +151,7 @@ def _check_head(model: Any) -> None:
     vocabulary, pad = model.config.get_text_config().vocab_size, model.config.get_text_config().pad_token_id
     ids = torch.tensor([[i for i in range(min(5, vocabulary)) if i != pad]], device=next(model.parameters()).device)
     with torch.no_grad():
-        whole = model(input_ids=ids, use_cache=False).logits[:, 0]
-        apart = last_scores(model, ids, torch.tensor([ids.shape[1]], device=ids.device))
-    if not torch.allclose(apart.float(), whole.float(), rtol=1e-3, atol=1e-3):
+        own = model(input_ids=ids, use_cache=False).logits[:, 0]
+        scores = last_scores(model, ids, torch.tensor([ids.shape[1]], device=ids.device))
+    if not torch.allclose(scores.float(), own.float(), rtol=1e-3, atol=1e-3):
         raise UsageError(f"{kind} does not score by `score` of the last hidden state; groupwise cannot use it")

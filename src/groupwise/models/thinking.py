@@ -1,4 +1,4 @@
-"""Thinking and answer of a completion told apart, so that a checker looks at the answer alone."""
+"""A completion split into thinking and answer, so that a checker looks at the answer alone."""
 
 from __future__ import annotations
 

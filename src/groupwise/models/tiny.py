@@ -6,8 +6,6 @@ After that nothing knows that the model is tiny: it loads with AutoModelForCausa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,9 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
-from transformers.utils import logging
 
 from groupwise.core.errors import UsageError
+from groupwise.models.load import save_policy
 
 PAD, EOS = "<pad>", "<eos>"
 PAD_ID, EOS_ID = 0, 1
@@ -74,13 +72,11 @@ class TinySpec:
     def build(self, alphabet: str, folder: Path, seed: int) -> None:
         """Write model, generation settings and tokenizer into `folder`; the same seed gives the same bits."""
         tokenizer = self.tokenizer(alphabet)
-        with torch.random.fork_rng(devices=[]):  # the caller's random stream is not ours to move
+        with torch.random.fork_rng(devices=[]):  # the caller's random stream stays where it is
             torch.manual_seed(seed)
             model = self._model(tokenizer)
         model.generation_config = GenerationConfig(eos_token_id=self._ends(tokenizer), pad_token_id=PAD_ID)
-        with _without_progress_bar():
-            model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_policy(model, tokenizer, folder)
 
     def tokenizer(self, alphabet: str) -> PreTrainedTokenizerFast:
         """One token a character. Raises UsageError where the task's text has no alphabet to take them from."""
@@ -100,7 +96,7 @@ class TinySpec:
         return Qwen3ForCausalLM(Qwen3Config(**self._settings(tokenizer), intermediate_size=self.mlp_width))
 
     def _settings(self, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-        """What every architecture of the family is told, whatever its feed-forward part."""
+        """The configuration of every architecture of the family, less its feed-forward part."""
         return {
             "vocab_size": len(tokenizer),
             "hidden_size": self.width,
@@ -175,13 +171,7 @@ def character_tokenizer(alphabet: str, max_length: int) -> PreTrainedTokenizerFa
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()  # join the characters; the default would put spaces between them
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=EOS,
-        pad_token=PAD,
-        clean_up_tokenization_spaces=False,
-        model_max_length=max_length,
-    )
+    return _fast(tokenizer, EOS, max_length)
 
 
 def byte_tokenizer(max_length: int, chat: bool = False) -> PreTrainedTokenizerFast:
@@ -195,24 +185,16 @@ def byte_tokenizer(max_length: int, chat: bool = False) -> PreTrainedTokenizerFa
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([PAD, EOS, *marks])
-    made = PreTrainedTokenizerFast(
+    fast = _fast(tokenizer, TURN_END if chat else EOS, max_length)
+    fast.chat_template = CHATML if chat else None
+    return fast
+
+
+def _fast(tokenizer: Tokenizer, eos: str, max_length: int) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token=TURN_END if chat else EOS,
+        eos_token=eos,
         pad_token=PAD,
         clean_up_tokenization_spaces=False,
         model_max_length=max_length,
     )
-    made.chat_template = CHATML if chat else None
-    return made
-
-
-@contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    """A bar for a file of half a megabyte is noise; whoever had bars before has them after."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from groupwise.core.errors import UsageError
+from groupwise.models.load import from_pretrained
 from groupwise.models.quiet import quiet
 
 #: The `start` that is no folder: the policy's own weights.
@@ -36,23 +36,19 @@ def from_folder(folder: Path, policy: Any) -> Any:
     """
     where = f"critic.start = {str(folder)!r}"
     dtype = next(policy.parameters()).dtype
-    try:
-        with quiet():
-            found, told = AutoModelForSequenceClassification.from_pretrained(
-                folder, num_labels=1, dtype=dtype, local_files_only=True, output_loading_info=True
-            )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        words = " ".join(str(error).split())[:300]
-        raise UsageError(f"{where}: does not load as a reward model or causal language model: {words}") from None
-    head = _head(found)
-    backbone = {f"{found.base_model_prefix}.{name}" for name, _ in found.base_model.named_parameters()}
-    lacking = sorted(backbone & set(told["missing_keys"]))
+    options = {"num_labels": 1, "dtype": dtype, "output_loading_info": True}
+    expected = "reward model or causal language model"
+    loaded, info = from_pretrained(AutoModelForSequenceClassification, folder, where, expected, **options)
+    head = _head(loaded)
+    backbone = {f"{loaded.base_model_prefix}.{name}" for name, _ in loaded.base_model.named_parameters()}
+    lacking = sorted(backbone & set(info["missing_keys"]))
     if lacking:
         raise UsageError(f"{where}: its weights lack {lacking[0]}; expected a whole model")
-    if found.get_input_embeddings().weight.shape[0] < policy.get_input_embeddings().weight.shape[0]:
+    if loaded.get_input_embeddings().weight.shape[0] < policy.get_input_embeddings().weight.shape[0]:
         raise UsageError(f"{where}: it has fewer embeddings than the policy; they do not share a tokenizer")
-    trained = not any(name.split(".")[0] in _names(found, head) for name in told["missing_keys"])
-    return _token_model(found.config, found.base_model, head if trained else None).to(policy.device)
+    names = {name for name, module in loaded.named_children() if module is head}
+    trained = not any(name.split(".")[0] in names for name in info["missing_keys"])
+    return _token_model(loaded.config, loaded.base_model, head if trained else None).to(policy.device)
 
 
 def token_values(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -99,7 +95,3 @@ def _head(model: Any) -> nn.Linear:
     if len(heads) != 1 or heads[0].out_features != 1:
         raise UsageError(f"{type(model).__name__} has no single linear score head, which a critic is made of")
     return heads[0]
-
-
-def _names(model: Any, head: nn.Module) -> set[str]:
-    return {name for name, module in model.named_children() if module is head}
