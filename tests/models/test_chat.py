@@ -19,7 +19,7 @@ from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.load import Policy, load_policy, prompt_ids
-from groupwise.models.template_checks import Finding, check_chat, check_prompts, demand
+from groupwise.models.template_checks import Finding, check_chat, check_prompts, require_no_fatal
 from groupwise.models.thinking import answer_only, split_thinking
 from groupwise.models.tiny import CHATML, ByteSpec, byte_tokenizer, character_tokenizer
 from groupwise.training.initial_policy import TINY
@@ -248,10 +248,10 @@ def test_a_dropped_system_prompt_is_fatal_where_one_is_used() -> None:
     found = findings(made, SYSTEM)
     assert [f.fatal for f in found] == [True, True]
     with pytest.raises(UsageError, match=r"template: drops the system prompt; .*also: prompt of sample q1: .*drops"):
-        demand(found)
+        require_no_fatal(found)
     unused = only(findings(made), "drops the system prompt")
     assert not unused.fatal
-    demand([unused])
+    require_no_fatal([unused])
 
 
 def test_what_the_template_refuses_is_fatal_where_it_is_used() -> None:

@@ -122,13 +122,13 @@ def grpo_process() -> Algorithm:
 
 def dr_grpo() -> Algorithm:
     """Dr. GRPO: no deviation and no length in any normaliser; the limit is the generation budget, 3000 in the paper."""
-    return Algorithm(
+    return dataclasses.replace(
+        grpo(),
         name="dr-grpo",
         watch="gradient_norm: the limit scales the gradient, so a longer limit is a smaller step; length_wrong_mean",
         paper="Understanding R1-Zero-Like Training, 2503.20783",
         advantage=GroupMean(),
-        ratio=TokenRatio(),
-        trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
+        kl=KL(beta=0.0),
         aggregate=Constant(limit=3000),
     )
 

@@ -29,12 +29,12 @@ def compare(name: str, other: str) -> str:
     """What differs between two algorithms, slot by slot."""
     left, right = algorithm(name), algorithm(other)
     pairs = list(zip(lines(left), lines(right), strict=True))
-    told: list[str] = []
+    different: list[str] = []
     for a, b in pairs:
         if a != b:
-            told += ["", a[0], *_table([(f"  {left.name}", a[1], a[2]), (f"  {right.name}", b[1], b[2])])]
+            different += ["", a[0], *_table([(f"  {left.name}", a[1], a[2]), (f"  {right.name}", b[1], b[2])])]
     same = [a[0] for a, b in pairs if a == b]
-    body = told or ["", "nothing: the two rows are the same"]
+    body = different or ["", "nothing: the two rows are the same"]
     return "\n".join([f"{left.name} against {right.name}: what differs", *body, "", f"the same: {', '.join(same)}"])
 
 
@@ -67,8 +67,8 @@ def overview() -> str:
     slots = ("shaping", "filter", "advantage", "ratio", "trust", "kl", "aggregate")
     head = ["| name | paper | " + " | ".join(slots) + " |", "|---" * (2 + len(slots)) + "|"]
     rows = [algorithm(name) for name in CATALOG]
-    told = [[row.name, row.paper.rpartition(", ")[2], *(_short(slot, row) for slot in slots)] for row in rows]
-    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in told)])
+    cells = [[row.name, row.paper.rpartition(", ")[2], *(_short(slot, row) for slot in slots)] for row in rows]
+    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in cells)])
 
 
 def _short(slot: str, row: Algorithm) -> str:
@@ -77,9 +77,9 @@ def _short(slot: str, row: Algorithm) -> str:
     if slot == "kl":
         return describe(part).replace("beta=", "") if row.kl.beta else ""
     kind = describe(part).partition("(")[0]
-    told = [(f.name, getattr(part, f.name), f.default) for f in dataclasses.fields(part)]  # type: ignore[arg-type]
+    fields = [(f.name, getattr(part, f.name), f.default) for f in dataclasses.fields(part)]  # type: ignore[arg-type]
     always = slot == "trust"
-    shown = [(name, value) for name, value, default in told if value != default or (always and value)]
+    shown = [(name, value) for name, value, default in fields if value != default or (always and value)]
     values = [name if value is True else f"{name} {value:g}" for name, value in shown]
     if kind == "none" or (slot == "shaping" and kind == "outcome" and not values):
         return ""
@@ -106,8 +106,8 @@ def _page() -> Iterator[str]:
         yield ""
         yield "| slot | part | equation |"
         yield "|---|---|---|"
-        for slot, told, equation in lines(row):
-            yield f"| {slot} | `{told}` | {_cell(equation)} |"
+        for slot, part, equation in lines(row):
+            yield f"| {slot} | `{part}` | {_cell(equation)} |"
         yield ""
         yield f"Watch: {row.watch}"
 
@@ -138,7 +138,7 @@ def _cell(text: str) -> str:
 def _table(lines: list[tuple[str, str, str]]) -> list[str]:
     """A part on one line, its equation under it."""
     width = max(10, *(len(name) + 1 for name, _, _ in lines))
-    return [row for name, told, equation in lines for row in (f"{name:<{width}} {told}", f"{'':<{width}} {equation}")]
+    return [row for name, part, equation in lines for row in (f"{name:<{width}} {part}", f"{'':<{width}} {equation}")]
 
 
 if __name__ == "__main__":

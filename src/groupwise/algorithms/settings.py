@@ -96,18 +96,14 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algori
 
 def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
     """Every key of the row with its value, as a recipe has them: algorithm(row.name, settings(row)) == row."""
-    told: dict[str, dict[str, object] | float] = {}
+    values: dict[str, dict[str, object] | float] = {}
     for slot, kinds in KINDS.items():
         part = getattr(row, slot)
-        kind = next(name for name, found in kinds.items() if type(part) is found)
-        told[slot] = {
-            KIND_KEY.get(slot, "kind"): kind,
-            **{f.name: getattr(part, f.name) for f in dataclasses.fields(part)},
-        }
-    estimator = next(name for name, found in ESTIMATORS.items() if type(row.kl.estimator) is found)
-    told["kl"] = {"beta": row.kl.beta, "estimator": estimator, "place": row.kl.place.value}
-    told["entropy_coefficient"] = row.entropy_coefficient
-    return told
+        values[slot] = {KIND_KEY.get(slot, "kind"): _name(type(part), kinds), **vars(part)}
+    estimator = _name(type(row.kl.estimator), ESTIMATORS)
+    values["kl"] = {"beta": row.kl.beta, "estimator": estimator, "place": row.kl.place.value}
+    values["entropy_coefficient"] = row.entropy_coefficient
+    return values
 
 
 def describe(part: object) -> str:
@@ -115,11 +111,16 @@ def describe(part: object) -> str:
     if isinstance(part, KL):
         if not part.beta:
             return "off"
-        name = next(k for k, kind in ESTIMATORS.items() if isinstance(part.estimator, kind))
-        return f"{name} in the {part.place.value}, beta={part.beta:g}"
-    kind = next((k for kinds in KINDS.values() for k, kind in kinds.items() if type(part) is kind), type(part).__name__)
+        return f"{_name(type(part.estimator), ESTIMATORS)} in the {part.place.value}, beta={part.beta:g}"
+    kind = next((_name(type(part), kinds) for kinds in KINDS.values() if type(part) in kinds.values()), None)
+    kind = kind or type(part).__name__
     fields = ", ".join(f"{f.name}={getattr(part, f.name)!r}" for f in dataclasses.fields(part))  # type: ignore[arg-type]
     return f"{kind}({fields})" if fields else kind
+
+
+def _name(kind: type, kinds: Mapping[str, type]) -> str:
+    """A kind's name in a recipe."""
+    return next(name for name, other in kinds.items() if other is kind)
 
 
 def _by_slot(settings: Mapping[str, object]) -> dict[str, dict[str, object]]:
@@ -143,25 +144,26 @@ def _rebuild(slot: str, part: object, values: dict[str, object]) -> object:
     for key, value in values.items():
         where = f"algorithm.{slot}.{key}" if key else f"algorithm.{slot}"
         if key not in fields:
-            name = next(k for k, found in KINDS[slot].items() if found is kind)
-            raise UsageError(f"{where}: {slot} {name!r} has no such key; {nearest(key, [kind_key, *fields])}")
+            raise UsageError(
+                f"{where}: {slot} {_name(kind, KINDS[slot])!r} has no such key; {nearest(key, [kind_key, *fields])}"
+            )
         values[key] = _plain(where, value, str(fields[key].type))
     same = {k: getattr(part, k) for k in fields if kind is type(part)}
     return _construct(f"algorithm.{slot}", kind, {**same, **values})
 
 
 def _rebuild_kl(kl: KL, values: dict[str, object]) -> KL:
-    made: dict[str, object] = {"beta": kl.beta, "estimator": kl.estimator, "place": kl.place}
+    fields: dict[str, object] = {"beta": kl.beta, "estimator": kl.estimator, "place": kl.place}
     for key, value in values.items():
         if key == "beta":
-            made[key] = _number("algorithm.kl.beta", value)
+            fields[key] = _number("algorithm.kl.beta", value)
         elif key == "estimator":
-            made[key] = _choice("algorithm.kl.estimator", value, ESTIMATORS)()
+            fields[key] = _choice("algorithm.kl.estimator", value, ESTIMATORS)()
         elif key == "place":
-            made[key] = _choice("algorithm.kl.place", value, PLACES)
+            fields[key] = _choice("algorithm.kl.place", value, PLACES)
         else:
-            raise UsageError(f"algorithm.kl.{key}: there is no such key; {nearest(key, made)}")
-    return _construct("algorithm.kl", KL, made)  # type: ignore[return-value]
+            raise UsageError(f"algorithm.kl.{key}: there is no such key; {nearest(key, fields)}")
+    return _construct("algorithm.kl", KL, fields)  # type: ignore[return-value]
 
 
 def _construct(where: str, kind: type, values: Mapping[str, object]) -> object:

@@ -21,8 +21,8 @@ THINKING: Mapping[str, bool] = {"on": True, "off": False}
 
 Message = Mapping[str, str]
 
-#: The least that a template must be able to render.
-ASKED: Sequence[Message] = ({"role": "user", "content": "?"},)
+#: The shortest conversation that a template must be able to render.
+QUESTION: Sequence[Message] = ({"role": "user", "content": "?"},)
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,10 @@ class Chat:
         self.tokenizer, self.settings = tokenizer, settings or ChatSettings()
         self.template = _template(tokenizer, self.settings.template)
         #: Whether the tokenizer itself puts its BOS in front of a text.
-        self.adds_bos = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [
-            tokenizer.bos_token_id
-        ]
+        self.adds_bos = _begins(tokenizer, tokenizer("")["input_ids"])
         self._variables: dict[str, bool] = {}
-        first = self.ids(self.render(ASKED) if self.template is not None else "")[:1]
         #: Whether prompts begin with the tokenizer's BOS, whoever writes it.
-        self.has_bos = bool(first) and first[0] == tokenizer.bos_token_id
+        self.has_bos = _begins(tokenizer, self.ids(self.render(QUESTION) if self.template is not None else ""))
         self._take_settings()
 
     def encode(self, sample: Sample) -> tuple[int, ...]:
@@ -115,9 +112,8 @@ class Chat:
                 **{**self._variables, **variables},
             )
         except Exception as error:  # a template is a program: it can raise anything
-            told = f"{where}: " if where else ""
             raise UsageError(
-                f"{told}the chat template ({self._source()}) does not render it: {type(error).__name__}: "
+                f"{_prefix(where)}the chat template ({self._source()}) does not render it: {type(error).__name__}: "
                 f"{error_line(error)}"
             ) from None
 
@@ -130,8 +126,7 @@ class Chat:
                 return tuple(prompt_ids(self.tokenizer, [text])[0])
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
-            told = f"{where}: " if where else ""
-            raise UsageError(f"{told}the model's tokenizer cannot read it: {error_line(error)}") from None
+            raise UsageError(f"{_prefix(where)}the model's tokenizer cannot read it: {error_line(error)}") from None
         lacking = self.adds_bos and not _begins(self.tokenizer, ids)
         return (self.tokenizer.bos_token_id, *ids) if lacking else tuple(ids)
 
@@ -163,7 +158,7 @@ class Chat:
                 )
         if not self.settings.thinking:
             return
-        if self.render(ASKED, enable_thinking=True) == self.render(ASKED, enable_thinking=False):
+        if self.render(QUESTION, enable_thinking=True) == self.render(QUESTION, enable_thinking=False):
             raise UsageError(
                 f"chat.thinking = {self.settings.thinking!r}: the chat template does not read enable_thinking, so it "
                 "would change nothing; take it out, and use chat.open to begin the thinking"
@@ -196,6 +191,10 @@ def _template(tokenizer: Any, wanted: str) -> str | None:
 def _begins(tokenizer: Any, ids: Sequence[int]) -> bool:
     """Whether ids begin with the tokenizer's BOS."""
     return tokenizer.bos_token_id is not None and tuple(ids[:1]) == (tokenizer.bos_token_id,)
+
+
+def _prefix(where: str) -> str:
+    return f"{where}: " if where else ""
 
 
 def _short(text: str, limit: int = 60) -> str:

@@ -1,12 +1,12 @@
-"""What a chat template does to a conversation, found out by rendering one, and told before anything is trained.
+"""Checks of what a chat template does to a conversation, by rendering one before anything is trained.
 
-A template is a program that comes with a model. Each check renders marked text and looks where it went; none reads the
-template's source, but for the date, which it would show on another day only.
+A template is a program that comes with a model. Each check renders marked text and looks where it went. Only the check
+for the date reads the template's source, because rendering would show it on another day only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from groupwise.core.errors import UsageError
@@ -20,7 +20,7 @@ LOOKED_AT = 32
 
 @dataclass(frozen=True)
 class Finding:
-    """Something a check found. A `fatal` one makes a run wrong and refuses it; another is told.
+    """Something wrong with template, prompts or tokenizer. A `fatal` one refuses the run; another is only reported.
 
     what    what is wrong
     where   the template, the prompts, the tokenizer
@@ -37,16 +37,16 @@ class Finding:
 
 
 def check_chat(chat: Chat, ends: Collection[int], samples: Sequence[Sample]) -> list[Finding]:
-    """Everything this page can find: of the template, if there is one, and of the first prompts; fatal ones first.
+    """All findings of the checks here: of the template, if there is one, and of the first prompts; fatal ones first.
 
     `ends` are the ids that end a completion (Policy.eos).
     """
     first = samples[:LOOKED_AT]
-    found = [*check_template(chat, ends, used_roles(chat, first)), *check_prompts(chat, ends, first)]
-    return sorted(found, key=lambda finding: not finding.fatal)
+    findings = [*check_template(chat, ends, used_roles(chat, first)), *check_prompts(chat, ends, first)]
+    return sorted(findings, key=lambda finding: not finding.fatal)
 
 
-def demand(findings: Iterable[Finding]) -> None:
+def require_no_fatal(findings: Iterable[Finding]) -> None:
     """Raises UsageError with every fatal finding."""
     fatal = [str(finding) for finding in findings if finding.fatal]
     if fatal:
@@ -63,20 +63,23 @@ def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> 
     """What the template does to text, to the start of an answer and to its end; nothing where there is no template."""
     if chat.template is None:
         return []
-    checks = (_dropped(chat, used), _answer(chat, ends), _later_turns(chat), _thinking_tags(chat), _date(chat))
-    return [finding for found in checks for finding in found]
+    text, answers = _dropped(chat, used), _answer(chat, ends)
+    return [*text, *answers, *_later_turns(chat), *_thinking_tags(chat), *_date(chat)]
 
 
 def check_prompts(chat: Chat, ends: Collection[int], samples: Iterable[Sample]) -> list[Finding]:
-    """What of the prompts' ids is wrong, each kind told once, with the first sample that shows it."""
-    found: dict[str, Finding] = {}
-    for sample in samples:
-        for kind, finding in _prompt(chat, ends, sample):
-            found.setdefault(kind, finding)
-    return list(found.values())
+    """What of the prompts' ids is wrong, each kind once, with the first sample that shows it."""
+    return _first_of_kind(pair for sample in samples for pair in _prompt(chat, ends, sample))
 
 
-# Text that goes in must come out.
+def _first_of_kind(findings: Iterable[tuple[str, Finding]]) -> list[Finding]:
+    first: dict[str, Finding] = {}
+    for kind, finding in findings:
+        first.setdefault(kind, finding)
+    return list(first.values())
+
+
+# Every message's text must be in the rendered conversation.
 
 #: Words that no template has, with white space around and inside them.
 _MARKS: Sequence[Message] = (
@@ -89,31 +92,31 @@ _MARKS: Sequence[Message] = (
 
 def _dropped(chat: Chat, used: Collection[str]) -> list[Finding]:
     """Whose text is missing from a rendered conversation, or changed in it."""
-    found = []
+    return _first_of_kind((finding.what, finding) for finding in _fates(chat, used))
+
+
+def _fates(chat: Chat, used: Collection[str]) -> Iterator[Finding]:
     for conversation, role in ((_MARKS[3:], "user"), ((_MARKS[0], _MARKS[3]), "system"), (_MARKS[1:], "assistant")):
         try:
             text = chat.render(conversation)
         except UsageError as error:
             if role in used:
-                found.append(_template_finding(f"refuses {_whose(role)}: {error}", _without(role), True))
+                yield _template_finding(f"refuses {_whose(role)}: {error}", _without(role), True)
             continue
         for message in conversation:
             whose = _EARLIER if message is _MARKS[1] else _whose(message["role"])
-            found += _fate(message, whose, text, role in used)
-    told: dict[str, Finding] = {}
-    for finding in found:
-        told.setdefault(finding.what, finding)
-    return list(told.values())
+            yield from _fate(message, whose, text, role in used)
 
 
-def _fate(message: Message, whose: str, text: str, fatal: bool) -> list[Finding]:
+def _fate(message: Message, whose: str, text: str, fatal: bool) -> Iterator[Finding]:
     content = message["content"]
     mark = content.split()[0]
     if mark not in text:
-        return [_template_finding(f"drops {whose}", _without(message["role"]), fatal)]
-    if content.strip() not in text:
-        return [_template_finding(f"changes {whose}: {_around(text, mark)!r}", "see that it is meant", False)]
-    return []
+        yield _template_finding(f"drops {whose}", _without(message["role"]), fatal)
+    elif content.strip() not in text:
+        start = text.index(mark)
+        around = text[max(0, start - 5) : start + 40]
+        yield _template_finding(f"changes {whose}: {around!r}", "see that it is meant")
 
 
 _EARLIER = "what the user said in earlier turns"
@@ -130,34 +133,33 @@ def _without(role: str) -> str:
     return "set chat.template to a Jinja file that renders it"
 
 
-def _around(text: str, mark: str, reach: int = 40) -> str:
-    start = text.index(mark)
-    return text[max(0, start - 5) : start + reach]
-
-
 # Where an answer starts and how it ends.
 
 _QUESTION: Message = {"role": "user", "content": "Zq5"}
 _ANSWER = "Zq6"
 
 
-def _answer(chat: Chat, ends: Collection[int]) -> list[Finding]:
+def _answer(chat: Chat, ends: Collection[int]) -> Iterator[Finding]:
     opened = chat.settings.open + _ANSWER
     try:
-        whole = chat.render([_QUESTION, {"role": "assistant", "content": opened}], prompt=False)
+        answered = chat.render([_QUESTION, {"role": "assistant", "content": opened}], prompt=False)
     except UsageError as error:
-        return [_template_finding(f"an answered question cannot be checked: {error}", "check its end id", False)]
-    before, there, after = whole.partition(_ANSWER)
-    if not there:
-        return [_template_finding("drops the answer of a question", "the start of answers is unchecked", False)]
+        yield _template_finding(f"an answered question cannot be checked: {error}", "check its end id")
+        return
+    before, mark, after = answered.partition(_ANSWER)
+    if not mark:
+        yield _template_finding("drops the answer of a question", "the start of answers is unchecked")
+        return
     prompt, start = chat.render([_QUESTION]), before.rstrip().removesuffix(chat.settings.open.strip()).rstrip()
     if prompt == chat.render([_QUESTION], prompt=False) and start != prompt.rstrip():
         what = (
             f"a template without a generation prompt: after a question it writes {_after(prompt)!r}, but an answered "
             f"one has {_after(before)!r} before the answer"
         )
-        return [_template_finding(what, "add {% if add_generation_prompt %}...{% endif %} to it", True)]
-    return [*_border(chat, prompt + chat.settings.open, before, whole), *_ending(chat, ends, after)]
+        yield _template_finding(what, "add {% if add_generation_prompt %}...{% endif %} to it", True)
+        return
+    yield from _border(chat, prompt + chat.settings.open, before, answered)
+    yield from _ending(chat, ends, after)
 
 
 def _after(text: str) -> str:
@@ -167,46 +169,46 @@ def _after(text: str) -> str:
 _UNKNOWN = "training is not touched, for nothing is rendered again, but the model may not know such prompts"
 
 
-def _border(chat: Chat, prompt: str, before: str, whole: str) -> list[Finding]:
+def _border(chat: Chat, prompt: str, before: str, answered: str) -> Iterator[Finding]:
     """Prefix preservation: an answered question begins with the very ids that the answer was sampled after."""
-    if not whole.startswith(prompt):
-        at = len(_common(prompt, whole))
-        what = (
-            f"renders an answered question otherwise than the prompt of its answer: {whole[at:][:30]!r} in place of "
-            f"{prompt[at:][:30]!r}"
-        )
-        return [_template_finding(what, _UNKNOWN, False)]
+    if not answered.startswith(prompt):
+        rendered, expected = _where_they_part(answered, prompt)
+        what = f"renders an answered question otherwise than the prompt of its answer: {rendered} in place of"
+        yield _template_finding(f"{what} {expected}", _UNKNOWN)
+        return
     between = before[len(prompt) :]
     if between.replace(OPEN, "").replace(CLOSE, "").strip():  # an empty thinking is the model's to write, or to leave
         what = f"a generation prompt that stops short: an answered question has {between!r} before the answer"
-        return [_template_finding(what, "see that the model writes that by itself", False)]
-    head, full = chat.ids(prompt), chat.ids(whole)
+        yield _template_finding(what, "see that the model writes that by itself")
+        return
+    head, full = chat.ids(prompt), chat.ids(answered)
     if full[: len(head)] != head:
-        return [_template_finding(f"a token straddles the border after {prompt[-10:]!r}", _UNKNOWN, False)]
-    return []
+        yield _template_finding(f"a token straddles the border after {prompt[-10:]!r}", _UNKNOWN)
 
 
-def _common(one: str, other: str) -> str:
-    return next((one[:i] for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(one, other, key=len))
+def _where_they_part(text: str, other: str, reach: int = 30) -> tuple[str, str]:
+    """What follows in two texts after what they begin with alike, quoted."""
+    shortest = min(len(text), len(other))
+    at = next((i for i in range(shortest) if text[i] != other[i]), shortest)
+    return repr(text[at:][:reach]), repr(other[at:][:reach])
 
 
-def _ending(chat: Chat, ends: Collection[int], after: str) -> list[Finding]:
+def _ending(chat: Chat, ends: Collection[int], after: str) -> Iterator[Finding]:
     """The first special id that the template writes after an answer must be one that ends a completion."""
     tokenizer, special = chat.tokenizer, {*_special(chat), *ends}
     closing = [i for i in tokenizer(after, add_special_tokens=False)["input_ids"] if i in special]
-    told = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(ends))
+    named = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(ends))
     if closing and closing[0] not in ends:
         token = f"{tokenizer.convert_ids_to_tokens(closing[0])} ({closing[0]})"
         what = (
-            f"closes an answer with {token}, which is not among the ids that end a completion, {told}: answers would "
+            f"closes an answer with {token}, which is not among the ids that end a completion, {named}: answers would "
             "run on to the limit"
         )
         remedy = f"add {closing[0]} to eos_token_id in the model's generation_config.json"
-        return [_template_finding(what, remedy, True)]
+        yield _template_finding(what, remedy, True)
     if not closing:
         what = f"closes an answer with {after!r}, which holds no id that ends a completion"
-        return [_template_finding(what, f"the model itself must end its answers with {told}", False)]
-    return []
+        yield _template_finding(what, f"the model itself must end its answers with {named}")
 
 
 def _special(chat: Chat) -> dict[int, str]:
@@ -219,45 +221,43 @@ def _special(chat: Chat) -> dict[int, str]:
 # Conversations that go on.
 
 
-def _later_turns(chat: Chat) -> list[Finding]:
+def _later_turns(chat: Chat) -> Iterator[Finding]:
     """Whether the ids of one turn begin the ids of the next, thinking included."""
     thought = f"{OPEN}\nZq7\n{CLOSE}\n\nZq8"
     try:
         after = chat.render([_QUESTION, {"role": "assistant", "content": thought}, {"role": "user", "content": "Zq9"}])
     except UsageError:
-        return []  # told by the text checks where prompts have earlier answers
+        return  # a finding of the text checks where prompts have earlier answers
     before = chat.ids(chat.render([_QUESTION]))
     if chat.ids(after)[: len(before)] == before and thought in after:
-        return []
+        return
     why = "renders earlier turns anew" if "Zq7" in after else "takes the thinking out of earlier answers"
     what = f"{why}: what was sampled in one turn is not what the next turn reads"
     remedy = "single-turn runs are not touched; a run of several turns would train on other ids than it sampled"
-    return [_template_finding(what, remedy, False)]
+    yield _template_finding(what, remedy)
 
 
-def _thinking_tags(chat: Chat) -> list[Finding]:
+def _thinking_tags(chat: Chat) -> Iterator[Finding]:
     hidden = [tag for tag in (OPEN, CLOSE) if tag in _special(chat).values()]
-    if not hidden:
-        return []
-    what = f"{' and '.join(hidden)} are special tokens, and rewards read text without special tokens"
-    return [Finding(what, "tokenizer", "make them ordinary added tokens, or do not score the tags", False)]
+    if hidden:
+        what = f"{' and '.join(hidden)} are special tokens, and rewards read text without special tokens"
+        yield Finding(what, "tokenizer", "make them ordinary added tokens, or do not score the tags", False)
 
 
-def _date(chat: Chat) -> list[Finding]:
-    if "strftime_now" not in (chat.template or ""):
-        return []
-    remedy = "write the date into a copy of the template and set chat.template to it"
-    return [_template_finding("may write today's date: a run goes on with other prompts tomorrow", remedy, False)]
+def _date(chat: Chat) -> Iterator[Finding]:
+    if "strftime_now" in (chat.template or ""):
+        remedy = "write the date into a copy of the template and set chat.template to it"
+        yield _template_finding("may write today's date: a run goes on with other prompts tomorrow", remedy)
 
 
-def _template_finding(what: str, remedy: str, fatal: bool) -> Finding:
+def _template_finding(what: str, remedy: str, fatal: bool = False) -> Finding:
     return Finding(what, "chat template", remedy, fatal)
 
 
 # The prompts themselves.
 
 
-def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterable[tuple[str, Finding]]:
+def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterator[tuple[str, Finding]]:
     where, tokenizer = f"prompt of sample {sample.key}", chat.tokenizer
     try:
         text = chat.text(sample)
@@ -280,15 +280,15 @@ def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterable[tuple
     yield from _round_trip(chat, text, ids, where)
 
 
-def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterable[tuple[str, Finding]]:
+def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, Finding]]:
     """Each message's own text is in the prompt, and none of it is read as a control token."""
-    own = chat.messages(sample) if chat.template is not None else [{"role": "user", "content": sample.prompt}]
-    for message in own:
+    plain = [{"role": "user", "content": sample.prompt}]
+    for message in plain if chat.template is None else chat.messages(sample):
         role, content = str(message.get("role")), str(message.get("content"))
-        said = split_thinking(content)[1] if role == "assistant" else content.strip()
-        if said not in text:
-            lost = _letters(said) not in _letters(text)
-            what = f"the chat template {'drops' if lost else 'changes'} {_whose(role)}: {said[:40]!r} is not in it"
+        own_text = split_thinking(content)[1] if role == "assistant" else content.strip()
+        if own_text not in text:
+            lost = _letters(own_text) not in _letters(text)
+            what = f"the chat template {'drops' if lost else 'changes'} {_whose(role)}: {own_text[:40]!r} is not in it"
             yield f"text {role}", Finding(what, where, _without(role) if lost else "see that it is meant", lost)
         control = [token for token in _special(chat).values() if token in content]
         if control:
@@ -307,7 +307,7 @@ def _letters(text: str) -> str:
     return "".join(text.split()).casefold()
 
 
-def _round_trip(chat: Chat, text: str, ids: Sequence[int], where: str) -> Iterable[tuple[str, Finding]]:
+def _round_trip(chat: Chat, text: str, ids: Sequence[int], where: str) -> Iterator[tuple[str, Finding]]:
     tokenizer = chat.tokenizer
     unknown = sum(i == tokenizer.unk_token_id for i in ids)
     if unknown:
@@ -315,8 +315,8 @@ def _round_trip(chat: Chat, text: str, ids: Sequence[int], where: str) -> Iterab
         yield "unknown", Finding(what, where, "use a model whose tokenizer reads it, or leave such samples out", False)
         return
     back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    one, other = _bare(back, tokenizer.bos_token), _bare(text, tokenizer.bos_token)
-    if one != other:
-        at = len(_common(one, other))
-        what = f"the tokenizer changes it: {other[at:][:30]!r} is read as {one[at:][:30]!r}"
+    before, after = _bare(text, tokenizer.bos_token), _bare(back, tokenizer.bos_token)
+    if before != after:
+        written, read = _where_they_part(before, after)
+        what = f"the tokenizer changes it: {written} is read as {read}"
         yield "round trip", Finding(what, where, "see that nothing is lost that an answer needs", False)

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON in a folder that appears whole or not at all, with a hash of every file."""
+"""Checkpoints: safetensors and JSON in a folder that appears complete or not at all, with a hash of every file."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Pat
         if not disk_words(error):
             raise
         good, _ = newest_good(root)
-        kept = f"{good} is untouched" if good else "there is no earlier checkpoint"
+        earlier = f"{good} is untouched" if good else "there is no earlier checkpoint"
         raise RunError(
-            f"step {step}: the checkpoint cannot be saved: {disk_words(error)}; {kept}. "
+            f"step {step}: the checkpoint cannot be saved: {disk_words(error)}; {earlier}. "
             f"Free space, then: groupwise train --resume {root.parent}"
         ) from None
     for old in steps(root)[:-keep]:
@@ -69,13 +69,13 @@ def steps(root: Path) -> list[int]:
 
 def newest_good(root: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint whose files all match their hashes, and a line about each newer one that does not."""
-    told = []
+    lines = []
     for step in reversed(steps(root)):
         damage = damaged(folder_of(root, step))
         if not damage:
-            return folder_of(root, step), told
-        told.append(f"{folder_of(root, step)} is damaged ({damage}); falling back to an older one")
-    return None, told
+            return folder_of(root, step), lines
+        lines.append(f"{folder_of(root, step)} is damaged ({damage}); falling back to an older one")
+    return None, lines
 
 
 def damaged(folder: Path) -> str:
@@ -170,8 +170,7 @@ def stream_from_json(data: dict[str, Any]) -> StreamState:
         )
         for g in data["surplus"]
     ]
-    told = {key: data[key] for key in ("cursor", "keep_rate", "levels")}
-    return StreamState(surplus=tuple(groups), **told)
+    return StreamState(data["cursor"], tuple(groups), data["keep_rate"], data["levels"])
 
 
 def _completion_to_json(completion: Completion) -> dict[str, Any]:
@@ -196,9 +195,8 @@ def _completion_from_json(data: dict[str, Any]) -> Completion:
 
 def _routes_to_json(routes: Tensor) -> dict[str, Any]:
     """The bytes as text: a number for each choice would be several times as long."""
-    whole = routes.contiguous()
-    text = base64.b64encode(whole.view(torch.uint8).numpy().tobytes()).decode()
-    return {"shape": list(whole.shape), "bytes_each": whole.element_size(), "base64": text}
+    text = base64.b64encode(routes.contiguous().view(torch.uint8).numpy().tobytes()).decode()
+    return {"shape": list(routes.shape), "bytes_each": routes.element_size(), "base64": text}
 
 
 def _routes_from_json(data: dict[str, Any]) -> Tensor:

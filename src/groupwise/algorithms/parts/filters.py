@@ -80,8 +80,8 @@ class DropUniform:
             raise ValueError(f"max_rounds = {self.max_rounds}: must be at least 1")
 
     def __call__(self, group: Group) -> Verdict:
-        found = signal(group)
-        return Verdict(found is Signal.MIXED, found)
+        reason = signal(group)
+        return Verdict(reason is Signal.MIXED, reason)
 
 
 def signal(group: Group) -> Signal:
