@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from groupwise.algorithms.settings import algorithm
     from groupwise.commands.train import Run, train
     from groupwise.core.errors import CheckFailed, GroupwiseError, RunError, UsageError
-    from groupwise.models.moe.routing import record_routes, replay_routes
+    from groupwise.models.moe.record import record_routes
+    from groupwise.models.moe.replay import replay_routes
     from groupwise.tasks.make import task
 
 __all__ = [
@@ -46,8 +47,8 @@ _HOME = {
     "algorithm": "algorithms.settings",
     "gae": "algorithms.parts.advantage",
     "overlong_penalty": "algorithms.parts.shaping",
-    "record_routes": "models.moe.routing",
-    "replay_routes": "models.moe.routing",
+    "record_routes": "models.moe.record",
+    "replay_routes": "models.moe.replay",
     "task": "tasks.make",
     "train": "commands.train",
 }

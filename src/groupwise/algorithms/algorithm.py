@@ -133,7 +133,7 @@ class Algorithm:
         return self.advantage(reward, batch.value, batch.mask, batch.group, batch.step_end)
 
     def weigh(self, minibatch: Batch, totals: Totals | None = None) -> Batch:
-        """Adds `weight` [N,T], made once for the optimizer batch; `totals` where this is only a part of it."""
+        """Adds `weight` [N,T], once for the optimizer batch; `totals` where this is only a part of it."""
         return minibatch.add(weight=self.aggregate(minibatch.mask, totals or count(minibatch.mask)))
 
     def advantages(
@@ -189,7 +189,7 @@ class Algorithm:
         correction: Tensor | None = None,
         entropy: Tensor | None = None,
     ) -> LossOut:
-        """The loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
+        """The loss under the weights [N,T] of `weigh`, so that parts of an optimizer batch add up to it."""
         _same_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
         _same_shape(mask, weight=weight, correction=correction)
         live, old = keep(logp_live, mask), keep(logp_old, mask)

@@ -15,7 +15,7 @@ from torch import nn
 
 from groupwise.config.plan import REWARD_MODEL, SAMPLED_PAIRS, Blueprint
 from groupwise.config.resolve import resolved_recipe
-from groupwise.core.atomic import make_whole
+from groupwise.core.atomic import make_folder
 from groupwise.core.engine import Engine, Request
 from groupwise.core.errors import UsageError
 from groupwise.core.seeds import derive
@@ -31,10 +31,10 @@ from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
 from groupwise.models.load import Policy, digest
 from groupwise.models.logprobs import CHUNK_ELEMENTS
-from groupwise.models.moe.replay import demand_engine, demand_routing
-from groupwise.models.moe.routing import Router
+from groupwise.models.moe.record import Router
+from groupwise.models.moe.settings import require_engine_routes, routers_to_record
 from groupwise.models.reward import RewardModel, load_reward_model
-from groupwise.models.template_checks import check_chat, demand
+from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
 from groupwise.rewards.functions.user import TaskScore
 from groupwise.rewards.pool.dispatch import Limits
@@ -42,11 +42,12 @@ from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.collect import Prompts, Rollout, evaluate
 from groupwise.rollout.scoring import TASK, Scorer
 from groupwise.rollout.selection import Selection, select
+from groupwise.training.cached_reward_model import cached_reward_model
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
 from groupwise.training.initial_policy import starting_policy
 from groupwise.training.learner import Learner
-from groupwise.training.reward_model import REPORT, read_report, reward_model
+from groupwise.training.reward_report import REPORT, read_report
 from groupwise.training.state import RunState
 
 #: How many completions the probe after a weight load asks for, and how long they may be.
@@ -80,7 +81,7 @@ def build(plan: Blueprint, journal: Journal, view: View, stop_requested: Callabl
     routers = _routers(plan, policy, view)
     view.note(memory_estimate(plan, policy, critic.model if critic else None, selection.longest))
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows, routes=bool(routers))
-    demand_engine(engine, plan.routing)
+    require_engine_routes(engine, plan.routing)
     learner = _learner(plan, policy, routers)
     prompts = Prompts(selection.train, chat.encode, plan.seed)
     components = Components(
@@ -162,7 +163,7 @@ def _learner(plan: Blueprint, policy: Policy, routers: Sequence[Router]) -> Lear
 
 def _routers(plan: Blueprint, policy: Policy, view: View) -> Sequence[Router]:
     """The routers whose routes the run records; none for a dense policy."""
-    routers = demand_routing(halves(policy.model)[0], plan.routing)
+    routers = routers_to_record(halves(policy.model)[0], plan.routing)
     if routers:
         view.note(f"routing      {len(routers)} layers, {routers[0].chosen} of {routers[0].experts} experts a token")
     return routers
@@ -175,7 +176,7 @@ def _selection(plan: Blueprint, policy: Policy, chat: Chat, view: View) -> Selec
         raise UsageError(wrong)
     view.note(f"prompts      {chat.describe()}")
     findings = check_chat(chat, policy.eos, selection.heldout)
-    demand(findings)
+    require_no_fatal(findings)
     for finding in findings:
         view.note(f"prompts      {finding}")
     for line in selection.notes:
@@ -212,7 +213,7 @@ def _reward_model(
     if not plan.preference_source:
         return None
     folder = plan.folder / REWARD_MODEL
-    make_whole(folder, partial(_bring_reward_model, plan, policy, chat, scorer, view), "the reward model")
+    make_folder(folder, partial(_bring_reward_model, plan, policy, chat, scorer, view), "the reward model")
     report = read_report(folder / REPORT) if (folder / REPORT).is_file() else None
     for line in report.in_words() if report else ():
         journal.log(line)
@@ -233,7 +234,7 @@ def _bring_reward_model(plan: Blueprint, policy: Policy, chat: Chat, scorer: Sco
         load_reward_model(origin)
     else:
         path = None if plan.preference_source == SAMPLED_PAIRS else Path(plan.preference_source)
-        origin = reward_model(
+        origin = cached_reward_model(
             policy,
             chat,
             scorer,

@@ -12,7 +12,7 @@ from groupwise.config.plan import REWARD_MODEL, Blueprint
 from groupwise.journal import journal
 from groupwise.loop import Training
 from groupwise.training import checkpoint
-from groupwise.training.reward_model import REPORT, read_report
+from groupwise.training.reward_report import REPORT, read_report
 
 
 def summarise(plan: Blueprint, run: Training) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Task
 from groupwise.models.chat import ChatSettings
-from groupwise.models.moe.replay import ReplayFrom, RoutingSettings
+from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
 from groupwise.tasks.make import task
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings, Schedule

@@ -28,8 +28,8 @@ from groupwise.diagnostics.updates import (
     waiting_metrics,
 )
 from groupwise.models.moe.metrics import comparable
-from groupwise.models.moe.replay import ReplayFrom
-from groupwise.models.moe.routing import Router
+from groupwise.models.moe.record import Router
+from groupwise.models.moe.settings import ReplayFrom
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def cached_reward_model(
     max_rows: int = 512,
     on_step: OnStep = silent,
 ) -> Path:
-    """The folder in `cache` of a policy's reward model and its report; made where the same one is not there yet.
+    """The folder in `cache` of a policy's reward model and its report; written where the same one is not there yet.
 
     The pairs come from the file `path`, or else are the policy's own completions of training prompts, ranked by the
     task's score. Held-out pairs come from other prompts of the same origin; the task's held-out split stays untouched.

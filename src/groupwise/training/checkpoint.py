@@ -174,23 +174,24 @@ def stream_from_json(data: dict[str, Any]) -> StreamState:
 
 
 def _completion_to_json(completion: Completion) -> dict[str, Any]:
-    kept = completion.kept
+    support = completion.kept
     data = dict(vars(completion))
-    data["kept"] = None if kept is None else {"ids": kept.ids.tolist(), "start": kept.start.tolist()}
+    data["kept"] = None if support is None else {"ids": support.ids.tolist(), "start": support.start.tolist()}
     data["routes"] = None if completion.routes is None else _routes_to_json(completion.routes)
     return data
 
 
 def _completion_from_json(data: dict[str, Any]) -> Completion:
-    kept = data["kept"]
-    if kept is not None:
-        kept = Kept(torch.tensor(kept["ids"], dtype=torch.int32), torch.tensor(kept["start"], dtype=torch.int64))
+    support = data["kept"]
+    if support is not None:
+        ids, start = torch.tensor(support["ids"], dtype=torch.int32), torch.tensor(support["start"], dtype=torch.int64)
+        support = Kept(ids, start)
     tuples = {"tokens": tuple(data["tokens"]), "logp_engine": tuple(data["logp_engine"])}
     steps = tuple((index, score) for index, score in data["steps"])
     parts = tuple((name, score) for name, score in data["parts"])
     routes = data.get("routes")  # a checkpoint of before there were any has no such key
     routes = None if routes is None else _routes_from_json(routes)
-    return Completion(**{**data, **tuples, "kept": kept, "steps": steps, "parts": parts, "routes": routes})
+    return Completion(**{**data, **tuples, "kept": support, "steps": steps, "parts": parts, "routes": routes})
 
 
 def _routes_to_json(routes: Tensor) -> dict[str, Any]:

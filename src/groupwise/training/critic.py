@@ -87,13 +87,13 @@ class Critic:
     def save(self, folder: Path) -> None:
         """Parameters and optimizer, into a checkpoint's folder."""
         checkpoint.write_parameters(folder, self.model, checkpoint.CRITIC)
-        checkpoint.write_optimizer(folder, self.model, self.optimizer, checkpoint.CRITIC_OPTIMIZER)
+        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Parameters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""
         checkpoint.read_parameters(folder, self.model, checkpoint.CRITIC)
-        checkpoint.read_optimizer(folder, self.model, self.optimizer, checkpoint.CRITIC_OPTIMIZER)
-        self.updates = updates
+        checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER)
+        self.optimizer.updates = updates
 
     def _forward(self, micro: Batch) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):

@@ -17,8 +17,9 @@ from groupwise.core.records import Batch, Completion, Group, Prompt, RoutingReco
 from groupwise.models.heads import halves
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.logprobs import sequence_logprobs
-from groupwise.models.moe.replay import Gathering, Losses, ReplayFrom, RoutingSettings, Rows, rows_of
-from groupwise.models.moe.routing import Router
+from groupwise.models.moe.record import Router, RowRoutes
+from groupwise.models.moe.routing_pass import RoutingPass, routes_to_replay
+from groupwise.models.moe.settings import ReplayFrom, RouterLosses, RoutingSettings
 from groupwise.training import checkpoint
 from groupwise.training.optimizer import (
     OptimizerSettings,
@@ -74,10 +75,10 @@ class Learner:
             logp_ref = self.logprobs(self.reference, batch) if ref and self.reference is not None else None
         return batch.add(logp_old=logp_old, logp_ref=logp_ref, **routed)
 
-    def _under_old_policy(self, batch: Batch, old: bool) -> tuple[Tensor | None, dict[str, Rows]]:
+    def _under_old_policy(self, batch: Batch, old: bool) -> tuple[Tensor | None, dict[str, RowRoutes]]:
         """logp_old where it is read, and the columns of routes."""
         from_engine = self.routing.replay is ReplayFrom.ENGINE
-        replayed = rows_of(batch, "routes_engine", self.routers) if from_engine else None
+        replayed = routes_to_replay(batch, "routes_engine", self.routers) if from_engine else None
         if not old and replayed is not None:
             return None, {"routes": replayed}
         if not old and not self.routing.reads_routes:
@@ -88,17 +89,17 @@ class Learner:
 
     def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
         """[N,T] nats on the CPU, 0 where masked."""
-        return self._sweep(model, batch, Gathering(model, (), batch))
+        return self._sweep(model, batch, RoutingPass(model, (), batch))
 
-    def _pass(self, batch: Batch, replayed: Rows | None) -> tuple[Tensor, RoutingRecord | None]:
+    def _pass(self, batch: Batch, replayed: RowRoutes | None) -> tuple[Tensor, RoutingRecord | None]:
         """The policy's log-probabilities, and its routes."""
         gathering = self._gathering(batch, replayed)
-        return self._sweep(self.model, batch, gathering), gathering.result
+        return self._sweep(self.model, batch, gathering), gathering.record
 
-    def _sweep(self, model: nn.Module, batch: Batch, gathering: Gathering) -> Tensor:
+    def _sweep(self, model: nn.Module, batch: Batch, gathering: RoutingPass) -> Tensor:
         out = torch.zeros(batch.tokens.shape, dtype=score_dtype(model))
         for index, micro in self._microbatches(batch):
-            with gathering.over(index, micro):
+            with gathering.microbatch(index, micro):
                 logp, _ = self._forward(model, micro, entropy_gradient=False)
             out[index, : logp.shape[1]] = logp.cpu()
         return out
@@ -109,7 +110,8 @@ class Learner:
         """
         scored = tuple(dataclasses.replace(c, score=0.0) for c in completions)
         batch = collate([Group(prompt, scored)], pad)
-        replayed = rows_of(batch, "routes_engine", self.routers) if self.routers and batch.routes_engine else None
+        known = self.routers and batch.routes_engine
+        replayed = routes_to_replay(batch, "routes_engine", self.routers) if known else None
         with torch.no_grad():
             logp, _ = self._pass(batch, replayed)
         return [row[inside] for row, inside in zip(logp, batch.mask, strict=True)]
@@ -120,10 +122,10 @@ class Learner:
         seen = {name: torch.zeros(minibatch.tokens.shape, dtype=exact.get(name)) for name in SEEN}
         loss = 0.0
         replays = self.routing.replay is not ReplayFrom.NONE
-        replayed = rows_of(minibatch, "routes", self.routers) if replays else None
+        replayed = routes_to_replay(minibatch, "routes", self.routers) if replays else None
         gathering = self._gathering(minibatch, replayed, self.routing.losses)
         for index, micro in self._microbatches(minibatch):
-            with gathering.over(index, micro) as add_router_losses:
+            with gathering.microbatch(index, micro) as add_router_losses:
                 live, entropy = self._forward(self.model, micro, entropy_gradient=algorithm.entropy_coefficient != 0)
                 out = self._objective(algorithm, micro, live, entropy)
                 value = add_router_losses(out.value)
@@ -133,7 +135,7 @@ class Learner:
                 if column is not None:
                     seen[name][index, : column.shape[1]] = column.detach().to("cpu", seen[name].dtype)
         kl = seen.pop("kl")
-        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=gathering.result)
+        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=gathering.record)
 
     def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
         """One optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
@@ -187,8 +189,8 @@ class Learner:
                 *halves(model), micro.tokens, micro.mask, self.temperature, micro.kept, entropy_gradient
             )
 
-    def _gathering(self, batch: Batch, replayed: Rows | None, losses: Losses | None = None) -> Gathering:
-        return Gathering(halves(self.model)[0], self.routers, batch, replayed, losses)
+    def _gathering(self, batch: Batch, replayed: RowRoutes | None, losses: RouterLosses | None = None) -> RoutingPass:
+        return RoutingPass(halves(self.model)[0], self.routers, batch, replayed, losses)
 
     def _microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         return pieces(batch, self.settings.tokens_per_microbatch, self.device)

@@ -157,5 +157,5 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def score_dtype(model: nn.Module) -> torch.dtype:
-    """What a model's numbers are kept in: its own precision, float32 at least."""
+    """The type of a model's numbers: its own precision, float32 at least."""
     return torch.promote_types(next(model.parameters()).dtype, torch.float32)

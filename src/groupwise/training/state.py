@@ -66,7 +66,7 @@ class RunState:
             "step": progress.step,
             "start": self.start,
             "updates": self.learner.updates,
-            "critic_updates": self.critic.updates if self.critic else 0,
+            "critic_updates": self.critic.optimizer.updates if self.critic else 0,
             "skipped_in_a_row": progress.skipped_in_a_row,
             "seconds_total": progress.seconds_before + seconds,
             "seconds_training": progress.seconds_training,
@@ -105,10 +105,10 @@ class RunState:
 
     def step_start(self, stream: StreamState) -> StepStart:
         """The counters and the stream as a step begins."""
-        return StepStart(stream, self.learner.updates, self.critic.updates if self.critic else 0)
+        return StepStart(stream, self.learner.updates, self.critic.optimizer.updates if self.critic else 0)
 
     def rewind(self, start: StepStart) -> None:
         """The counters as they were when the step began."""
         self.learner.updates = start.updates
         if self.critic is not None:
-            self.critic.updates = start.critic_updates
+            self.critic.optimizer.updates = start.critic_updates

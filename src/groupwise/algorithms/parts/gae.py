@@ -1,4 +1,4 @@
-"""Advantages made token by token: with a critic (GAE and its two ends) and without one (the return-to-go)."""
+"""Advantages token by token: with a critic (GAE and its two ends) and without one (the return-to-go)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Discounted:
 class GAE(Discounted):
     """A_t = sum_k (gamma lam)^k delta_{t+k} over the trained tokens, then whitened over the batch; see `gae`.
 
-    The returns, which the critic learns, are made before the whitening. Source: PPO (1707.06347); 1506.02438.
+    The returns, which the critic learns, are those before the whitening. Source: PPO (1707.06347); 1506.02438.
     """
 
     equation = "A_t = d_t + gamma lam A_(t+1),  d_t = r_t + gamma V_(t+1) - V_t" + WHITENED

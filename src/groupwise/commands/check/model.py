@@ -33,8 +33,8 @@ from groupwise.models.load import (
     model_folder,
 )
 from groupwise.models.moe.metrics import comparable
-from groupwise.models.moe.replay import RoutingSettings, demand_engine, demand_routing
-from groupwise.models.moe.routing import Router
+from groupwise.models.moe.record import Router
+from groupwise.models.moe.settings import RoutingSettings, require_engine_routes, routers_to_record
 from groupwise.models.quiet import quiet
 from groupwise.models.template_checks import check_chat
 from groupwise.training.initial_policy import TINY
@@ -111,7 +111,7 @@ def loaded_findings(plan: Blueprint, files: ModelFiles, samples: Sequence[Sample
         findings.append(note(f"the reward model is not looked at: {plan.preference_source}"))
     routers: Sequence[Router] = ()
     try:
-        routers = demand_routing(halves(policy.model)[0], plan.routing)
+        routers = routers_to_record(halves(policy.model)[0], plan.routing)
     except UsageError as error:
         findings.append(fault(str(error)))
     if routers:
@@ -145,7 +145,7 @@ def engine_check(
     """The check of every training step, on one batch under the weights as they are, with the run's own replay."""
     routing = plan.routing if routers else RoutingSettings()
     engine = LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=plan.max_rows, routes=bool(routers))
-    demand_engine(engine, routing)
+    require_engine_routes(engine, routing)
     settings, sampling = plan.learner, plan.sampling
     learner = Learner(policy.model, None, settings, sampling.temperature, plan.total_updates, routing, routers)
     requests = [Request(p.tokens, PARITY_SAMPLES, derive(plan.seed, "check", i), tokens) for i, p in enumerate(prompts)]
