@@ -152,7 +152,7 @@ def adopt(run: loop.Training, leader: loop.Training) -> None:
     """Go on from the leader's state."""
     mine, theirs = run.components, leader.components
     mine.learner.model.load_state_dict(theirs.learner.model.state_dict())
-    mine.learner.optimizer.load_state_dict(copy.deepcopy(theirs.learner.optimizer.state_dict()))
+    mine.learner.optimizer.adamw.load_state_dict(copy.deepcopy(theirs.learner.optimizer.adamw.state_dict()))
     mine.engine.load_weights(mine.learner.weights(), version=leader.progress.step)
     mine.rollout.state = theirs.rollout.state
 

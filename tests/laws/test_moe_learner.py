@@ -103,14 +103,14 @@ def test_every_update_uses_the_routes_that_are_replayed(replay, budget):
     moved(model)
     minibatch = weighed(done).rows(torch.arange(31, -1, -1))
     _, seen = trained.gradients(minibatch, DAPO)
-    assert seen.routed is not None
-    assert equal(seen.routed.used, done.routes[::-1])
-    assert not equal(seen.routed.own, done.routes[::-1])
+    assert seen.routing is not None
+    assert equal(seen.routing.used, done.routes[::-1])
+    assert not equal(seen.routing.own, done.routes[::-1])
     shorter = sum(
         int((batch.length[31 - rows] < batch.length[31 - rows].max()).sum())
         for rows in microbatches(minibatch.length, budget)
     )
-    assert seen.routed.live == shorter > 0
+    assert seen.routing.live == shorter > 0
 
 
 def test_without_replay_the_routes_are_told_and_left_alone():
@@ -119,11 +119,11 @@ def test_without_replay_the_routes_are_told_and_left_alone():
     done = trained.annotate(bare_batch(), old=True, ref=False)
     moved(model)
     _, seen = trained.gradients(weighed(done), DAPO)
-    assert seen.routed is not None
-    assert equal(seen.routed.used, seen.routed.own)
-    assert equal(seen.routed.used, [alone(model, done, i) for i in range(len(done))])
+    assert seen.routing is not None
+    assert equal(seen.routing.used, seen.routing.own)
+    assert equal(seen.routing.used, [alone(model, done, i) for i in range(len(done))])
     assert done.routes is not None
-    assert not equal(seen.routed.used, done.routes)
+    assert not equal(seen.routing.used, done.routes)
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ def test_the_routers_losses_are_their_formulas_over_the_whole_batch():
     assert loss - bare_loss == pytest.approx(expected_loss, rel=1e-6)
     assert (whole - bare - expected).norm() / expected.norm() < 1e-5
     _, seen = learner(model, **on).gradients(minibatch, DAPO)
-    assert seen.routed is not None
-    assert seen.routed.losses == pytest.approx(told)
+    assert seen.routing is not None
+    assert seen.routing.losses == pytest.approx(told)
 
 
 @pytest.mark.parametrize("name", list(moe_models.BUILD))

@@ -11,8 +11,8 @@ import groupwise
 from groupwise.core.metrics import Last, Max, Mean, Sum, merge, read
 from groupwise.core.records import UpdateRecord
 from groupwise.diagnostics.updates import loss_metrics, update_metrics
-from groupwise.training.learner import Learner, LearnerSettings, Schedule, learning_rate
-from groupwise.training.optimizer import adamw
+from groupwise.training.learner import Learner, LearnerSettings
+from groupwise.training.optimizer import Schedule, adamw, learning_rate
 from tests.laws.test_split import make_batch
 
 
@@ -79,7 +79,7 @@ def test_each_update_is_made_at_the_rate_of_its_schedule(policy):
     minibatch = algo.weigh(algo.credit(make_batch()))
     for update in range(4):
         done = learner.update(minibatch, algo)
-        assert learner.optimizer.param_groups[0]["lr"] == learning_rate(settings, update, 4)
+        assert learner.optimizer.adamw.param_groups[0]["lr"] == learning_rate(settings, update, 4)
         assert read(update_metrics(minibatch, done))["learning_rate"] == learning_rate(settings, update, 4)
 
 

@@ -31,8 +31,8 @@ from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
 from groupwise.models.load import Policy, digest
 from groupwise.models.logprobs import CHUNK_ELEMENTS
-from groupwise.models.moe.settings import require_engine_routes, routers_to_record
 from groupwise.models.moe.record import Router
+from groupwise.models.moe.settings import require_engine_routes, routers_to_record
 from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
@@ -42,11 +42,11 @@ from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.collect import Prompts, Rollout, evaluate
 from groupwise.rollout.scoring import TASK, Scorer
 from groupwise.rollout.selection import Selection, select
+from groupwise.training.cached_reward_model import cached_reward_model
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
 from groupwise.training.initial_policy import starting_policy
 from groupwise.training.learner import Learner
-from groupwise.training.cached_reward_model import cached_reward_model
 from groupwise.training.reward_model import PreferenceSettings
 from groupwise.training.reward_report import REPORT, read_report
 from groupwise.training.state import RunState
@@ -247,7 +247,7 @@ def _bring_reward_model(
             preference,
             seed=plan.seed,
             cache=plan.runs / ".cache",
-            max_rows=plan.engine.max_rows,
+            engine_settings=plan.engine,
             on_step=view.reward_model,
         )
     shutil.copytree(origin, folder)

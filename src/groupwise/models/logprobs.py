@@ -22,19 +22,19 @@ def sequence_logprobs(
     tokens: Tensor,
     mask: Tensor,
     temperature: float = 1.0,
-    kept: Sequence[Support | None] | None = None,
+    supports: Sequence[Support | None] | None = None,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """tokens, mask [N,T] -> log-probability [N,T] and entropy [N,T] in nats, 0 where the mask is False.
 
     Column t belongs to the token at t, predicted from the columns before it. The distribution is the sampled one:
-    logits over temperature, renormalised over the kept ids where sampling left some out.
+    logits over temperature, renormalised over the ids of the support where sampling left some out.
     """
     wanted = mask.clone()
     wanted[:, 0] = False
     states = hidden(backbone, tokens[:, :-1] if tokens.shape[1] > 1 else tokens)
     states = states[wanted[:, 1:]] if tokens.shape[1] > 1 else states[:, 0][wanted[:, 0]]
-    support = None if kept is None else _support(kept, wanted)
+    support = None if supports is None else _join(supports, wanted)
     logp, entropy = token_logprobs(head, states, tokens[wanted], temperature, support, entropy_gradient)
     return _scatter(logp, wanted), _scatter(entropy, wanted)
 
@@ -70,25 +70,25 @@ def token_logprobs(
 
 
 def _chunk(
-    head: nn.Module, temperature: float, entropy_gradient: bool, states: Tensor, targets: Tensor, kept: Tensor | None
+    head: nn.Module, temperature: float, entropy_gradient: bool, states: Tensor, targets: Tensor, ids: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """One chunk: [m,H], [m], kept ids [m,K] padded with -1 or None -> [m], [m]."""
+    """One chunk: [m,H], [m], ids of the support [m,K] padded with -1 or None -> [m], [m]."""
     logits = head(states)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     chosen = logits.gather(-1, targets[:, None])[:, 0]
-    if kept is not None:
-        logits = logits.gather(-1, kept.clamp(min=0)).masked_fill(kept < 0, -torch.inf)
+    if ids is not None:
+        logits = logits.gather(-1, ids.clamp(min=0)).masked_fill(ids < 0, -torch.inf)
     log_total = logits.logsumexp(-1)
     with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
-        finite = logits if kept is None else logits.masked_fill(kept < 0, 0.0)
+        finite = logits if ids is None else logits.masked_fill(ids < 0, 0.0)
         entropy = log_total - ((logits - log_total[:, None]).exp() * finite).sum(-1)
     return chosen - log_total, entropy
 
 
-def _support(kept: Sequence[Support | None], wanted: Tensor) -> Support:
+def _join(supports: Sequence[Support | None], wanted: Tensor) -> Support:
     """The supports of the rows that have a wanted token, as one. Raises ValueError where a token has none."""
     ids, starts, offset = [], [torch.zeros(1, dtype=torch.long)], 0
-    for row, tokens in zip(kept, wanted.sum(-1).tolist(), strict=True):
+    for row, tokens in zip(supports, wanted.sum(-1).tolist(), strict=True):
         if not tokens:
             continue
         if row is None or len(row.start) != tokens + 1:

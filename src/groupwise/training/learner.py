@@ -182,7 +182,9 @@ class Learner:
                 *halves(model), micro.tokens, micro.mask, self.temperature, micro.support, entropy_gradient
             )
 
-    def _routing_pass(self, batch: Batch, replayed: RowRoutes | None, losses: RouterLosses | None = None) -> RoutingPass:
+    def _routing_pass(
+        self, batch: Batch, replayed: RowRoutes | None, losses: RouterLosses | None = None
+    ) -> RoutingPass:
         return RoutingPass(halves(self.model)[0], self.routers, batch, replayed, losses)
 
     def _microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:

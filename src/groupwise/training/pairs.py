@@ -17,7 +17,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Group
 from groupwise.core.seeds import derive, stream
 from groupwise.models.load import Policy, error_line, prompt_ids
-from groupwise.rollout.collect import Prompts
+from groupwise.rollout.collect import Prompts, scored_groups
 from groupwise.rollout.scoring import Scorer
 
 KEYS = ("prompt", "chosen", "rejected")
