@@ -21,7 +21,7 @@ from groupwise.engines.local.engine import LocalEngine
 from groupwise.journal.rollout_rows import rollout_rows
 from groupwise.models.chat import Chat
 from groupwise.rollout.collect import Prompts, Rollout, evaluate
-from groupwise.rollout.scoring import Marking, Scorer
+from groupwise.rollout.scoring import Scorer, ScoringRound
 from groupwise.tasks.arithmetic import Arithmetic
 
 ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)
@@ -231,7 +231,7 @@ def completion(*tokens: int, finish: str = "stop") -> Completion:
 
 def scored(*tokens: int, prompt: str = "3+1-4+2=", reads_steps: bool = True, task=ARITHMETIC) -> Completion:
     given = Prompt(Sample("a", prompt, "2"), (3,))
-    return Marking(Scorer(task, spell, reads_steps=reads_steps), [given]).scored([[completion(*tokens)]])[0][0]
+    return ScoringRound(Scorer(task, spell, reads_steps=reads_steps), [given]).scored([[completion(*tokens)]])[0][0]
 
 
 @pytest.mark.parametrize(

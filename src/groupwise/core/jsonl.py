@@ -46,9 +46,9 @@ def step_of(line: bytes) -> int | None:
     >>> step_of(b'{"step":3,"loss":0.5}\\n'), step_of(b'{"step":3,"lo'), step_of(b'{"step":3,"lo{"step":4}\\n')
     (3, None, None)
     """
-    found = BEGINNING.match(line)
-    if found and line.endswith(b"}\n") and line.find(STEP, 1) < 0:
-        return int(found[1])
+    beginning = BEGINNING.match(line)
+    if beginning and line.endswith(b"}\n") and line.find(STEP, 1) < 0:
+        return int(beginning[1])
     step = (_parsed(line) or {}).get("step")
     return step if isinstance(step, int) else None
 

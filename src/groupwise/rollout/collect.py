@@ -15,7 +15,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
 from groupwise.core.statistics import pass_at_k, standard_error
 from groupwise.core.task import Streams
-from groupwise.rollout.scoring import Marking, Mix, Scorer, with_learned
+from groupwise.rollout.scoring import Mix, Scorer, ScoringRound, with_learned
 
 #: No refill round assumes that fewer than this share of groups will be kept, so that one unlucky step stays affordable.
 LEAST_KEEP_RATE = 0.25
@@ -124,11 +124,11 @@ def scored_groups(
 ) -> list[Group]:
     """A scored group for each prompt. Slow scores are made beside generation; the phase "score" is what is left."""
     requests = [Request(p.tokens, samples, seed) for p, seed in zip(prompts, seeds, strict=True)]
-    marking = Marking(scorer, prompts)
+    scoring = ScoringRound(scorer, prompts)
     during("generate")
-    completions = engine.generate(requests, sampling, marking.hear)
+    completions = engine.generate(requests, sampling, scoring.begin)
     during("score")
-    groups = [Group(p, scored) for p, scored in zip(prompts, marking.scored(completions), strict=True)]
+    groups = [Group(p, scored) for p, scored in zip(prompts, scoring.scored(completions), strict=True)]
     return groups if judge is None else judged(groups, judge, scorer.mix)
 
 

@@ -60,16 +60,16 @@ class Scorer:
         """The same with the task's own score alone, which is what evaluation measures."""
         return Scorer(self.task, self.decode, None, self.pool)
 
-    def note(self, marks: Mapping[str, ScoreResult]) -> None:
+    def note(self, results: Mapping[str, ScoreResult]) -> None:
         """Remember the first fault of each kind, to be shown once."""
-        for name, mark in marks.items():
-            kind = f"{mark.cause} in {name}"
-            if mark.cause is not None and kind not in self._shown:
+        for name, result in results.items():
+            kind = f"{result.cause} in {name}"
+            if result.cause is not None and kind not in self._shown:
                 self._shown.add(kind)
-                self._unshown.append(f"{kind}: {mark.detail}")
+                self._unshown.append(f"{kind}: {result.detail}")
 
     def take_unshown(self) -> list[str]:
-        """Faults of kinds that nobody has been shown yet, with the user's own traceback where there is one."""
+        """Faults of kinds that were not shown yet, with the user's own traceback where there is one."""
         unshown, self._unshown = self._unshown, []
         return unshown
 
@@ -87,7 +87,7 @@ class Scorer:
 
     @property
     def judged(self) -> bool:
-        """Whether nobody knows the right answers, so that the task has no score of its own."""
+        """Whether the right answers are unknown, so that the task has no score of its own."""
         return isinstance(self.task, Judged) and self.task.judged
 
     @property
@@ -96,21 +96,21 @@ class Scorer:
         named = {TASK: self.task.quick, **{name: reward.quick for name, reward in self.mix.own.items()}}
         return [name for name, quick in named.items() if not quick] if self.pool else []
 
-    def quick_marks(self, attempts: Sequence[Attempt]) -> dict[str, list[ScoreResult]]:
+    def quick_results(self, attempts: Sequence[Attempt]) -> dict[str, list[ScoreResult]]:
         """What is scored here, by name."""
-        found = {}
+        results = {}
         if self.judged:
-            found[TASK] = [ScoreResult()] * len(attempts)
+            results[TASK] = [ScoreResult()] * len(attempts)
         elif TASK not in self.slow:
-            found[TASK] = score_results([self.task.score(a.sample, a.completion) for a in attempts], len(attempts))
+            results[TASK] = score_results([self.task.score(a.sample, a.completion) for a in attempts], len(attempts))
         for name, reward in self.mix.own.items():
             if name not in self.slow:
-                found[name] = score_results(reward(attempts), len(attempts))
-        return found
+                results[name] = score_results(reward(attempts), len(attempts))
+        return results
 
 
-class Marking:
-    """The scoring of one round of generation. It hears of completions as they end, and hands them out scored."""
+class ScoringRound:
+    """The scoring of one round of generation: it is given completions as they end, and returns them scored."""
 
     def __init__(self, scorer: Scorer, prompts: Sequence[Prompt]) -> None:
         self.scorer, self.prompts = scorer, prompts
@@ -118,8 +118,8 @@ class Marking:
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self._tickets: dict[tuple[int, int], dict[str, int]] = {}
 
-    def hear(self, done: Finished) -> None:
-        """A completion has ended: its slow scores are begun."""
+    def begin(self, done: Finished) -> None:
+        """Begins the slow scores of a completion that has ended."""
         at = done.request, done.sample
         text = self.scorer.decode(done.tokens)
         attempt = Attempt(self.prompts[done.request].sample, text, done.finish, done.tokens)
@@ -128,45 +128,40 @@ class Marking:
         if pool is not None:
             self._tickets[at] = {name: pool.submit(name, [attempt])[0] for name in self._slow}
 
-    def scored(self, answers: Sequence[Sequence[Completion]]) -> list[tuple[Completion, ...]]:
+    def scored(self, completions: Sequence[Sequence[Completion]]) -> list[tuple[Completion, ...]]:
         """The completions of each prompt with text, scores and faults, once every score is there."""
-        places = [(i, j) for i, group in enumerate(answers) for j in range(len(group))]
+        places = [(i, j) for i, group in enumerate(completions) for j in range(len(group))]
         for i, j in places:
-            if (i, j) not in self._attempts:  # an engine need not tell early
-                completion = answers[i][j]
-                self.hear(Finished(i, j, completion.tokens, completion.finish))
-        attempts = [self._attempts[at] for at in places]
-        found = self.scorer.quick_marks(attempts)
+            if (i, j) not in self._attempts:  # an engine need not report completions as they end
+                self.begin(Finished(i, j, completions[i][j].tokens, completions[i][j].finish))
+        results = self.scorer.quick_results([self._attempts[at] for at in places])
         pool = self.scorer.pool
         for name in self._slow:
             assert pool is not None
-            found[name] = pool.wait([self._tickets[at][name] for at in places])
-        by_place = {at: {name: m[k] for name, m in found.items()} for k, at in enumerate(places)}
+            results[name] = pool.wait([self._tickets[at][name] for at in places])
+        by_place = {at: {name: column[k] for name, column in results.items()} for k, at in enumerate(places)}
         return [
             tuple(self._finish(c, self._attempts[i, j], by_place[i, j]) for j, c in enumerate(group))
-            for i, group in enumerate(answers)
+            for i, group in enumerate(completions)
         ]
 
-    def _finish(self, completion: Completion, attempt: Attempt, told: Mapping[str, ScoreResult]) -> Completion:
+    def _finish(self, completion: Completion, attempt: Attempt, results: Mapping[str, ScoreResult]) -> Completion:
         scorer = self.scorer
-        scorer.note(told)
+        scorer.note(results)
+        scores = {name: result.value for name, result in results.items()}
         done = dataclasses.replace(
             completion,
             text=attempt.completion,
-            score=told[TASK].value,
-            reward_scores=tuple((name, mark.value) for name, mark in told.items() if name in scorer.mix.weights),
-            combined=_combined(scorer.mix, {name: mark.value for name, mark in told.items()}),
-            fault=fault(told),
+            score=scores[TASK],
+            reward_scores=tuple((name, score) for name, score in scores.items() if name in scorer.mix.weights),
+            # a reward model's score comes later, in `with_learned`
+            combined=None if LEARNED in scorer.mix.weights else scorer.mix.combine(scores),
+            fault=fault(results),
         )
         if scorer.reads_steps and isinstance(scorer.task, ScoresSteps):
             steps = scorer.task.steps(attempt.sample, attempt.completion)
             done = dataclasses.replace(done, steps=_steps_at_tokens(steps, done, scorer.decode))
         return done
-
-
-def _combined(mix: Mix, parts: Mapping[str, float]) -> float | None:
-    """The weighted sum as far as it is known here: a reward model's score comes later, in `with_learned`."""
-    return None if LEARNED in mix.weights else mix.combine(parts)
 
 
 def with_learned(completion: Completion, learned: float, mix: Mix) -> Completion:
@@ -178,14 +173,14 @@ def with_learned(completion: Completion, learned: float, mix: Mix) -> Completion
     return dataclasses.replace(completion, learned=learned, reward_scores=reward_scores, combined=combined)
 
 
-def fault(told: Mapping[str, ScoreResult]) -> str:
+def fault(results: Mapping[str, ScoreResult]) -> str:
     """Why a score is missing, the first one: "timeout in task"; "" where none is.
 
     >>> from groupwise.core.reward import Cause
     >>> fault({"task": ScoreResult(1.0), "mine": ScoreResult(cause=Cause.TIMEOUT)})
     'timeout in mine'
     """
-    return next((f"{mark.cause} in {name}" for name, mark in told.items() if mark.cause is not None), "")
+    return next((f"{result.cause} in {name}" for name, result in results.items() if result.cause is not None), "")
 
 
 def _steps_at_tokens(
@@ -193,18 +188,18 @@ def _steps_at_tokens(
 ) -> tuple[tuple[int, float], ...]:
     """Ends in the text to ends in the tokens: a step ends with the token that brings its last character.
 
-    Searched by the length of decoded prefixes, which asks nothing of the tokenizer but that text grows with tokens.
+    Searched by the length of decoded prefixes, which assumes of the tokenizer only that text grows with tokens.
     Raises ValueError for an end outside the text.
     """
     if not completion.tokens:
         return ()
     longer = range(1, len(completion.tokens))
-    found = []
+    at_tokens = []
     for end, value in steps:
         if not 0 <= end <= len(completion.text):
             raise ValueError(
                 f"a step ends at {end} in a completion of {len(completion.text)} characters; see task.steps"
             )
         index = bisect_left(longer, end, key=lambda count: len(decode(completion.tokens[:count])))
-        found.append((index, float(value)))
-    return tuple(found)
+        at_tokens.append((index, float(value)))
+    return tuple(at_tokens)

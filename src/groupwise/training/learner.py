@@ -21,7 +21,6 @@ from groupwise.models.moe.routing_pass import RoutingPass, routes_to_replay
 from groupwise.models.moe.settings import ReplayFrom, RouterLosses, RoutingSettings
 from groupwise.training import checkpoint
 from groupwise.training.optimizer import Optimizer, OptimizerSettings, pieces, score_dtype
-from groupwise.training.optimizer import Schedule as Schedule  # settings of a learner are made where a learner is
 
 #: The columns of an UpdateRecord that are made inside the loss.
 SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
