@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 import groupwise
-from groupwise import tasks
 from groupwise.algorithms.settings import CATALOG, settings
 from groupwise.config import recipe
 from groupwise.config.plan import Plan
@@ -26,6 +25,7 @@ from groupwise.core.records import Completion
 from groupwise.diagnostics import checks
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.journal.journal import read_metrics
+from groupwise.tasks import make
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
 from groupwise.training.initial_policy import starting_policy
@@ -147,7 +147,7 @@ class WithoutSteps:
     ],
 )
 def test_what_does_not_go_together_is_one_line_before_anything_is_made(chosen, words: str, small, monkeypatch):
-    monkeypatch.setattr(tasks, "TASKS", {**tasks.TASKS, "without-steps": WithoutSteps})
+    monkeypatch.setattr(make, "TASKS", {**make.TASKS, "without-steps": WithoutSteps})
     changes = {**small(), **chosen}
     for key in [k for k in changes if k.startswith("task.") and "task" in chosen]:
         del changes[key]
@@ -159,7 +159,7 @@ def test_what_does_not_go_together_is_one_line_before_anything_is_made(chosen, w
 
 def test_a_row_that_can_use_steps_goes_without_them_where_the_task_has_none(small, monkeypatch):
     """PPO's step_scale can do without step scores: the plan only says that there are none."""
-    monkeypatch.setattr(tasks, "TASKS", {**tasks.TASKS, "without-steps": WithoutSteps})
+    monkeypatch.setattr(make, "TASKS", {**make.TASKS, "without-steps": WithoutSteps})
     plan = resolve(
         recipe.load("quickstart", {"algorithm.name": "ppo", "task": {"name": "without-steps"}, "warm_start.steps": 0})
     )

@@ -58,18 +58,11 @@ def rollouts(folder: Path) -> list[dict[str, Any]]:
 
 
 def spelled(tokenizer: Any, folder: Path) -> list[tuple[dict[str, Any], list[int], list[int]]]:
-    """Lines of rollouts.jsonl with the ids of prompt and completion, where the text says them all.
-
-    An untrained policy now and then samples the pad id, which no text shows.
-    """
-    found, rows = [], rollouts(folder)
-    for row in rows:
-        completion = tokenizer(row["completion"], add_special_tokens=False)["input_ids"]
-        completion += [tokenizer.eos_token_id] if row["finish"] == "stop" else []
-        if len(completion) == row["tokens"]:
-            found.append((row, tokenizer(row["prompt"])["input_ids"], completion))
-    assert len(found) > 0.8 * len(rows)
-    return found
+    """Lines of rollouts.jsonl with the ids of prompt and completion, which the text of each token gives back."""
+    return [
+        (row, tokenizer(row["prompt"])["input_ids"], tokenizer.convert_tokens_to_ids(row["pieces"]))
+        for row in rollouts(folder)
+    ]
 
 
 def instead(settings: dict[str, Any], preference: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,8 @@ class Channel:
         data = pack(message)
         self.connection.settimeout(seconds)
         sent = socket.send_fds(self.connection, [data], list(descriptors))
-        self.connection.sendall(data[sent:])
+        if sent < len(data):  # to send nothing fails where the peer has read the message and ended
+            self.connection.sendall(data[sent:])
 
     def receive(self, seconds: float | None = None) -> dict[str, Any]:
         """The next message. Raises TimeoutError, FrameError, and EOFError or OSError where the peer is gone."""
