@@ -1,7 +1,5 @@
 """groupwise: reinforcement learning for language models, each algorithm a row of small parts."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

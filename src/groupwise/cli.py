@@ -1,7 +1,5 @@
 """The commands. Exit code 0 when it went well, 1 when it failed, 2 for usage, and one line that says why."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

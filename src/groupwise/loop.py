@@ -1,7 +1,5 @@
 """The whole method on one page. It takes built objects, never configuration."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """An algorithm: one of each part, and the two things it does with a batch, credit and loss."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The algorithms by name, each a row of parts with its paper's constants."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 

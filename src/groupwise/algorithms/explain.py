@@ -3,8 +3,6 @@
 docs/algorithms.md is made here from the same rows: python -m groupwise.algorithms.explain > docs/algorithms.md
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator

@@ -1,10 +1,8 @@
 """The one place where strings become parts: a row's name and settings to an algorithm, and back."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TypeVar, get_type_hints
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.catalog import CATALOG
@@ -147,7 +145,7 @@ def _rebuild(slot: str, part: object, values: dict[str, object]) -> object:
             raise UsageError(
                 f"{where}: {slot} {_name(kind, KINDS[slot])!r} has no such key; {nearest(key, [kind_key, *fields])}"
             )
-        values[key] = _plain(where, value, str(fields[key].type))
+        values[key] = _plain(where, value, get_type_hints(kind)[key])
     same = {k: getattr(part, k) for k in fields if kind is type(part)}
     return _construct(f"algorithm.{slot}", kind, {**same, **values})
 
@@ -182,10 +180,10 @@ def _choice(where: str, value: object, choices: Mapping[str, T]) -> T:
     return choices[value]
 
 
-def _plain(where: str, value: object, kind: str) -> bool | float | int:
+def _plain(where: str, value: object, kind: type) -> bool | float | int:
     """A field's value as its annotation has it: bool, int or float."""
-    if kind != "bool":
-        return _number(where, value, whole=kind == "int")
+    if kind is not bool:
+        return _number(where, value, whole=kind is int)
     if not isinstance(value, bool):
         raise UsageError(f"{where} = {value!r}: must be true or false")
     return value

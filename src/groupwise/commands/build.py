@@ -1,7 +1,5 @@
 """From a plan to a run at step 0: the heavy things are loaded here, and what only they can tell is checked."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import os

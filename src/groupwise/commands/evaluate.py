@@ -1,7 +1,5 @@
 """Sample a policy on held-out problems: a run's last checkpoint, or any model folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path

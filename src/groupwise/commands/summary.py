@@ -1,7 +1,5 @@
 """summary.json: what a finished run came to."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Start and resume a run: what the commands and the Python surface call."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal

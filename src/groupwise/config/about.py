@@ -1,7 +1,5 @@
 """about.json: the algorithm in its own words, and where and when it ran. Everything else is in recipe.toml."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The plan of a run: a recipe with its parts, and how it is described before anything runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A recipe: what a TOML file may say, section by section. Reading and writing only; nothing is built here."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

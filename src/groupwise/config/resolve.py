@@ -1,7 +1,5 @@
 """From a recipe to a plan: what one key takes from another, and every part, before anything heavy is loaded."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

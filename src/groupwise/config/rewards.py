@@ -1,7 +1,5 @@
 """A recipe's tables [rewards.NAME] to the rewards that train, what can go together, and how the plan describes it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

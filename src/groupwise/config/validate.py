@@ -1,7 +1,5 @@
 """Combinations in a recipe that no single key can be blamed for, refused before anything heavy is loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from groupwise.algorithms.parts.filters import KeepAll

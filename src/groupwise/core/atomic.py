@@ -1,7 +1,5 @@
 """A folder that appears complete or not at all."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The standard library only: the sandbox's processes use this too, where nothing else is installed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib
 import json

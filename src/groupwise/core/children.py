@@ -8,8 +8,6 @@
 A child ends when its parent does, however that ends (groupwise.core.channel.end_with). The standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Wall time by phase: at every moment exactly one phase runs, so phases add up to the whole by construction."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

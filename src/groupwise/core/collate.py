@@ -1,7 +1,5 @@
 """Groups to one batch, a batch to minibatches of whole groups, a minibatch to microbatches by token budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Dataclasses to JSON and back by their fields: a new field needs no code. Tensors and floats keep every bit."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a rollout engine is to the loop: it says what it can do, generates, loads weights, and is closed at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """The two ways a command ends badly. Each carries one line: what is wrong, where, and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import get_close_matches
 

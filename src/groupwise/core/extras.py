@@ -1,7 +1,5 @@
 """Optional libraries: what is missing is said in one line, with the install that brings it."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

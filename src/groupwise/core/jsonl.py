@@ -1,7 +1,5 @@
 """Files of one JSON row a line: rows are written whole, read where they are whole, and cut by step without parsing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

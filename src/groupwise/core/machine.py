@@ -1,7 +1,5 @@
 """What a run depends on and its recipe does not say: the machine, the libraries, and the memory it took."""
 
-from __future__ import annotations
-
 import platform
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Sums, means and ranges over what is trained and over groups. Masked positions may hold anything, even NaN."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

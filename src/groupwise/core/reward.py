@@ -1,7 +1,5 @@
 """What a reward is: attempts in, one number each out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What tasks give and rewards see. No torch here: worker processes that score must start in a moment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The base of settings: a recipe's section is the settings object of the component that reads it."""
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict

@@ -1,7 +1,5 @@
 """What a task is: it gives samples of a split and scores completions. One typed sample object everywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """The invariants a run checks about itself, each with a name, a limit and a cause in plain words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Of the groups that a step generated: scores, lengths, endings, signal; and what the rollout did to get them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

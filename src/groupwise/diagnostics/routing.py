@@ -1,7 +1,5 @@
 """Gathers what a step's updates say of its routes, for the metrics and for the run's own checks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

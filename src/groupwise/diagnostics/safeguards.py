@@ -1,7 +1,5 @@
 """What stops a run: completions that cannot be scored, a step without signal, updates that are never finite."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What one step says about itself, gathered while it trains: metrics, and the checks that its updates allow."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Of the batch that trains and of its updates: pure functions from records to metrics, which docs/metrics.md lists."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

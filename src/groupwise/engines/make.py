@@ -1,7 +1,5 @@
 """The one place where an engine is built, and what training requires of one."""
 
-from __future__ import annotations
-
 from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import UsageError
 from groupwise.engines.local.engine import LocalEngine

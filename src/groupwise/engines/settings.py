@@ -1,7 +1,5 @@
 """Which engine samples, and how many completions it holds at once."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -2,8 +2,6 @@
 measured. The checks are made from these records (diagnostics.checks), and a report reads the same ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

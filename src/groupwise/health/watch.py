@@ -3,8 +3,6 @@
 Reads rows of metrics.jsonl and a recipe's table; nothing here knows torch.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A column of numbers per token as rollouts.jsonl has it: a list, or one number that stands for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

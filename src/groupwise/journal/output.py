@@ -1,7 +1,5 @@
 """Where a run says what happens: its folder, the terminal, and warnings as they become true."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What each trained token of a step was given, and what every optimizer update saw of it: for rollouts.jsonl."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

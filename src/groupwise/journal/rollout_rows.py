@@ -1,7 +1,5 @@
 """The rows of rollouts.jsonl: one for each completion that a step generated or trains."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

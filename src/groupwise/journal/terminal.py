@@ -1,7 +1,5 @@
 """What a person sees while a run goes on: a live view in a terminal, plain lines anywhere else."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Trackers: a run's numbers in TensorBoard, trackio or W&B, where a recipe asks for it. None stops or slows a run."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import queue

@@ -4,8 +4,6 @@ Token in, token out: what is rendered here is only ever a prompt. A completion's
 decoded and encoded again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path

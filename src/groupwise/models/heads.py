@@ -1,7 +1,5 @@
 """The two halves of a causal language model: the backbone that makes hidden states and the head that makes logits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

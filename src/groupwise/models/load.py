@@ -1,7 +1,5 @@
 """A policy from a Hugging Face folder: model, tokenizer, and every id that ends an answer."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Log-probabilities and entropies of given tokens, in chunks: a [tokens, vocabulary] tensor is never held at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

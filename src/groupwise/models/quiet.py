@@ -1,7 +1,5 @@
 """transformers without its progress bars and warnings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

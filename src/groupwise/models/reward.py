@@ -1,7 +1,5 @@
 """A reward model: a policy's backbone under a head of one number, read at the last token of prompt and completion."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass

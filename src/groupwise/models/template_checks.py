@@ -4,8 +4,6 @@ A template is a program that comes with a model. Each check renders marked text 
 for the date reads the template's source, because rendering would show it on another day only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A completion split into thinking and answer, so that a checker looks at the answer alone."""
 
-from __future__ import annotations
-
 OPEN, CLOSE = "<think>", "</think>"
 
 

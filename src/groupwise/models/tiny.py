@@ -3,8 +3,6 @@
 After that nothing knows that the model is tiny: it loads with AutoModelForCausalLM and AutoTokenizer like any other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A value model: transformers' token classification with one label, started from a policy or a reward model."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

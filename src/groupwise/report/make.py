@@ -1,7 +1,5 @@
 """Run folders in, a page out: what the commands call."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

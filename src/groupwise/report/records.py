@@ -4,8 +4,6 @@ A page holds one run, or several side by side. Everything is computed and worded
 only draw, filter and open.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from groupwise.health.symptoms.base import BAD as BAD

@@ -1,7 +1,5 @@
 """The calls of Linux that Python does not wrap, through libc. Each raises OSError where the system refuses."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

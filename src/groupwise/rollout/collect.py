@@ -1,7 +1,5 @@
 """Prompts to scored, filtered groups; and evaluation, which is the same without filtering or training."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A task's problems as a run uses them: those whose prompts fit, and how long the longest is."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How completions are scored, and how the policy is evaluated."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -5,8 +5,6 @@ others answer at once with the answer of some other problem, which is mostly wro
 imitates them can do both; what reinforcement learning has to find is that working pays.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A task by its name, with the keys of a recipe's [task]."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

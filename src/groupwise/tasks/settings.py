@@ -1,7 +1,5 @@
 """Settings of tasks: a frozen dataclass a task, whose fields are the keys under [task]. Checks that several share."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Training and held-out problems: which split a problem is in, decided by a hash of its text."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

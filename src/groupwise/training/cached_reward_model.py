@@ -1,7 +1,5 @@
 """A run's reward model from the run's own policy and preference pairs, cached by everything that determines it."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import inspect

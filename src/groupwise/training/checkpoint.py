@@ -1,7 +1,5 @@
 """Checkpoints: safetensors and JSON in a folder that appears complete or not at all, with a hash of every file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The critic: V(s_t) for a batch, and one optimizer update on a minibatch. It has an optimizer of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The policy a run starts from: a tiny one or a folder's, warm-started, cached by everything that determines it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

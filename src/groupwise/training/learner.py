@@ -1,7 +1,5 @@
 """The learner: frozen log-probabilities for a batch, and one optimizer update on a minibatch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path

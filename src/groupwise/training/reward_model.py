@@ -1,7 +1,5 @@
 """A reward model's training on ranked preference pairs: its settings, the Bradley-Terry loss, and the updates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """How good a reward model is on held-out preference pairs: accuracy, its ceiling, and calibration."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

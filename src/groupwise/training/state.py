@@ -1,7 +1,5 @@
 """How far a run is, what a checkpoint holds of it, and how it is put back there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

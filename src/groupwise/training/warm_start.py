@@ -1,7 +1,5 @@
 """Warm start: imitate demonstrations by next-token cross-entropy, so that sampling has something to reward."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import math

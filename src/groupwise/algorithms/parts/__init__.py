@@ -1,7 +1,5 @@
 """The parts an algorithm is a row of: pure functions of tensors, each a frozen dataclass with one `__call__`."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 

@@ -1,7 +1,5 @@
 """Reward to advantage. A completion votes when it has a trained token and its reward is a number."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol

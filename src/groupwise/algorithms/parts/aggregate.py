@@ -1,7 +1,5 @@
 """Mask to one weight per token, for a whole optimizer batch, so that microbatches and ranks simply add."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """The critic's side: the loss its values are trained with, and how much of the returns they explain."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Which groups train: keep or drop a whole group, with a reason that is counted."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from enum import Enum

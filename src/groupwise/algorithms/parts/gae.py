@@ -1,7 +1,5 @@
 """Advantages made token by token: with a critic (GAE and its two ends) and without one (the return-to-go)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@
 gives there, on policy. Off policy a ratio is needed in front for either to hold, which only k3-ratio has.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol

@@ -4,8 +4,6 @@ A correction carries no gradient, is never renormalised and multiplies the surro
 and the aggregation weights do not see it. k stays within the bounds of every log-ratio.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Log-ratio between the policy being trained and the policy that is held fixed while training on a batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

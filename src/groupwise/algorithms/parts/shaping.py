@@ -1,7 +1,5 @@
 """The task's score to a reward per token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

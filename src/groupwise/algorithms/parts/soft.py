@@ -1,7 +1,5 @@
 """Trust regions without a hard edge: a gate that closes smoothly, and a coefficient that is capped."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

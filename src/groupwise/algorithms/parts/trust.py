@@ -1,7 +1,5 @@
 """Trust regions: how far a ratio may carry the policy. Each gives its surrogate and the share of gradient it passes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """Whether the rewards can tell right from wrong. Pure: from the results of trials to findings."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

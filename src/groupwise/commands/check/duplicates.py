@@ -1,7 +1,5 @@
 """Problems that come more than once, in their own split or in both. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from groupwise.commands.check.findings import Finding, fault, listed, note, ok

@@ -1,7 +1,5 @@
 """What a check says: findings in sections, and problems as the model will see them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

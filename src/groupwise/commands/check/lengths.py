@@ -1,7 +1,5 @@
 """Prompts and gold completions in tokens, against the limits of the recipe and of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from groupwise.commands.build import too_long

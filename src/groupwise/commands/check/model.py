@@ -1,7 +1,5 @@
 """The model of a run: first what its folder says, then, once it is loaded, whether engine and learner agree."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """What the problems alone show: how many, what was left out, and whether columns look swapped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from statistics import median
 

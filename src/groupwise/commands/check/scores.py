@@ -1,7 +1,5 @@
 """The rewards of a run, tried on completions whose worth is known. Scored exactly as a run would score them."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

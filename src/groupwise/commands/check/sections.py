@@ -1,7 +1,5 @@
 """The sections of a check in their order: what is cheap and certain first, the model last."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A check on a terminal: colours where there are some, marks where there are none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Completions whose worth is known beforehand: right ones, and wrong ones derived from them. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

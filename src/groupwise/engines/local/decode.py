@@ -1,7 +1,5 @@
 """One token for many rows through the model, recorded where that is safe: 2 to 3 times as fast at few rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

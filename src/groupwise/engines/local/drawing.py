@@ -3,8 +3,6 @@
 Shapes: R rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

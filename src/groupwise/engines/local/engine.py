@@ -16,8 +16,6 @@ The two that differ presumably drew a number on the border between two of 4096 t
 same bits.
 """
 
-from __future__ import annotations
-
 import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence

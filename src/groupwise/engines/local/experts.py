@@ -4,8 +4,6 @@ Experts can be recorded where they are computed without a loop over those that w
 and its batched ones can, its "eager" ones cannot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any

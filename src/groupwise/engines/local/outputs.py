@@ -3,8 +3,6 @@
 Shapes: N completions, R live rows, S steps since the last flush, V vocabulary, L routers, K experts a token.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@ do those of bfloat16, whose scores it does not round.
 Shapes: P prompts, W tokens of the longest, padded on the left.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -7,8 +7,6 @@ did: routing loops, rescaled rotary positions) and if it agrees with the plain f
 where torch has no tracer, the plain forward runs.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -9,8 +9,6 @@ which is the same sum. An attention gets it where its own function gives the sam
 is turned as a whole; everything else is passed on to that function.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from types import FunctionType, MethodType

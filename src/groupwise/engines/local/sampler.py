@@ -4,8 +4,6 @@ Shapes: R rows, V vocabulary. Randomness comes in as one uniform number per row;
 distribution in id order, so two rows with the same logits and the same number take the same token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

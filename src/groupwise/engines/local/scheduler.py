@@ -3,8 +3,6 @@
 Shapes: R live rows, N completions, L the longest limit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

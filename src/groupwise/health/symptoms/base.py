@@ -1,7 +1,5 @@
 """What a symptom is looked for in, and what it says: rows of metrics.jsonl in, a sentence with its numbers out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How the policy's probabilities change: ratio tails, entropy, and the gap between sampler and learner."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Where a run stands: learning, level, falling, solved; held out against training; what was never measured."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean, stdev
 

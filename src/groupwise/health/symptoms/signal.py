@@ -1,7 +1,5 @@
 """What there is to learn from: groups with and without signal, lengths, faults, reward models, several rewards."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean

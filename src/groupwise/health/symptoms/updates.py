@@ -1,7 +1,5 @@
 """What the updates do: gradients, the trust region, the reference, stale rows, the critic, frozen parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 

@@ -5,8 +5,6 @@ microbatches simply add, and the gradient does not depend on how a batch is cut.
 itself would make it depend on that: the mean of products is not the product of means.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Rows are [tokens run, L, K] each; a trained token's route is that of the token b
 Shapes: n rows, T padded tokens, M tokens, L layers with experts, K experts a token, E experts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

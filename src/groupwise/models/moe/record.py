@@ -6,8 +6,6 @@ limits, a bias, float32 inside). No model code is copied, and no hook is left wh
 Shapes: N rows, T tokens, L routers (layers with experts), K experts a token, E experts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

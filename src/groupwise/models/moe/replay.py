@@ -7,8 +7,6 @@ router's own code, and gradients reach its logits. The routers' own forwards com
 Shapes: N rows, T tokens, L routers (layers with experts), K experts a token, E experts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial

@@ -3,8 +3,6 @@
 Shapes: n rows, T padded tokens, L layers with experts, K experts a token, E experts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial

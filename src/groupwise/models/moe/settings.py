@@ -1,7 +1,5 @@
 """What a run does about its policy's experts: its settings, and what they need of the policy and of the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from enum import StrEnum

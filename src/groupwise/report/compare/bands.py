@@ -1,7 +1,5 @@
 """Curves of several seeds as one: the mean of every column, with a band around it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import TypeGuard

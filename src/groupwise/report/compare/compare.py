@@ -1,7 +1,5 @@
 """Several runs -> one page: seeds of a recipe as a mean and a band, final scores, what differs between the recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from groupwise.report.compare.bands import band_words, mean_evaluations, mean_steps, measured

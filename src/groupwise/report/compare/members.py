@@ -1,7 +1,5 @@
 """Runs put side by side: those of one recipe that differ in their seed only become one group, a mean and a band."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence

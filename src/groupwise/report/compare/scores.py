@@ -1,7 +1,5 @@
 """Final scores of groups of runs, and what differs between them: tables with confidence intervals, each by its name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations

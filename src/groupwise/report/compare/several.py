@@ -1,7 +1,5 @@
 """Several run folders -> one page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows of metrics as columns: what the plots draw, and what follows from it. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What was run: the algorithm's parts, the machine, and the recipe, as tables and texts. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any

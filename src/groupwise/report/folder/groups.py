@@ -1,7 +1,5 @@
 """Lines of rollouts.jsonl as the groups that a page shows. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate

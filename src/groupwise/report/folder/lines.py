@@ -1,7 +1,5 @@
 """Lines of JSON as a run left them: whole rows, halves, and what other tools wrote. What is odd is counted and said."""
 
-from __future__ import annotations
-
 import json
 import math
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """A run folder, read as it is: finished, going on, killed in the middle of a line, old, moved, or damaged."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -1,7 +1,5 @@
 """A part of a run's rollouts that fits in a page: whole groups, of every kind, spread over the steps."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A run's page on loopback, fresh while the run goes on: one page, one address that says what is new, nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """A run that is read again and again while it goes on, each time for the cost of what is new."""
 
-from __future__ import annotations
-
 import math
 import time
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """A newcomer's five questions answered from a run's rows, and the run's own checks in words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

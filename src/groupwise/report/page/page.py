@@ -4,8 +4,6 @@ The data stands in an element that the browser does not execute, with every char
 run only if they are, byte for byte, the ones written here: the page's policy names their hashes and nothing else.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html as markup

@@ -4,8 +4,6 @@ A series whose column has a star in it stands for every column that fits: "rewar
 and the star in its name becomes what the star of the column stood for.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace

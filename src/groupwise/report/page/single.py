@@ -1,7 +1,5 @@
 """One run folder -> its page: what was read, put together; nothing is computed or worded here."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path

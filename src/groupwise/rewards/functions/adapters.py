@@ -1,7 +1,5 @@
 """The forms a reward may have, recognised by the names of its parameters, and how each is called."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence

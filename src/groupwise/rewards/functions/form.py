@@ -3,8 +3,6 @@
 For the form: a pattern, tags in their order, no repetition.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Hashable, Mapping, Sequence

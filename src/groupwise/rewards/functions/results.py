@@ -1,7 +1,5 @@
 """What a reward returned, as results: a score for each completion, or the cause why there is none."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

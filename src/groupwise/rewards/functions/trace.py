@@ -1,7 +1,5 @@
 """A user's own traceback: what was raised in their files, without the frames that called them."""
 
-from __future__ import annotations
-
 import traceback
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A user's own reward: looked up by name, recognised by its parameters."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The thread that gives work to workers, watches their deadlines and collects results."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors

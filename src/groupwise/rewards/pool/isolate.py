@@ -5,8 +5,6 @@ scores: when it ends, the kernel ends everything in the namespace, daemons inclu
 above adopts what is orphaned below it and kills until nothing is left. On other systems the process group is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

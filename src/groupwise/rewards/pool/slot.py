@@ -1,7 +1,5 @@
 """One worker as the run sees it: its line, its leash, what it is doing and since when."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

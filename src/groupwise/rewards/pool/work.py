@@ -1,7 +1,5 @@
 """What waits for a worker, and how much of it one worker is given."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

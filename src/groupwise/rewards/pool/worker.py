@@ -1,7 +1,5 @@
 """The process that scores: it takes jobs, calls rewards, answers with their results."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import faulthandler

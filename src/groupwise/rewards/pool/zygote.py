@@ -6,8 +6,6 @@ The keeper stands outside the namespace: it keeps the last of what the worker pr
 or is gone, and says how the worker ended once nothing of it is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

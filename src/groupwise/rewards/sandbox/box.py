@@ -1,7 +1,5 @@
 """The sandbox: runs programs that are not trusted, with nothing to reach."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -6,8 +6,6 @@
 "def check(candidate): assert candidate(2) == 3"     with an entry point: the function that it is given
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 from collections.abc import Mapping, Sequence

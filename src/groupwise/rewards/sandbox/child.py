@@ -1,7 +1,5 @@
 """A fresh child of the zygote: it gives up everything, then runs one program. Each layer holds without the others."""
 
-from __future__ import annotations
-
 import math
 import os
 import resource

@@ -7,8 +7,6 @@ The first frame says what to do:
                                                       runs tests; the names are calls that the supervisor passes on
 """
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import linecache

@@ -1,7 +1,5 @@
 """The costly isolation, done once by the zygote: namespaces, and a root folder that holds Python's library alone."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """One program in its child, from the supervisor's side: its pipes, its deadline, how it ended."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -6,8 +6,6 @@ Three kinds of test:
     Asserts  test code in a process of its own; calls of the functions go to the program's process
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

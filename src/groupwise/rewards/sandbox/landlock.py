@@ -3,8 +3,6 @@
 Source: the kernel's documentation, userspace-api/landlock. The numbers of its calls are the same on every machine.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The supervisor's hold on a zygote: starting it, giving it orders, ending it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The limits of a program, how it ended, and which layers of protection were in place."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

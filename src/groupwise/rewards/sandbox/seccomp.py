@@ -5,8 +5,6 @@ file system, io_uring, bpf, keys. A call of another architecture's table kills t
 Source: the kernel's documentation, userspace-api/seccomp_filter.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

@@ -6,8 +6,6 @@ a set ["s", ...], a dict ["d", [key, value], ...], a large int ["i", hex]. Types
 to collide would cost it quadratic time.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter, OrderedDict, defaultdict

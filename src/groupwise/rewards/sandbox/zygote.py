@@ -6,8 +6,6 @@ of one job (a test, an expected value) is in the memory that the next is forked 
     {"reap": n, "patience": seconds}  ->  {"status": s, "cpu": seconds, "killed": bool}
 """
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import importlib

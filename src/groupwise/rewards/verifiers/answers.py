@@ -3,8 +3,6 @@ r"""Whether a completion's final answer is the gold one: by mathematics, as a nu
 How the final answer is looked for is written in groupwise.rewards.verifiers.extract: the same rules for every kind.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

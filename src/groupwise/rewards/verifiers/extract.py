@@ -9,8 +9,6 @@ The rules, in their order (docs/answers.md has examples of each):
     or the number it ends with. Alternatives (`16, 17, 18`, `16 or 17`, `It is 16. It is 17.`) state nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction

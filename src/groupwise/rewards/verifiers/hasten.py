@@ -9,8 +9,6 @@ Three names of the library are replaced, each by something whose result is the s
 -   `simplify` is asked whether a difference is zero, and nothing else. Where exact arithmetic decides that, it does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from math import inf
 from types import ModuleType

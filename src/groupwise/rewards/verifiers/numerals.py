@@ -3,8 +3,6 @@ r"""Numbers as people and models write them, read exactly: `1,000`, `$18`, `18.0
 Nothing is evaluated: a number is recognised as text and becomes a Fraction, so `10^10^10` costs nothing.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Whether two mathematical expressions are the same, by math-verify: what a guard runs as a process."""
 
-from __future__ import annotations
-
 import logging
 import resource
 from collections.abc import Callable

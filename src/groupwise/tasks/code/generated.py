@@ -6,8 +6,6 @@ expression (`return x+3*2-1`), where Python multiplies first and the value is wr
 both; what reinforcement learning has to find is which of the two the tests accept.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence

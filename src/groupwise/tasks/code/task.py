@@ -5,8 +5,6 @@ point, a solution, and a prefix that is put before the completion); without a fi
 `generated`, which a tiny policy can learn to write.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """From the columns of a row to a sample. Pure; every message names the key of the recipe and the line of the file."""
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Mapping, Sequence

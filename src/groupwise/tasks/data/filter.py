@@ -1,7 +1,5 @@
 """The filter of a data set: which rows stay, by the values of their columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A row knows its line, and where its first byte is: the rows of a large file are 
 file of any size costs a few bytes a row.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Rows of Parquet files and of the `datasets` library; both are imported only where a recipe asks for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

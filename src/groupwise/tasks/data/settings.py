@@ -1,7 +1,5 @@
 """The keys of the task `data`."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Mapping

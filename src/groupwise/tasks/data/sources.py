@@ -1,7 +1,5 @@
 """Where rows come from: a path in a recipe -> sources of training rows, and of held-out rows where it has some."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

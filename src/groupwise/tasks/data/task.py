@@ -1,7 +1,5 @@
 """The task `data`: problems from files, folders or `datasets` ids, with a mapping of columns and a filter."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which part of a completion is the answer, and which answers must not reach a scorer that runs them as code."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Mapping

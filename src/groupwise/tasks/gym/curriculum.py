@@ -1,7 +1,5 @@
 """A curriculum: how hard each generator's problems are, moved by the share of them that the policy solves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

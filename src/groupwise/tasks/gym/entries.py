@@ -1,7 +1,5 @@
 """Entries of reasoning_gym's datasets, as samples."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from enum import Enum

@@ -1,7 +1,5 @@
 """reasoning_gym's generators: parameters checked, datasets the same in every process."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ For tiny policies, which read and write one character at a time. Every other gen
 and its demonstrations show answers without work.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

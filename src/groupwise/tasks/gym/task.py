@@ -3,8 +3,6 @@
 Whether a problem is held out is decided by the hash of its prompt, so no seed, level or draw can move it across.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterable, Mapping, Sequence
