@@ -53,7 +53,7 @@ def test_a_meaning_says_all_three_things(invariant: Invariant) -> None:
 
 
 def test_a_check_cannot_be_made_without_an_invariant() -> None:
-    assert dataclasses.fields(Check)[0].type == "Invariant"
+    assert dataclasses.fields(Check)[0].type is Invariant
     check = checks.live_equals_old(LOGP, LOGP + 1, MASK, bf16=False)
     assert (check.verdict, check.name, check.cause) == (Verdict.FAIL, check.invariant.name, check.invariant.cause)
     assert checks.live_equals_old(LOGP, None, MASK, bf16=False).cause == check.invariant.unmeasured
