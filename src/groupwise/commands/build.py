@@ -110,24 +110,9 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
             seed=plan.seed,
             judge=judge and judge.scores,
         ),
-        state=RunState(
-            folder=plan.folder / CHECKPOINTS,
-            keep=plan.checkpoint.keep,
-            start=start,
-            reference=plan.algorithm.needs_reference,
-            tokenizer=policy.tokenizer,
-            learner=learner,
-            critic=critic,
-        ),
+        state=_run_state(plan, policy, learner, critic, start),
     )
-    output = Output(
-        journal=journal,
-        view=view,
-        watch=Watch(resolved_recipe(plan), plan.algorithm.advantage.compares_within_group),
-        token_text=Spelling(policy.tokenizer),
-        token_budget=plan.journal.token_budget,
-    )
-    return Training(loop_settings(plan, policy.pad), components, output, stop_requested)
+    return Training(loop_settings(plan, policy.pad), components, _output(plan, policy, journal, view), stop_requested)
 
 
 def loop_settings(plan: Plan, pad: int) -> LoopSettings:
@@ -145,6 +130,30 @@ def loop_settings(plan: Plan, pad: int) -> LoopSettings:
         fault_limit=plan.scoring.fault_limit,
         pad=pad,
         bf16=plan.learner.bf16,
+    )
+
+
+def _run_state(plan: Plan, policy: Policy, learner: Learner, critic: Critic | None, start: str) -> RunState:
+    """What the run's checkpoints save; `start` is the digest of the policy that the run began from."""
+    return RunState(
+        folder=plan.folder / CHECKPOINTS,
+        keep=plan.checkpoint.keep,
+        start=start,
+        reference=plan.algorithm.needs_reference,
+        tokenizer=policy.tokenizer,
+        learner=learner,
+        critic=critic,
+    )
+
+
+def _output(plan: Plan, policy: Policy, journal: Journal, view: View) -> Output:
+    """Where the run's records go, and what is checked on the way."""
+    return Output(
+        journal=journal,
+        view=view,
+        watch=Watch(resolved_recipe(plan), plan.algorithm.advantage.compares_within_group),
+        token_text=Spelling(policy.tokenizer),
+        token_budget=plan.journal.token_budget,
     )
 
 

@@ -115,7 +115,7 @@ def _about_algorithm(algorithm: Mapping[str, Any]) -> str:
 
 
 def _settings(algorithm: Mapping[str, Any]) -> Table:
-    """The parts as the recipe names them, where nobody wrote down their equations."""
+    """The parts as the recipe names them, where their equations are not written down."""
     slots = {slot: table for slot, table in algorithm.items() if isinstance(table, dict)}
     rows = tuple(
         (slot, _words(table.get("kind")), ", ".join(f"{k} = {_words(v)}" for k, v in table.items() if k != "kind"))
