@@ -21,7 +21,7 @@ from torch import Tensor
 import groupwise
 from groupwise import cli
 from groupwise.algorithms import catalog as rows
-from groupwise.algorithms.parts.advantage import GAE
+from groupwise.algorithms.parts.gae import GAE
 from groupwise.algorithms.settings import KINDS
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts import Part
-from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return, gae
 from groupwise.core.masked import (
     WHITENED,
     group_ids,
@@ -20,59 +19,36 @@ from groupwise.core.masked import (
     whiten,
 )
 
-__all__ = [
-    "GAE",
-    "Advantage",
-    "GroupMean",
-    "GroupZScore",
-    "LeaveOneOut",
-    "MonteCarlo",
-    "OneStepTD",
-    "ProcessZScore",
-    "Return",
-    "gae",
-]
-
 #: A group whose rewards differ by no more than this is tied, and its advantage is exactly 0 (range, not deviation).
 TIE = 1e-6
 
 
 class Advantage(Part, Protocol):
     """(reward [N,T], value [N,T] or None, mask [N,T], group [N], step_end [N,T] or None)
-    -> advantage [N,T], returns [N,T]."""
+    -> advantage [N,T], returns [N,T].
 
-    @property
-    def smallest_group(self) -> int:
-        """Completions of one prompt that the baseline needs."""
-        ...
+    smallest_group         completions of one prompt that the baseline needs
+    compares_within_group  whether a completion's advantage compares its reward with the others' of its prompt: equal
+                           rewards give 0
+    reads_value            whether a critic's values are read
+    reads_steps            whether the ends of steps are read
+    """
 
-    @property
-    def compares_within_group(self) -> bool:
-        """Whether a completion's advantage compares its reward with the others' of its prompt: equal rewards give 0."""
-        ...
-
-    @property
-    def reads_value(self) -> bool:
-        """Whether a critic's values are read."""
-        ...
-
-    @property
-    def reads_steps(self) -> bool:
-        """Whether the ends of steps are read."""
-        ...
+    smallest_group: int = 1
+    compares_within_group: bool = False
+    reads_value: bool = False
+    reads_steps: bool = False
 
     def __call__(
         self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class WithinGroup(ABC):
+class WithinGroup(Advantage, ABC):
     """A completion's summed reward against those of its group: one advantage, the same for every token."""
 
     smallest_group = 2
     compares_within_group = True
-    reads_value = False
-    reads_steps = False
 
     @abstractmethod
     def baselined(self, total: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
@@ -145,7 +121,7 @@ class LeaveOneOut(WithinGroup):
 
 
 @dataclass(frozen=True)
-class ProcessZScore:
+class ProcessZScore(Advantage):
     """A_it = sum over the steps j of completion i that end at or after token t of r~_ij: process supervision.
 
     r~ = (r - mean) / (sample deviation + epsilon) over all step rewards of the group, however many each completion
@@ -167,7 +143,6 @@ class ProcessZScore:
     epsilon: float = 1e-6
     smallest_group = 2
     compares_within_group = True
-    reads_value = False
     reads_steps = True
 
     def __call__(

@@ -26,7 +26,7 @@ class Aggregate(Part, Protocol):
 
 
 @dataclass(frozen=True)
-class SequenceMean:
+class SequenceMean(Aggregate):
     """w_it = 1 / (N |o_i|): a mean over tokens in each completion, then a flat mean over completions.
 
     Source: DeepSeekMath (2402.03300) eq 3.
@@ -43,7 +43,7 @@ class SequenceMean:
 
 
 @dataclass(frozen=True)
-class TokenMean:
+class TokenMean(Aggregate):
     """w_it = 1 / (trained tokens of the optimizer batch): every token counts the same.
 
     Source: DAPO (2503.14476) eq 8.
@@ -59,7 +59,7 @@ class TokenMean:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Aggregate):
     """w_it = 1 / (N limit): no length in the normaliser; limit is the generation budget.
 
     Source: Dr. GRPO (2503.20783).
@@ -81,7 +81,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class TokenSum:
+class TokenSum(Aggregate):
     """w_it = 1: the plain sum over trained tokens."""
 
     equation = "w = 1"
