@@ -10,7 +10,7 @@ from torch import Tensor
 
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.parts.advantage import Advantage
-from groupwise.algorithms.parts.aggregate import Aggregate, Totals, count
+from groupwise.algorithms.parts.aggregate import Aggregate, count
 from groupwise.algorithms.parts.filters import Filter, KeepAll
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.mismatch import Mismatch, NoMismatch
@@ -127,9 +127,9 @@ class Algorithm:
     def _advantage(self, reward: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.advantage(reward, batch.value, batch.mask, batch.group, batch.step_end)
 
-    def weigh(self, minibatch: Batch, totals: Totals | None = None) -> Batch:
-        """Adds `weight` [N,T], made once for the optimizer batch; `totals` where this is only a part of it."""
-        return minibatch.add(weight=self.aggregate(minibatch.mask, totals or count(minibatch.mask)))
+    def weigh(self, minibatch: Batch) -> Batch:
+        """Adds `weight` [N,T], made once for the optimizer batch."""
+        return minibatch.add(weight=self.aggregate(minibatch.mask, count(minibatch.mask)))
 
     def advantages(
         self, rewards: Tensor, groups: Tensor, mask: Tensor | None = None, step_end: Tensor | None = None
@@ -196,7 +196,9 @@ class Algorithm:
         if kl is not None:
             total = total - self.kl.beta * kl
         if self.entropy_coefficient:
-            total = total + self.entropy_coefficient * _entropy(entropy, mask)
+            if entropy is None:
+                raise ValueError("an entropy coefficient is set and needs the entropy column [N,T]")
+            total = total + self.entropy_coefficient * keep(entropy, mask)
         value = -(weight.to(live.dtype) * total).sum()
         return LossOut(value, share.detach(), log_ratio.detach(), None if kl is None else kl.detach())
 
@@ -226,12 +228,6 @@ def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:
 def _last(per_token: Tensor, mask: Tensor) -> Tensor:
     """[N,T] -> [N]: the value at the row's last trained token, 0 without any."""
     return at_last_token(torch.ones_like(per_token[:, 0]), mask).mul(per_token).sum(-1)
-
-
-def _entropy(entropy: Tensor | None, mask: Tensor) -> Tensor:
-    if entropy is None:
-        raise ValueError("an entropy coefficient is set and needs the entropy column [N,T]")
-    return keep(entropy, mask)
 
 
 def _same_shape(mask: Tensor, **columns: Tensor | None) -> None:

@@ -106,8 +106,7 @@ def _short(slot: str, row: Algorithm) -> str:
         return describe(part).replace("beta=", "") if row.kl.beta else ""
     kind = describe(part).partition("(")[0]
     fields = [(f.name, getattr(part, f.name), f.default) for f in dataclasses.fields(part)]  # type: ignore[arg-type]
-    always = slot == "trust"
-    shown = [(name, value) for name, value, default in fields if value != default or (always and value)]
+    shown = [(name, value) for name, value, default in fields if value != default or (slot == "trust" and value)]
     values = [name if value is True else f"{name} {value:g}" for name, value in shown]
     if kind == "none" or (slot == "shaping" and kind == "outcome" and not values):
         return ""

@@ -51,6 +51,9 @@ KINDS: Mapping[str, Mapping[str, type]] = {
 ESTIMATORS: Mapping[str, type] = {"k1": K1, "k2": K2, "k3": K3, "k3-ratio": K3Ratio}
 PLACES: Mapping[str, Place] = {place: place for place in get_args(Place)}
 
+#: Types of a field: what a recipe may give for each, and that in words.
+FIELDS = {bool: (bool, "true or false"), int: (int, "a whole number"), float: ((int, float), "a number")}
+
 #: The key that names a slot's part, where it is not `kind`.
 KIND_KEY = {"ratio": "level"}
 
@@ -73,7 +76,7 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algori
         elif slot == "kl":
             changed[slot] = _rebuild_kl(row.kl, values)
         elif slot == "entropy_coefficient":
-            changed[slot] = _number("algorithm.entropy_coefficient", values[""])
+            changed[slot] = _checked("algorithm.entropy_coefficient", values[""], float)
         else:
             known = ["name", *KINDS, "kl", "entropy_coefficient"]
             raise UsageError(f"algorithm.{slot}: there is no such key; {nearest(slot, known)}")
@@ -133,7 +136,7 @@ def _rebuild(slot: str, part: object, values: dict[str, object]) -> object:
         where = f"algorithm.{slot}.{key}" if key else f"algorithm.{slot}"
         if key not in fields:
             raise UsageError(f"{where}: {slot} {_name(kind)!r} has no such key; {nearest(key, [kind_key, *fields])}")
-        values[key] = _plain(where, value, get_type_hints(kind)[key])
+        values[key] = _checked(where, value, get_type_hints(kind)[key])
     same = {k: getattr(part, k) for k in fields if kind is type(part)}
     return _construct(f"algorithm.{slot}", kind, {**same, **values})
 
@@ -142,7 +145,7 @@ def _rebuild_kl(kl: KL, values: dict[str, object]) -> KL:
     fields: dict[str, object] = {"beta": kl.beta, "estimator": kl.estimator, "place": kl.place}
     for key, value in values.items():
         if key == "beta":
-            fields[key] = _number("algorithm.kl.beta", value)
+            fields[key] = _checked("algorithm.kl.beta", value, float)
         elif key == "estimator":
             fields[key] = _choice("algorithm.kl.estimator", value, ESTIMATORS)()
         elif key == "place":
@@ -168,16 +171,9 @@ def _choice(where: str, value: object, choices: Mapping[str, T]) -> T:
     return choices[value]
 
 
-def _plain(where: str, value: object, kind: type) -> bool | float | int:
+def _checked(where: str, value: object, kind: type) -> bool | int | float:
     """A field's value as its annotation has it: bool, int or float."""
-    if kind is not bool:
-        return _number(where, value, whole=kind is int)
-    if not isinstance(value, bool):
-        raise UsageError(f"{where} = {value!r}: must be true or false")
-    return value
-
-
-def _number(where: str, value: object, whole: bool = False) -> float | int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (whole and not isinstance(value, int)):
-        raise UsageError(f"{where} = {value!r}: must be {'a whole number' if whole else 'a number'}")
-    return value if whole else float(value)
+    accepted, words = FIELDS[kind]
+    if not isinstance(value, accepted) or isinstance(value, bool) is not (kind is bool):
+        raise UsageError(f"{where} = {value!r}: must be {words}")
+    return kind(value)

@@ -21,8 +21,8 @@ class Aggregate(Part, Protocol):
     def __call__(self, mask: Tensor, totals: Totals) -> Tensor: ...
 
     def declared(self, totals: Totals) -> float:
-        """What the weights of the whole optimizer batch add up to."""
-        ...
+        """What the weights of the whole optimizer batch add up to: 1 for a mean, 0 where no token is trained."""
+        return 1.0 if totals.tokens else 0.0
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,6 @@ class SequenceMean(Aggregate):
         lengths = mask.sum(-1, keepdim=True).clamp(min=1)
         return mask.double() / (lengths * max(totals.completions, 1))
 
-    def declared(self, totals: Totals) -> float:
-        return 1.0 if totals.completions else 0.0
-
 
 @dataclass(frozen=True)
 class TokenMean(Aggregate):
@@ -53,9 +50,6 @@ class TokenMean(Aggregate):
 
     def __call__(self, mask: Tensor, totals: Totals) -> Tensor:
         return mask.double() / max(totals.tokens, 1)
-
-    def declared(self, totals: Totals) -> float:
-        return 1.0 if totals.tokens else 0.0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.parts.kl import KL
-from groupwise.core.masked import keep
+from groupwise.core.masked import keep, real
 from groupwise.core.records import Batch
 
 
@@ -91,9 +91,7 @@ def overlong_penalty(lengths: Tensor, limit: float, cache: float) -> Tensor:
     """
     if not 0 < cache <= limit:
         raise ValueError(f"cache = {cache}: must be above 0 and at most the limit {limit}")
-    lengths = torch.as_tensor(lengths)
-    lengths = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
-    return ((limit - cache - lengths) / cache).clamp(-1.0, 0.0)
+    return ((limit - cache - real(torch.as_tensor(lengths))) / cache).clamp(-1.0, 0.0)
 
 
 def at_last_token(per_row: Tensor, mask: Tensor) -> Tensor:
