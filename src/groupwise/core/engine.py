@@ -72,17 +72,14 @@ class Engine(Protocol):
     @property
     def routes(self) -> bool:
         """Whether its completions carry the experts that were chosen (Completion.routes)."""
-        ...
 
     @property
     def keeps_support(self) -> bool:
         """Whether its completions carry the ids that top-p or top-k left (Completion.support)."""
-        ...
 
     @property
     def precision(self) -> Precision:
         """What it computes in."""
-        ...
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
@@ -92,12 +89,9 @@ class Engine(Protocol):
         `on_finish` is called with completions as they end, in any order, so that scoring can begin; an engine that does
         not know so early need not call it.
         """
-        ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights, drop everything computed under the old ones, and stamp later completions."""
-        ...
 
     def close(self) -> None:
         """Give back what it holds; it cannot generate any more. A second call does nothing."""
-        ...
