@@ -33,7 +33,6 @@ class Outcome(Shaping):
     overlong_cache  the last part of the limit, as a share of it, over which the penalty falls from 0 to -1; 0 is none
     limit           the longest completion, tokens
     step_scale      what a step score is worth, where the batch has them; 0 leaves them out
-    A per-token KL term can be subtracted from it, see `sampled_kl`.
     Source: DAPO (2503.14476) eq 7 and eq 13 (20,480 tokens with a cache of 4,096: a share of 0.2).
     """
 
