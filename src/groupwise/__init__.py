@@ -7,7 +7,7 @@ from groupwise.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from groupwise.algorithms.algorithm import Algorithm, LossOut
-    from groupwise.algorithms.parts.advantage import gae
+    from groupwise.algorithms.parts.gae import gae
     from groupwise.algorithms.parts.shaping import overlong_penalty
     from groupwise.algorithms.settings import algorithm
     from groupwise.commands.train import Run, train
@@ -43,7 +43,7 @@ _HOME = {
     "RunError": "core.errors",
     "UsageError": "core.errors",
     "algorithm": "algorithms.settings",
-    "gae": "algorithms.parts.advantage",
+    "gae": "algorithms.parts.gae",
     "overlong_penalty": "algorithms.parts.shaping",
     "record_routes": "models.moe.record",
     "replay_routes": "models.moe.replay",

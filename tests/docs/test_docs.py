@@ -21,7 +21,7 @@ from torch import Tensor
 import groupwise
 from groupwise import cli
 from groupwise.algorithms import catalog as rows
-from groupwise.algorithms.parts.advantage import GAE
+from groupwise.algorithms.parts.gae import GAE
 from groupwise.algorithms.settings import KINDS
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
@@ -142,11 +142,11 @@ def added(monkeypatch: pytest.MonkeyPatch) -> type:
     """The page's part, row and entries put where the page says; gives the part's class."""
     module = types.ModuleType("groupwise.algorithms.parts.stale")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(BLOCKS["src/groupwise/parts/stale.py"], vars(module))
+    exec(BLOCKS["src/groupwise/algorithms/parts/stale.py"], vars(module))
     names = {**vars(rows), "StaleClip": module.StaleClip}
-    exec(BLOCKS["src/groupwise/rows.py"], names)
-    for where, table in (('catalog.py: KINDS["trust"]', KINDS["trust"]), ("rows.py: CATALOG", rows.CATALOG)):
-        for key, value in eval(BLOCKS[f"src/groupwise/{where}"], names).items():
+    exec(BLOCKS["src/groupwise/algorithms/catalog.py"], names)
+    for where, table in (('settings.py: KINDS["trust"]', KINDS["trust"]), ("catalog.py: CATALOG", rows.CATALOG)):
+        for key, value in eval(BLOCKS[f"src/groupwise/algorithms/{where}"], names).items():
             monkeypatch.setitem(table, key, value)  # type: ignore[arg-type]
     return module.StaleClip
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.algorithms.parts.advantage import GAE, Advantage, MonteCarlo, OneStepTD, Return, gae
+from groupwise.algorithms.parts.advantage import Advantage
+from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return, gae
 from groupwise.core.masked import whiten
 
 RAW: list[Advantage] = [

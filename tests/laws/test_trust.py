@@ -10,8 +10,7 @@ from torch import Tensor
 
 from groupwise.algorithms.parts.aggregate import SequenceMean, count
 from groupwise.algorithms.parts.ratio import SequenceRatio, TokenRatio
-from groupwise.algorithms.parts.soft import Cispo, SoftGate
-from groupwise.algorithms.parts.trust import Clip, Geometric, NoTrust, Surrogate
+from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate, Surrogate
 from tests.laws.conftest import Draw, draw
 
 PER_TOKEN = [

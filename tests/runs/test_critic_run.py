@@ -19,7 +19,7 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.advantage import outcome
 from groupwise.algorithms.parts.aggregate import Constant, TokenMean
 from groupwise.algorithms.parts.filters import KeepAll
-from groupwise.algorithms.parts.kl import KL, Place
+from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.ratio import TokenRatio
 from groupwise.algorithms.parts.shaping import Outcome, at_last_token
 from groupwise.algorithms.parts.trust import Clip
@@ -79,7 +79,7 @@ def row() -> Algorithm:
         advantage=OverValue(),
         ratio=TokenRatio(),
         trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
-        kl=KL(beta=0.01, place=Place.REWARD),
+        kl=KL(beta=0.01, place="reward"),
         aggregate=TokenMean(),
         passes=2,
     )
@@ -87,7 +87,7 @@ def row() -> Algorithm:
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(catalog.CATALOG, "over-value", row)  # type: ignore[arg-type]
+    monkeypatch.setitem(catalog.CATALOG, "over-value", row())  # type: ignore[arg-type]
     monkeypatch.setitem(catalog.KINDS["shaping"], "first-token", FirstToken)  # type: ignore[arg-type]
     monkeypatch.setitem(catalog.KINDS["advantage"], "over-value", OverValue)  # type: ignore[arg-type]
 
@@ -250,6 +250,6 @@ def test_an_overlong_penalty_takes_the_samplings_limit(shaping: dict[str, Any], 
 @pytest.mark.parametrize(("aggregate", "limit"), [({}, 7), ({"limit": 5}, 5), ({"kind": "constant"}, 7)])
 def test_a_row_with_a_constant_limit_takes_the_samplings(aggregate: dict[str, Any], limit: int, monkeypatch):
     made = groupwise.algorithm("grpo", {"aggregate.kind": "constant", "aggregate.limit": 3000})
-    monkeypatch.setitem(catalog.CATALOG, "with-limit", lambda: made)  # type: ignore[arg-type]
+    monkeypatch.setitem(catalog.CATALOG, "with-limit", made)  # type: ignore[arg-type]
     settings = {"algorithm": {"name": "with-limit", "aggregate": aggregate}, "sampling.max_new_tokens": 7}
     assert resolve(recipe.load("quickstart", settings)).algorithm.aggregate == Constant(limit)

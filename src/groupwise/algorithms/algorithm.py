@@ -10,12 +10,12 @@ from torch import Tensor
 
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.parts.advantage import Advantage
-from groupwise.algorithms.parts.aggregate import Aggregate, Totals, count
+from groupwise.algorithms.parts.aggregate import Aggregate, count
 from groupwise.algorithms.parts.filters import Filter, KeepAll
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.mismatch import Mismatch, NoMismatch
 from groupwise.algorithms.parts.ratio import Ratio, bounded
-from groupwise.algorithms.parts.shaping import Outcome, Shaping, at_last_token, subtract_kl
+from groupwise.algorithms.parts.shaping import Outcome, Shaping, at_last_token, sampled_kl
 from groupwise.algorithms.parts.trust import Trust
 from groupwise.core.masked import keep
 from groupwise.core.records import Batch
@@ -40,9 +40,10 @@ class LossOut(NamedTuple):
 class Algorithm:
     """A row of parts. loss = -(weight * (correction * surrogate - beta * kl + c * entropy)).sum()
 
-    paper   where the row comes from
-    watch   what to look at while it trains, and what good looks like
-    passes  passes over a batch unless the recipe says otherwise
+    paper    where the row comes from
+    summary  what it does, in one sentence
+    watch    what to look at while it trains, and what good looks like
+    passes   passes over a batch unless the recipe says otherwise
 
     Raises ValueError where a correction per token meets a ratio or trust region that is one number per completion.
     """
@@ -59,6 +60,7 @@ class Algorithm:
     mismatch: Mismatch = NoMismatch()
     entropy_coefficient: float = 0.0
     passes: int = 1
+    summary: str = ""
     watch: str = ""
 
     def __post_init__(self) -> None:
@@ -71,7 +73,7 @@ class Algorithm:
             )
         if self.advantage.reads_steps and self.kl.in_reward:
             raise ValueError(
-                f"kl.place ({self.kl.place.value}) puts a penalty on every token; advantage.kind ({self.advantage}) "
+                f"kl.place ({self.kl.place}) puts a penalty on every token; advantage.kind ({self.advantage}) "
                 'reads rewards at step ends only; take kl.place = "loss"'
             )
 
@@ -84,11 +86,6 @@ class Algorithm:
     def needs_old(self) -> bool:
         """Whether `credit` reads logp_old; several updates on a batch need it all the same."""
         return self.kl.in_reward or self.mismatch.reads_engine
-
-    @property
-    def needs_value(self) -> bool:
-        """Whether a critic's values are read."""
-        return self.advantage.reads_value
 
     @property
     def reads_steps(self) -> bool:
@@ -114,7 +111,7 @@ class Algorithm:
         """
         reward = self.shaping(batch)
         if self.kl.in_reward:
-            reward = subtract_kl(reward, batch, self.kl)
+            reward = reward - self.kl.beta * sampled_kl(batch, self.kl)
         if weights is None:
             advantage, returns = self._advantage(reward, batch)
         else:
@@ -130,9 +127,9 @@ class Algorithm:
     def _advantage(self, reward: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.advantage(reward, batch.value, batch.mask, batch.group, batch.step_end)
 
-    def weigh(self, minibatch: Batch, totals: Totals | None = None) -> Batch:
-        """Adds `weight` [N,T], made once for the optimizer batch; `totals` where this is only a part of it."""
-        return minibatch.add(weight=self.aggregate(minibatch.mask, totals or count(minibatch.mask)))
+    def weigh(self, minibatch: Batch) -> Batch:
+        """Adds `weight` [N,T], made once for the optimizer batch."""
+        return minibatch.add(weight=self.aggregate(minibatch.mask, count(minibatch.mask)))
 
     def advantages(
         self, rewards: Tensor, groups: Tensor, mask: Tensor | None = None, step_end: Tensor | None = None
@@ -146,7 +143,7 @@ class Algorithm:
         >>> groupwise.algorithm("grpo").advantages(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 3, 3]))
         tensor([ 0.7071, -0.7071,  0.0000,  0.0000])
         """
-        if self.needs_value:
+        if self.advantage.reads_value:
             raise ValueError(f"{self.name}: its advantages need a critic's values; groupwise.gae takes them")
         per_token = rewards if rewards.dim() == 2 else rewards[:, None]
         inside = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask
@@ -199,7 +196,9 @@ class Algorithm:
         if kl is not None:
             total = total - self.kl.beta * kl
         if self.entropy_coefficient:
-            total = total + self.entropy_coefficient * _entropy(entropy, mask)
+            if entropy is None:
+                raise ValueError("an entropy coefficient is set and needs the entropy column [N,T]")
+            total = total + self.entropy_coefficient * keep(entropy, mask)
         value = -(weight.to(live.dtype) * total).sum()
         return LossOut(value, share.detach(), log_ratio.detach(), None if kl is None else kl.detach())
 
@@ -229,12 +228,6 @@ def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:
 def _last(per_token: Tensor, mask: Tensor) -> Tensor:
     """[N,T] -> [N]: the value at the row's last trained token, 0 without any."""
     return at_last_token(torch.ones_like(per_token[:, 0]), mask).mul(per_token).sum(-1)
-
-
-def _entropy(entropy: Tensor | None, mask: Tensor) -> Tensor:
-    if entropy is None:
-        raise ValueError("an entropy coefficient is set and needs the entropy column [N,T]")
-    return keep(entropy, mask)
 
 
 def _same_shape(mask: Tensor, **columns: Tensor | None) -> None:

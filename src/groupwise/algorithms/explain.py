@@ -5,7 +5,6 @@ docs/algorithms.md is made here from the same rows: python -m groupwise.algorith
 
 import dataclasses
 import re
-from collections.abc import Iterator
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.catalog import CATALOG
@@ -16,11 +15,36 @@ NOTATION = """\
 Notation: completion i of a group of G for one prompt, token t; r_t = pi_live / pi_old of that token; A advantage; N
 completions of the optimizer batch; |o_i| trained tokens; sg[] is a stop-gradient; all log-probabilities in nats."""
 
+PAGE = """\
+# The algorithms, each a row of parts
+
+Made from the catalog by `make docs`; `groupwise explain NAME` prints one of them, and
+`groupwise explain NAME --against OTHER` what differs between two.
+
+{overview}
+
+{notation}
+"""
+SECTION = """
+## {row.name}
+
+{row.summary} Source: {row.paper}.
+
+    {objective}
+
+| slot | part | equation |
+|---|---|---|
+{table}
+
+Watch: {row.watch}
+"""
+
 
 def explain(name: str, settings: dict[str, object] | None = None) -> str:
     """One algorithm, for a terminal. Raises UsageError where there is none of that name."""
     row = algorithm(name, settings)
-    return "\n".join([*_head(row), "", *_table(lines(row)), "", f"watch      {row.watch}"])
+    head = [row.summary, f"Source: {row.paper}.", "", objective(row), "", NOTATION]
+    return "\n".join([*head, "", *_table(lines(row)), "", f"watch      {row.watch}"])
 
 
 def compare(name: str, other: str) -> str:
@@ -38,7 +62,13 @@ def compare(name: str, other: str) -> str:
 
 def page() -> str:
     """docs/algorithms.md."""
-    return "\n".join(_page()) + "\n"
+    return PAGE.format(overview=overview(), notation=NOTATION) + "".join(map(_section, CATALOG.values()))
+
+
+def _section(row: Algorithm) -> str:
+    cells = [(slot, f"`{part}`", equation.replace("|", "\\|")) for slot, part, equation in lines(row)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return SECTION.format(row=row, objective=objective(row), table=table)
 
 
 def objective(row: Algorithm) -> str:
@@ -64,7 +94,7 @@ def overview() -> str:
     """The catalog as one Markdown table; README has it too."""
     slots = ("shaping", "filter", "advantage", "ratio", "trust", "kl", "aggregate")
     head = ["| name | paper | " + " | ".join(slots) + " |", "|---" * (2 + len(slots)) + "|"]
-    rows = [algorithm(name) for name in CATALOG]
+    rows = CATALOG.values()
     cells = [[row.name, row.paper.rpartition(", ")[2], *(_short(slot, row) for slot in slots)] for row in rows]
     return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in cells)])
 
@@ -76,61 +106,19 @@ def _short(slot: str, row: Algorithm) -> str:
         return describe(part).replace("beta=", "") if row.kl.beta else ""
     kind = describe(part).partition("(")[0]
     fields = [(f.name, getattr(part, f.name), f.default) for f in dataclasses.fields(part)]  # type: ignore[arg-type]
-    always = slot == "trust"
-    shown = [(name, value) for name, value, default in fields if value != default or (always and value)]
+    shown = [(name, value) for name, value, default in fields if value != default or (slot == "trust" and value)]
     values = [name if value is True else f"{name} {value:g}" for name, value in shown]
     if kind == "none" or (slot == "shaping" and kind == "outcome" and not values):
         return ""
     return f"{kind} ({', '.join(values)})" if values else kind
 
 
-def _page() -> Iterator[str]:
-    yield "# The algorithms, each a row of parts"
-    yield ""
-    yield "Made from the catalog by `make docs`; `groupwise explain NAME` prints one of them, and"
-    yield "`groupwise explain NAME --against OTHER` what differs between two."
-    yield ""
-    yield overview()
-    yield ""
-    yield NOTATION
-    for name in CATALOG:
-        row = algorithm(name)
-        yield ""
-        yield f"## {name}"
-        yield ""
-        yield f"{_summary(row)} Source: {row.paper}."
-        yield ""
-        yield f"    {objective(row)}"
-        yield ""
-        yield "| slot | part | equation |"
-        yield "|---|---|---|"
-        for slot, part, equation in lines(row):
-            yield f"| {slot} | `{part}` | {_cell(equation)} |"
-        yield ""
-        yield f"Watch: {row.watch}"
-
-
-def _head(row: Algorithm) -> list[str]:
-    return [_summary(row), f"Source: {row.paper}.", "", objective(row), "", NOTATION]
-
-
 def lines(row: Algorithm) -> list[tuple[str, str, str]]:
     """(slot, part with its values, its equation), in the order that data passes them; then what is not a part."""
     parts = [(slot, describe(part), part.equation) for slot, part in row.parts.items()]
-    passes = (f"{row.passes}", "passes over a batch unless the recipe says otherwise")
-    bonus = (
-        f"{row.entropy_coefficient:g}",
-        "h, the weight of the entropy H" if row.entropy_coefficient else "no bonus",
-    )
-    return [*parts, ("entropy", *bonus), ("passes", *passes)]
-
-
-def _summary(row: Algorithm) -> str:
-    return str(CATALOG[row.name].__doc__)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    passes = "passes over a batch unless the recipe says otherwise"
+    bonus = "h, the weight of the entropy H" if row.entropy_coefficient else "no bonus"
+    return [*parts, ("entropy", f"{row.entropy_coefficient:g}", bonus), ("passes", f"{row.passes}", passes)]
 
 
 def _table(lines: list[tuple[str, str, str]]) -> list[str]:

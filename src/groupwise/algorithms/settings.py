@@ -2,28 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar, get_type_hints
+from typing import TypeVar, get_args, get_type_hints
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.catalog import CATALOG
-from groupwise.algorithms.parts.advantage import (
-    GAE,
-    GroupMean,
-    GroupZScore,
-    LeaveOneOut,
-    MonteCarlo,
-    OneStepTD,
-    ProcessZScore,
-    Return,
-)
+from groupwise.algorithms.parts.advantage import GroupMean, GroupZScore, LeaveOneOut, ProcessZScore
 from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll
+from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return
 from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio, Place
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
 from groupwise.algorithms.parts.shaping import Outcome, Steps
-from groupwise.algorithms.parts.soft import Cispo, SoftGate
-from groupwise.algorithms.parts.trust import Clip, Geometric, NoTrust
+from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 from groupwise.core.errors import UsageError, nearest
 
 T = TypeVar("T")
@@ -58,7 +49,10 @@ KINDS: Mapping[str, Mapping[str, type]] = {
     },
 }
 ESTIMATORS: Mapping[str, type] = {"k1": K1, "k2": K2, "k3": K3, "k3-ratio": K3Ratio}
-PLACES: Mapping[str, Place] = {place.value: place for place in Place}
+PLACES: Mapping[str, Place] = {place: place for place in get_args(Place)}
+
+#: Types of a field: what a recipe may give for each, and that in words.
+FIELDS = {bool: (bool, "true or false"), int: (int, "a whole number"), float: ((int, float), "a number")}
 
 #: The key that names a slot's part, where it is not `kind`.
 KIND_KEY = {"ratio": "level"}
@@ -74,7 +68,7 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algori
     """
     if name not in CATALOG:
         raise UsageError(f"algorithm.name = {name!r}: there is no such algorithm; {nearest(name, CATALOG)}")
-    row = CATALOG[name]()
+    row = CATALOG[name]
     changed: dict[str, object] = {}
     for slot, values in _by_slot(settings or {}).items():
         if slot in KINDS:
@@ -82,7 +76,7 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algori
         elif slot == "kl":
             changed[slot] = _rebuild_kl(row.kl, values)
         elif slot == "entropy_coefficient":
-            changed[slot] = _number("algorithm.entropy_coefficient", values[""])
+            changed[slot] = _checked("algorithm.entropy_coefficient", values[""], float)
         else:
             known = ["name", *KINDS, "kl", "entropy_coefficient"]
             raise UsageError(f"algorithm.{slot}: there is no such key; {nearest(slot, known)}")
@@ -95,11 +89,10 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algori
 def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
     """Every key of the row with its value, as a recipe has them: algorithm(row.name, settings(row)) == row."""
     values: dict[str, dict[str, object] | float] = {}
-    for slot, kinds in KINDS.items():
+    for slot in KINDS:
         part = getattr(row, slot)
-        values[slot] = {KIND_KEY.get(slot, "kind"): _name(type(part), kinds), **vars(part)}
-    estimator = _name(type(row.kl.estimator), ESTIMATORS)
-    values["kl"] = {"beta": row.kl.beta, "estimator": estimator, "place": row.kl.place.value}
+        values[slot] = {KIND_KEY.get(slot, "kind"): _name(type(part)), **vars(part)}
+    values["kl"] = {**vars(row.kl), "estimator": _name(type(row.kl.estimator))}
     values["entropy_coefficient"] = row.entropy_coefficient
     return values
 
@@ -109,16 +102,16 @@ def describe(part: object) -> str:
     if isinstance(part, KL):
         if not part.beta:
             return "off"
-        return f"{_name(type(part.estimator), ESTIMATORS)} in the {part.place.value}, beta={part.beta:g}"
-    kind = next((_name(type(part), kinds) for kinds in KINDS.values() if type(part) in kinds.values()), None)
-    kind = kind or type(part).__name__
+        return f"{_name(type(part.estimator))} in the {part.place}, beta={part.beta:g}"
+    kind = _name(type(part))
     fields = ", ".join(f"{f.name}={getattr(part, f.name)!r}" for f in dataclasses.fields(part))  # type: ignore[arg-type]
     return f"{kind}({fields})" if fields else kind
 
 
-def _name(kind: type, kinds: Mapping[str, type]) -> str:
-    """A kind's name in a recipe."""
-    return next(name for name, other in kinds.items() if other is kind)
+def _name(kind: type) -> str:
+    """A kind's name in a recipe; of one that recipes do not know, its class's."""
+    known = (pair for kinds in (*KINDS.values(), ESTIMATORS) for pair in kinds.items())
+    return next((name for name, other in known if other is kind), kind.__name__)
 
 
 def _by_slot(settings: Mapping[str, object]) -> dict[str, dict[str, object]]:
@@ -142,10 +135,8 @@ def _rebuild(slot: str, part: object, values: dict[str, object]) -> object:
     for key, value in values.items():
         where = f"algorithm.{slot}.{key}" if key else f"algorithm.{slot}"
         if key not in fields:
-            raise UsageError(
-                f"{where}: {slot} {_name(kind, KINDS[slot])!r} has no such key; {nearest(key, [kind_key, *fields])}"
-            )
-        values[key] = _plain(where, value, get_type_hints(kind)[key])
+            raise UsageError(f"{where}: {slot} {_name(kind)!r} has no such key; {nearest(key, [kind_key, *fields])}")
+        values[key] = _checked(where, value, get_type_hints(kind)[key])
     same = {k: getattr(part, k) for k in fields if kind is type(part)}
     return _construct(f"algorithm.{slot}", kind, {**same, **values})
 
@@ -154,7 +145,7 @@ def _rebuild_kl(kl: KL, values: dict[str, object]) -> KL:
     fields: dict[str, object] = {"beta": kl.beta, "estimator": kl.estimator, "place": kl.place}
     for key, value in values.items():
         if key == "beta":
-            fields[key] = _number("algorithm.kl.beta", value)
+            fields[key] = _checked("algorithm.kl.beta", value, float)
         elif key == "estimator":
             fields[key] = _choice("algorithm.kl.estimator", value, ESTIMATORS)()
         elif key == "place":
@@ -180,16 +171,9 @@ def _choice(where: str, value: object, choices: Mapping[str, T]) -> T:
     return choices[value]
 
 
-def _plain(where: str, value: object, kind: type) -> bool | float | int:
+def _checked(where: str, value: object, kind: type) -> bool | int | float:
     """A field's value as its annotation has it: bool, int or float."""
-    if kind is not bool:
-        return _number(where, value, whole=kind is int)
-    if not isinstance(value, bool):
-        raise UsageError(f"{where} = {value!r}: must be true or false")
-    return value
-
-
-def _number(where: str, value: object, whole: bool = False) -> float | int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (whole and not isinstance(value, int)):
-        raise UsageError(f"{where} = {value!r}: must be {'a whole number' if whole else 'a number'}")
-    return value if whole else float(value)
+    accepted, words = FIELDS[kind]
+    if not isinstance(value, accepted) or isinstance(value, bool) is not (kind is bool):
+        raise UsageError(f"{where} = {value!r}: must be {words}")
+    return kind(value)

@@ -59,13 +59,10 @@ def _end(buffer: bytearray) -> int:
 
 
 class Channel:
-    """One end of a connection, for one thread at a time. After an exception it is of no further use.
+    """One end of a connection, for one thread at a time. After an exception it is of no further use."""
 
-    limit  bytes that a received message may have
-    """
-
-    def __init__(self, connection: socket.socket, limit: int = LIMIT) -> None:
-        self.connection, self.limit = connection, limit
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
 
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None) -> None:
         """Sends the message and copies of the descriptors. Raises TimeoutError, or OSError where the peer is gone."""
@@ -83,7 +80,7 @@ class Channel:
         """The next message and the descriptors that came with it, at most `count`; they are the caller's to close."""
         until = None if seconds is None else time.monotonic() + seconds
         buffer, descriptors = bytearray(), []
-        while (message := unpack(buffer, self.limit)) is None:
+        while (message := unpack(buffer)) is None:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError

@@ -54,7 +54,6 @@ class Child:
     path         what the child finds first on its sys.path; this process's own where none is given
     environment  this process's own where none is given
     folder       the working folder; this process's own where none is given
-    descriptors  files that the child inherits under the same numbers
     stderr       as for subprocess.Popen; stdin and stdout are /dev/null
 
     Raises OSError where it cannot be started. A fork of this process inherits nothing: there the child is closed.
@@ -69,7 +68,6 @@ class Child:
         path: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
-        descriptors: Sequence[int] = (),
         stderr: int | None = subprocess.DEVNULL,
     ) -> None:
         self.lost = False
@@ -89,7 +87,7 @@ class Child:
                     stderr=stderr,
                     env=environment,
                     cwd=folder,
-                    pass_fds=(theirs.fileno(), tied, *descriptors),
+                    pass_fds=(theirs.fileno(), tied),
                     start_new_session=True,
                 )
             except BaseException:

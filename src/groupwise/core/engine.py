@@ -64,25 +64,25 @@ Precision = Literal["fp32", "bf16"]
 
 
 class Engine(Protocol):
-    """Samples completions and says under which weights and with which log-probabilities."""
+    """Samples completions and says under which weights and with which log-probabilities.
+
+    version        which weights it samples from
+    routes         whether its completions carry the experts that were chosen (Completion.routes)
+    keeps_support  whether its completions carry the ids that top-p or top-k left (Completion.support)
+    precision      what it computes in
+    """
 
     @property
     def version(self) -> int: ...
 
     @property
-    def routes(self) -> bool:
-        """Whether its completions carry the experts that were chosen (Completion.routes)."""
-        ...
+    def routes(self) -> bool: ...
 
     @property
-    def keeps_support(self) -> bool:
-        """Whether its completions carry the ids that top-p or top-k left (Completion.support)."""
-        ...
+    def keeps_support(self) -> bool: ...
 
     @property
-    def precision(self) -> Precision:
-        """What it computes in."""
-        ...
+    def precision(self) -> Precision: ...
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
@@ -96,8 +96,6 @@ class Engine(Protocol):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights, drop everything computed under the old ones, and stamp later completions."""
-        ...
 
     def close(self) -> None:
         """Give back what it holds; it cannot generate any more. A second call does nothing."""
-        ...

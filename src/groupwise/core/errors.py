@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
 
 
 class GroupwiseError(Exception):
@@ -33,6 +35,20 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     names = list(known)
     near = get_close_matches(wrong, names, n=1, cutoff=0.6)
     return (f"did you mean {near[0]!r}? " if near else "") + f"known: {', '.join(names)}"
+
+
+def need(module: str, extra: str, what: str) -> Any:
+    """An optional library, imported. Raises UsageError, with what needs it and its install, where it is missing.
+
+    >>> need("json", "tasks", "task reasoning_gym").dumps([1])
+    '[1]'
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise  # it is there, and something that it needs itself is not
+        raise UsageError(f"{what} needs {module}, which is not installed: pip install 'groupwise[{extra}]'") from None
 
 
 def one_line(error: Exception) -> str:

@@ -211,10 +211,7 @@ class Batch:
         return column
 
     def add(self, **columns: Tensor | tuple[Tensor, ...] | None) -> Batch:
-        """The batch with new columns. A column that is already there is never overwritten.
-
-        Raises ValueError where a column exists.
-        """
+        """The batch with new columns. Raises ValueError where one of them exists already: none is ever overwritten."""
         taken = [name for name, new in columns.items() if new is not None and getattr(self, name) is not None]
         if taken:
             raise ValueError(f"column {', '.join(taken)} has been written already; each column has one writer")

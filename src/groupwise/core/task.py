@@ -46,8 +46,7 @@ class Streams(Protocol):
     moved(levels, rates)        the levels after a step in which sources had these (pass rate, completions)
     """
 
-    @property
-    def sources(self) -> Sequence[str]: ...
+    sources: Sequence[str]
 
     def draw(self, index: int, seed: int, levels: Mapping[str, int]) -> Sample: ...
 
@@ -58,16 +57,14 @@ class Streams(Protocol):
 class Judged(Protocol):
     """A task that may have no right answers: where `judged` is True, completions are scored by a reward model alone."""
 
-    @property
-    def judged(self) -> bool: ...
+    judged: bool
 
 
 @runtime_checkable
 class Identified(Protocol):
     """A task whose problems are not determined by its settings alone: `contents`, a hash, changes when they do."""
 
-    @property
-    def contents(self) -> str: ...
+    contents: str
 
 
 @runtime_checkable
@@ -85,11 +82,8 @@ class LeavesOut(Protocol):
     leaked     held-out problems that are training problems too
     """
 
-    @property
-    def repeated(self) -> Sequence[Sample]: ...
-
-    @property
-    def leaked(self) -> Sequence[Sample]: ...
+    repeated: Sequence[Sample]
+    leaked: Sequence[Sample]
 
 
 @runtime_checkable

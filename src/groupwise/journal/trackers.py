@@ -14,8 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from groupwise.core.errors import UsageError, nearest
-from groupwise.core.extras import need
+from groupwise.core.errors import UsageError, nearest, need
 
 Row = Mapping[str, Any]
 

@@ -1,4 +1,7 @@
-"""The parts an algorithm is a row of: pure functions of tensors, each a frozen dataclass with one `__call__`."""
+"""The parts an algorithm is a row of: pure functions of tensors, each a frozen dataclass with one `__call__`.
+
+A slot's protocol says what its parts are called with and, with defaults, what else they declare of themselves.
+"""
 
 from typing import Protocol
 
@@ -6,5 +9,4 @@ from typing import Protocol
 class Part(Protocol):
     """What every part says of itself: its equation, in plain text and in the field's own names."""
 
-    @property
-    def equation(self) -> str: ...
+    equation: str

@@ -1,6 +1,5 @@
 """Reward to advantage. A completion votes when it has a trained token and its reward is a number."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts import Part
-from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return, gae
 from groupwise.core.masked import (
     WHITENED,
     group_ids,
@@ -20,70 +18,56 @@ from groupwise.core.masked import (
     whiten,
 )
 
-__all__ = [
-    "GAE",
-    "Advantage",
-    "GroupMean",
-    "GroupZScore",
-    "LeaveOneOut",
-    "MonteCarlo",
-    "OneStepTD",
-    "ProcessZScore",
-    "Return",
-    "gae",
-]
-
 #: A group whose rewards differ by no more than this is tied, and its advantage is exactly 0 (range, not deviation).
 TIE = 1e-6
 
 
 class Advantage(Part, Protocol):
     """(reward [N,T], value [N,T] or None, mask [N,T], group [N], step_end [N,T] or None)
-    -> advantage [N,T], returns [N,T]."""
+    -> advantage [N,T], returns [N,T].
 
-    @property
-    def smallest_group(self) -> int:
-        """Completions of one prompt that the baseline needs."""
-        ...
+    smallest_group         completions of one prompt that the baseline needs
+    compares_within_group  whether a completion's advantage compares its reward with the others' of its prompt: equal
+                           rewards give 0
+    reads_value            whether a critic's values are read
+    reads_steps            whether the ends of steps are read
+    """
 
-    @property
-    def compares_within_group(self) -> bool:
-        """Whether a completion's advantage compares its reward with the others' of its prompt: equal rewards give 0."""
-        ...
-
-    @property
-    def reads_value(self) -> bool:
-        """Whether a critic's values are read."""
-        ...
-
-    @property
-    def reads_steps(self) -> bool:
-        """Whether the ends of steps are read."""
-        ...
+    smallest_group: int = 1
+    compares_within_group: bool = False
+    reads_value: bool = False
+    reads_steps: bool = False
 
     def __call__(
         self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class WithinGroup(ABC):
-    """A completion's summed reward against those of its group: one advantage, the same for every token."""
+class WithinGroup(Advantage):
+    """A completion's summed reward against those of its group: one advantage, the same for every token.
+
+    whiten  the advantages are whitened over the trained tokens of the batch; what has no baseline or no signal, a lone
+            vote or a tied group, stays exactly 0
+    """
 
     smallest_group = 2
     compares_within_group = True
-    reads_value = False
-    reads_steps = False
+    whiten = False
 
-    @abstractmethod
-    def baselined(self, total: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
-        """Rewards [N], who votes [N] bool, group ids 0..groups-1 [N] -> advantages [N], 0 without a baseline."""
+    def scaled(self, centred: Tensor, votes: Tensor, group: Tensor) -> Tensor:
+        """Rewards minus their group's mean [N], votes [P], group ids 0..P-1 [N] -> advantages [N]."""
+        return centred
 
     def __call__(
         self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         total, vote = outcome(reward, mask)
-        advantage = self.baselined(total, vote, *group_ids(group))
-        return keep(advantage[:, None].expand_as(reward), mask), keep(total[:, None].expand_as(reward), mask)
+        dense, groups = group_ids(group)
+        centred, votes, has_baseline = _centre(total, vote, dense, groups)
+        advantage = keep(self.scaled(centred, votes, dense)[:, None].expand_as(reward), mask)
+        if self.whiten:
+            advantage = keep(whiten(advantage, mask & vote[:, None]), has_baseline[:, None])
+        return advantage, keep(total[:, None].expand_as(reward), mask)
 
 
 @dataclass(frozen=True)
@@ -102,35 +86,21 @@ class GroupZScore(WithinGroup):
 
     epsilon: float = 1e-6
 
-    def baselined(self, total: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
-        return _z_score(total, vote, group, groups, self.epsilon)
+    def scaled(self, centred: Tensor, votes: Tensor, group: Tensor) -> Tensor:
+        return _z_score(centred, votes, group, self.epsilon)
 
 
 @dataclass(frozen=True)
 class GroupMean(WithinGroup):
     """A_i = r_i - mean of the group: no deviation, so hard and easy prompts weigh by their own spread.
 
-    Equal to (G-1)/G times the leave-one-out advantage. With `whiten` the advantages are whitened over the trained
-    tokens of the batch; what has no baseline or no signal, a lone vote or a tied group, stays exactly 0.
+    Equal to (G-1)/G times the leave-one-out advantage.
     Source: Dr. GRPO (2503.20783); whitened, the baseline form of REINFORCE++ (2501.03262).
     """
 
     equation = "A_i = R_i - mean_group R" + WHITENED
 
     whiten: bool = False
-
-    def baselined(self, total: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
-        return _centre(total, vote, group, groups)[0]
-
-    def __call__(
-        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        advantage, returns = super().__call__(reward, value, mask, group, step_end)
-        if self.whiten:
-            total, vote = outcome(reward, mask)
-            _, _, has_baseline = _centre(total, vote, *group_ids(group))
-            advantage = keep(whiten(advantage, mask & vote[:, None]), has_baseline[:, None])
-        return advantage, returns
 
 
 @dataclass(frozen=True)
@@ -139,13 +109,12 @@ class LeaveOneOut(WithinGroup):
 
     equation = "A_i = R_i - mean of the other R_j of the group"
 
-    def baselined(self, total: Tensor, vote: Tensor, group: Tensor, groups: int) -> Tensor:
-        centred, votes, _ = _centre(total, vote, group, groups)
+    def scaled(self, centred: Tensor, votes: Tensor, group: Tensor) -> Tensor:
         return centred * (votes / (votes - 1).clamp(min=1))[group]
 
 
 @dataclass(frozen=True)
-class ProcessZScore:
+class ProcessZScore(Advantage):
     """A_it = sum over the steps j of completion i that end at or after token t of r~_ij: process supervision.
 
     r~ = (r - mean) / (sample deviation + epsilon) over all step rewards of the group, however many each completion
@@ -167,7 +136,6 @@ class ProcessZScore:
     epsilon: float = 1e-6
     smallest_group = 2
     compares_within_group = True
-    reads_value = False
     reads_steps = True
 
     def __call__(
@@ -182,7 +150,8 @@ class ProcessZScore:
         owner = dense[:, None].expand_as(ends)[ends]
         steps = keep(real(reward), ends)
         scaled = torch.zeros_like(steps)
-        scaled[ends] = _z_score(steps[ends], torch.ones_like(owner, dtype=torch.bool), owner, groups, self.epsilon)
+        centred, votes, _ = _centre(steps[ends], torch.ones_like(owner, dtype=torch.bool), owner, groups)
+        scaled[ends] = _z_score(centred, votes, owner, self.epsilon)
         return keep(_to_go(scaled), mask & numbers), keep(_to_go(steps), mask & numbers)
 
 
@@ -204,10 +173,9 @@ def _centre(x: Tensor, vote: Tensor, dense: Tensor, groups: int) -> tuple[Tensor
     return keep(x - mean[dense], has_baseline), votes, has_baseline
 
 
-def _z_score(x: Tensor, vote: Tensor, dense: Tensor, groups: int, epsilon: float) -> Tensor:
-    """(x - mean) / (sample deviation + epsilon) over the votes of each group, 0 without a baseline. [S] -> [S]."""
-    centred, votes, _ = _centre(x, vote, dense, groups)
-    variance = group_sum(centred**2, dense, groups) / (votes - 1).clamp(min=1)
+def _z_score(centred: Tensor, votes: Tensor, dense: Tensor, epsilon: float) -> Tensor:
+    """centred / (sample deviation + epsilon) of each group, 0 without a baseline. [S] -> [S]."""
+    variance = group_sum(centred**2, dense, len(votes)) / (votes - 1).clamp(min=1)
     return keep(centred / (variance.sqrt() + epsilon)[dense], centred != 0)
 
 

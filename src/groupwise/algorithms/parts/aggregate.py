@@ -21,12 +21,12 @@ class Aggregate(Part, Protocol):
     def __call__(self, mask: Tensor, totals: Totals) -> Tensor: ...
 
     def declared(self, totals: Totals) -> float:
-        """What the weights of the whole optimizer batch add up to."""
-        ...
+        """What the weights of the whole optimizer batch add up to: 1 for a mean, 0 where no token is trained."""
+        return 1.0 if totals.tokens else 0.0
 
 
 @dataclass(frozen=True)
-class SequenceMean:
+class SequenceMean(Aggregate):
     """w_it = 1 / (N |o_i|): a mean over tokens in each completion, then a flat mean over completions.
 
     Source: DeepSeekMath (2402.03300) eq 3.
@@ -38,12 +38,9 @@ class SequenceMean:
         lengths = mask.sum(-1, keepdim=True).clamp(min=1)
         return mask.double() / (lengths * max(totals.completions, 1))
 
-    def declared(self, totals: Totals) -> float:
-        return 1.0 if totals.completions else 0.0
-
 
 @dataclass(frozen=True)
-class TokenMean:
+class TokenMean(Aggregate):
     """w_it = 1 / (trained tokens of the optimizer batch): every token counts the same.
 
     Source: DAPO (2503.14476) eq 8.
@@ -54,12 +51,9 @@ class TokenMean:
     def __call__(self, mask: Tensor, totals: Totals) -> Tensor:
         return mask.double() / max(totals.tokens, 1)
 
-    def declared(self, totals: Totals) -> float:
-        return 1.0 if totals.tokens else 0.0
-
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Aggregate):
     """w_it = 1 / (N limit): no length in the normaliser; limit is the generation budget.
 
     Source: Dr. GRPO (2503.20783).
@@ -81,7 +75,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class TokenSum:
+class TokenSum(Aggregate):
     """w_it = 1: the plain sum over trained tokens."""
 
     equation = "w = 1"

@@ -27,44 +27,35 @@ class Verdict(NamedTuple):
 
 
 class Filter(Part, Protocol):
-    """(group) -> Verdict."""
+    """(group) -> Verdict.
 
-    @property
-    def max_rounds(self) -> int:
-        """Rounds of generation a step may spend to replace dropped groups."""
-        ...
+    max_rounds      rounds of generation a step may spend to replace dropped groups
+    mask_truncated  completions cut off at the limit neither vote nor train: DAPO's overlong filtering
+    """
 
-    @property
-    def mask_truncated(self) -> bool:
-        """Whether completions cut off at the limit neither vote nor train."""
-        ...
+    max_rounds: int = 1
+    mask_truncated: bool = False
 
     def __call__(self, group: Group) -> Verdict: ...
 
 
 @dataclass(frozen=True)
-class KeepAll:
-    """Every group trains, tied ones included (their advantage is 0).
-
-    mask_truncated  completions cut off at the limit neither vote nor train: DAPO's overlong filtering
-    """
+class KeepAll(Filter):
+    """Every group trains, tied ones included (their advantage is 0)."""
 
     equation = "every group trains"
 
     mask_truncated: bool = False
-    max_rounds = 1
 
     def __call__(self, group: Group) -> Verdict:
         return Verdict(True, signal(group))
 
 
 @dataclass(frozen=True)
-class DropUniform:
+class DropUniform(Filter):
     """Only groups with right and wrong completions train; the others are replaced by new prompts.
 
     0 < |{i : completion i is right}| < G, on correctness and not on the shaped reward, cut off completions included.
-    max_rounds      bounds the generation a step may spend
-    mask_truncated  completions cut off at the limit neither vote nor train: DAPO's overlong filtering
     Source: DAPO (2503.14476), section 3.2.
     """
 

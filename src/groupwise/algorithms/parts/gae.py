@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from groupwise.algorithms.parts.advantage import Advantage
 from groupwise.core.masked import WHITENED, keep, real, row_sum, whiten
 
 
@@ -46,7 +47,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     return advantages, keep(advantages + values, mask)
 
 
-class Discounted:
+class Discounted(Advantage):
     """`gae` with the fields of its subclasses, against a critic's values or, where they are not read, against 0.
 
     A completion whose rewards are not numbers gets 0 and does not count in the whitening.
@@ -55,10 +56,7 @@ class Discounted:
     gamma: float
     lam: float
     whiten: bool
-    smallest_group = 1
-    compares_within_group = False
     reads_value = True
-    reads_steps = False
 
     def __post_init__(self) -> None:
         for name in ("gamma", "lam"):

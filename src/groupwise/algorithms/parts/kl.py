@@ -5,8 +5,7 @@ gives there, on policy. Off policy a ratio is needed in front for either to hold
 """
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -21,7 +20,7 @@ class Estimator(Part, Protocol):
 
 
 @dataclass(frozen=True)
-class K1:
+class K1(Estimator):
     """k1 = -x. value: unbiased, can be negative. gradient: 0 in expectation, so it is useless inside a loss."""
 
     equation = "KL = -x,  x = log pi_ref - log pi_live"
@@ -31,7 +30,7 @@ class K1:
 
 
 @dataclass(frozen=True)
-class K2:
+class K2(Estimator):
     """k2 = x^2 / 2. value: biased, never negative. gradient: the gradient of KL(live || ref), on policy."""
 
     equation = "KL = x^2 / 2,  x = log pi_ref - log pi_live"
@@ -41,7 +40,7 @@ class K2:
 
 
 @dataclass(frozen=True)
-class K3:
+class K3(Estimator):
     """k3 = exp(x) - x - 1. value: unbiased, never negative. gradient: that of KL(ref || live), on policy.
 
     Source: DeepSeekMath (2402.03300) eq 4.
@@ -55,7 +54,7 @@ class K3:
 
 
 @dataclass(frozen=True)
-class K3Ratio:
+class K3Ratio(Estimator):
     """r k3, r = pi_live / pi_old token by token: value and gradient are KL(live || ref)'s, off policy too.
 
     Source: DeepSeek-V3.2's unbiased estimate.
@@ -67,20 +66,17 @@ class K3Ratio:
         return token_log_ratio.exp() * K3()(logp_live, logp_ref, token_log_ratio)
 
 
-class Place(Enum):
-    """Where the penalty acts: inside the loss beside the surrogate, or subtracted from the reward of each token."""
-
-    LOSS = "loss"
-    REWARD = "reward"
+#: Where the penalty acts: inside the loss beside the surrogate, or subtracted from the reward of each token.
+Place = Literal["loss", "reward"]
 
 
 @dataclass(frozen=True)
-class KL:
+class KL(Part):
     """beta times an estimator, in the loss or in the reward; beta 0 needs no reference."""
 
     beta: float = 0.0
     estimator: Estimator = K3()
-    place: Place = Place.LOSS
+    place: Place = "loss"
 
     def __post_init__(self) -> None:
         if self.beta < 0:
@@ -91,16 +87,16 @@ class KL:
         """The penalty and where it acts."""
         if not self.beta:
             return "no penalty"
-        acts = "" if self.place is Place.LOSS else ";  r_t = r_t - beta KL_t, with pi_old for pi_live"
+        acts = "" if self.place == "loss" else ";  r_t = r_t - beta KL_t, with pi_old for pi_live"
         return self.estimator.equation + acts
 
     @property
     def in_loss(self) -> bool:
-        return self.beta > 0 and self.place is Place.LOSS
+        return self.beta > 0 and self.place == "loss"
 
     @property
     def in_reward(self) -> bool:
-        return self.beta > 0 and self.place is Place.REWARD
+        return self.beta > 0 and self.place == "reward"
 
     def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor:
         return self.estimator(logp_live, logp_ref, token_log_ratio)

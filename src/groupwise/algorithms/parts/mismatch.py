@@ -16,23 +16,20 @@ from groupwise.core.masked import keep, row_sum
 
 
 class Mismatch(Part, Protocol):
-    """(logp_old [N,T], logp_engine [N,T], mask [N,T]) -> correction [N,T], no gradient, 1 where masked."""
+    """(logp_old [N,T], logp_engine [N,T], mask [N,T]) -> correction [N,T], no gradient, 1 where masked.
 
-    @property
-    def reads_engine(self) -> bool:
-        """Whether logp_old and logp_engine are read."""
-        ...
+    reads_engine  whether logp_old and logp_engine are read
+    varies        whether tokens of one completion may have different corrections
+    """
 
-    @property
-    def varies(self) -> bool:
-        """Whether tokens of one completion may have different corrections."""
-        ...
+    reads_engine: bool = True
+    varies: bool = True
 
     def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class NoMismatch:
+class NoMismatch(Mismatch):
     """correction = 1: the sampler's probabilities count as the learner's."""
 
     equation = "c = 1"
@@ -45,7 +42,7 @@ class NoMismatch:
 
 
 @dataclass(frozen=True)
-class TIS:
+class TIS(Mismatch):
     """correction = min(k, cap), token by token. Source: truncated importance sampling, Yao et al. 2025.
 
     >>> old, engine = torch.tensor([[0.5, 0.9]]).log(), torch.tensor([[0.1, 0.6]]).log()
@@ -56,8 +53,6 @@ class TIS:
     equation = "c = min(k, cap),  k_t = pi_old(t) / pi_engine(t)"
 
     cap: float = 2.0
-    reads_engine = True
-    varies = True
 
     def __post_init__(self) -> None:
         _require_band(0.0, self.cap)
@@ -68,7 +63,7 @@ class TIS:
 
 
 @dataclass(frozen=True)
-class MIS:
+class MIS(Mismatch):
     """correction = k where floor <= k <= cap, 0 elsewhere, token by token.
 
     A rejected token loses its gradient and keeps its place in the normaliser.
@@ -83,8 +78,6 @@ class MIS:
 
     cap: float = 2.0
     floor: float = 0.0
-    reads_engine = True
-    varies = True
 
     def __post_init__(self) -> None:
         _require_band(self.floor, self.cap)

@@ -13,18 +13,18 @@ LOG_RATIO_LIMIT = 60.0
 
 
 class Ratio(Part, Protocol):
-    """(logp_live [N,T], logp_old [N,T], mask [N,T]) -> log_ratio [N,T]; sequence ratios are broadcast."""
+    """(logp_live [N,T], logp_old [N,T], mask [N,T]) -> log_ratio [N,T]; sequence ratios are broadcast.
 
-    @property
-    def per_completion(self) -> bool:
-        """Whether all tokens of a completion share one number, gradient included."""
-        ...
+    per_completion  whether all tokens of a completion share one number, gradient included
+    """
+
+    per_completion: bool = False
 
     def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class TokenRatio:
+class TokenRatio(Ratio):
     """log r_it = logp_live - logp_old, token by token. Source: PPO (1707.06347), DeepSeekMath (2402.03300) eq 3.
 
     >>> import torch
@@ -34,14 +34,12 @@ class TokenRatio:
 
     equation = "log r_t = log pi_live(t) - log pi_old(t)"
 
-    per_completion = False
-
     def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
         return bounded(_difference(logp_live, logp_old, mask))
 
 
 @dataclass(frozen=True)
-class SequenceRatio:
+class SequenceRatio(Ratio):
     """log s_i = mean over the completion's trained tokens of log r_it, the same for each of them.
 
     s_i is the geometric mean of the token ratios: a power 1/|o_i| of the sequence's probability ratio, not that ratio.
@@ -53,7 +51,6 @@ class SequenceRatio:
     """
 
     equation = "log s_i = mean_t log r_t"
-
     per_completion = True
 
     def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
@@ -61,7 +58,7 @@ class SequenceRatio:
 
 
 @dataclass(frozen=True)
-class SequenceTokenRatio:
+class SequenceTokenRatio(Ratio):
     """log s_it = sg[log s_i] + logp_live - sg[logp_live]: the sequence's value, the gradient of the own token.
 
     Equal to the sequence ratio in value, clipping and gradient where a completion has one advantage; it takes
@@ -70,8 +67,6 @@ class SequenceTokenRatio:
 
     equation = "log s_t = sg[mean_t log r_t] + log pi_live(t) - sg[log pi_live(t)]"
 
-    per_completion = False
-
     def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
         live = keep(logp_live, mask)
         mean = row_mean(_difference(logp_live, logp_old, mask), mask)
@@ -79,7 +74,7 @@ class SequenceTokenRatio:
 
 
 @dataclass(frozen=True)
-class SequenceSum:
+class SequenceSum(Ratio):
     """log r_i = sum over the completion's trained tokens of log r_it, the same for each of them.
 
     r_i is the probability ratio of the whole completion, so at ratio 1 the gradient of each token is |o_i| times that
@@ -91,7 +86,6 @@ class SequenceSum:
     """
 
     equation = "log r_i = sum_t log r_t"
-
     per_completion = True
 
     def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:

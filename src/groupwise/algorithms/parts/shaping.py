@@ -8,35 +8,31 @@ from torch import Tensor
 
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.parts.kl import KL
-from groupwise.core.masked import keep
+from groupwise.core.masked import keep, real
 from groupwise.core.records import Batch
 
 
 class Shaping(Part, Protocol):
-    """(batch) -> reward [N,T]."""
+    """(batch) -> reward [N,T].
 
-    @property
-    def reads_steps(self) -> bool:
-        """Whether step scores are read."""
-        ...
+    reads_steps  whether step scores are read
+    needs_steps  whether there is no reward without them
+    """
 
-    @property
-    def needs_steps(self) -> bool:
-        """Whether there is no reward without them."""
-        ...
+    reads_steps: bool = False
+    needs_steps: bool = False
 
     def __call__(self, batch: Batch) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Shaping):
     """reward = scale score + offset + overlong penalty, at the last trained token, and step scores at their ends.
 
     scale, offset   the paper's reward from a score in [0, 1]: DAPO's +1 / -1 is 2 and -1
     overlong_cache  the last part of the limit, as a share of it, over which the penalty falls from 0 to -1; 0 is none
     limit           the longest completion, tokens
     step_scale      what a step score is worth, where the batch has them; 0 leaves them out
-    A per-token KL term can be subtracted from it, see `subtract_kl`.
     Source: DAPO (2503.14476) eq 7 and eq 13 (20,480 tokens with a cache of 4,096: a share of 0.2).
     """
 
@@ -47,7 +43,6 @@ class Outcome:
     overlong_cache: float = 0.0
     limit: int = 0
     step_scale: float = 0.0
-    needs_steps = False
 
     @property
     def reads_steps(self) -> bool:
@@ -69,7 +64,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(Shaping):
     """reward = scale step score at the step ends and 0 elsewhere: process supervision, the outcome is not read.
 
     Raises ValueError where the batch has no step ends. Source: DeepSeekMath (2402.03300), section 4.1.3.
@@ -95,9 +90,7 @@ def overlong_penalty(lengths: Tensor, limit: float, cache: float) -> Tensor:
     """
     if not 0 < cache <= limit:
         raise ValueError(f"cache = {cache}: must be above 0 and at most the limit {limit}")
-    lengths = torch.as_tensor(lengths)
-    lengths = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
-    return ((limit - cache - lengths) / cache).clamp(-1.0, 0.0)
+    return ((limit - cache - real(torch.as_tensor(lengths))) / cache).clamp(-1.0, 0.0)
 
 
 def at_last_token(per_row: Tensor, mask: Tensor) -> Tensor:
@@ -114,16 +107,11 @@ def at_step_ends(batch: Batch) -> Tensor:
     return keep(batch.step_score, batch.mask & batch.step_end)
 
 
-def subtract_kl(reward: Tensor, batch: Batch, kl: KL) -> Tensor:
-    """reward_t - beta KL_t with the old policy's log-probabilities, which are what sampled. [N,T] reward units.
-
-    Source: DeepSeekMath (2402.03300) eq 2. Raises ValueError where a log-probability is missing.
-    """
-    return reward - kl.beta * sampled_kl(batch, kl)
-
-
 def sampled_kl(batch: Batch, kl: KL) -> Tensor:
-    """The estimate under the policy that sampled, [N,T] nats, 0 where masked. Raises ValueError without its columns."""
+    """KL_t with the old policy's log-probabilities, which are what sampled. [N,T] nats, 0 where masked.
+
+    In the reward it is r_t - beta KL_t: DeepSeekMath (2402.03300) eq 2. Raises ValueError without its columns.
+    """
     if batch.logp_old is None or batch.logp_ref is None:
         raise ValueError("a KL term in the reward needs logp_old and logp_ref")
     old, ref = keep(batch.logp_old, batch.mask), keep(batch.logp_ref, batch.mask)

@@ -19,23 +19,21 @@ class Surrogate(NamedTuple):
 
 
 class Trust(Part, Protocol):
-    """(log_ratio [N,T], advantage [N,T], logp_live [N,T], mask [N,T]) -> Surrogate."""
+    """(log_ratio [N,T], advantage [N,T], logp_live [N,T], mask [N,T]) -> Surrogate.
 
-    @property
-    def per_completion(self) -> bool:
-        """Whether a token's surrogate is one number of its completion, gradient included."""
-        ...
+    per_completion  whether a token's surrogate is one number of its completion, gradient included
+    """
+
+    per_completion: bool = False
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate: ...
 
 
 @dataclass(frozen=True)
-class NoTrust:
+class NoTrust(Trust):
     """value = r A: no trust region; every token passes whole."""
 
     equation = "S = r A"
-
-    per_completion = False
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
         value = _ratio(log_ratio, mask) * keep(advantage, mask)
@@ -43,7 +41,7 @@ class NoTrust:
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(Trust):
     """value = min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), and at least dual_clip A where A < 0.
 
     The gradient is A r where the token is not clipped and 0 where it is: A > 0 and r > 1 + epsilon_high, A < 0 and
@@ -59,7 +57,6 @@ class Clip:
     epsilon_low: float = 0.2
     epsilon_high: float = 0.2
     dual_clip: float = 0.0
-    per_completion = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon_low < 1:
@@ -86,7 +83,7 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class Geometric:
+class Geometric(Trust):
     """value_t = exp(mean_t z_t) A_t, z = log r clipped at -epsilon_low or epsilon_high on the side PPO clips.
 
     z_t = sgn(A_t) min(sgn(A_t) log r_t, sgn(A_t) clip(log r_t, -epsilon_low, epsilon_high)), token by token, then one
@@ -121,6 +118,71 @@ class Geometric:
         stopped = _beyond(log_ratio, advantage, -self.epsilon_low, self.epsilon_high)
         value = keep(mean.exp()[:, None] * advantage, mask)
         return Surrogate(value, (mask & ~stopped).to(value.dtype))
+
+
+@dataclass(frozen=True)
+class SoftGate(Trust):
+    """value = 4/tau p A, p = sigmoid(tau (r - 1)), tau by the sign of A; the gradient is A r 4p(1-p).
+
+    share = 4p(1-p), which is 1 at ratio 1 for every tau. There the value is 2/tau A, so losses do not compare with
+    those of other trust regions. A zero advantage takes tau_negative. Source: SAPO (2511.20347) eq 5 to 8.
+
+    >>> one = torch.ones(1, 2)
+    >>> SoftGate()(torch.tensor([[1.0, 3.0]]).log(), one, one, one.bool())
+    Surrogate(value=tensor([[2.0000, 3.5232]]), share=tensor([[1.0000, 0.4200]]))
+    """
+
+    equation = "S = (4 / tau) sigmoid(tau (r - 1)) A,  tau = tau_positive where A > 0, else tau_negative"
+
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+
+    def __post_init__(self) -> None:
+        for name in ("tau_positive", "tau_negative"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")
+
+    def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
+        log_ratio, advantage = bounded(keep(log_ratio, mask)), keep(advantage, mask)
+        tau = torch.where(advantage > 0, self.tau_positive, torch.full_like(log_ratio, self.tau_negative))
+        gate = torch.sigmoid(tau * torch.expm1(log_ratio))
+        return Surrogate(4 / tau * gate * advantage, keep(4 * gate * (1 - gate), mask))
+
+
+@dataclass(frozen=True)
+class Cispo(Trust):
+    """value = sg[min(r, c)] A logp_live: every token keeps a gradient, its coefficient is capped above at c.
+
+    c = cap, an absolute ratio, or 1 + epsilon_high where cap is 0: implementations mean either by the same word, so
+    exactly one of the two is set. share = min(1, c/r). There is no lower bound.
+    Source: MiniMax-M1 (2506.13585) eq 4, which does not give c; the cap of 5.0 is ScaleRL's.
+
+    >>> one = torch.ones(1, 2)
+    >>> Cispo(cap=5.0)(torch.tensor([[1.0, 10.0]]).log(), one, -one, one.bool())
+    Surrogate(value=tensor([[-1., -5.]]), share=tensor([[1.0000, 0.5000]]))
+    """
+
+    equation = "S = sg[min(r, cap)] A log pi_live,  cap an absolute ratio, or 1 + epsilon_high"
+
+    cap: float = 5.0
+    epsilon_high: float = 0.0
+
+    def __post_init__(self) -> None:
+        if bool(self.cap) == bool(self.epsilon_high):
+            raise ValueError(
+                f"cap = {self.cap} and epsilon_high = {self.epsilon_high}: set one of them, the other to 0 "
+                "(cap is an absolute ratio, epsilon_high is counted from 1)"
+            )
+        if self.cap and self.cap < 1:
+            raise ValueError(f"cap = {self.cap}: must be at least 1, or 0 to use epsilon_high")
+        if self.epsilon_high < 0:
+            raise ValueError(f"epsilon_high = {self.epsilon_high}: must not be negative")
+
+    def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
+        ceiling = self.cap or 1 + self.epsilon_high
+        ratio = bounded(keep(log_ratio, mask)).exp().detach()
+        value = ratio.clamp(max=ceiling) * keep(advantage, mask) * keep(logp_live, mask)
+        return Surrogate(value, keep((ceiling / ratio).clamp(max=1.0), mask))
 
 
 def _ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:

@@ -11,8 +11,7 @@ from fractions import Fraction
 from importlib.util import find_spec
 from typing import Protocol
 
-from groupwise.core.errors import UsageError
-from groupwise.core.extras import need
+from groupwise.core.errors import UsageError, need
 from groupwise.rewards.verifiers.extract import LONGEST_CLAIM, claimed, claims, ending, listed, spoken
 from groupwise.rewards.verifiers.guard import Guard, Tally
 from groupwise.rewards.verifiers.numerals import clean, close, read

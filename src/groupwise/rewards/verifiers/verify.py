@@ -7,8 +7,7 @@ from functools import lru_cache
 from importlib import import_module
 
 from groupwise.core.channel import Channel
-from groupwise.core.errors import UsageError
-from groupwise.core.extras import need
+from groupwise.core.errors import UsageError, need
 from groupwise.rewards.verifiers.hasten import replacements
 
 #: An answer that needs more memory than this fails: bytes of address space.

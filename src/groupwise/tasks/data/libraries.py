@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groupwise.core.errors import UsageError, one_line
-from groupwise.core.extras import need
+from groupwise.core.errors import UsageError, need, one_line
 from groupwise.tasks.data.formats import IN_MEMORY, Row, Source
 
 #: Rows decoded at a time: a row group of a Parquet file may hold a million.

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from groupwise.core.errors import UsageError, nearest, one_line
-from groupwise.core.extras import need
+from groupwise.core.errors import UsageError, nearest, need, one_line
 from groupwise.tasks.settings import field_defaults
 
 #: Parameters that the task sets for all generators together, and the keys of the recipe that do.
