@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from groupwise.health import watch
-from groupwise.health.symptoms.base import RECENT
-from groupwise.health.watch import Finding
+from groupwise.health.symptoms.base import RECENT, Finding, History
 
 RECIPE: dict[str, Any] = {
     "steps": 40,
@@ -212,7 +211,14 @@ def findings(
     rows: Rows, table: Mapping[str, Any] | None = None, compares_within_group: bool | None = True
 ) -> tuple[Finding, ...]:
     """The findings of a run whose advantage compares within a group, as GRPO's does."""
-    return watch.findings(rows, table, compares_within_group)
+    return watch.findings(history(rows, table, compares_within_group))
+
+
+def history(rows: Rows, table: Mapping[str, Any] | None = None, compares_within_group: bool | None = True) -> History:
+    """The rows as a page has them: steps, and evaluations, which have steps of their own."""
+    steps = [row for row in rows if "evaluation" not in row]
+    evaluations = [row for row in rows if "evaluation" in row]
+    return History(steps, evaluations, table or {}, compares_within_group)
 
 
 def named(findings: tuple[Finding, ...]) -> dict[str, Finding]:

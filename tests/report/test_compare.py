@@ -9,16 +9,19 @@ import math
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from groupwise.core import statistics
 from groupwise.core.errors import UsageError
-from groupwise.report.compare.bands import mean_evaluations, mean_steps
+from groupwise.report.compare.bands import mean
 from groupwise.report.compare.compare import comparison, notes, run_page, status, tables, what_differs
 from groupwise.report.compare.members import Member, grouped, telling
 from groupwise.report.compare.scores import differences, final_scores, in_words, per_run, score_of
-from groupwise.report.records import Curves, Section, Status, Table, Text
+from groupwise.report.folder.read import RunFolder
+from groupwise.report.page.plots import SECTIONS, plots_for
+from groupwise.report.records import Curves, Status, Table
 
 RECIPE = {
     "name": "grpo-0",
@@ -57,18 +60,27 @@ def member(label="grpo-0", after=0.9, seed=0, before=0.5, error=0.01, status=FIN
         }
         for step, score, size in ((0, before, 6.0), (length, after, 12.0))
     ]
-    return Member(
+    steps = changes.pop("steps", curves(range(1, length + 1), pass_rate=rising, seconds_total=[2.0] * length))
+    held_out = curves((0, length), avg_at_k=[before, after], low=[0.0, 0.0], high=[1.0, 1.0])
+    evaluations = changes.pop("evaluations", held_out)
+    run = RunFolder(
         **{
-            "label": label,
+            "folder": Path("runs") / label,
+            "name": label,
             "recipe": recipe,
-            "steps": curves(range(1, length + 1), pass_rate=rising, seconds_total=[2.0] * length),
-            "evaluations": curves((0, length), avg_at_k=[before, after], low=[0.0, 0.0], high=[1.0, 1.0]),
+            "recipe_text": f"seed = {seed}",
+            "about": {},
+            "summary": None,
+            "step_rows": [],
             "evaluation_rows": rows,
+            "machine_rows": [],
+            "log_lines": [],
+            "notes": (),
             "status": status,
-            "folder": f"runs/{label}",
             **changes,
         }
     )
+    return Member(run, steps, evaluations)
 
 
 def six() -> list[Member]:
@@ -98,14 +110,14 @@ def test_the_order_in_which_runs_are_given_does_not_matter():
     pages = set()
     for _ in range(20):
         shuffled.shuffle(members)
-        page = comparison(members, "t", lambda *_: (), ())
+        page = comparison(members, "t")
         pages.add(json.dumps(dataclasses.asdict(page)))
     assert len(pages) == 1
 
 
 def test_runs_given_by_another_name_of_the_same_folder_are_refused_in_one_line():
     with pytest.raises(UsageError, match=r"runs/\.\./runs/grpo-0: this run is given twice") as caught:
-        grouped([member(), member("again", seed=1, folder="runs/../runs/grpo-0")])
+        grouped([member(), member("again", seed=1, folder=Path("runs/../runs/grpo-0"))])
     assert "\n" not in str(caught.value)
 
 
@@ -156,13 +168,17 @@ def test_labels_are_never_the_same():
         member("two", recipe={"model": "z" * 50 + "y" * 60}),
     ]
     members += [member("three", recipe={"model": 1}), member("four", recipe={"model": "1"})]
-    members += [member("same", recipe={"steps": 8}, folder="a/same"), member("same", folder="b/same", seed=0)]
+    members += [
+        member("same", recipe={"steps": 8}, folder=Path("a/same")),
+        member("same", folder=Path("b/same"), seed=0),
+    ]
     labels = [group.label for group in grouped(members)]
     assert len(set(labels)) == len(labels) == 6
 
 
 def test_a_run_without_a_recipe_is_a_group_by_itself():
-    bare = [dataclasses.replace(member(f"bare-{i}", after=0.8), recipe={}) for i in range(2)]
+    runs = [member(f"bare-{i}", after=0.8) for i in range(2)]
+    bare = [dataclasses.replace(each, run=dataclasses.replace(each.run, recipe={})) for each in runs]
     groups = grouped([*bare, *six()[:3]])
     assert [group.label for group in groups] == ["grpo (3 seeds)", "bare-0", "bare-1"]
     assert "bare-0, bare-1" in tables(groups)[0].words
@@ -193,17 +209,17 @@ def test_a_group_of_one_is_the_run_itself():
     page = run_page(group, "a")
     assert page.steps is run.steps
     assert page.evaluations is run.evaluations
-    assert (page.status, page.members, page.notes) == (run.status, 1, run.notes)
+    assert (page.status, page.members, page.notes) == (run.run.status, 1, run.run.notes)
 
 
 def test_seeds_in_any_order_give_the_same_mean():
     members = six()[:3]
-    met = {repr(mean_steps([each.steps for each in order])) for order in itertools.permutations(members)}
+    met = {repr(mean([each.steps for each in order])) for order in itertools.permutations(members)}
     assert len(met) == 1
 
 
 def test_three_seeds_are_a_mean_and_a_standard_deviation():
-    met = mean_steps([curves([1], loss=[value]) for value in (1.0, 2.0, 6.0)])
+    met = mean([curves([1], loss=[value]) for value in (1.0, 2.0, 6.0)])
     apart = math.sqrt((4 + 1 + 9) / 2)
     assert met.columns["loss"] == [3.0]
     assert met.columns["loss.low"] == [pytest.approx(3 - apart, rel=1e-6)]
@@ -211,7 +227,7 @@ def test_three_seeds_are_a_mean_and_a_standard_deviation():
 
 
 def test_two_seeds_are_a_mean_and_a_range():
-    met = mean_steps([curves([1], loss=[value]) for value in (1.0, 6.0)])
+    met = mean([curves([1], loss=[value]) for value in (1.0, 6.0)])
     assert met.columns == {"loss": [3.5], "loss.low": [1.0], "loss.high": [6.0]}
 
 
@@ -223,16 +239,14 @@ def test_the_page_says_which_band_it_is():
 
 def test_a_gap_of_one_seed_leaves_the_others():
     gaps = [None, math.nan, math.inf]
-    met = mean_steps(
-        [curves([1, 2], loss=[gap, 1.0], kl=[gap, gap]) for gap in gaps] + [curves([1, 2], loss=[5.0, 1.0])]
-    )
+    met = mean([curves([1, 2], loss=[gap, 1.0], kl=[gap, gap]) for gap in gaps] + [curves([1, 2], loss=[5.0, 1.0])])
     assert met.columns["loss"] == [5.0, 1.0]
     assert (met.columns["loss.low"], met.columns["loss.high"]) == ([None, 1.0], [None, 1.0])
     assert met.columns["kl"] == [None, None]
 
 
 def test_runs_that_differ_in_length_and_in_metrics():
-    met = mean_steps([curves([1, 2, 3], a=[1, 2, 3]), curves([1, 2], a=[3, 4], b=[7, 8])])
+    met = mean([curves([1, 2, 3], a=[1, 2, 3]), curves([1, 2], a=[3, 4], b=[7, 8])])
     assert met.step == [1, 2, 3]
     assert met.columns["a"] == [2, 3, 3]
     assert met.columns["b"] == [7, 8, None]
@@ -241,19 +255,20 @@ def test_runs_that_differ_in_length_and_in_metrics():
 
 
 def test_huge_numbers_stop_nothing():
-    met = mean_steps([curves([1], loss=[1.7e308]), curves([1], loss=[1.7e308]), curves([1], loss=[-1.7e308])])
+    met = mean([curves([1], loss=[1.7e308]), curves([1], loss=[1.7e308]), curves([1], loss=[-1.7e308])])
     assert met.columns["loss.high"] == [None]
 
 
 def test_evaluations_have_students_interval_over_seeds():
-    met = mean_evaluations([each.evaluations for each in six()[:3]])
+    met = mean([each.evaluations for each in six()[:3]])
     expected = statistics.over_seeds([0.90, 0.92, 0.94])
     assert met.columns["avg_at_k"] == [0.5, pytest.approx(0.92)]
-    assert met.columns["low"] == [0.5, pytest.approx(expected.low, rel=1e-6)]
-    assert met.columns["high"] == [0.5, pytest.approx(expected.high, rel=1e-6)]
-    assert "low.low" not in met.columns
-    high = mean_evaluations([each.evaluations for each in (member(after=0.9), member(after=1.0))])
-    assert (high.columns["low"][1], high.columns["high"][1]) == (pytest.approx(0.95 - 12.7062 * 0.05, abs=1e-4), 1.0)
+    assert met.columns["avg_at_k.low"] == [0.5, pytest.approx(expected.low, rel=1e-6)]
+    assert met.columns["avg_at_k.high"] == [0.5, pytest.approx(expected.high, rel=1e-6)]
+    assert set(met.columns) == {"avg_at_k", "avg_at_k.low", "avg_at_k.high"}, "one run's own interval is no seeds'"
+    high = mean([each.evaluations for each in (member(after=0.9), member(after=1.0))])
+    low = pytest.approx(0.95 - 12.7062 * 0.05, abs=1e-4)
+    assert (high.columns["avg_at_k.low"][1], high.columns["avg_at_k.high"][1]) == (low, 1.0)
 
 
 # Tables
@@ -351,10 +366,10 @@ def test_runs_that_go_on_or_crashed_are_in_with_their_last_evaluation_and_marked
 
 def test_no_evaluations_at_all():
     empty = [member(f"grpo-{s}", seed=s, evaluation_rows=(), evaluations=Curves()) for s in range(2)]
-    page = comparison([*empty, member("dapo-0", recipe=DAPO)], "t", lambda *_: (), ())
+    page = comparison([*empty, member("dapo-0", recipe=DAPO)], "t")
     assert row(page.tables[0], "grpo (2 seeds)")["held-out pass rate"] == "no evaluation"
     assert [table.title for table in page.tables] == ["Final scores", "What differs", "Per run"]
-    assert mean_evaluations([Curves(), Curves()]) == Curves([], {"low": [], "high": []})
+    assert mean([Curves(), Curves()]) == Curves()
 
 
 def test_some_seeds_without_evaluation_are_said():
@@ -371,7 +386,7 @@ def test_an_empty_run_and_a_run_of_one_step():
         evaluation_rows=(),
         status=Status("empty", "nothing yet"),
     )
-    page = comparison([member(length=1), nothing], "t", lambda *_: (), ())
+    page = comparison([member(length=1), nothing], "t")
     assert page.runs[0].steps.step == [1]
     assert row(page.tables[0], "grpo (2 seeds)")["steps"] == "0 to 1"
 
@@ -383,8 +398,8 @@ def test_scores_that_are_no_numbers():
     ]
     score = score_of(member(evaluation_rows=rows))
     assert (score.before, score.after, score.step) == (0.5, 0.6, 1)
-    assert score_of(member(evaluation_rows=[{"step": 0, "evaluation": None}, {"step": 1}])) is None
-    assert score_of(member(evaluation_rows=[{"evaluation": {"avg_at_k": 0.5}}])).interval is None
+    assert score_of(member(evaluation_rows=[{"step": 0, "evaluation": {"avg_at_k": None}}])) is None
+    assert score_of(member(evaluation_rows=[{"step": 0, "evaluation": {"avg_at_k": 0.5}}])).interval is None
 
 
 def test_a_reward_models_score_is_measured_where_there_is_no_pass_rate():
@@ -400,7 +415,7 @@ def test_a_reward_models_score_is_measured_where_there_is_no_pass_rate():
 
 
 def test_different_tasks_are_a_page_without_differences_of_scores():
-    page = comparison([member(), member("gsm", recipe={"task": {"name": "gsm8k"}})], "t", lambda *_: (), ())
+    page = comparison([member(), member("gsm", recipe={"task": {"name": "gsm8k"}})], "t")
     assert "Tasks differ: arithmetic, gsm8k: their scores are not comparable." in page.tables[0].words
     assert "Differences" not in [table.title for table in page.tables]
     assert [run.label for run in page.runs] == ["arithmetic", "gsm8k"]
@@ -449,32 +464,28 @@ def test_what_differs_tells_equations_and_versions():
 
 
 def test_a_metric_that_only_some_runs_have_is_drawn_and_said():
-    asked = {}
-
-    def plots_for(steps, evaluations, points):
-        asked.update(steps=steps, evaluations=evaluations, points=points)
-        return ()
-
     critic = member(
         "ppo-0",
         recipe={"critic": {"warmup_steps": 5}},
         steps=curves([1], pass_rate=[0.5], value_mean=[0.1], gap=[None]),
     )
-    section = Section("learned", "Did it learn?", "")
-    page = comparison([*six()[:3], critic], "t", plots_for, (section,), written="today")
-    assert set(asked["steps"]) == {"pass_rate", "seconds_total", "value_mean"}
-    assert set(asked["evaluations"]) == {"avg_at_k", "low", "high"}
-    assert (page.written, page.sections, page.title) == ("today", (section,), "t")
+    page = comparison([*six()[:3], critic], "t")
+    assert [plot.id for plot in page.plots] == [
+        plot.id for plot in plots_for(["pass_rate", "seconds_total", "value_mean"], ["avg_at_k", "low", "high"], ())
+    ]
+    assert "value_mean" in {series.column for plot in page.plots for series in plot.series}
+    assert (page.sections, page.title) == (SECTIONS, "t")
     without = next(run for run in page.runs if run.members == 3)
     assert "Not measured here, though in another run on this page: value_mean." in without.notes
 
 
 def test_tables_and_texts_of_a_group_are_those_of_its_first_run():
-    told = {"tables": (Table("Versions", ("a",), (("1",),)),), "texts": (Text("recipe.toml", "seed = 0"),)}
-    page = run_page(grouped([member(**told), member("grpo-1", seed=1)])[0], "a")
-    assert page.texts == (Text("recipe.toml: grpo-0, the first of them", "seed = 0"),)
-    assert page.tables[0].title == "Versions: grpo-0, the first of them"
-    assert run_page(grouped([member(**told)])[0], "a").texts == told["texts"]
+    page = run_page(grouped([member(), member("grpo-1", seed=1)])[0], "a")
+    alone = run_page(grouped([member()])[0], "a")
+    for several, one in zip((*page.tables, *page.texts), (*alone.tables, *alone.texts), strict=True):
+        assert several == dataclasses.replace(one, title=f"{one.title}: grpo-0, the first of them")
+    assert [text.text for text in alone.texts] == ["seed = 0"]
+    assert [table.title for table in alone.tables] == ["The run", "The algorithm: grpo"]
 
 
 def test_a_comparison_needs_no_torch():

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from groupwise.core.statistics import pass_rate_interval
-from groupwise.report.compare import several
+from groupwise.core.statistics import over_seeds, pass_rate_interval
+from groupwise.report.compare import compare
 from groupwise.report.page import single
 from groupwise.report.records import Page, Table
 from tests.report.written_runs import METRICS, being_written, line
@@ -45,9 +45,15 @@ def ends_in(text: str) -> tuple[float, float]:
 
 
 def band(page: Page, run: int = 0) -> tuple[float, float]:
-    """The band of the plot at the last evaluation, as a sentence would have it."""
+    """The band that the plot draws at the last evaluation, as a sentence would have it.
+
+    Of several seeds a page's scripts draw NAME.low to NAME.high, of one run the columns that the plot names.
+    """
     columns = page.runs[run].evaluations.columns
-    low, high = columns["low"][-1], columns["high"][-1]
+    series = next(s for plot in page.plots for s in plot.series if s.column == "avg_at_k" and s.low)
+    of_seeds = page.runs[run].members > 1 and f"{series.column}.low" in columns
+    ends = (f"{series.column}.low", f"{series.column}.high") if of_seeds else (series.low, series.high)
+    low, high = (columns[end][-1] for end in ends)
     assert low is not None
     assert high is not None
     return round(low, 3), round(high, 3)
@@ -64,7 +70,7 @@ def test_text_tables_and_band_give_one_interval(tmp_path: Path, rate: float, err
     (other / "recipe.toml").write_text((other / "recipe.toml").read_text().replace("grpo", "dapo"))
     expected = pass_rate_interval(rate, PROBLEMS, SAMPLES, float("nan") if error is None else error)
     numbers = (round(expected.low, 3), round(expected.high, 3))
-    page, together = single.page(folder), several.page([folder, other])
+    page, together = single.page(folder), compare.page([folder, other])
     answer = page.runs[0].answers[0].answer
     assert ends_in(answer[answer.index("95 % interval") :]) == numbers
     assert band(page) == numbers
@@ -76,9 +82,13 @@ def test_text_tables_and_band_give_one_interval(tmp_path: Path, rate: float, err
     assert numbers[0] < numbers[1]
 
 
-def test_of_several_seeds_the_table_and_the_band_give_one_interval(tmp_path: Path) -> None:
-    rates = (0.9, 0.95, 1.0)
+@pytest.mark.parametrize("rates", [(0.9, 0.95, 1.0), (0.5, 0.6), (0.97, 0.99)])
+def test_of_several_seeds_the_table_and_the_band_give_one_interval(tmp_path: Path, rates: tuple[float, ...]) -> None:
     folders = [written(tmp_path / f"seed-{seed}", rate, 0.01, seed) for seed, rate in enumerate(rates)]
-    page = several.page(folders)
+    page = compare.page(folders)
     final = next(table for table in page.tables if table.title == "Final scores")
     assert [ends_in(cell) for cell in cells(final)] == [band(page)]
+    expected = over_seeds(rates)
+    assert expected is not None
+    assert band(page) == (round(expected.clipped().low, 3), round(expected.clipped().high, 3))
+    assert "The band of the held-out pass rate is Student's 95 % interval over seeds." in page.runs[0].notes[0]

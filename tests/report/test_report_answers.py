@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from groupwise.health.checks import INVARIANTS, Invariant
-from groupwise.health.watch import BAD, GOOD, NEUTRAL, WARN, findings
+from groupwise.health.symptoms.base import BAD, GOOD, NEUTRAL, WARN, History
+from groupwise.health.watch import findings
 from groupwise.report.page.answers import QUESTIONS, Known, answers, check_lines
 from groupwise.report.records import CheckLine, RolloutGroup
 from tests.health.health_rows import (
@@ -32,16 +34,10 @@ def a_run(rows: Rows | None = None, ended: bool = True, **changes: Any) -> Known
     """What is told of a finished run that learned, with changes."""
     rows = healthy() if rows is None else rows
     evaluations = changes.pop("evaluations", [evaluation(0, 0.479), evaluation(40, 0.973, standard_error=0.0033)])
-    table = changes.pop("recipe", RECIPE)
-    given = {
-        "recipe": table,
-        "summary": {"steps": 40} if ended else None,
-        "steps": rows,
-        "evaluations": evaluations,
-        "findings": findings([*rows, *evaluations], table),
-        "compares_within_group": True,
-    }
-    return Known(**{**given, **changes})
+    table, within_group = changes.pop("recipe", RECIPE), changes.pop("compares_within_group", True)
+    history = History(rows, evaluations, table, within_group)
+    seen = findings(dataclasses.replace(history, compares_within_group=None))
+    return Known(**{"history": history, "finished": ended, "findings": seen, **changes})
 
 
 def one(question: str, run: Known) -> tuple[str, str]:
@@ -61,7 +57,7 @@ RUNS: Mapping[str, Callable[[], Known]] = {
     "finished": a_run,
     "going": lambda: a_run(healthy(12), ended=False, evaluations=[evaluation(0, 0.479)]),
     "crashed before its first step": lambda: a_run([], ended=False, evaluations=[evaluation(0, 0.479)]),
-    "empty": lambda: Known(),
+    "empty": lambda: Known(History(())),
     "no recipe": lambda: a_run(recipe={}),
     "no evaluation": lambda: a_run(evaluations=[]),
     "one step": lambda: a_run(healthy(1), ended=False),
@@ -132,7 +128,7 @@ def test_what_is_not_known_yet_is_said_so() -> None:
     going, _ = one("Did it learn?", RUNS["going"]())
     assert going.startswith("Not measured yet: in training the pass rate went from")
     assert "pass rate 0.479" in going
-    assert one("Did it learn?", Known())[0] == "Not measured yet."
+    assert one("Did it learn?", Known(History(())))[0] == "Not measured yet."
     assert "so far" in one("Did it learn?", a_run(ended=False))[0]
     assert "so far" in one("Is it healthy?", a_run(ended=False))[0]
     judged, _ = one("Did it learn?", RUNS["reward model"]())

@@ -15,10 +15,16 @@ import pytest
 
 from groupwise.report.folder.columns import short
 from groupwise.report.folder.lines import Tail
-from groupwise.report.folder.sample import fresh, points, sample, sample_to
-from groupwise.report.records import RolloutGroup, RolloutRow
+from groupwise.report.folder.sample import fresh, points
+from groupwise.report.folder.sample import sample as sample_and_end
+from groupwise.report.records import RolloutGroup, RolloutRow, Rollouts
 
 Row = dict[str, Any]
+
+
+def sample(path: Path, *limits: int, **named: int) -> Rollouts:
+    """The groups alone."""
+    return sample_and_end(path, *limits, **named)[0]
 
 
 def row(step: int, group: int, place: int, **more: Any) -> Row:
@@ -262,7 +268,7 @@ def test_files_without_rollouts(tmp_path: Path) -> None:
 
 def test_what_is_appended_later_is_sampled_from_where_the_first_sample_ended(tmp_path: Path) -> None:
     path = file(tmp_path, dumped(*group(1, 0), *group(1, 1)) + b'{"step":2,"gr')
-    found, end = sample_to(path)
+    found, end = sample_and_end(path)
     assert places(found.groups) == [(1, 0), (1, 1)]
     tail = Tail(path, start=end)
     with path.open("ab") as more:
@@ -293,7 +299,7 @@ import re, sys, time
 from pathlib import Path
 from groupwise.report.folder.sample import sample
 began = time.process_time()
-found = sample(Path(sys.argv[1]))
+found, _ = sample(Path(sys.argv[1]))
 seconds = time.process_time() - began
 peak = int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 print(seconds, peak, len(found.groups), found.words, sep="\\n")

@@ -95,7 +95,7 @@ def test_rounding_keeps_what_a_person_reads() -> None:
     assert found.columns["b"] == [None, 7, 10**12, 1, 2]
 
 
-def run(recipe: dict[str, Any] | None, about: dict[str, Any], summary: dict[str, Any] | None) -> RunFolder:
+def run(recipe: dict[str, Any], about: dict[str, Any], summary: dict[str, Any] | None) -> RunFolder:
     none: list[dict[str, Any]] = []
     told = ("seed = 3\n", about, summary, none, none, none, [], (), Status("stopped", ""))
     return RunFolder(Path("runs/x"), "x", recipe, *told)
@@ -168,6 +168,6 @@ def test_what_was_run_in_a_folder_from_before() -> None:
     ],
 )
 def test_what_was_run_in_a_folder_that_says_little(about: dict[str, Any]) -> None:
-    for recipe in (None, {}, {"task": 3, "algorithm": [], "prompts_per_step": "many"}):
+    for recipe in ({}, {"task": 3, "algorithm": [], "prompts_per_step": "many"}):
         tables = facts.tables(run(recipe, about, None))
         assert all(len(row) == len(table.head) for table in tables for row in table.rows)

@@ -11,7 +11,8 @@ from typing import Any
 import groupwise
 from groupwise.config.recipe import load
 from groupwise.core.errors import RunError
-from groupwise.health.watch import BAD, WARN, findings
+from groupwise.health.symptoms.base import BAD, WARN, History
+from groupwise.health.watch import findings
 from groupwise.journal.journal import read_metrics
 
 
@@ -31,5 +32,6 @@ def test_a_learning_rate_of_a_tenth_is_named(small: Callable[..., dict[str, Any]
     assert all(f"warning, {name}: " in shown for name in told)
     assert "learner.learning_rate = 3e-02 (it is 0.1)" in shown
     recipe = load(str(folder / "recipe.toml")).model_dump(exclude_none=True)
-    found = {f.name for f in findings(read_metrics(folder), recipe) if f.tone in (WARN, BAD)}
+    rows = [row for row in read_metrics(folder) if "evaluation" not in row]
+    found = {f.name for f in findings(History(rows, recipe=recipe)) if f.tone in (WARN, BAD)}
     assert "few effective samples" in found

@@ -11,8 +11,6 @@ from typing import Any
 from groupwise.health.symptoms import policy, progress, signal, updates
 from groupwise.health.symptoms.base import BAD, GOOD, NEUTRAL, RECENT, WARN, Finding, History, Row, Symptom
 
-__all__ = ["BAD", "GOOD", "NEUTRAL", "SYMPTOMS", "WARN", "Finding", "Watch", "findings", "table"]
-
 #: Every symptom there is, in the order in which the modules define them.
 SYMPTOMS: tuple[Symptom, ...] = tuple(
     symptom
@@ -31,25 +29,17 @@ MOST_MOMENTS = 40
 ORDER = (BAD, WARN, NEUTRAL, GOOD)
 
 
-def findings(
-    rows: Sequence[Row], recipe: Mapping[str, Any] | None = None, compares_within_group: bool | None = None
-) -> tuple[Finding, ...]:
+def findings(history: History) -> tuple[Finding, ...]:
     """What there is to say of a run, the worst first; nothing without step rows.
-
-    rows                   those of metrics.jsonl, evaluations among them or not
-    compares_within_group  of the run's advantage, as about.json has it; None where it is not known
 
     A warning that has passed is named as such: "Earlier, at step 40: ...".
 
     >>> rows = [{"step": s, "truncated_share": 0.4} for s in range(1, 6)]
-    >>> print(findings(rows, {"sampling": {"max_new_tokens": 32}})[0].advice)
+    >>> print(findings(History(rows, recipe={"sampling": {"max_new_tokens": 32}}))[0].advice)
     sampling.max_new_tokens = 64
     """
-    evaluations = [row for row in rows if isinstance(row.get("evaluation"), Mapping)]
-    steps = [row for row in rows if "evaluation" not in row]
-    if not steps:
+    if not history.rows:
         return ()
-    history = History(steps, evaluations, recipe or {}, compares_within_group)
     now = _look(history, SYMPTOMS)
     known = {finding.name for finding in now}
     earlier = [finding for finding in _earlier(history) if finding.name not in known]

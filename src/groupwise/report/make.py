@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from groupwise.core.errors import UsageError
-from groupwise.report.compare import several
+from groupwise.report.compare import compare
 from groupwise.report.live.serve import watch
 from groupwise.report.live.watched import Watched
 from groupwise.report.page import single
@@ -34,7 +34,7 @@ def make(runs: Sequence[Path], out: Path | None = None) -> Written:
     began = time.perf_counter()
     path = out or place(runs)
     require_ours(path)
-    write(single.page(runs[0]) if len(runs) == 1 else several.page(runs), path)
+    write(single.page(runs[0]) if len(runs) == 1 else compare.page(runs), path)
     return Written(path, path.stat().st_size, time.perf_counter() - began)
 
 

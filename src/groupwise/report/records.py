@@ -6,10 +6,7 @@ only draw, filter and open.
 
 from dataclasses import dataclass, field
 
-from groupwise.health.symptoms.base import BAD as BAD
-from groupwise.health.symptoms.base import GOOD as GOOD
 from groupwise.health.symptoms.base import NEUTRAL, Finding
-from groupwise.health.symptoms.base import WARN as WARN
 
 Number = float | int | None
 

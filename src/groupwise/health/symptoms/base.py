@@ -139,10 +139,10 @@ class Symptom:
 
 
 def symptom(
-    name: str, limit: str, why: str, live: bool = True
+    limit: str, why: str, live: bool = True, name: str = ""
 ) -> Callable[[Callable[[History], Seen | None]], Symptom]:
-    """Makes a Symptom of the function that looks for it."""
-    return lambda look: Symptom(name, look, limit, why, live)
+    """Makes a Symptom of the function that looks for it, whose name is the finding's unless there is a hyphen in it."""
+    return lambda look: Symptom(name or look.__name__.replace("_", " "), look, limit, why, live)
 
 
 def numbers(name: str, rows: Iterable[Row]) -> list[float]:

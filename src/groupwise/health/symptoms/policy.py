@@ -25,7 +25,6 @@ ENTROPY_LOW = 0.01
 
 
 @symptom(
-    "ratio tails",
     limit=f"median of ratio_token_p99 above {RATIO_HIGH:g}, or of ratio_token_p01 below {RATIO_LOW:g}",
     why="one token in a hundred has doubled or halved its probability within a batch; a clip of 0.2 stops at 1.2",
 )
@@ -41,7 +40,6 @@ def ratio_tails(h: History) -> Seen | None:
 
 
 @symptom(
-    "few effective samples",
     limit=f"median of effective_sample_share below {SAMPLES_LOW:g}",
     why="log-ratios that spread by 0.47 leave exp(-0.47^2) = 0.8 of the samples; on policy it is 1",
 )
@@ -57,7 +55,7 @@ def few_effective_samples(h: History) -> Seen | None:
 
 
 @symptom(
-    "log-ratios clamped",
+    name="log-ratios clamped",
     limit="log_ratio_clamped_tokens above 0 in any step",
     why="beyond 60 nats a ratio is no longer a number to train with",
 )
@@ -74,7 +72,6 @@ def clamped(h: History) -> Seen | None:
 
 
 @symptom(
-    "entropy cliff",
     limit=f"entropy_mean falls below {CLIFF:g} of itself within ten steps, from {CLIFF_FROM:g} nats or more, and "
     f"pass_rate gains no more than {GAIN:g}",
     why="entropy falls in healthy runs too, but then the pass rate rises with it",
@@ -94,7 +91,6 @@ def entropy_cliff(h: History) -> Seen | None:
 
 
 @symptom(
-    "entropy explosion",
     limit=f"entropy_mean grows {RISE:g} times and by {RISE_BY:g} nats within ten steps while pass_rate falls",
     why="a policy that learns to explore does not get worse while it does",
 )
@@ -113,11 +109,10 @@ def entropy_explosion(h: History) -> Seen | None:
 
 
 @symptom(
-    "no entropy left",
     limit=f"median of entropy_mean below {ENTROPY_LOW:g} nats while pass_rate is below 0.9",
     why="a group is then nearly one text; once the task is solved that is as it should be",
 )
-def no_entropy(h: History) -> Seen | None:
+def no_entropy_left(h: History) -> Seen | None:
     entropy, rate = h.median("entropy_mean"), h.mean("pass_rate")
     if entropy is None or entropy >= ENTROPY_LOW or h.solved:
         return None
@@ -130,7 +125,6 @@ def no_entropy(h: History) -> Seen | None:
 
 
 @symptom(
-    "engine gap",
     limit=f"engine_probability_error above {ENGINE_ERROR:g} (without it: exp(engine_gap_mean))",
     why="from there on runs are known to drift apart, whatever the learning rate",
 )
@@ -150,7 +144,6 @@ def engine_gap(h: History) -> Seen | None:
 
 
 @symptom(
-    "few engine samples",
     limit=f"median of engine_effective_sample_share below {SAMPLES_LOW:g}",
     why="as for the effective samples, between sampler and learner",
 )

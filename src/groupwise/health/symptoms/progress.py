@@ -25,7 +25,6 @@ SURE = 3.0
 
 
 @symptom(
-    "solved",
     limit=f"pass_rate of {SOLVED:g} or more over the last ten steps, without a curriculum that rises",
     why="what is left then is mostly the noise of sampling",
     live=False,
@@ -42,12 +41,11 @@ def solved(h: History) -> Seen | None:
 
 
 @symptom(
-    "still rising",
     limit=f"at the end: the last quarter's pass_rate above the one before by {RISING:g} and two standard errors",
     why="a run that is still learning was stopped too early",
     live=False,
 )
-def rising(h: History) -> Seen | None:
+def still_rising(h: History) -> Seen | None:
     then, now = quarters(h)
     if not then or not h.ended or h.solved or not risen(then, now):
         return None
@@ -61,13 +59,12 @@ def rising(h: History) -> Seen | None:
 
 
 @symptom(
-    "levelled off",
     limit=f"from {ENOUGH} steps on: the last quarter's pass_rate not above the one before; a warning where it is not "
     "above the first ten steps' either",
     why="two standard errors of a quarter's steps are what chance does",
     live=False,
 )
-def stalled(h: History) -> Seen | None:
+def levelled_off(h: History) -> Seen | None:
     then, now = quarters(h)
     if not then or len(h.rows) < ENOUGH or h.solved or h.moving or risen(then, now):
         return None
@@ -91,11 +88,10 @@ def stalled(h: History) -> Seen | None:
 
 
 @symptom(
-    "pass rate falling",
     limit=f"pass_rate {FALLEN:g} and {SURE:g} standard errors below the best ten steps, without a rising curriculum",
     why="what was learned is being lost; an early checkpoint is better than the last",
 )
-def falling(h: History) -> Seen | None:
+def pass_rate_falling(h: History) -> Seen | None:
     parts = [(numbers("pass_rate", part), part[-1].get("step")) for part in windows(h.rows)]
     means = [(fmean(rates), error_of(rates), step) for rates, step in parts if len(rates) >= RECENT // 2]
     if len(means) < 2 or h.moving:
@@ -110,7 +106,6 @@ def falling(h: History) -> Seen | None:
 
 
 @symptom(
-    "held out apart",
     limit=f"avg_at_k and the training pass_rate around it {APART:g} and {SURE:g} standard errors apart",
     why="with a few hundred problems less than that is chance",
     live=False,
@@ -144,7 +139,6 @@ def held_out_apart(h: History) -> Seen | None:
 
 
 @symptom(
-    "never measured",
     limit="a metric that is in the rows and has a number in none",
     why="an empty plot should say that it is empty, and not look like 0",
     live=False,

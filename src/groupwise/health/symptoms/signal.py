@@ -40,11 +40,10 @@ MEND = {
 
 
 @symptom(
-    "groups all right",
     limit=f"groups_all_right_share above {NO_SIGNAL:g}; a warning where the first ten steps were so too",
     why="half of the batch is without effect; where the run earned it, it is success and no warning",
 )
-def all_right(h: History) -> Seen | None:
+def groups_all_right(h: History) -> Seen | None:
     share = h.mean("groups_all_right_share")
     if share is None or share <= NO_SIGNAL or not h.tied_train_nothing or drops(h):
         return None
@@ -61,11 +60,10 @@ def all_right(h: History) -> Seen | None:
 
 
 @symptom(
-    "groups all wrong",
     limit=f"groups_all_wrong_share above {NO_SIGNAL:g}",
     why="half of the batch is without effect, and nothing shows the policy a way out",
 )
-def all_wrong(h: History) -> Seen | None:
+def groups_all_wrong(h: History) -> Seen | None:
     share = h.mean("groups_all_wrong_share")
     if share is None or share <= NO_SIGNAL or not h.tied_train_nothing:
         return None
@@ -77,7 +75,6 @@ def all_wrong(h: History) -> Seen | None:
 
 
 @symptom(
-    "nothing right",
     limit="pass_rate 0 in all of the last ten steps, where other rewards train",
     why="the other rewards can rise for ever without the task being learned",
 )
@@ -91,11 +88,10 @@ def nothing_right(h: History) -> Seen | None:
 
 
 @symptom(
-    "few mixed groups",
     limit=f"groups_mixed_share below {FEW_MIXED:g}, neither all right nor all wrong above {NO_SIGNAL:g}",
     why="a step then learns from a fifth of its prompts",
 )
-def few_mixed(h: History) -> Seen | None:
+def few_mixed_groups(h: History) -> Seen | None:
     mixed, right, wrong = (h.mean(f"groups_{kind}_share") for kind in ("mixed", "all_right", "all_wrong"))
     if mixed is None or right is None or wrong is None or not h.tied_train_nothing or drops(h):
         return None
@@ -110,11 +106,10 @@ def few_mixed(h: History) -> Seen | None:
 
 
 @symptom(
-    "generation dropped",
     limit=f"generated_tokens_dropped / generated_tokens above {DROPPED:g}",
     why="a batch costs four times its generation; dynamic sampling usually drops a third to a half",
 )
-def dropped(h: History) -> Seen | None:
+def generation_dropped(h: History) -> Seen | None:
     share = dropped_share(h, h.recent)
     if share is None or share <= DROPPED:
         return None
@@ -127,7 +122,6 @@ def dropped(h: History) -> Seen | None:
 
 
 @symptom(
-    "fallback",
     limit="groups_fallback above 0 in the last ten steps",
     why="the filter promised that no such group trains",
 )
@@ -147,11 +141,10 @@ def fallback(h: History) -> Seen | None:
 
 
 @symptom(
-    "completions cut off",
     limit=f"truncated_share above {CUT_OFF:g}",
     why="one completion in ten never reaches its answer, and is punished for it",
 )
-def cut_off(h: History) -> Seen | None:
+def completions_cut_off(h: History) -> Seen | None:
     share, limit = h.mean("truncated_share"), h.setting("sampling.max_new_tokens")
     if share is None or share <= CUT_OFF:
         return None
@@ -164,13 +157,12 @@ def cut_off(h: History) -> Seen | None:
 
 
 @symptom(
-    "length bias",
     limit=f"length_wrong_mean {LONGER:g} times length_right_mean or more, and {GROWN:g} times what it was in the "
     "first ten steps",
     why="harder problems are longer and wrong more often: up to twice the length is ordinary",
     live=False,
 )
-def wrong_grows(h: History) -> Seen | None:
+def length_bias(h: History) -> Seen | None:
     wrong, right = h.mean("length_wrong_mean"), h.mean("length_right_mean")
     start = h.mean("length_wrong_mean", h.rows[:RECENT])
     if wrong is None or right is None or start is None or len(h.rows) < 2 * RECENT or not right:
@@ -186,12 +178,11 @@ def wrong_grows(h: History) -> Seen | None:
 
 
 @symptom(
-    "scoring faults",
     limit="any faults.CAUSE above 0",
     why="the run stops only at scoring.fault_limit; below it they are silently lost samples",
     live=False,
 )
-def faults(h: History) -> Seen | None:
+def scoring_faults(h: History) -> Seen | None:
     totals = {name.removeprefix("faults."): h.total(name) for name in h.names("faults.", h.rows)}
     counts = {cause: count for cause, count in totals.items() if count}
     if not counts:
@@ -208,12 +199,11 @@ def faults(h: History) -> Seen | None:
 
 
 @symptom(
-    "completions without a score",
     limit="unscored_completions above those of the faults",
     why="a score that is NaN was meant as something",
     live=False,
 )
-def unscored(h: History) -> Seen | None:
+def completions_without_a_score(h: History) -> Seen | None:
     count, everything = h.total("unscored_completions"), h.total("generated_completions")
     judged = h.mean("learned_mean") is not None or h.names("rewards.")
     failed = sum(h.total(name) for name in h.names("faults.", h.rows))
@@ -230,7 +220,7 @@ def unscored(h: History) -> Seen | None:
 
 
 @symptom(
-    "over-optimisation",
+    name="over-optimisation",
     limit=f"pass_rate more than {FALL:g} below its best ten steps while learned_mean is above what it was there",
     why="chance moves ten steps' pass rate by about 0.01 at 512 completions a step",
 )
@@ -253,11 +243,10 @@ def over_optimised(h: History) -> Seen | None:
 
 
 @symptom(
-    "reward model cannot tell",
     limit="learned_right_mean not above learned_wrong_mean",
     why="from there on its score says nothing about being right",
 )
-def cannot_tell(h: History) -> Seen | None:
+def reward_model_cannot_tell(h: History) -> Seen | None:
     right, wrong = h.mean("learned_right_mean"), h.mean("learned_wrong_mean")
     if right is None or wrong is None or right > wrong:
         return None
@@ -269,11 +258,10 @@ def cannot_tell(h: History) -> Seen | None:
 
 
 @symptom(
-    "reward without spread",
     limit="rewards.NAME.spread_within_groups 0 in all of the last ten steps, unless solved",
     why="advantages come from differences within a group",
 )
-def flat_part(h: History) -> Seen | None:
+def reward_without_spread(h: History) -> Seen | None:
     columns = [name for name in h.names("rewards.") if name.endswith(".spread_within_groups")]
     spreads = {name.removeprefix("rewards.").removesuffix(".spread_within_groups"): h.mean(name) for name in columns}
     spreads.pop("task", None)  # the groups' own finding says that

@@ -34,12 +34,11 @@ PATIENCE = 5
 
 
 @symptom(
-    "gradient spikes",
     limit=f"gradient_norm_max above {SPIKE:g} times the median gradient_norm of the ten steps before, and above "
     "learner.clip_norm; a warning for ten steps",
     why="ordinary batches differ by a factor of 3 to 5, and a norm below the clip does no harm",
 )
-def spikes(h: History) -> Seen | None:
+def gradient_spikes(h: History) -> Seen | None:
     clip = h.setting("learner.clip_norm", 1.0)
     high = [(x, times, at) for at in range(PATIENCE, len(h.rows)) for x, times in _jump(h, at, clip)]
     if not high:
@@ -57,11 +56,10 @@ def spikes(h: History) -> Seen | None:
 
 
 @symptom(
-    "updates skipped",
     limit="updates_skipped or critic_updates_skipped above 0 in any step",
     why="nothing in a sound run is not finite",
 )
-def skipped(h: History) -> Seen | None:
+def updates_skipped(h: History) -> Seen | None:
     count = h.total("updates_skipped") + h.total("critic_updates_skipped")
     if not count:
         return None
@@ -73,12 +71,11 @@ def skipped(h: History) -> Seen | None:
 
 
 @symptom(
-    "gradient stopped",
     limit=f"less than {PASSED_LOW:g} of the gradient passes after a batch's first update: (U share_passed - 1) / "
     "(U - 1)",
     why="a clip that works stops around 15 %; more means that updates overshoot, or epsilons of another scale",
 )
-def stopped_by_trust(h: History) -> Seen | None:
+def gradient_stopped(h: History) -> Seen | None:
     share = later_share(h.recent, "share_passed")
     if share is None or share >= PASSED_LOW:
         return None
@@ -97,11 +94,10 @@ def stopped_by_trust(h: History) -> Seen | None:
 
 
 @symptom(
-    "trust region without effect",
     limit=f"a sequence ratio clipped at {SEQUENCE_EPSILON:g} or more, and share_passed is 1",
     why="an epsilon made for token ratios is hundreds of times too wide for a completion's mean",
 )
-def trust_without_effect(h: History) -> Seen | None:
+def trust_region_without_effect(h: History) -> Seen | None:
     share, epsilon = later_share(h.recent, "share_passed"), h.setting("algorithm.trust.epsilon_high", 0.0)
     clips = h.setting("algorithm.trust.kind") == "clip" and per_sequence(h)
     if not clips or epsilon < SEQUENCE_EPSILON or share is None or share < 0.999:
@@ -114,12 +110,11 @@ def trust_without_effect(h: History) -> Seen | None:
 
 
 @symptom(
-    "one sign stopped",
     limit=f"share_passed_positive and share_passed_negative more than {SIGN_GAP:g} apart after the first update, "
     "unless solved",
     why="praise and blame should be stopped about alike, or the policy drifts one way",
 )
-def one_sign(h: History) -> Seen | None:
+def one_sign_stopped(h: History) -> Seen | None:
     up, down = (later_share(h.recent, f"share_passed_{sign}") for sign in ("positive", "negative"))
     if up is None or down is None or abs(up - down) <= SIGN_GAP or h.solved:
         return None
@@ -132,11 +127,10 @@ def one_sign(h: History) -> Seen | None:
 
 
 @symptom(
-    "far from the reference",
     limit=f"median of kl_mean or kl_reward_mean above {KL_LARGE:g} nats per token",
     why="the policy gives its tokens 2.7 times the reference's probability, in the geometric mean",
 )
-def far_from_reference(h: History) -> Seen | None:
+def far_from_the_reference(h: History) -> Seen | None:
     medians = [x for x in (h.median("kl_mean"), h.median("kl_reward_mean")) if x is not None]
     if not medians or max(medians) <= KL_LARGE:
         return None
@@ -149,11 +143,10 @@ def far_from_reference(h: History) -> Seen | None:
 
 
 @symptom(
-    "stale rows",
     limit=f"stale_rows_share above {STALE:g}",
     why="surplus groups are a few in a hundred; more makes training off-policy",
 )
-def stale(h: History) -> Seen | None:
+def stale_rows(h: History) -> Seen | None:
     share = h.mean("stale_rows_share")
     if share is None or share <= STALE:
         return None
@@ -164,11 +157,10 @@ def stale(h: History) -> Seen | None:
 
 
 @symptom(
-    "critic worse than none",
     limit=f"median of explained_variance below 0, after {PATIENCE} steps or critic.warmup_steps, unless solved",
     why="below 0 the values add noise; when nearly all returns are equal there is nothing to explain",
 )
-def useless_critic(h: History) -> Seen | None:
+def critic_worse_than_none(h: History) -> Seen | None:
     explained = h.median("explained_variance")
     waiting = max(PATIENCE, h.setting("critic.warmup_steps", 0))
     if explained is None or explained >= 0 or h.step <= waiting or h.solved:
@@ -181,11 +173,10 @@ def useless_critic(h: History) -> Seen | None:
 
 
 @symptom(
-    "parameters frozen",
     limit="gradient_norm_max 0, or learning_rate 0, or log_ratio_abs_max 0 over several updates, with advantages",
     why="an update that changes nothing is a fault, not a small step",
 )
-def frozen(h: History) -> Seen | None:
+def parameters_frozen(h: History) -> Seen | None:
     rows = [row for row in h.recent if row.get("updates")]
     if not rows or not h.total("advantage_abs_mean", rows):
         return None
@@ -210,11 +201,10 @@ def frozen(h: History) -> Seen | None:
 
 
 @symptom(
-    "learning rate too small",
     limit=f"median of log_ratio_abs_max below {STILL:g}, over {PATIENCE} steps or more, unless solved",
     why="steps at that size need thousands to change an answer",
 )
-def hardly_moves(h: History) -> Seen | None:
+def learning_rate_too_small(h: History) -> Seen | None:
     rows = [row for row in h.recent if row.get("updates", 0) and row["updates"] > 1]
     moved, rate = h.median("log_ratio_abs_max", rows), h.mean("learning_rate", rows)
     if len(rows) < PATIENCE or not moved or moved >= STILL or h.solved or not rate:

@@ -10,33 +10,30 @@ from groupwise.report.records import Curves, Number
 
 #: From so many seeds on, the band is a standard deviation; of fewer it is their range.
 ENOUGH = 3
-#: The ends of the names of a band's bounds.
-LOW, HIGH = ".low", ".high"
+#: The held-out pass rate, and the columns that bound one run's own interval of it.
+PASS_RATE, OF_ONE_RUN = "avg_at_k", ("low", "high")
 
 
-def mean_steps(seeds: Sequence[Curves]) -> Curves:
+def mean(seeds: Sequence[Curves]) -> Curves:
     """The mean over seeds of every column at every step that any has; NAME.low and NAME.high bound the band.
 
     The band is the mean +- one sample standard deviation over seeds, of fewer than three seeds their range; it is not
-    cut to what a share can be. A gap of one seed leaves the others; where only one has a number there is no band. The
-    curves of one seed are as they are.
+    cut to what a share can be. Of the held-out pass rate it is Student's 95 % interval over seeds, cut so. A gap of one
+    seed leaves the others; where only one has a number there is no band. The curves of one seed are as they are.
 
-    >>> mean_steps([Curves([1], {"loss": [1.0]}), Curves([1, 2], {"loss": [2.0, 5.0]})]).columns
+    >>> mean([Curves([1], {"loss": [1.0]}), Curves([1, 2], {"loss": [2.0, 5.0]})]).columns
     {'loss': [1.5, 5.0], 'loss.low': [1.0, None], 'loss.high': [2.0, None]}
     """
-    return seeds[0] if len(seeds) == 1 else rounded(_together(seeds, leave=()))
-
-
-def mean_evaluations(seeds: Sequence[Curves]) -> Curves:
-    """The same of evaluations, but `low` and `high` are Student's 95 % interval of the pass rate over seeds."""
     if len(seeds) == 1:
         return seeds[0]
-    together = _together(seeds, leave=("low", "high"))
-    intervals = [over_seeds(values) for values in _across(seeds, "avg_at_k", together.step)]
-    shares = [each and each.clipped() for each in intervals]
-    low: list[Number] = [each and each.low for each in shares]
-    high: list[Number] = [each and each.high for each in shares]
-    return rounded(Curves(together.step, {**together.columns, "low": low, "high": high}))
+    steps = sorted({step for each in seeds for step in each.step})
+    columns: dict[str, list[Number]] = {}
+    for name in dict.fromkeys(name for each in seeds for name in each.columns if name not in OF_ONE_RUN):
+        across = _across(seeds, name, steps)
+        bands = [_interval(values) if name == PASS_RATE else _spread(values, len(seeds)) for values in across]
+        columns[name] = [sum(values) / len(values) if values else None for values in across]
+        columns[f"{name}.low"], columns[f"{name}.high"] = ([band[end] for band in bands] for end in (0, 1))
+    return rounded(Curves(steps, columns))
 
 
 def band_words(seeds: int) -> str:
@@ -57,30 +54,22 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _together(seeds: Sequence[Curves], leave: Sequence[str]) -> Curves:
-    steps = sorted({step for each in seeds for step in each.step})
-    names = dict.fromkeys(name for each in seeds for name in each.columns if name not in leave)
-    columns: dict[str, list[Number]] = {}
-    for name in names:
-        spreads = [_spread(values, len(seeds)) for values in _across(seeds, name, steps)]
-        columns[name], columns[name + LOW], columns[name + HIGH] = (list(each) for each in zip(*spreads, strict=True))
-    return Curves(steps, columns)
-
-
 def _across(seeds: Sequence[Curves], name: str, steps: Sequence[int]) -> list[list[float]]:
     """For each step: the numbers that the seeds have there."""
     by_step = [dict(zip(each.step, each.columns.get(name, ()), strict=False)) for each in seeds]
     return [[value for each in by_step if is_number(value := each.get(step))] for step in steps]
 
 
-def _spread(values: Sequence[float], seeds: int) -> tuple[Number, Number, Number]:
-    """Mean, and the band's bounds."""
-    if not values:
-        return None, None, None
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return mean, None, None
+def _interval(values: Sequence[float]) -> tuple[Number, Number]:
+    interval = over_seeds(values)
+    return (None, None) if interval is None else (interval.clipped().low, interval.clipped().high)
+
+
+def _spread(values: Sequence[float], seeds: int) -> tuple[Number, Number]:
+    if len(values) < 2:
+        return None, None
     if seeds < ENOUGH:
-        return mean, min(values), max(values)
+        return min(values), max(values)
+    mean = sum(values) / len(values)
     apart = math.sqrt(sum((value - mean) * (value - mean) for value in values) / (len(values) - 1))
-    return mean, mean - apart, mean + apart
+    return mean - apart, mean + apart

@@ -1,8 +1,10 @@
-"""Several runs -> one page: seeds of a recipe as a mean and a band, final scores, what differs between the recipes."""
+"""Several run folders -> one page: seeds of a recipe as a mean and a band, final scores, what differs."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from groupwise.report.compare.bands import band_words, mean_evaluations, mean_steps, measured
+from groupwise.report.compare.bands import band_words, mean, measured
 from groupwise.report.compare.members import Group, Member, differing, grouped, shown
 from groupwise.report.compare.scores import (
     differences,
@@ -12,22 +14,22 @@ from groupwise.report.compare.scores import (
     score_of,
     scores_of,
 )
+from groupwise.report.folder import columns, facts
 from groupwise.report.folder.lines import flat
+from groupwise.report.folder.read import RunFolder, read
+from groupwise.report.page.plots import SECTIONS, plots_for
+from groupwise.report.page.single import MOST_ROWS, now
 from groupwise.report.records import (
     Curves,
     Number,
     Page,
-    Plot,
     RunPage,
-    Section,
     Status,
     Table,
-    Text,
 )
 
-Columns = Mapping[str, Sequence[Number]]
-#: Columns of steps, columns of evaluations, ids of plots that have points -> the plots there are numbers for.
-PlotsFor = Callable[[Columns, Columns, Collection[str]], tuple[Plot, ...]]
+#: Rows of curves for each run: several runs share the page.
+ROWS_TOGETHER = 4 * MOST_ROWS
 #: More names than this in one note are no longer read.
 MOST_NAMES = 8
 #: Sections of a recipe, besides the task's, that change what an evaluation measures.
@@ -37,15 +39,22 @@ ONLY_HOW_OFTEN = "evaluation.every"
 STATES = ("going", "failed", "stopped", "empty", "finished")
 
 
-def comparison(
-    members: Sequence[Member], title: str, plots_for: PlotsFor, sections: tuple[Section, ...], written: str = ""
-) -> Page:
+def page(folders: Sequence[Path]) -> Page:
+    """The page of runs side by side. Raises UsageError where one is no run, or given twice."""
+    runs = [read(folder) for folder in folders]
+    names = [run.name for run in runs]
+    title = " · ".join(names) if len(names) <= 4 else f"{len(names)} runs: {names[0]} to {names[-1]}"
+    rows = max(100, ROWS_TOGETHER // len(runs))
+    return comparison([_member(run, rows) for run in runs], title, now())
+
+
+def comparison(members: Sequence[Member], title: str, written: str = "") -> Page:
     """The page of several runs, in whatever order they are given. Raises UsageError where one is given twice."""
     groups = grouped(members)
     steps = _all_columns(member.steps for group in groups for member in group.counted)
     evaluations = _all_columns(member.evaluations for group in groups for member in group.counted)
     runs = tuple(run_page(group, f"runs-{number}", steps) for number, group in enumerate(groups, start=1))
-    return Page(title, written, sections, plots_for(steps, evaluations, ()), runs, tables(groups))
+    return Page(title, written, SECTIONS, plots_for(steps, evaluations, ()), runs, tables(groups))
 
 
 def tables(groups: Sequence[Group]) -> tuple[Table, ...]:
@@ -56,29 +65,30 @@ def tables(groups: Sequence[Group]) -> tuple[Table, ...]:
     return tuple(table for table in every if table is not None)
 
 
-def run_page(group: Group, id: str, columns: Collection[str] = ()) -> RunPage:
-    """A group's curves, what is to be known of them, what its first run was; `columns` are those that any group has."""
+def run_page(group: Group, id: str, names: Collection[str] = ()) -> RunPage:
+    """A group's curves, what is to be known of them, what its first run was; `names` are columns that any group has."""
     first, several = group.counted[0], len(group.members) > 1
+    of = f": {first.label}, the first of them" if several else ""
     return RunPage(
         id,
         group.label,
         status(group.members),
         members=len(group.counted),
-        notes=tuple(notes(group, columns)),
-        steps=mean_steps([member.steps for member in group.counted]),
-        evaluations=mean_evaluations([member.evaluations for member in group.counted]),
-        tables=tuple(Table(_of(t.title, first, several), t.head, t.rows, t.words, t.numbers) for t in first.tables),
-        texts=tuple(Text(_of(t.title, first, several), t.text) for t in first.texts),
+        notes=tuple(notes(group, names)),
+        steps=mean([member.steps for member in group.counted]),
+        evaluations=mean([member.evaluations for member in group.counted]),
+        tables=tuple(replace(table, title=table.title + of) for table in facts.tables(first.run)),
+        texts=tuple(replace(text, title=text.title + of) for text in facts.texts(first.run)),
     )
 
 
 def status(members: Sequence[Member]) -> Status:
     """One run's own; of several, the state that most wants a look, and how many have finished."""
     if len(members) == 1:
-        return members[0].status
-    others = [member for member in members if member.status.state != "finished"]
-    state = min((member.status.state for member in members), key=_state_rank)
-    words = "; ".join(f"{member.label}: {member.status.words}" for member in others)
+        return members[0].run.status
+    others = [member for member in members if member.run.status.state != "finished"]
+    state = min((member.run.status.state for member in members), key=STATES.index)
+    words = "; ".join(f"{member.label}: {member.run.status.words}" for member in others)
     done = (
         f"{len(members) - len(others)} of {len(members)} runs have finished"
         if others
@@ -87,7 +97,7 @@ def status(members: Sequence[Member]) -> Status:
     return Status(state, f"{done}; {words}" if words else done)
 
 
-def notes(group: Group, columns: Collection[str] = ()) -> Iterable[str]:
+def notes(group: Group, names: Collection[str] = ()) -> Iterable[str]:
     """What is to be known of a group's curves, line by line; a run by itself keeps its own notes."""
     several = len(group.members) > 1
     if words := band_words(len(group.counted)):
@@ -99,12 +109,12 @@ def notes(group: Group, columns: Collection[str] = ()) -> Iterable[str]:
                 f"{member.label} has the seed of another run here ({member.seed}), and the same seed gives the same "
                 "run: left out of means, bands and intervals."
             )
-    yield from (f"{member.label}: {note}" if several else note for member in group.members for note in member.notes)
+    yield from (f"{member.label}: {note}" if several else note for member in group.members for note in member.run.notes)
     for key in ("groupwise", "machine", "versions.torch"):
         if len(values := _values(group, key)) > 1:
             yield f"The runs differ in {key}: {', '.join(values)}."
     own = {name for member in group.counted for name in measured(member.steps)}
-    if own and (missing := [name for name in columns if name not in own]):
+    if own and (missing := [name for name in names if name not in own]):
         yield f"Not measured here, though in another run on this page: {_listed(missing)}."
 
 
@@ -145,7 +155,7 @@ def _in_general(groups: Sequence[Group]) -> Iterable[str]:
     if measures(groups) == ["pass rate"]:
         yield "Pass rate: mean over held-out problems of the share of right samples, at a run's last evaluation."
     for member in (member for group in groups for member in group.counted):
-        if member.status.state == "finished":
+        if member.run.status.state == "finished":
             continue
         score = score_of(member)
         where = f"its score is that of step {score.step}" if score else "it has no evaluation"
@@ -170,26 +180,28 @@ def what_differs(groups: Sequence[Group]) -> Table | None:
     return Table("What differs", ("key", *(group.label for group in groups)), tuple(rows), words)
 
 
+def _member(run: RunFolder, rows: int) -> Member:
+    steps = columns.thin(columns.steps(run.step_rows, run.machine_rows), rows)
+    return Member(run, columns.rounded(steps), columns.rounded(columns.evaluations(run.evaluation_rows)))
+
+
 def _facts(group: Group) -> dict[str, str]:
     """Of about.json: the algorithm's equations slot by slot, and what the runs were made with."""
-    algorithm = group.counted[0].about.get("algorithm")
+    algorithm = group.counted[0].run.about.get("algorithm")
     facts: dict[str, str] = {}
     if isinstance(algorithm, Mapping):
         facts["objective"] = str(algorithm.get("objective", ""))
         for part in filter(lambda part: isinstance(part, Mapping), algorithm.get("parts") or ()):
             facts[f"{part.get('slot', '')}, equation"] = str(part.get("equation", ""))
-    made_with = {key: ", ".join(_values(group, key)) for key in ("groupwise", "machine", *_versions(group))}
+    abouts = [flat(member.run.about) for member in group.members]
+    versions = dict.fromkeys(key for about in abouts for key in about if key.startswith("versions."))
+    made_with = {key: ", ".join(_values(group, key)) for key in ("groupwise", "machine", *versions)}
     return facts | {key: value for key, value in made_with.items() if value}
-
-
-def _versions(group: Group) -> Iterable[str]:
-    """The libraries whose versions the runs name."""
-    return dict.fromkeys(key for member in group.members for key in flat(member.about) if key.startswith("versions."))
 
 
 def _values(group: Group, key: str) -> list[str]:
     """What the runs' about.json say of a dotted key, each once."""
-    values = (flat(member.about).get(key) for member in group.members)
+    values = (flat(member.run.about).get(key) for member in group.members)
     return list(dict.fromkeys(str(value) for value in values if value is not None))
 
 
@@ -200,14 +212,6 @@ def _all_columns(tables: Iterable[Curves]) -> dict[str, list[Number]]:
         for name, values in measured(table).items():
             columns.setdefault(name, []).extend(values)
     return columns
-
-
-def _of(title: str, first: Member, several: bool) -> str:
-    return f"{title}: {first.label}, the first of them" if several else title
-
-
-def _state_rank(state: str) -> int:
-    return STATES.index(state) if state in STATES else len(STATES)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,12 +3,13 @@
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 
 from groupwise.core.errors import UsageError
 from groupwise.report.folder.lines import flat
-from groupwise.report.records import Curves, Status, Table, Text
+from groupwise.report.folder.read import RunFolder
+from groupwise.report.records import Curves
 
 #: Runs of one group may differ in these keys, and in what the section [journal] says is written beside the training.
 APART = ("seed", "name", "runs")
@@ -23,36 +24,24 @@ LONGEST = 40
 
 @dataclass(frozen=True)
 class Member:
-    """One run.
+    """One run, and its curves as a page of several draws them."""
 
-    label            what it is called: its folder's name
-    recipe           the resolved recipe; empty where the folder has none
-    evaluation_rows  the rows of metrics.jsonl that hold an evaluation, in their order
-    folder           where it is, as it is shown; one folder given twice is refused
-    about            about.json; empty where the folder has none
-    tables, texts    what was run
-    """
-
-    label: str
-    recipe: Mapping[str, object]
+    run: RunFolder
     steps: Curves
     evaluations: Curves
-    evaluation_rows: Sequence[Mapping[str, object]]
-    status: Status
-    notes: tuple[str, ...] = ()
-    folder: str = ""
-    about: Mapping[str, object] = field(default_factory=dict)
-    tables: tuple[Table, ...] = ()
-    texts: tuple[Text, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return self.run.name
 
     @property
     def seed(self) -> object:
-        return self.recipe.get("seed")
+        return self.run.recipe.get("seed")
 
     @property
     def key(self) -> object:
         """What tells it from runs of the same recipe: its seed, or where it is."""
-        return self.seed if isinstance(self.seed, (int, str)) else (self.folder, self.label)
+        return self.seed if isinstance(self.seed, (int, str)) else str(self.run.folder)
 
     @property
     def last(self) -> int:
@@ -84,7 +73,7 @@ def grouped(members: Sequence[Member]) -> tuple[Group, ...]:
     by_kind: dict[str, list[Member]] = {}
     for member in sorted(members, key=_place):
         by_kind.setdefault(_kind(member), []).append(member)
-    recipes = [_trained(own[0].recipe) for own in by_kind.values()]
+    recipes = [_trained(own[0].run.recipe) for own in by_kind.values()]
     known = [recipe for recipe in recipes if recipe]
     keys = telling(known)
     ordered = sorted(
@@ -128,20 +117,19 @@ def shown(recipe: Mapping[str, object], key: str) -> str:
 
 
 def counted(members: Sequence[Member]) -> tuple[Member, ...]:
-    """One member of each seed, by seed: the one that came farthest. A run without a seed counts as it is."""
-    best: dict[object, Member] = {}
-    for member in sorted(members, key=_place):
-        if member.key not in best or _farther(member, best[member.key]):
-            best[member.key] = member
-    return tuple(best.values())
+    """One member of each seed, in their order: the one that came farthest. A run without a seed counts as it is."""
+    by_seed: dict[object, list[Member]] = {}
+    for member in members:
+        by_seed.setdefault(member.key, []).append(member)
+    return tuple(max(same, key=_reached) for same in by_seed.values())
 
 
 def _require_distinct(members: Iterable[Member]) -> None:
     seen: set[str] = set()
-    for member in members:
-        place = os.path.realpath(member.folder) if member.folder else ""
-        if place and place in seen:
-            raise UsageError(f"{member.folder}: this run is given twice; a comparison takes each run once")
+    for folder in (member.run.folder for member in members):
+        place = os.path.realpath(folder)
+        if place in seen:
+            raise UsageError(f"{folder}: this run is given twice; a comparison takes each run once")
         seen.add(place)
 
 
@@ -152,17 +140,16 @@ def _trained(recipe: Mapping[str, object]) -> dict[str, object]:
 
 def _kind(member: Member) -> str:
     """Equal for runs of one group. A run whose recipe is unknown is a group by itself."""
-    kind = json.dumps(_trained(member.recipe), sort_keys=True, default=str)
-    return kind if member.recipe else json.dumps([member.folder, member.label])
+    kind = _trained(member.run.recipe) if member.run.recipe else str(member.run.folder)
+    return json.dumps(kind, sort_keys=True, default=str)
 
 
 def _place(member: Member) -> tuple[tuple[int, float, str], str, str]:
-    return _value_order(member.seed), member.label, member.folder
+    return _value_order(member.seed), member.label, str(member.run.folder)
 
 
-def _farther(member: Member, other: Member) -> bool:
-    reached = [(each.status.state == "finished", len(each.evaluation_rows), each.last) for each in (member, other)]
-    return reached[0] > reached[1]
+def _reached(member: Member) -> tuple[bool, int, int]:
+    return member.run.status.state == "finished", len(member.run.evaluation_rows), member.last
 
 
 def _order(recipe: Mapping[str, object], keys: Sequence[str], label: str) -> tuple[object, ...]:

@@ -1,10 +1,9 @@
 """Final scores of groups of runs, and what differs between them: tables with confidence intervals, each by its name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
-from typing import Any
 
 from groupwise.core.statistics import (
     ONE_VOTE,
@@ -58,27 +57,20 @@ class Score:
 
 def score_of(member: Member) -> Score | None:
     """None where there is no evaluation with a number."""
-    pairs = ((row, row.get("evaluation")) for row in member.evaluation_rows)
-    rows = [(row, evaluation) for row, evaluation in pairs if isinstance(evaluation, Mapping)]
     for measure, key in MEASURES.items():
-        measured = [(row, evaluation) for row, evaluation in rows if is_number(evaluation.get(key))]
-        if measured:
-            (_, first), (row, last) = measured[0], measured[-1]
-            return _score(measure, first, last, row.get("step"))
+        rows = [row for row in member.run.evaluation_rows if is_number(row["evaluation"].get(key))]
+        if rows:
+            first, last = rows[0]["evaluation"], rows[-1]["evaluation"]
+            return Score(
+                measure,
+                before=float(first[key]),
+                after=float(last[key]),
+                step=rows[-1]["step"],
+                interval=interval(last) if measure == PASS_RATE else None,
+                length_before=first.get("length_mean"),
+                length_after=last.get("length_mean"),
+            )
     return None
-
-
-def _score(measure: str, first: Mapping[str, Any], last: Mapping[str, Any], step: object) -> Score:
-    key = MEASURES[measure]
-    return Score(
-        measure,
-        before=float(first[key]),
-        after=float(last[key]),
-        step=int(step) if is_number(step) else 0,
-        interval=interval(last) if measure == PASS_RATE else None,
-        length_before=first.get("length_mean"),
-        length_after=last.get("length_mean"),
-    )
 
 
 def scores_of(group: Group) -> dict[object, tuple[Member, Score]]:
@@ -87,14 +79,18 @@ def scores_of(group: Group) -> dict[object, tuple[Member, Score]]:
     return {member.key: (member, score) for member, score in scores if score is not None}
 
 
+def _scores(group: Group) -> list[Score]:
+    return [score for _, score in scores_of(group).values()]
+
+
 def measures(groups: Sequence[Group]) -> list[str]:
     """What the groups are scored by."""
-    return list(dict.fromkeys(score.measure for group in groups for _, score in scores_of(group).values()))
+    return list(dict.fromkeys(score.measure for group in groups for score in _scores(group)))
 
 
 def interval_of(group: Group) -> Interval | None:
     """Over seeds, or of a run by itself over problems."""
-    scores = [score for _, score in scores_of(group).values()]
+    scores = _scores(group)
     if len(scores) == 1:
         return scores[0].interval
     seeds = over_seeds([score.after for score in scores])
@@ -114,9 +110,10 @@ def final_scores(groups: Sequence[Group], words: Sequence[str] = ()) -> Table:
 
 
 def _final_row(group: Group, interval: str) -> tuple[str, ...]:
-    scores = [score for _, score in scores_of(group).values()]
+    scores = _scores(group)
     ended = [member.last for member in group.members]
-    finished = sum(member.status.state == "finished" for member in group.members)
+    states = [member.run.status.state for member in group.members]
+    finished = states.count("finished")
     return (
         group.label,
         ", ".join(_seed(member) for member in group.counted),
@@ -128,12 +125,8 @@ def _final_row(group: Group, interval: str) -> tuple[str, ...]:
         f"{min(ended)} to {max(ended)}" if min(ended) < max(ended) else str(max(ended)),
         _seconds(group),
         *_extremes(group),
-        "finished" if finished == len(group.members) else _unfinished(group, finished),
+        states[0] if len(states) in (1, finished) else f"{finished} of {len(states)} finished",
     )
-
-
-def _unfinished(group: Group, finished: int) -> str:
-    return group.members[0].status.state if len(group.members) == 1 else f"{finished} of {len(group.members)} finished"
 
 
 def _extremes(group: Group) -> tuple[str, str]:
@@ -161,14 +154,14 @@ def per_run(groups: Sequence[Group]) -> Table:
     cells, how = _intervals([score and score.interval for _, _, score in runs])
     rows = tuple(
         (
-            member.folder or member.label,
+            str(member.run.folder),
             group.label,
             _seed(member),
             f"{score.before:.3f}" if score else "",
             f"{score.after:.3f}" if score else "no evaluation",
             cell,
             str(score.step) if score else "",
-            member.status.words or member.status.state,
+            member.run.status.words,
         )
         for (group, member, score), cell in zip(runs, cells, strict=True)
     )
@@ -244,7 +237,7 @@ def _cell(interval: Interval | None, with_name: bool) -> str:
 
 
 def _score_mean(group: Group) -> float:
-    return fmean(score.after for _, score in scores_of(group).values())
+    return fmean(score.after for score in _scores(group))
 
 
 def _mean(values: Sequence[object], form: str) -> str:

@@ -26,7 +26,7 @@ def texts(run: RunFolder) -> tuple[Text, ...]:
 
 
 def _run(run: RunFolder) -> Table:
-    recipe, about, summary = run.recipe or {}, run.about, run.summary or {}
+    recipe, about, summary = run.recipe, run.about, run.summary or {}
     versions = {**table(summary.get("versions")), **table(about.get("versions"))}
     facts: Sequence[tuple[str, object]] = (
         ("folder", run.folder),
@@ -59,8 +59,7 @@ def _a_step(recipe: Mapping[str, Any]) -> str:
 def _resumed(about: Mapping[str, Any]) -> list[str]:
     """Each time that the run was gone on with, and where."""
     entries = about.get("resumed")
-    tables = [table(one) for one in entries] if isinstance(entries, list) else []
-    return [_again(one) for one in tables if one]
+    return [_again(one) for one in entries if table(one)] if isinstance(entries, list) else []
 
 
 def _again(one: Mapping[str, Any]) -> str:
@@ -96,7 +95,7 @@ def _algorithm(run: RunFolder) -> Table:
     algorithm = table(run.about.get("algorithm"))
     parts = algorithm.get("parts")
     if not isinstance(parts, list) or not parts:
-        return _settings(table((run.recipe or {}).get("algorithm")))
+        return _settings(table(run.recipe.get("algorithm")))
     names = ("slot", "kind", "value", "equation")
     rows = tuple(tuple(_words(table(part).get(name)) for name in names) for part in parts)
     places = [i for i, _ in enumerate(names) if any(row[i] for row in rows)]
@@ -116,10 +115,10 @@ def _about_algorithm(algorithm: Mapping[str, Any]) -> str:
 
 def _settings(algorithm: Mapping[str, Any]) -> Table:
     """The parts as the recipe names them, where their equations are not written down."""
-    slots = {slot: table for slot, table in algorithm.items() if isinstance(table, dict)}
     rows = tuple(
         (slot, _words(table.get("kind")), ", ".join(f"{k} = {_words(v)}" for k, v in table.items() if k != "kind"))
-        for slot, table in slots.items()
+        for slot, table in algorithm.items()
+        if isinstance(table, dict)
     )
     words = "As the recipe names its parts; `groupwise explain` has their equations."
     return Table(f"The algorithm: {_words(algorithm.get('name'))}", ("part", "kind", "settings"), rows, words)

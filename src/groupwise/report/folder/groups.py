@@ -20,12 +20,12 @@ _OF_THE_ROW = frozenset({"update", "weight"})
 def group_of(lines: Sequence[bytes], odd: Counter[str]) -> RolloutGroup | None:
     """A group from its lines; None where one of them cannot be read, because the others mean little without it."""
     tables = [_table_of(line) for line in lines]
-    rows = [None if row is None else row_of(row, odd) for row in tables]
+    rows = [row_of(row, odd) for row in tables]
     good = [row for row in rows if row is not None]
     if not good or len(good) < len(rows):
         odd["row"] += len(rows) - len(good)
         return None
-    first = tables[0] or {}
+    first = tables[0]
     scores = [row.score for row in good if row.score is not None]
     return RolloutGroup(
         step=count_of(first.get("step")) or 0,
@@ -65,12 +65,11 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
     )
 
 
-def _table_of(line: bytes) -> dict[str, Any] | None:
+def _table_of(line: bytes) -> dict[str, Any]:
     try:
-        value = parsed(line, Counter())
+        return table(parsed(line, Counter()))
     except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+        return {}
 
 
 def _columns(row: Mapping[str, Any], tokens: int, odd: Counter[str]) -> dict[str, list[Number]]:

@@ -242,23 +242,16 @@ class Tail:
 
 def _foreign(text: bytes, odd: Counter[str]) -> Any:
     """What another tool wrote: NaN as a word, bytes that are not UTF-8, halves of surrogate pairs."""
-    words = text.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace")
+    text = text.removeprefix(b"\xef\xbb\xbf")
+    words = text.decode("utf-8", errors="replace")
     gaps: list[str] = []
     try:
         value = json.loads(words, parse_constant=gaps.append)
     except RecursionError:
         raise ValueError("nested too deep") from None
     odd["no number"] += len(gaps)
-    odd["foreign"] += not _is_utf8(text)
+    odd["foreign"] += words.encode() != text
     return writable(value)
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _rescued(line: bytes, odd: Counter[str]) -> list[Row]:

@@ -34,8 +34,8 @@ class RunFolder:
     """Everything a run folder says but its rollouts, which are too many to hold.
 
     name             the folder's own, wherever it was moved
-    recipe           recipe.toml as a table, None where there is none that can be read
-    about, summary   about.json ({} where a run is older than it), summary.json (None until a run has finished)
+    recipe, about    recipe.toml and about.json as tables, {} where there is none that can be read
+    summary          summary.json, None until a run has finished
     step_rows        rows of metrics.jsonl in the order of their steps; `evaluation_rows` have the key "evaluation"
     machine_rows     rows of machine.jsonl
     notes            what was odd about the folder, a line each
@@ -43,7 +43,7 @@ class RunFolder:
 
     folder: Path
     name: str
-    recipe: dict[str, Any] | None
+    recipe: dict[str, Any]
     recipe_text: str
     about: dict[str, Any]
     summary: dict[str, Any] | None
@@ -75,19 +75,19 @@ def read(folder: Path) -> RunFolder:
     folder = Path(folder)
     _require_run(folder)
     notes: list[str] = []
-    text = _text(folder / RECIPE, notes)
+    text = _text(folder / RECIPE, notes) or ""
     recipe = _recipe(text, notes)
     about, summary = _object(folder / ABOUT, notes), _object(folder / SUMMARY, notes)
     # Before the rows: a run that ends between the two is then shown as going on, with all its rows.
     seen = signs(folder)
     steps, evaluations = _rows_of_steps(folder / METRICS, seen.held, notes)
-    last = _last(steps, evaluations)
+    last = last_step(steps, evaluations)
     _missing(folder, summary is not None or last is not None, notes)
     return RunFolder(
         folder=folder,
         name=folder.resolve().name,
         recipe=recipe,
-        recipe_text=text or "",
+        recipe_text=text,
         about=about or {},
         summary=summary,
         step_rows=steps,
@@ -121,9 +121,9 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-def status(folder: Path, seen: Signs, recipe: Mapping[str, Any] | None, last: int | None) -> Status:
+def status(folder: Path, seen: Signs, recipe: Mapping[str, Any], last: int | None) -> Status:
     """finished, going, failed, stopped or empty. `last` is the newest step with a row, None without any."""
-    of = count_of((recipe or {}).get("steps"))
+    of = count_of(recipe.get("steps"))
     if seen.summary is not None and (count_of(seen.summary.get("steps")) or 0) >= (of or 0):
         return Status("finished", _finished(seen.summary))
     where = f"step {last:,}" + (f" of {of:,}" if of else "") if last else ""
@@ -197,7 +197,8 @@ def place(row: Row, steps: ByStep, evaluations: ByStep, odd: Counter[str]) -> No
         (evaluations if evaluated else steps).add(sound, odd)
 
 
-def _last(*kinds: list[Row]) -> int | None:
+def last_step(*kinds: list[Row]) -> int | None:
+    """The newest step that has a row of any kind."""
     return max((rows[-1]["step"] for rows in kinds if rows), default=None)
 
 
@@ -232,25 +233,21 @@ def _text(path: Path, notes: list[str]) -> str | None:
         return None
 
 
-def _recipe(text: str | None, notes: list[str]) -> dict[str, Any] | None:
-    if text is None:
-        return None
+def _recipe(text: str, notes: list[str]) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         notes.append(f"{RECIPE} is not a TOML file ({error}): what was asked for is not known")
-        return None
+        return {}
 
 
 def _object(path: Path, notes: list[str]) -> dict[str, Any] | None:
     """A file with one JSON object."""
+    text = _text(path, notes)
+    if text is None:
+        return None
     try:
-        value = parsed(path.read_bytes(), Counter())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read: {error.strerror}")
-        return None
+        value = parsed(text.encode(), Counter())
     except ValueError:
         value = None
     if not isinstance(value, dict):

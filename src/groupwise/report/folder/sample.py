@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -12,8 +12,8 @@ import orjson
 
 from groupwise.report.folder.columns import spaced
 from groupwise.report.folder.groups import LONGEST_TEXT, group_of
-from groupwise.report.folder.scan import Place, Scan, places, scan
-from groupwise.report.records import Curves, Number, RolloutGroup, Rollouts
+from groupwise.report.folder.scan import Place, Scan, kind_of, places, scan
+from groupwise.report.records import Curves, Number, RolloutGroup, RolloutRow, Rollouts
 
 #: Groups that the browser of rollouts filters without a wait.
 MOST_GROUPS = 400
@@ -29,28 +29,22 @@ MOST_POINTS = 2000
 #: What a step shows first, one group of each.
 _FIRST = ("mixed", "all right", "all wrong", "dropped", "fault", "surplus", "unscored")
 
-_NO_FILE = Rollouts("no rollouts were written", [])
 
-
-def sample(path: Path, bytes_budget: int = 4_000_000, most_groups: int = MOST_GROUPS) -> Rollouts:
-    """Whole groups of a rollouts.jsonl that take at most `bytes_budget` bytes of a page; the same ones every time.
-
-    Steps are spread evenly over the run, the first and the last among them; of each, first a group of every kind.
-    """
-    return sample_to(path, bytes_budget, most_groups)[0]
-
-
-def sample_to(
+def sample(
     path: Path, bytes_budget: int = 4_000_000, most_groups: int = MOST_GROUPS, last: int | None = None
 ) -> tuple[Rollouts, int]:
-    """The same of the steps up to `last`, and the byte that it was read up to: where a Tail takes over."""
+    """Whole groups of a rollouts.jsonl that take at most `bytes_budget` bytes of a page; the same ones every time.
+
+    Steps are spread evenly over the run up to step `last`, the first and the last among them; of each, first a group of
+    every kind. With it the byte that the file was read up to: where a Tail takes over.
+    """
     try:
         with path.open("rb") as file:
             scanned = scan(file)
             scanned = scanned if last is None else scanned.until(last)
             return _sample(file, scanned, bytes_budget, most_groups), scanned.end
     except FileNotFoundError:
-        return _NO_FILE, 0
+        return Rollouts("no rollouts were written", []), 0
     except OSError as error:
         return Rollouts(f"{path.name} cannot be read: {error.strerror}", []), 0
 
@@ -84,9 +78,11 @@ def points(groups: Sequence[RolloutGroup]) -> dict[str, Curves]:
     The newest 2,000 of each; a plot without any point is left out.
     """
     newest = sorted(groups, key=lambda group: -group.step)
+    rows = [(group.step, row) for group in newest for row in group.completions]
+    learned = ((step, row.learned, row.score) for step, row in rows)
     tables = {
-        "value-return": _curves(_values_and_returns(newest), ("value", "returns")),
-        "learned-score": _curves(_learned_and_score(newest), ("learned", "score")),
+        "value-return": _curves(_values_and_returns(rows), ("value", "returns")),
+        "learned-score": _curves(learned, ("learned", "score")),
     }
     return {plot: curves for plot, curves in tables.items() if curves.step}
 
@@ -140,7 +136,7 @@ def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[Place]:
 def _one_of_each(here: Sequence[Place]) -> list[Place]:
     first: dict[str, Place] = {}
     for place in here:
-        first.setdefault(place.kind if place.fate == "trained" else place.fate, place)
+        first.setdefault(kind_of(place.right, place.scored) if place.fate == "trained" else place.fate, place)
         if place.faulty:
             first.setdefault("fault", place)
     wanted = [first[label] for label in _FIRST if label in first]
@@ -193,22 +189,13 @@ def _many(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
-def _curves(triples: Iterator[tuple[int, Number, Number]], names: tuple[str, str]) -> Curves:
-    newest = list(islice(triples, MOST_POINTS))
-    return Curves(
-        [point[0] for point in newest], {name: [point[i] for point in newest] for i, name in enumerate(names, 1)}
-    )
+def _values_and_returns(rows: Iterable[tuple[int, RolloutRow]]) -> Iterator[tuple[int, Number, Number]]:
+    for step, row in rows:
+        pairs = zip(row.columns.get("value", ()), row.columns.get("returns", ()), strict=False)
+        yield from ((step, value, returns) for value, returns in pairs)
 
 
-def _values_and_returns(groups: Sequence[RolloutGroup]) -> Iterator[tuple[int, Number, Number]]:
-    for group in groups:
-        for row in group.completions:
-            pairs = zip(row.columns.get("value", ()), row.columns.get("returns", ()), strict=False)
-            yield from ((group.step, v, r) for v, r in pairs if v is not None and r is not None)
-
-
-def _learned_and_score(groups: Sequence[RolloutGroup]) -> Iterator[tuple[int, Number, Number]]:
-    for group in groups:
-        for row in group.completions:
-            if row.learned is not None and row.score is not None:
-                yield group.step, row.learned, row.score
+def _curves(triples: Iterable[tuple[int, Number, Number]], names: tuple[str, str]) -> Curves:
+    newest = list(islice((triple for triple in triples if None not in triple), MOST_POINTS))
+    columns = {name: [triple[i] for triple in newest] for i, name in enumerate(names, start=1)}
+    return Curves([triple[0] for triple in newest], columns)

@@ -70,18 +70,13 @@ class Place:
     faulty: bool = False
     doubtful: bool = False
 
-    @property
-    def kind(self) -> str:
-        """mixed | all right | all wrong | unscored
-
-        >>> Place(0, "trained", 0, 0, rows=4, right=1, scored=4).kind
-        'mixed'
-        """
-        return kind_of(self.right, self.scored)
-
 
 def kind_of(right: int, scored: int) -> str:
-    """What a group's correctness says about it, over its completions that have a score."""
+    """mixed | all right | all wrong | unscored, over a group's completions that have a score.
+
+    >>> kind_of(right=1, scored=4)
+    'mixed'
+    """
     if not scored:
         return "unscored"
     return "all wrong" if not right else "all right" if right == scored else "mixed"

@@ -16,12 +16,13 @@ from groupwise.report.folder.read import (
     METRICS,
     ROLLOUTS,
     Signs,
+    last_step,
     place,
     read,
     signs,
     status,
 )
-from groupwise.report.folder.sample import fresh, points, sample_to
+from groupwise.report.folder.sample import fresh, points, sample
 from groupwise.report.page.plots import plots_for
 from groupwise.report.page.single import Words, page_of, words_of
 from groupwise.report.records import (
@@ -56,7 +57,7 @@ class Watched:
         last = run.step_rows[-1]["step"] if run.step_rows else 0
         # The groups of a step that is being written come with `fresh`, when they are all there.
         unfinished = run.status.state == "going"
-        rollouts, end = sample_to(self.folder / ROLLOUTS, last=last if unfinished else None)
+        rollouts, end = sample(self.folder / ROLLOUTS, last=last if unfinished else None)
         self._metrics, self._machine = Tail(self.folder / METRICS), Tail(self.folder / MACHINE)
         self._lines = Tail(self.folder / ROLLOUTS, end)
         self._steps, self._evaluations, self._memory = ByStep(), ByStep(), ByStep()
@@ -86,15 +87,12 @@ class Watched:
             rows.pop()  # its memory is written a moment later; what was sent once is not sent again
         held = _after(self._evaluations.rows, evaluation)
         groups = [group for group in self._groups if group.step > rollout]
-        stands = self._status(now)
-        said = self._say(now, stands)
+        stands = status(self.folder, now, self._run.recipe, last_step(self._steps.rows, self._evaluations.rows))
         return Fresh(
             restart=restart,
             status=stands,
             notes=self._notes(now),
-            answers=said.answers,
-            checks=said.checks,
-            findings=said.findings,
+            **self._say(now, stands)._asdict(),
             steps=columns.rounded(columns.steps(rows, memory)),
             evaluations=columns.rounded(columns.evaluations(held)),
             rollouts=Rollouts(self._rollouts.words, groups) if groups else None,
@@ -145,10 +143,6 @@ class Watched:
     def _plots(self) -> tuple[Plot, ...]:
         columns_so_far = {name: [float((name, True) in self._first)] for name, _ in self._first}
         return plots_for(columns_so_far, tuple(self._first_held), tuple(points(self._rollouts.groups)))
-
-    def _status(self, now: Signs) -> Status:
-        last = max((rows[-1]["step"] for rows in (self._steps.rows, self._evaluations.rows) if rows), default=None)
-        return status(self.folder, now, self._run.recipe, last)
 
     def _notes(self, now: Signs) -> tuple[str, ...]:
         """What was odd when the page was written, with the rows' oddities counted up to now."""

@@ -1,26 +1,28 @@
 """A newcomer's five questions answered from a run's rows, and the run's own checks in words."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from groupwise.core.statistics import Interval, rate_difference
 from groupwise.health.checks import INVARIANTS
-from groupwise.health.symptoms.base import History, many, numbers, percent, short
-from groupwise.health.symptoms.signal import FEW_MIXED, dropped_share, drops
-from groupwise.report.folder.columns import interval
-from groupwise.report.records import (
+from groupwise.health.symptoms.base import (
     BAD,
     GOOD,
     NEUTRAL,
     WARN,
-    Answer,
-    CheckLine,
     Finding,
-    RolloutGroup,
+    History,
+    many,
+    numbers,
+    percent,
+    short,
 )
+from groupwise.health.symptoms.signal import FEW_MIXED, dropped_share, drops
+from groupwise.report.folder.columns import interval
+from groupwise.report.records import Answer, CheckLine, RolloutGroup
 
 Row = Mapping[str, Any]
 
@@ -41,27 +43,21 @@ LENGTH = 0.5
 
 @dataclass(frozen=True)
 class Known:
-    """What the answers are made of: the recipe's table, summary.json of a finished run, the rows of metrics.jsonl.
+    """What the answers are made of.
 
-    groups                 a sample of rollouts, for an example; may be empty
-    compares_within_group  of the run's advantage, as about.json has it; None where that is not known
+    history   the rows of metrics.jsonl, and the recipe
+    finished  whether the run has written its summary.json
+    groups    a sample of rollouts, for an example; may be empty
     """
 
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    summary: Mapping[str, Any] | None = None
-    steps: Sequence[Row] = ()
-    evaluations: Sequence[Row] = ()
+    history: History
+    finished: bool = False
     groups: Sequence[RolloutGroup] = ()
     findings: Sequence[Finding] = ()
-    compares_within_group: bool | None = None
-
-    @property
-    def history(self) -> History:
-        return History(self.steps, self.evaluations, self.recipe, self.compares_within_group)
 
     @property
     def so_far(self) -> str:
-        return "" if self.summary is not None else " so far"
+        return "" if self.finished else " so far"
 
 
 def answers(known: Known) -> tuple[Answer, ...]:
@@ -72,7 +68,7 @@ def answers(known: Known) -> tuple[Answer, ...]:
 
 def learned(known: Known) -> tuple[str, str]:
     """Held out before and after, by whether their 95 % intervals overlap; (words, tone)."""
-    rows = [row for row in known.evaluations if _measure(row.get("evaluation"))]
+    rows = [row for row in known.history.evaluations if _measure(row.get("evaluation"))]
     rows = [row for row in rows if _measure(row["evaluation"]) == _measure(rows[0]["evaluation"])]
     if len(rows) < 2 or rows[-1].get("step") == rows[0].get("step"):
         return _not_measured(known, rows)
@@ -100,7 +96,7 @@ def learned(known: Known) -> tuple[str, str]:
 def on_what(known: Known) -> tuple[str, str]:
     """Task, policy, algorithm, batch, rewards; one example."""
     h = known.history
-    if not known.recipe:
+    if not h.recipe:
         return "Not known: the folder has no recipe.toml.", WARN
     setting = partial(h.setting, default="?")
     warm = h.setting("warm_start.steps", 0)
@@ -117,9 +113,9 @@ def on_what(known: Known) -> tuple[str, str]:
 
 def healthy(known: Known) -> tuple[str, str]:
     """The checks first, then the worst findings."""
-    if not known.steps:
+    if not known.history.rows:
         return "Not known yet: no step has been logged.", NEUTRAL
-    checks = check_lines(known.steps)
+    checks = check_lines(known.history.rows)
     failed = [line for line in checks if line.verdict == "fail"]
     if failed:
         return f"No: the check '{failed[0].name}' {failed[0].words.removeprefix('It ')}", BAD
@@ -156,9 +152,9 @@ def silent_groups(known: Known) -> tuple[str, str]:
             f"{of}: only mixed ones train, and new prompts take the place of the others{spent}.{fell}",
             WARN if filled else NEUTRAL,
         )
-    if known.compares_within_group is None:
+    if h.compares_within_group is None:
         return f"{of}.", NEUTRAL
-    if not known.compares_within_group:
+    if not h.compares_within_group:
         name = h.setting("algorithm.name", "this algorithm")
         return f"All of them train: {name} does not compare within a group. {of}.", NEUTRAL
     if not h.tied_train_nothing:
@@ -169,7 +165,7 @@ def silent_groups(known: Known) -> tuple[str, str]:
 
 def next_try(known: Known) -> tuple[str, str]:
     """The advice of the worst findings, at most two."""
-    if not known.steps:
+    if not known.history.rows:
         return "Wait for the first steps, or look at log.txt.", NEUTRAL
     findings = [finding for finding in known.findings if finding.advice and not _past(finding)]
     advice = list(dict.fromkeys(finding.advice for finding in findings))[:2]
@@ -237,7 +233,7 @@ def _not_measured(known: Known, rows: Sequence[Row]) -> tuple[str, str]:
     held = f" Held out at the start: {_held(rows[0]['evaluation'])}." if rows else ""
     names = {"pass_rate": "pass rate", "learned_mean": "learned score", "score_mean": "score"}
     for name, words in names.items():
-        rates = numbers(name, known.steps)
+        rates = numbers(name, known.history.rows)
         if len(rates) > 1:
             n = min(10, max(1, len(rates) // 2))
             change = f"{short(fmean(rates[:n]))} to {short(fmean(rates[-n:]))}"
@@ -300,10 +296,7 @@ def _first(text: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    return f"{_first_up(text)}."
-
-
-def _first_up(text: str) -> str:
-    """A sentence begins with a capital, unless a recipe's key stands there."""
+    """With a capital at its beginning, unless a recipe's key stands there."""
     key = text.split(" ", 1)[0]
-    return text if "." in key or "_" in key or " = " in text[: len(key) + 3] else text[:1].upper() + text[1:]
+    begins_with_key = "." in key or "_" in key or " = " in text[: len(key) + 3]
+    return f"{text if begins_with_key else text[:1].upper() + text[1:]}."

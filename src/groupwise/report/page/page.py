@@ -7,6 +7,7 @@ run only if they are, byte for byte, the ones written here: the page's policy na
 import base64
 import hashlib
 import html as markup
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -14,7 +15,6 @@ from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -49,7 +49,7 @@ def write(page: Page, path: Path) -> None:
     """Writes the page to `path`; one that was there before is replaced in one move."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        draft.write_bytes(html(page).encode())
+        draft.write_bytes(html(page).encode("utf-8", "replace"))
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
@@ -57,11 +57,11 @@ def write(page: Page, path: Path) -> None:
 
 def html(page: Page) -> str:
     """The whole page as text."""
-    scripts = (plotly(), *_assets(SCRIPTS))
+    scripts = (plotly(), *map(_asset, SCRIPTS))
     parts = {
-        "title": markup.escape(_encodable(page.title)),
+        "title": markup.escape(page.title),
         "policy": policy(scripts, watched=page.live is not None),
-        "style": "\n".join(_assets(STYLES)),
+        "style": "\n".join(map(_asset, STYLES)),
         "data": embedded(page),
         "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
@@ -108,10 +108,6 @@ def plotly() -> str:
     return _script(files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8"))
 
 
-def _assets(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(_asset(name) for name in names)
-
-
 @cache
 def _asset(name: str) -> str:
     text = files("groupwise.report.page").joinpath("assets", name).read_text(encoding="utf-8")
@@ -130,19 +126,5 @@ def as_json(content: Page | Fresh) -> bytes:
     try:
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # half a surrogate pair, which no file of text can hold
-        return orjson.dumps(_repaired(asdict(content)), option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _repaired(value: Any) -> Any:
-    """The same with every text encodable."""
-    if isinstance(value, str):
-        return _encodable(value)
-    if isinstance(value, dict):
-        return {_encodable(str(name)): _repaired(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_repaired(one) for one in value]
-    return value
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
+        text = json.dumps(asdict(content), ensure_ascii=False).encode("utf-8", "replace")
+        return orjson.dumps(json.loads(text))

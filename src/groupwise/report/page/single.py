@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from groupwise.health.symptoms.base import History
 from groupwise.health.watch import findings
 from groupwise.report.folder import columns, facts
 from groupwise.report.folder.lines import Row
@@ -29,7 +30,7 @@ class Words(NamedTuple):
 def page(folder: Path) -> Page:
     """The page of one run. Raises UsageError where the folder is none of a run."""
     run = read(folder)
-    return page_of(run, sample(run.folder / ROLLOUTS))
+    return page_of(run, sample(run.folder / ROLLOUTS)[0])
 
 
 def page_of(run: RunFolder, rollouts: Rollouts) -> Page:
@@ -53,9 +54,7 @@ def run_page(run: RunFolder, rollouts: Rollouts) -> RunPage:
         label=run.name,
         status=run.status,
         notes=(*run.notes, *thinned(steps)),
-        answers=words.answers,
-        checks=words.checks,
-        findings=words.findings,
+        **words._asdict(),
         steps=columns.rounded(columns.thin(steps, MOST_ROWS)),
         evaluations=columns.rounded(columns.evaluations(run.evaluation_rows)),
         points=points(rollouts.groups),
@@ -73,9 +72,9 @@ def words_of(
     groups: Sequence[RolloutGroup],
 ) -> Words:
     """What is said of a run with these rows."""
-    recipe, within_group = run.recipe or {}, facts.compares_within_group(run.about)
-    seen = findings([*steps, *evaluations], recipe, within_group)
-    known = Known(recipe, summary, steps, evaluations, groups, seen, within_group)
+    history = History(steps, evaluations, run.recipe, facts.compares_within_group(run.about))
+    seen = findings(history)
+    known = Known(history, summary is not None, groups, seen)
     return Words(answers(known), check_lines(steps), seen)
 
 
