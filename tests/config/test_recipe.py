@@ -63,7 +63,12 @@ def test_a_row_is_rebuilt_from_its_settings(name: str):
     [
         ("learner.learning_rat", 1e-4, r"learner.learning_rat: there is no such key; did you mean 'learning_rate'\?"),
         ("stps", 3, r"stps: there is no such key; did you mean 'steps'\?"),
+        ("eval.problems", 3, r"eval: there is no such key; did you mean 'evaluation.problems'\? known: name, "),
+        ("nonsense.x", 3, "nonsense: there is no such key; known: name, "),
         ("learner", 3, "learner = 3"),
+        ("critic", None, "critic = None: a recipe has no such value; leave the key out"),
+        ("critic.learning_rate", None, "critic.learning_rate = None: a recipe has no such value"),
+        ("critic", {"learning_rate": None}, "critic.learning_rate = None: a recipe has no such value"),
         ("learner.learning_rate", "fast", "learner.learning_rate = 'fast': .*number"),
         ("learner.learning_rate", True, "learner.learning_rate = True"),
         ("steps", 2.0, "steps = 2.0: .*integer"),
