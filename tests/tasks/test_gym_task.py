@@ -299,7 +299,7 @@ def test_the_recipe_holds_together() -> None:
     task = resolve(load("reasoning-gym")).task
     assert isinstance(task, Gym)
     longest = max(len(d.completion) for d in task.demonstrations(3000, 0))
-    assert longest <= resolve(load("reasoning-gym")).sampling.max_new_tokens
+    assert longest <= resolve(load("reasoning-gym")).recipe.sampling.max_new_tokens
 
 
 def test_the_page_is_right_about_names_and_its_recipes_can_be_read() -> None:

@@ -19,9 +19,9 @@ def summarise(plan: Plan, run: Training) -> dict[str, Any]:
     before, after = evaluations[0], evaluations[-1]
     judged, progress = run.components.rollout.scorer.judged, run.progress
     return {
-        "name": plan.name,
+        "name": plan.recipe.name,
         "algorithm": plan.algorithm.name,
-        "seed": plan.seed,
+        "seed": plan.recipe.seed,
         "steps": progress.step,
         "heldout_measure": "learned score" if judged else "pass rate",
         "heldout_before": before["learned_mean" if judged else "avg_at_k"],
@@ -37,7 +37,7 @@ def summarise(plan: Plan, run: Training) -> dict[str, Any]:
         "seconds_after": round(math.fsum(run.clock.lap().values()), 3),
         "seconds_training": round(progress.seconds_training, 3),
         "policy": str(checkpoint.folder_of(plan.folder / checkpoint.CHECKPOINTS, progress.step) / checkpoint.POLICY),
-        **about.where(plan.device),
+        **about.where(plan.recipe.device),
     }
 
 

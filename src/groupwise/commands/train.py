@@ -54,7 +54,7 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     if "name" not in chosen:
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     plan = resolve(loaded)
-    send_to = tracker(plan.journal.tracker)
+    send_to = tracker(plan.recipe.journal.tracker)
     text = recipe.dump(resolved_recipe(plan), f"Everything this run was started with, from {name}.")
     book = Journal.create(plan.folder, text)
     book.about(about.about(plan, time.time()))
@@ -69,12 +69,12 @@ def resume(folder: Path) -> Run:
     # The folder is the run, wherever it was moved or started from.
     table = recipe.read_table(path) | {"runs": str(folder.resolve().parent), "name": folder.resolve().name}
     plan = resolve(recipe.parse(table, str(path)))
-    send_to = tracker(plan.journal.tracker)
+    send_to = tracker(plan.recipe.journal.tracker)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
     step = checkpoint.read_state(newest)["step"] if newest else 0
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
-    book.about(about.resumed(before, step, time.time(), plan.device))
+    book.about(about.resumed(before, step, time.time(), plan.recipe.device))
     for line in damaged:
         book.log(line)
         Console(stderr=True, soft_wrap=True).print(line, markup=False)
@@ -83,7 +83,8 @@ def resume(folder: Path) -> Run:
 
 def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: bool) -> Run:
     console = Console(highlight=False, soft_wrap=True)
-    view = LiveView(plan.steps, plan.name, console) if console.is_terminal else PlainView(plan.steps, console)
+    steps, name = plan.recipe.steps, plan.recipe.name
+    view = LiveView(steps, name, console) if console.is_terminal else PlainView(steps, console)
     view.plan(plan.describe())
     stop_signals: list[int] = []
     opened: list[Scorer | Engine] = []
@@ -99,7 +100,7 @@ def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: boo
                 view.note(f"going on after step {run.progress.step}")
             book.listen(send.metrics)
             table = resolved_recipe(plan)
-            send.start(plan.folder, plan.name, table, after=run.progress.step)
+            send.start(plan.folder, name, table, after=run.progress.step)
             finished = loop.train(run)
         if finished:
             summary = summarise(plan, run)
@@ -133,7 +134,7 @@ def _restore(run: Training, folder: Path, rows: Sequence[Mapping[str, Any]]) -> 
 
 def _leave_report(plan: Plan, view: View) -> None:
     """The page of a finished run. A run that ended well stays so, whatever its page runs into."""
-    if not plan.journal.report:
+    if not plan.recipe.journal.report:
         return
     try:
         make([plan.folder])

@@ -158,7 +158,7 @@ def _in_words(error: Any) -> str:
         section: Any = Recipe
         for part in path[:-1]:
             section = _section_type(section.model_fields[part].annotation)
-        near = _nearest_elsewhere(key, error["input"])
+        near = _nearest_elsewhere(key, error["input"]) if section is Recipe else []
         return f"{key}: there is no such key; {nearest(path[-1], list(section.model_fields), near)}"
     if error["type"] == "missing":
         return f"{key} is missing"

@@ -61,7 +61,7 @@ def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
             return [*findings, note("no problem shows a gold completion, so no reward can be tried")]
         scorer = Scorer(plan.task, str, plan.mix, pool)
         task, *own = score_trials(scorer, known, encode)
-    limit = plan.scoring.fault_limit
+    limit = plan.recipe.scoring.fault_limit
     if scorer.judged:
         findings.append(note("a reward model scores, and nobody knows the right answers: nothing to try it on"))
     else:
@@ -77,7 +77,7 @@ def _rows(plan: Plan, files: ModelFiles, shown: int) -> Section:
 
 
 def _model(plan: Plan, files: ModelFiles, longest: int, with_model: bool) -> list[Finding]:
-    samples = plan.task.samples("heldout")[: plan.evaluation.problems]
+    samples = plan.task.samples("heldout")[: plan.recipe.evaluation.problems]
     findings = file_findings(files, samples)
     if not with_model:
         return [*findings, note("the model itself is not loaded (--no-model)")]
