@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from groupwise.commands.build import too_long
 from groupwise.commands.check.findings import Finding, ShownProblem, fault, graded, note, ok
-from groupwise.commands.check.scores import Encode
-from groupwise.commands.check.trials import gold_of
+from groupwise.commands.check.trials import Encode, gold_of
 from groupwise.config.plan import Plan
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample

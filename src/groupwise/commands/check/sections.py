@@ -7,13 +7,11 @@ from tempfile import TemporaryDirectory
 
 from groupwise.commands.build import pool_of, reward_forms
 from groupwise.commands.check.correctness import own_reward_findings, task_findings, unscored_findings
-from groupwise.commands.check.duplicates import duplicates
 from groupwise.commands.check.findings import Finding, Section, fault, note, ok
 from groupwise.commands.check.lengths import completion_encoder, lengths, shown_problems
 from groupwise.commands.check.model import ModelFiles, file_findings, loaded_findings, model_path, read_files
-from groupwise.commands.check.problems import columns, counts
-from groupwise.commands.check.scores import score_trials
-from groupwise.commands.check.trials import trials
+from groupwise.commands.check.problems import columns, counts, duplicates
+from groupwise.commands.check.trials import score_trials, trials
 from groupwise.config.plan import Plan
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
