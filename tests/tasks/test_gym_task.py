@@ -24,8 +24,15 @@ from groupwise.core.task import Demonstrates, Streams
 from groupwise.tasks import make
 from groupwise.tasks.gym.answers import harmless
 from groupwise.tasks.gym.curriculum import Curriculum, parameters_at
-from groupwise.tasks.gym.entries import distinct_samples, entry_of, packed, unpacked
-from groupwise.tasks.gym.generators import dataset_classes, make_dataset, make_generator
+from groupwise.tasks.gym.generators import (
+    dataset_classes,
+    distinct_samples,
+    entry_of,
+    make_dataset,
+    make_generator,
+    packed,
+    unpacked,
+)
 from groupwise.tasks.gym.known_generators import KNOWN
 from groupwise.tasks.gym.task import Gym
 

@@ -112,14 +112,15 @@ def evaluation(
     plan: Plan, engine: Engine, scorer: Scorer, chat: Chat, heldout: Sequence[Sample], judge: RewardModel | None
 ) -> Callable[[], Evaluation]:
     """Samples the held-out problems as the plan says, each time with the same random numbers."""
+    settings = plan.recipe.evaluation
     return partial(
         evaluate,
         engine,
         scorer,
         problems=heldout,
         encode=chat.encode,
-        samples=plan.recipe.evaluation.samples,
-        sampling=plan.evaluation_sampling,
+        samples=settings.samples,
+        sampling=settings.sampling(plan.recipe.sampling.max_new_tokens),
         seed=plan.recipe.seed,
         judge=judge and judge.scores,
     )

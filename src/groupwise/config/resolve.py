@@ -1,6 +1,7 @@
 """From a recipe to a plan: what one key takes from another, and every part, before anything heavy is loaded."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import mix_of
 from groupwise.config.validate import require_runnable
 from groupwise.core.errors import UsageError
-from groupwise.core.task import Task
 from groupwise.tasks.make import task
 from groupwise.training.critic import CriticSettings
 
@@ -27,7 +27,8 @@ def resolve(recipe: Recipe) -> Plan:
 
     Raises UsageError, one line, where a part does not exist, nothing reads a key, or the run could not work.
     """
-    row, device, problems = _algorithm(recipe), _device(recipe.device), _task(recipe)
+    row, device = _algorithm(recipe), _device(recipe.device)
+    problems = task(*_name_and_keys("task", recipe.task, "arithmetic"))
     critic = _critic(recipe) if row.advantage.reads_value else None
     mix = mix_of(recipe.rewards, recipe.scoring.combine == "after")
     _require_all_read(recipe, critic)
@@ -66,10 +67,7 @@ def _require_all_read(recipe: Recipe, critic: CriticSettings | None) -> None:
 
 def _algorithm(recipe: Recipe) -> Algorithm:
     """The catalog's row; parts that know a completion limit get the sampling's unless the recipe says another."""
-    chosen = dict(recipe.algorithm)
-    name = chosen.pop("name", None)
-    if not isinstance(name, str):
-        raise UsageError('algorithm.name is missing; such as name = "grpo" under [algorithm]')
+    name, chosen = _name_and_keys("algorithm", recipe.algorithm, example="grpo")
     row = settings(algorithm(name))
     for slot, kind in LIMITED:
         part = chosen.get(slot, {})
@@ -78,12 +76,13 @@ def _algorithm(recipe: Recipe) -> Algorithm:
     return algorithm(name, chosen)
 
 
-def _task(recipe: Recipe) -> Task:
-    chosen = dict(recipe.task)
-    name = chosen.pop("name", None)
+def _name_and_keys(section: str, table: Mapping[str, Any], example: str) -> tuple[str, dict[str, Any]]:
+    """What a section names, and its other keys. Raises UsageError where it names nothing."""
+    keys = dict(table)
+    name = keys.pop("name", None)
     if not isinstance(name, str):
-        raise UsageError('task.name is missing; such as name = "arithmetic" under [task]')
-    return task(name, chosen)
+        raise UsageError(f'{section}.name is missing; such as name = "{example}" under [{section}]')
+    return name, keys
 
 
 def _device(name: str) -> str:

@@ -29,6 +29,7 @@ from groupwise.models.load import (
     load_policy,
     load_tokenizer,
     model_folder,
+    positions,
 )
 from groupwise.models.moe.metrics import comparable
 from groupwise.models.moe.record import Router
@@ -75,8 +76,7 @@ def read_files(folder: Path, plan: Plan) -> ModelFiles:
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"model = {str(folder)!r}: its config.json does not load: {error_line(error)}") from None
     model: Any = SimpleNamespace(config=config, generation_config=_generation_config(folder))
-    positions = int(getattr(config, "max_position_embeddings", 0)) or 1 << 30
-    return ModelFiles(folder, Chat(tokenizer, plan.recipe.chat), end_ids(model, tokenizer), positions)
+    return ModelFiles(folder, Chat(tokenizer, plan.recipe.chat), end_ids(model, tokenizer), positions(model))
 
 
 def file_findings(files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]:

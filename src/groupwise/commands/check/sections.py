@@ -32,13 +32,12 @@ def sections(plan: Plan, shown: int = 3, with_model: bool = True) -> Iterator[Se
     yield Section("duplicates and leakage", duplicates(plan.task))
     with TemporaryDirectory() as folder:
         try:
-            files, unreadable = read_files(model_path(plan, Path(folder)), plan), None
+            files = read_files(model_path(plan, Path(folder)), plan)
         except UsageError as error:
-            files, unreadable = None, fault(f"{error}; so neither lengths nor rows can be shown")
-        yield Section("rewards", _rewards(plan, files))
-        if files is None:
-            yield Section("model", [unreadable] if unreadable else [])
+            yield Section("rewards", _rewards(plan, None))
+            yield Section("model", [fault(f"{error}; so neither lengths nor rows can be shown")])
             return
+        yield Section("rewards", _rewards(plan, files))
         findings, longest = lengths(plan, files.chat, files.positions, _samples(plan, MEASURED))
         yield Section("lengths", findings)
         yield _rows(plan, files, shown)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.core.errors import UsageError
 from groupwise.tasks.data.columns import Columns
-from groupwise.tasks.data.filter import keeps
 from groupwise.tasks.data.index import IndexedSamples, SampleIndex
-from groupwise.tasks.data.settings import DataSettings
+from groupwise.tasks.data.settings import DataSettings, keeps
 from groupwise.tasks.data.sources import sources_of
 
 if TYPE_CHECKING:

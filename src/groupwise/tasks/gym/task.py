@@ -15,8 +15,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
 from groupwise.tasks.gym.answers import final_answer, harmless
 from groupwise.tasks.gym.curriculum import Curriculum, curriculum, parameters_at
-from groupwise.tasks.gym.entries import distinct_samples, entry_of, level_of
-from groupwise.tasks.gym.generators import Generator, make_dataset, make_generator
+from groupwise.tasks.gym.generators import Generator, distinct_samples, entry_of, level_of, make_dataset, make_generator
 from groupwise.tasks.gym.known_generators import (
     KNOWN,
     full_question,
