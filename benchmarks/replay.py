@@ -116,7 +116,7 @@ def way(
     plan = resolve(recipe.load(RECIPE, asked))
     book = Journal.create(plan.folder, "")
     with around or nullcontext():
-        return Way(name, build(plan, book, PlainView(plan.steps, Console(quiet=True)), lambda: False))
+        return Way(name, build(plan, book, PlainView(plan.recipe.steps, Console(quiet=True)), lambda: False))
 
 
 def step(way: Way, number: int) -> dict[str, Any]:

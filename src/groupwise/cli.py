@@ -91,8 +91,8 @@ def check(
     model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model too, which comes last.")] = True,
 ) -> None:
     """Look at a recipe's problems, rewards, lengths and model before a run; exit code 1 where there is a fault."""
+    from groupwise.commands.check.findings import print_sections
     from groupwise.commands.check.sections import sections
-    from groupwise.commands.check.terminal import print_sections
     from groupwise.config.recipe import assignment, load
     from groupwise.config.resolve import resolve
 

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from groupwise.commands.check import scores, trials
+from groupwise.commands.check import trials
 from groupwise.commands.check.correctness import own_reward_findings, task_findings, unscored_findings
-from groupwise.commands.check.duplicates import duplicates
-from groupwise.commands.check.findings import Finding, Level, Section, ShownProblem, fault, note
-from groupwise.commands.check.scores import TrialScores, score_trials
-from groupwise.commands.check.terminal import print_sections
-from groupwise.commands.check.trials import Kind, Trial, off_by, shifted
+from groupwise.commands.check.findings import Finding, Level, Section, ShownProblem, fault, note, print_sections
+from groupwise.commands.check.problems import duplicates
+from groupwise.commands.check.trials import Kind, Trial, TrialScores, off_by, score_trials, shifted
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
@@ -184,7 +182,7 @@ def test_a_quick_reward_is_scored_here_and_learns_the_ids() -> None:
 
 
 def test_a_slow_reward_is_left_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scores, "SECONDS", 0.0)
+    monkeypatch.setattr(trials, "SECONDS", 0.0)
     known = trials.trials(ARITHMETIC, ARITHMETIC.samples("heldout")[:40])
     (slow,) = score_trials(Scorer(ARITHMETIC, str), known, lambda text: ())
     assert len(slow.results) == 1

@@ -63,7 +63,12 @@ def test_a_row_is_rebuilt_from_its_settings(name: str):
     [
         ("learner.learning_rat", 1e-4, r"learner.learning_rat: there is no such key; did you mean 'learning_rate'\?"),
         ("stps", 3, r"stps: there is no such key; did you mean 'steps'\?"),
+        ("eval.problems", 3, r"eval: there is no such key; did you mean 'evaluation.problems'\? known: name, "),
+        ("nonsense.x", 3, "nonsense: there is no such key; known: name, "),
         ("learner", 3, "learner = 3"),
+        ("critic", None, "critic = None: a recipe has no such value; leave the key out"),
+        ("critic.learning_rate", None, "critic.learning_rate = None: a recipe has no such value"),
+        ("critic", {"learning_rate": None}, "critic.learning_rate = None: a recipe has no such value"),
         ("learner.learning_rate", "fast", "learner.learning_rate = 'fast': .*number"),
         ("learner.learning_rate", True, "learner.learning_rate = True"),
         ("steps", 2.0, "steps = 2.0: .*integer"),
@@ -199,17 +204,17 @@ def test_every_key_changes_the_run(key: str):
         value = now * 2 + 1
     changed = resolve(recipe.load("quickstart", {**given, key: value}))
     before = resolve(recipe.load("quickstart", given))
-    different = {f for f in vars(before) if f != "recipe" and getattr(before, f) != getattr(changed, f)}
-    assert different
+    old, new = ({**vars(plan.recipe), **vars(plan), "recipe": None} for plan in (before, changed))
+    assert old != new
 
 
 @pytest.mark.parametrize("key", list(PreferenceSettings.model_fields))
 def test_every_key_of_a_reward_model_changes_it(key: str):
-    base = resolve(recipe.load("quickstart", {"preference": {}})).preference
+    base = resolve(recipe.load("quickstart", {"preference": {}})).recipe.preference
     assert base is not None
     others = {"model": ".", "path": "pairs.jsonl", "noise": 0.2}
     other = others[key] if key in others else getattr(base, key) * 2 + 1
-    changed = resolve(recipe.load("quickstart", {"preference": {key: other}})).preference
+    changed = resolve(recipe.load("quickstart", {"preference": {key: other}})).recipe.preference
     assert changed is not None
     assert vars(changed) == {**vars(base), key: other}
     assert changed.source == (other if key in ("model", "path") else base.source)
@@ -232,7 +237,7 @@ def test_a_resolved_recipe_with_a_reward_model_reads_back(source: dict[str, Any]
     """A key that its source leaves unread must not stand in the recipe of the run: no resume would take it."""
     plan = resolve(recipe.load("rlhf", {"preference": source}))
     again = resolve(recipe.parse(tomllib.loads(recipe.dump(resolved_recipe(plan))), "again"))
-    assert again.preference == plan.preference
+    assert again.recipe.preference == plan.recipe.preference
     assert again.describe() == plan.describe()
 
 

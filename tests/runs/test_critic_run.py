@@ -210,28 +210,28 @@ def test_what_a_critic_cannot_be_is_told_before_the_run(changes):
 def test_a_resolved_recipe_with_a_critic_reads_back(changes):
     plan = resolve(recipe.load("quickstart", {**changes, "critic.clip": 0.7, "critic.schedule": "cosine"}))
     again = resolve(recipe.parse(tomllib.loads(recipe.dump(resolved_recipe(plan))), "again"))
-    assert again.critic == plan.critic
+    assert again.recipe.critic == plan.recipe.critic
     assert again.describe() == plan.describe()
 
 
 @pytest.mark.parametrize("key", list(CriticSettings.model_fields))
 def test_every_key_of_the_critic_changes_it(key: str, changes):
     base = resolve(recipe.load("quickstart", changes))
-    now = getattr(base.critic, key)
+    now = getattr(base.recipe.critic, key)
     others = {"schedule": "cosine", "start": ".", "beta1": 0.5, "beta2": 0.5}
     other = others[key] if key in others else now * 2 + 1
     changed = resolve(recipe.load("quickstart", {**changes, f"critic.{key}": other}))
-    assert vars(changed.critic) == {**vars(base.critic), key: other}
+    assert vars(changed.recipe.critic) == {**vars(base.recipe.critic), key: other}
 
 
 def test_a_critic_without_a_rate_of_its_own_learns_ten_times_as_fast(small):
     """And the resolved recipe says the number."""
     plan = resolve(recipe.load("quickstart", small(algorithm__name="over-value", learner__learning_rate=3e-4)))
-    assert plan.critic is not None
-    assert plan.critic.learning_rate == pytest.approx(3e-3)
+    assert plan.recipe.critic is not None
+    assert plan.recipe.critic.learning_rate == pytest.approx(3e-3)
     table = resolved_recipe(plan)
-    assert table["critic"]["learning_rate"] == plan.critic.learning_rate
-    assert resolve(recipe.parse(table, "again")).critic == plan.critic
+    assert table["critic"]["learning_rate"] == plan.recipe.critic.learning_rate
+    assert resolve(recipe.parse(table, "again")).recipe.critic == plan.recipe.critic
 
 
 def test_the_policys_schedule_is_as_long_as_the_updates_it_makes(changes):

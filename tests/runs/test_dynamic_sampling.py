@@ -71,10 +71,10 @@ def test_only_the_counted_fallback_trains_without_signal(rounds: int, changes):
 def told_again(folder: Path, rounds: int) -> list[dict[str, int]]:
     """Every step's counts, from nothing but the scores in rollouts.jsonl and the order of the prompts."""
     plan = resolve(recipe.parse(tomllib.loads((folder / "recipe.toml").read_text()), "told"))
-    prompts = Prompts(plan.task.samples("train"), lambda sample: (), plan.seed)
+    prompts = Prompts(plan.task.samples("train"), lambda sample: (), plan.recipe.seed)
     cursor = waiting = 0
     rate, told = 1.0, []
-    for step in range(1, plan.steps + 1):
+    for step in range(1, plan.recipe.steps + 1):
         fresh = [r for r in rollouts(folder, step) if r["fresh"]]
         verdicts = {rows[0]["key"]: mixed(rows) for rows in by_group(fresh).values()}
         kept, generated, done = waiting, 0, 0

@@ -94,7 +94,7 @@ def test_the_reward_model_in_the_run_folder_gives_the_runs_scores_again(changes)
     assert told == {key: report[key] for key in told}
     assert told["ceiling"] == 0.9
     again = resolve(recipe.parse(tomllib.loads((folder / "recipe.toml").read_text()), "again"))
-    assert again.preference == resolve(recipe.load("rlhf", changes)).preference
+    assert again.recipe.preference == resolve(recipe.load("rlhf", changes)).recipe.preference
 
 
 def test_a_reward_model_with_another_tokenizer_is_refused(changes, tmp_path):
@@ -117,8 +117,8 @@ def test_the_reward_is_the_learned_score_less_the_kl_term(changes):
     faster = {**changes, "learner.learning_rate": 1e-2}
     folder = groupwise.train("rlhf", faster).folder
     plan = resolve(recipe.load("rlhf", faster))
-    cache = plan.runs / ".cache"
-    reference = starting_policy(plan.model, plan.task, plan.warm_start, plan.seed, cache, plan.device, lambda *_: None)
+    r = plan.recipe
+    reference = starting_policy(r.model, plan.task, r.warm_start, r.seed, plan.cache, r.device, lambda *_: None)
     largest = 0.0
     for row, prompt, completion in spelled(reference.tokenizer, folder):
         kl = row["logp_engine"] - reference_logp(reference.model, prompt, completion)

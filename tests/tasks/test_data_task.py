@@ -18,7 +18,7 @@ import groupwise
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.task import Demonstrates
 from groupwise.tasks.data import formats
-from groupwise.tasks.data.filter import keeps
+from groupwise.tasks.data.settings import keeps
 from groupwise.tasks.data.task import Data
 
 ROWS = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i), "level": f"Level {i % 5}"} for i in range(300)]

@@ -24,8 +24,15 @@ from groupwise.core.task import Demonstrates, Streams
 from groupwise.tasks import make
 from groupwise.tasks.gym.answers import harmless
 from groupwise.tasks.gym.curriculum import Curriculum, parameters_at
-from groupwise.tasks.gym.entries import distinct_samples, entry_of, packed, unpacked
-from groupwise.tasks.gym.generators import dataset_classes, make_dataset, make_generator
+from groupwise.tasks.gym.generators import (
+    dataset_classes,
+    distinct_samples,
+    entry_of,
+    make_dataset,
+    make_generator,
+    packed,
+    unpacked,
+)
 from groupwise.tasks.gym.known_generators import KNOWN
 from groupwise.tasks.gym.task import Gym
 
@@ -299,7 +306,7 @@ def test_the_recipe_holds_together() -> None:
     task = resolve(load("reasoning-gym")).task
     assert isinstance(task, Gym)
     longest = max(len(d.completion) for d in task.demonstrations(3000, 0))
-    assert longest <= resolve(load("reasoning-gym")).sampling.max_new_tokens
+    assert longest <= resolve(load("reasoning-gym")).recipe.sampling.max_new_tokens
 
 
 def test_the_page_is_right_about_names_and_its_recipes_can_be_read() -> None:

@@ -16,6 +16,8 @@ from groupwise.config.resolve import resolved_recipe
 from groupwise.core.atomic import make_folder
 from groupwise.core.engine import Engine, Request
 from groupwise.core.errors import UsageError
+from groupwise.core.records import Evaluation
+from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
 from groupwise.diagnostics.checks import Probe
 from groupwise.engines.make import make_engine, require_engine_support
@@ -57,20 +59,21 @@ TRIED_ROWS = 4
 
 def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[], bool]) -> Training:
     """Load or make the policy and put the run together, at step 0."""
+    recipe = plan.recipe
     pool = pool_of(plan)
     for line in reward_forms(plan, pool):
         view.note(line)
     policy = starting_policy(
-        plan.model,
+        recipe.model,
         plan.task,
-        plan.warm_start,
-        seed=plan.seed,
-        cache=plan.runs / ".cache",
-        device=plan.device,
+        recipe.warm_start,
+        seed=recipe.seed,
+        cache=plan.cache,
+        device=recipe.device,
         on_step=view.warm_start,
-        chat=plan.chat,
+        chat=recipe.chat,
     )
-    chat = Chat(policy.tokenizer, plan.chat)
+    chat = Chat(policy.tokenizer, recipe.chat)
     selection = _selection(plan, policy, chat, view)
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
@@ -79,19 +82,19 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     critic = _critic(plan, policy)
     routers = _routers(plan, policy, view)
     view.note(memory_estimate(plan, policy, critic.model if critic else None, selection.longest))
-    engine = make_engine(policy=policy, settings=plan.engine, routes=bool(routers))
-    require_engine_routes(engine, plan.routing)
-    require_engine_support(engine, plan.sampling)
-    learner = _learner(plan, policy, routers)
-    prompts = Prompts(selection.train, chat.encode, plan.seed)
+    engine = training_engine(plan, policy, routers)
+    learner = make_learner(
+        plan, policy, routers, reference=copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
+    )
+    prompts = Prompts(selection.train, chat.encode, recipe.seed)
     components = Components(
         algorithm=plan.algorithm,
         rollout=Rollout(
             engine,
             scorer,
             prompts,
-            sampling=plan.sampling,
-            samples_per_prompt=plan.samples_per_prompt,
+            sampling=recipe.sampling,
+            samples_per_prompt=recipe.samples_per_prompt,
             filter=plan.algorithm.filter,
             judge=judge and judge.scores,
         ),
@@ -99,37 +102,46 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
         learner=learner,
         critic=critic,
         probe=make_probe(plan, engine, learner, prompts, policy.pad),
-        evaluate=partial(
-            evaluate,
-            engine,
-            scorer,
-            problems=selection.heldout,
-            encode=chat.encode,
-            samples=plan.evaluation.samples,
-            sampling=plan.evaluation_sampling,
-            seed=plan.seed,
-            judge=judge and judge.scores,
-        ),
+        evaluate=evaluation(plan, engine, scorer, chat, selection.heldout, judge),
         state=_run_state(plan, policy, learner, critic, start),
     )
     return Training(loop_settings(plan, policy.pad), components, _output(plan, policy, journal, view), stop_requested)
 
 
+def evaluation(
+    plan: Plan, engine: Engine, scorer: Scorer, chat: Chat, heldout: Sequence[Sample], judge: RewardModel | None
+) -> Callable[[], Evaluation]:
+    """Samples the held-out problems as the plan says, each time with the same random numbers."""
+    settings = plan.recipe.evaluation
+    return partial(
+        evaluate,
+        engine,
+        scorer,
+        problems=heldout,
+        encode=chat.encode,
+        samples=settings.samples,
+        sampling=settings.sampling(plan.recipe.sampling.max_new_tokens),
+        seed=plan.recipe.seed,
+        judge=judge and judge.scores,
+    )
+
+
 def loop_settings(plan: Plan, pad: int) -> LoopSettings:
     """What the loop goes by, from the plan."""
+    recipe = plan.recipe
     return LoopSettings(
-        seed=plan.seed,
-        steps=plan.steps,
-        prompts_per_step=plan.prompts_per_step,
-        updates_per_batch=plan.updates_per_batch,
+        seed=recipe.seed,
+        steps=recipe.steps,
+        prompts_per_step=recipe.prompts_per_step,
+        updates_per_batch=recipe.updates_per_batch,
         passes_per_batch=plan.passes_per_batch,
-        evaluate_every=plan.evaluation.every,
-        checkpoint_every=plan.checkpoint.every,
-        waiting_steps=plan.critic.warmup_steps if plan.critic else 0,
-        old_from_engine=plan.old_from_engine,
-        fault_limit=plan.scoring.fault_limit,
+        evaluate_every=recipe.evaluation.every,
+        checkpoint_every=recipe.checkpoint.every,
+        waiting_steps=plan.waiting_steps,
+        old_from_engine=recipe.logp_old == "engine",
+        fault_limit=recipe.scoring.fault_limit,
         pad=pad,
-        bf16=plan.learner.bf16,
+        bf16=recipe.learner.bf16,
     )
 
 
@@ -137,7 +149,7 @@ def _run_state(plan: Plan, policy: Policy, learner: Learner, critic: Critic | No
     """What the run's checkpoints save; `start` is the digest of the policy that the run began from."""
     return RunState(
         folder=plan.folder / CHECKPOINTS,
-        keep=plan.checkpoint.keep,
+        keep=plan.recipe.checkpoint.keep,
         start=start,
         reference=plan.algorithm.needs_reference,
         tokenizer=policy.tokenizer,
@@ -153,26 +165,34 @@ def _output(plan: Plan, policy: Policy, journal: Journal, view: View) -> Output:
         view=view,
         watch=Watch(resolved_recipe(plan), plan.algorithm.advantage.compares_within_group),
         token_text=Spelling(policy.tokenizer),
-        token_budget=plan.journal.token_budget,
+        token_budget=plan.recipe.journal.token_budget,
     )
 
 
-def _learner(plan: Plan, policy: Policy, routers: Sequence[Router]) -> Learner:
-    """The learner, with a frozen copy of the policy where the algorithm reads a reference."""
+def training_engine(plan: Plan, policy: Policy, routers: Sequence[Router]) -> Engine:
+    """An engine for the policy. Raises UsageError where it does not return what training needs."""
+    engine = make_engine(policy=policy, settings=plan.recipe.engine, routes=bool(routers))
+    require_engine_routes(engine, plan.recipe.routing)
+    require_engine_support(engine, plan.recipe.sampling)
+    return engine
+
+
+def make_learner(plan: Plan, policy: Policy, routers: Sequence[Router], reference: nn.Module | None = None) -> Learner:
+    """The policy's learner; `reference` is a frozen copy of the policy, where the algorithm reads one."""
     return Learner(
         policy.model,
-        copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None,
-        plan.learner,
-        temperature=plan.sampling.temperature,
+        reference,
+        plan.recipe.learner,
+        temperature=plan.recipe.sampling.temperature,
         total_updates=plan.total_updates,
-        routing=plan.routing,
+        routing=plan.recipe.routing,
         routers=routers,
     )
 
 
 def _routers(plan: Plan, policy: Policy, view: View) -> Sequence[Router]:
     """The routers whose routes the run records; none for a dense policy."""
-    routers = routers_to_record(halves(policy.model)[0], plan.routing)
+    routers = routers_to_record(halves(policy.model)[0], plan.recipe.routing)
     if routers:
         view.note(f"routing      {len(routers)} layers, {routers[0].chosen} of {routers[0].experts} experts a token")
     return routers
@@ -180,7 +200,7 @@ def _routers(plan: Plan, policy: Policy, view: View) -> Sequence[Router]:
 
 def _selection(plan: Plan, policy: Policy, chat: Chat, view: View) -> Selection:
     """The problems that the run uses. Raises UsageError where one does not fit, or the template is wrong for them."""
-    selection = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation.problems)
+    selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
     if wrong := too_long(plan, policy.positions, selection.longest):
         raise UsageError(wrong)
     view.note(f"prompts      {chat.describe()}")
@@ -200,7 +220,7 @@ def pool_of(plan: Plan) -> Pool | None:
         slow[TASK] = TaskScore(plan.task)
     if not slow:
         return None
-    s = plan.scoring
+    s = plan.recipe.scoring
     return Pool(slow, Limits(workers=s.workers or os.cpu_count() or 1, seconds=s.deadline, memory=s.memory))
 
 
@@ -219,20 +239,19 @@ def _reward_model(
     plan: Plan, policy: Policy, chat: Chat, scorer: Scorer, journal: Journal, view: View
 ) -> RewardModel | None:
     """The run's reward model, kept in its folder: a resumed run scores with the very same one."""
-    if plan.preference is None:
+    preference = plan.recipe.preference
+    if preference is None:
         return None
     folder = plan.folder / REWARD_MODEL
-    make_folder(
-        folder, partial(_bring_reward_model, plan, plan.preference, policy, chat, scorer, view), "the reward model"
-    )
+    make_folder(folder, partial(_bring_reward_model, plan, preference, policy, chat, scorer, view), "the reward model")
     report = read_report(folder / REPORT) if (folder / REPORT).is_file() else None
     for line in report.in_words() if report else ():
         journal.log(line)
         view.note(line)
-    judge = load_reward_model(folder, device=plan.device)
+    judge = load_reward_model(folder, device=plan.recipe.device)
     if judge.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UsageError(
-            f"reward model {plan.preference.source!r}: its tokenizer is not the policy's, it would read other words; "
+            f"reward model {preference.source!r}: its tokenizer is not the policy's, it would read other words; "
             "take one that shares it"
         )
     return judge
@@ -250,11 +269,11 @@ def _bring_reward_model(
             policy,
             chat,
             scorer,
-            plan.sampling,
+            plan.recipe.sampling,
             preference,
-            seed=plan.seed,
-            cache=plan.runs / ".cache",
-            engine_settings=plan.engine,
+            seed=plan.recipe.seed,
+            cache=plan.cache,
+            engine_settings=plan.recipe.engine,
             on_step=view.reward_model,
         )
     shutil.copytree(origin, folder)
@@ -262,28 +281,29 @@ def _bring_reward_model(
 
 def _critic(plan: Plan, policy: Policy) -> Critic | None:
     """The critic of an algorithm that reads values."""
-    if plan.critic is None:
+    critic = plan.recipe.critic
+    if critic is None:
         return None
-    start = plan.critic.start
-    if start == POLICY_START:
+    if critic.start == POLICY_START:
         model = from_policy(policy.model)
     else:
-        folder = plan.folder / REWARD_MODEL if start == REWARD_START else Path(start)
+        folder = plan.folder / REWARD_MODEL if critic.start == REWARD_START else Path(critic.start)
         model = from_folder(folder, policy.model)
-    return Critic(model, plan.critic, plan.steps * plan.updates_per_step, bf16=plan.learner.bf16)
+    return Critic(model, critic, plan.recipe.steps * plan.updates_per_step, bf16=plan.recipe.learner.bf16)
 
 
 def memory_estimate(plan: Plan, policy: Policy, critic: nn.Module | None, longest: int) -> str:
     """What the run will hold at its largest, as far as the shapes say; `critic` is the critic's model."""
+    recipe = plan.recipe
     shape = policy.model.config.get_text_config()
     weights = _bytes(policy.model)
     # Weights, gradient, two moments of AdamW, the engine's copy; the reference.
     copies = 6 if plan.algorithm.needs_reference else 5
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    rows = min(plan.engine.max_rows, plan.prompts_per_step * plan.samples_per_prompt)
-    cache = 2 * shape.num_hidden_layers * heads * size * rows * (longest + plan.sampling.max_new_tokens) * 4
-    logits = 4 * 4 * min(CHUNK_ELEMENTS, plan.learner.tokens_per_microbatch * shape.vocab_size)
+    rows = min(recipe.engine.max_rows, recipe.prompts_per_step * recipe.samples_per_prompt)
+    cache = 2 * shape.num_hidden_layers * heads * size * rows * (longest + recipe.sampling.max_new_tokens) * 4
+    logits = 4 * 4 * min(CHUNK_ELEMENTS, recipe.learner.tokens_per_microbatch * shape.vocab_size)
     parts = {"weights and optimizer": weights * copies, "engine cache": cache, "logits": logits}
     if critic is not None:  # weights, gradient, two moments of AdamW
         parts["critic and optimizer"] = 4 * _bytes(critic)
@@ -297,16 +317,17 @@ def _bytes(model: nn.Module) -> int:
 
 def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, pad: int) -> Probe:
     """The fixed question that engine and learner are both asked after each weight load."""
-    prompt = prompts.draw(0)
-    request = Request(prompt.tokens, PROBE_SAMPLES, derive(plan.seed, "probe"), PROBE_TOKENS)
-    return Probe(engine, partial(learner.completion_logprobs, prompt, pad), request, plan.sampling, plan.learner.bf16)
+    recipe, prompt = plan.recipe, prompts.draw(0)
+    request = Request(prompt.tokens, PROBE_SAMPLES, derive(recipe.seed, "probe"), PROBE_TOKENS)
+    measure = partial(learner.completion_logprobs, prompt, pad)
+    return Probe(engine, measure, request, recipe.sampling, recipe.learner.bf16)
 
 
 def too_long(plan: Plan, positions: int, longest: int) -> str:
     """What is wrong, and what to do, where the longest prompt and a whole completion exceed the model's positions; else
     "".
     """
-    limit = plan.sampling.max_new_tokens
+    limit = plan.recipe.sampling.max_new_tokens
     if longest + limit <= positions:
         return ""
     remedy = (

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 
-from groupwise.commands.build import pool_of
+from groupwise.commands.build import evaluation, pool_of
 from groupwise.config import recipe
 from groupwise.config.plan import REWARD_MODEL
 from groupwise.config.resolve import resolve
@@ -15,7 +15,6 @@ from groupwise.journal import journal
 from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
 from groupwise.models.reward import load_reward_model
-from groupwise.rollout.collect import evaluate
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import select
 from groupwise.training import checkpoint
@@ -29,23 +28,14 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     """
     path = Path(name) / journal.RECIPE
     plan = resolve(recipe.load(str(path) if path.is_file() else name, overrides))
-    policy = load_policy(Path(model) if model else _last_policy(Path(name)), device=plan.device)
-    engine = make_engine(policy=policy, settings=plan.engine)
-    chat = Chat(policy.tokenizer, plan.chat)
-    selection = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation.problems)
+    policy = load_policy(Path(model) if model else _last_policy(Path(name)), device=plan.recipe.device)
+    engine = make_engine(policy=policy, settings=plan.recipe.engine)
+    chat = Chat(policy.tokenizer, plan.recipe.chat)
+    selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
     with closing(engine), pool_of(plan) or nullcontext() as pool:
         scorer = Scorer(plan.task, policy.decode, pool=pool)
-        judge = load_reward_model(Path(name) / REWARD_MODEL, device=plan.device).scores if scorer.judged else None
-        return evaluate(
-            engine,
-            scorer,
-            problems=selection.heldout,
-            encode=chat.encode,
-            samples=plan.evaluation.samples,
-            sampling=plan.evaluation_sampling,
-            seed=plan.seed,
-            judge=judge,
-        )
+        judge = load_reward_model(Path(name) / REWARD_MODEL, device=plan.recipe.device) if scorer.judged else None
+        return evaluation(plan, engine, scorer, chat, selection.heldout, judge)()
 
 
 def _last_policy(folder: Path) -> Path:

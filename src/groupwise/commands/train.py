@@ -1,4 +1,4 @@
-"""Start and resume a run: what the commands and the Python surface call."""
+"""Start and resume a run, and sum it up: what the commands and the Python surface call."""
 
 import math
 import re
@@ -14,9 +14,8 @@ from rich.console import Console
 
 from groupwise import loop
 from groupwise.commands.build import build
-from groupwise.commands.summary import summarise
 from groupwise.config import about, recipe
-from groupwise.config.plan import Plan
+from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.engine import Engine
@@ -29,6 +28,7 @@ from groupwise.loop import Training
 from groupwise.report.make import make
 from groupwise.rollout.scoring import Scorer
 from groupwise.training import checkpoint
+from groupwise.training.reward_report import REPORT, read_report
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     if "name" not in chosen:
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     plan = resolve(loaded)
-    send_to = tracker(plan.journal.tracker)
+    send_to = tracker(plan.recipe.journal.tracker)
     text = recipe.dump(resolved_recipe(plan), f"Everything this run was started with, from {name}.")
     book = Journal.create(plan.folder, text)
     book.about(about.about(plan, time.time()))
@@ -69,12 +69,12 @@ def resume(folder: Path) -> Run:
     # The folder is the run, wherever it was moved or started from.
     table = recipe.read_table(path) | {"runs": str(folder.resolve().parent), "name": folder.resolve().name}
     plan = resolve(recipe.parse(table, str(path)))
-    send_to = tracker(plan.journal.tracker)
+    send_to = tracker(plan.recipe.journal.tracker)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
     step = checkpoint.read_state(newest)["step"] if newest else 0
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
-    book.about(about.resumed(before, step, time.time(), plan.device))
+    book.about(about.resumed(before, step, time.time(), plan.recipe.device))
     for line in damaged:
         book.log(line)
         Console(stderr=True, soft_wrap=True).print(line, markup=False)
@@ -83,7 +83,8 @@ def resume(folder: Path) -> Run:
 
 def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: bool) -> Run:
     console = Console(highlight=False, soft_wrap=True)
-    view = LiveView(plan.steps, plan.name, console) if console.is_terminal else PlainView(plan.steps, console)
+    steps, name = plan.recipe.steps, plan.recipe.name
+    view = LiveView(steps, name, console) if console.is_terminal else PlainView(steps, console)
     view.plan(plan.describe())
     stop_signals: list[int] = []
     opened: list[Scorer | Engine] = []
@@ -99,10 +100,10 @@ def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: boo
                 view.note(f"going on after step {run.progress.step}")
             book.listen(send.metrics)
             table = resolved_recipe(plan)
-            send.start(plan.folder, plan.name, table, after=run.progress.step)
+            send.start(plan.folder, name, table, after=run.progress.step)
             finished = loop.train(run)
         if finished:
-            summary = summarise(plan, run)
+            summary = _summary(plan, run)
             book.summary(summary)
     except GroupwiseError as error:
         if plan.folder.is_dir():
@@ -133,7 +134,7 @@ def _restore(run: Training, folder: Path, rows: Sequence[Mapping[str, Any]]) -> 
 
 def _leave_report(plan: Plan, view: View) -> None:
     """The page of a finished run. A run that ended well stays so, whatever its page runs into."""
-    if not plan.journal.report:
+    if not plan.recipe.journal.report:
         return
     try:
         make([plan.folder])
@@ -179,3 +180,61 @@ def _free_name(runs: Path, name: str) -> str:
     taken = {p.name for p in runs.iterdir()} if runs.is_dir() else set()
     used = [int(m[1] or 1) for t in taken if (m := re.fullmatch(re.escape(name) + r"(?:-(\d+))?", t))]
     return name if name not in taken else f"{name}-{max(used) + 1}"
+
+
+def _summary(plan: Plan, run: Training) -> dict[str, Any]:
+    """summary.json, from the rows of metrics.jsonl, so that a resumed run says the same."""
+    evaluations = [row["evaluation"] for row in read_metrics(plan.folder) if "evaluation" in row]
+    before, after = evaluations[0], evaluations[-1]
+    judged, progress = run.components.rollout.scorer.judged, run.progress
+    return {
+        "name": plan.recipe.name,
+        "algorithm": plan.algorithm.name,
+        "seed": plan.recipe.seed,
+        "steps": progress.step,
+        "heldout_measure": "learned score" if judged else "pass rate",
+        "heldout_before": before["learned_mean" if judged else "avg_at_k"],
+        "heldout_after": after["learned_mean" if judged else "avg_at_k"],
+        "length_before": before["length_mean"],
+        "length_after": after["length_mean"],
+        **_by_source(before, after),
+        "heldout_problems": after["problems"],
+        "heldout_samples": after["samples"],
+        **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
+        "checks": _worst_checks(plan.folder),
+        "seconds_total": round(progress.seconds_before + run.clock.total, 3),
+        "seconds_after": round(math.fsum(run.clock.lap().values()), 3),
+        "seconds_training": round(progress.seconds_training, 3),
+        "policy": str(checkpoint.folder_of(plan.folder / checkpoint.CHECKPOINTS, progress.step) / checkpoint.POLICY),
+        **about.where(plan.recipe.device),
+    }
+
+
+def _by_source(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Mean score before and after of each source, where the task mixes several."""
+    scores = {
+        source: {"before": before["by_source"][source]["score_mean"], "after": row["score_mean"]}
+        for source, row in after["by_source"].items()
+    }
+    return {"heldout_by_source": scores} if scores else {}
+
+
+def _reward_model_in_short(path: Path) -> dict[str, Any]:
+    """What summary.json says of the run's reward model, where it made one."""
+    if not path.is_file():
+        return {}
+    report = read_report(path).as_json()
+    names = ("accuracy", "accuracy_true", "ceiling", "share_of_ceiling", "calibration_error")
+    return {"reward_model": {name: report[name] for name in names}}
+
+
+def _worst_checks(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of each check over the whole run: how many steps measured it, and its largest value beside the limit."""
+    worst: dict[str, dict[str, Any]] = {}
+    for row in read_metrics(folder):
+        for name, check in row.get("checks", {}).items():
+            known = worst.setdefault(name, {"steps": 0, "largest": 0.0, "limit": check["limit"]})
+            if check["value"] is not None:
+                known["steps"] += 1
+                known["largest"], known["limit"] = max(known["largest"], check["value"]), check["limit"]
+    return worst

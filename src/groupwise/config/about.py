@@ -15,7 +15,7 @@ def about(plan: Plan, started: float) -> dict[str, Any]:
     return {
         "groupwise": VERSION,
         "started": round(started, 3),
-        **where(plan.device),
+        **where(plan.recipe.device),
         "algorithm": algorithm_row(plan.algorithm),
         "task": plan.recipe.task["name"],
         "resumed": [],

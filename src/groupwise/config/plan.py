@@ -8,20 +8,11 @@ from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
 from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import describe_mix
-from groupwise.core.engine import Sampling
 from groupwise.core.task import Notes, ScoresSteps, Task
-from groupwise.engines.settings import EngineSettings
-from groupwise.journal.journal import JournalSettings
-from groupwise.models.chat import ChatSettings
-from groupwise.models.moe.settings import RoutingSettings
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import Mix
-from groupwise.rollout.settings import EvaluationSettings, ScoringSettings
-from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings
-from groupwise.training.learner import LearnerSettings
 from groupwise.training.reward_model import SAMPLED_PAIRS, PreferenceSettings
-from groupwise.training.warm_start import WarmStart
 
 #: The reward model's place in the run folder.
 REWARD_MODEL = "reward_model"
@@ -29,86 +20,67 @@ REWARD_MODEL = "reward_model"
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe with its parts and its derived values; nothing heavy is loaded yet.
+    """A recipe with its parts; nothing heavy is loaded yet.
 
-    recipe  as it was given; `config.resolve.resolved_recipe` has what it became
-    critic  None where the algorithm reads no values
+    recipe  with nothing left to a default; `critic` is None where the algorithm reads no values
     mix     the rewards that train
     """
 
     recipe: Recipe
-    name: str
-    seed: int
-    steps: int
-    model: str
-    device: str
-    runs: Path
-    prompts_per_step: int
-    samples_per_prompt: int
-    updates_per_batch: int
-    passes_per_batch: int
-    max_prompt_tokens: int
-    logp_old: str
     task: Task
     algorithm: Algorithm
     mix: Mix
-    scoring: ScoringSettings
-    chat: ChatSettings
-    warm_start: WarmStart
-    sampling: Sampling
-    evaluation: EvaluationSettings
-    engine: EngineSettings
-    learner: LearnerSettings
-    routing: RoutingSettings
-    critic: CriticSettings | None
-    preference: PreferenceSettings | None
-    checkpoint: CheckpointSettings
-    journal: JournalSettings
 
     @property
     def folder(self) -> Path:
-        return self.runs / self.name
+        return Path(self.recipe.runs) / self.recipe.name
+
+    @property
+    def cache(self) -> Path:
+        """Where what several runs begin from is kept."""
+        return Path(self.recipe.runs) / ".cache"
+
+    @property
+    def passes_per_batch(self) -> int:
+        return self.recipe.passes_per_batch or self.algorithm.passes
 
     @property
     def updates_per_step(self) -> int:
-        return self.updates_per_batch * self.passes_per_batch
+        return self.recipe.updates_per_batch * self.passes_per_batch
+
+    @property
+    def waiting_steps(self) -> int:
+        """The first steps, in which the critic learns and the policy waits."""
+        return self.recipe.critic.warmup_steps if self.recipe.critic else 0
 
     @property
     def total_updates(self) -> int:
-        """The policy's: it waits while the critic learns alone."""
-        return (self.steps - (self.critic.warmup_steps if self.critic else 0)) * self.updates_per_step
-
-    @property
-    def evaluation_sampling(self) -> Sampling:
-        return self.evaluation.sampling(self.sampling.max_new_tokens)
-
-    @property
-    def old_from_engine(self) -> bool:
-        return self.logp_old == "engine"
+        """The policy's."""
+        return (self.recipe.steps - self.waiting_steps) * self.updates_per_step
 
     def describe(self) -> str:
         """What the run will do, before it does it."""
-        rows = self.prompts_per_step * self.samples_per_prompt
-        row = self.algorithm
-        warm = self.warm_start.steps
+        recipe, row = self.recipe, self.algorithm
+        completions = recipe.prompts_per_step * recipe.samples_per_prompt
+        warm = recipe.warm_start.steps
         lines = [
-            f"run          {self.folder}, seed {self.seed}, {self.device}",
-            f"policy       {self.model}, {f'warm start of {warm} steps' if warm else 'as it is'}",
+            f"run          {self.folder}, seed {recipe.seed}, {recipe.device}",
+            f"policy       {recipe.model}, {f'warm start of {warm} steps' if warm else 'as it is'}",
             f"task         {self.task}",
             *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
             f"algorithm    {row.name} ({row.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in row.parts.items()),
-            *([f"routing      {self.routing}"] if self.routing.changed else []),
-            *([f"critic       {_describe_critic(self.critic)}"] if self.critic else []),
-            *([f"reward model {_describe_preference(self.preference)}"] if self.preference else []),
+            *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
+            *([f"critic       {_describe_critic(recipe.critic)}"] if recipe.critic else []),
+            *([f"reward model {_describe_preference(recipe.preference)}"] if recipe.preference else []),
             *(f"             beside it the task's own score decides {what}" for what in _decided_by_the_task(self)),
             *(f"reward       {line}" for line in describe_mix(self.mix)),
             *([f"step scores  {_describe_steps(self.task)}"] if row.reads_steps else []),
-            f"step         {self.prompts_per_step} prompts x {self.samples_per_prompt} samples = {rows} completions of "
-            f"at most {self.sampling.max_new_tokens} tokens",
-            f"             {self.passes_per_batch} pass(es) of {self.updates_per_batch} update(s)",
-            f"run length   {self.steps} steps, {self.total_updates} optimizer updates",
-            f"evaluation   {self.evaluation.problems} held-out problems x {self.evaluation.samples} samples",
+            f"step         {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples = {completions} "
+            f"completions of at most {recipe.sampling.max_new_tokens} tokens",
+            f"             {self.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)",
+            f"run length   {recipe.steps} steps, {self.total_updates} optimizer updates",
+            f"evaluation   {recipe.evaluation.problems} held-out problems x {recipe.evaluation.samples} samples",
         ]
         return "\n".join(lines)
 
@@ -123,7 +95,7 @@ def _describe_preference(settings: PreferenceSettings) -> str:
 
 def _decided_by_the_task(plan: Plan) -> list[str]:
     """What the task's own score still decides where the policy is said to be trained on a learned one."""
-    if plan.preference is None:
+    if plan.recipe.preference is None:
         return []
     groups = not isinstance(plan.algorithm.filter, KeepAll)
     steps = plan.algorithm.reads_steps and isinstance(plan.task, ScoresSteps)

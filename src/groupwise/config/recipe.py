@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -90,6 +91,7 @@ def load(recipe: str, overrides: Mapping[str, object] | None = None) -> Recipe:
     table = read_table(path)
     table.setdefault("name", path.stem)
     for key, value in (overrides or {}).items():
+        _require_value(key, value)
         set_key(table, key, value)
     return parse(table, path.name)
 
@@ -139,6 +141,15 @@ def set_key(table: dict[str, Any], key: str, value: object) -> None:
     table[last] = value
 
 
+def _require_value(key: str, value: object) -> None:
+    """Raises UsageError for a None, alone or in a table: TOML has none, so that the run could not be read again."""
+    if value is None:
+        raise UsageError(f"{key} = None: a recipe has no such value; leave the key out to have its default")
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _require_value(f"{key}.{name}", inner)
+
+
 def _in_words(error: Any) -> str:
     """One of pydantic's errors as a line that names the key, its value and, for an unknown key, the nearest known."""
     path = [str(part) for part in error["loc"]]
@@ -147,13 +158,21 @@ def _in_words(error: Any) -> str:
         section: Any = Recipe
         for part in path[:-1]:
             section = _section_type(section.model_fields[part].annotation)
-        return f"{key}: there is no such key; {nearest(path[-1], list(section.model_fields))}"
+        near = _nearest_elsewhere(key, error["input"]) if section is Recipe else []
+        return f"{key}: there is no such key; {nearest(path[-1], list(section.model_fields), near)}"
     if error["type"] == "missing":
         return f"{key} is missing"
     message = error["msg"][0].lower() + error["msg"][1:]
     if error["type"] == "model_type":  # the section is named, not the class that reads it
         message = message.replace(error["ctx"]["class_name"], f"{path[-1].title().replace('_', '')}Section")
     return f"{key} = {error['input']!r}: {message}"
+
+
+def _nearest_elsewhere(unknown: str, table: object) -> list[str]:
+    """The key of a section that is nearest to the first key of an unknown table; none where none is near."""
+    sections = {name: _section_type(field.annotation) for name, field in Recipe.model_fields.items()}
+    known = [f"{name}.{key}" for name, kind in sections.items() for key in getattr(kind, "model_fields", ())]
+    return get_close_matches(f"{unknown}.{next(iter(table))}", known, n=1) if isinstance(table, dict) and table else []
 
 
 def _section_type(annotation: Any) -> Any:

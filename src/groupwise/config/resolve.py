@@ -1,7 +1,7 @@
 """From a recipe to a plan: what one key takes from another, and every part, before anything heavy is loaded."""
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import mix_of
 from groupwise.config.validate import require_runnable
 from groupwise.core.errors import UsageError
-from groupwise.core.task import Task
 from groupwise.tasks.make import task
 from groupwise.training.critic import CriticSettings
 
@@ -28,59 +27,47 @@ def resolve(recipe: Recipe) -> Plan:
 
     Raises UsageError, one line, where a part does not exist, nothing reads a key, or the run could not work.
     """
-    row = _algorithm(recipe)
-    sections = {key: value for key, value in vars(recipe).items() if key not in ("algorithm", "task", "rewards")}
-    derived: dict[str, Any] = {
-        "device": _device(recipe.device),
-        "runs": Path(recipe.runs),
-        "passes_per_batch": recipe.passes_per_batch or row.passes,
-        "task": _task(recipe),
-        "critic": _critic(recipe) if row.advantage.reads_value else None,
-        "mix": mix_of(recipe.rewards, recipe.scoring.combine == "after"),
-    }
-    plan = Plan(recipe=recipe, algorithm=row, **{**sections, **derived})
-    _require_all_read(plan)
+    row, device = _algorithm(recipe), _device(recipe.device)
+    problems = task(*_name_and_keys("task", recipe.task, "arithmetic"))
+    critic = _critic(recipe) if row.advantage.reads_value else None
+    mix = mix_of(recipe.rewards, recipe.scoring.combine == "after")
+    _require_all_read(recipe, critic)
+    keys = dataclasses.asdict(problems)  # type: ignore[call-overload]
+    complete = recipe.replace(
+        device=device,
+        passes_per_batch=recipe.passes_per_batch or row.passes,
+        task={"name": recipe.task["name"]} | {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()},
+        algorithm={"name": row.name, **settings(row)},
+        critic=critic,
+    )
+    plan = Plan(complete, problems, row, mix)
     require_runnable(plan)
     return plan
 
 
 def resolved_recipe(plan: Plan) -> dict[str, Any]:
-    """The recipe's table with nothing left to a default: task, parts and derived values as they are used."""
-    values = {"name": plan.recipe.task["name"], **dataclasses.asdict(plan.task)}  # type: ignore[call-overload]
-    table: dict[str, Any] = {
-        **plan.recipe.model_dump(exclude_none=True, exclude={"critic", "preference"}),
-        "device": plan.device,
-        "passes_per_batch": plan.passes_per_batch,
-        "task": {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()},
-        "algorithm": {"name": plan.algorithm.name, **settings(plan.algorithm)},
-    }
-    if plan.critic is not None:
-        table["critic"] = plan.critic.model_dump()
-    if plan.preference is not None:  # without what nothing reads, which could not be read again
-        table["preference"] = plan.preference.model_dump(exclude_none=True, exclude=plan.preference.unread)
-    return {key: table[key] for key in Recipe.model_fields if key in table}
+    """The recipe's table with nothing left to a default; keys that nothing reads, which would be refused, left out."""
+    preference = plan.recipe.preference
+    unread = {"preference": preference.unread} if preference else {}
+    return plan.recipe.model_dump(exclude_none=True, exclude=unread)
 
 
-def _require_all_read(plan: Plan) -> None:
+def _require_all_read(recipe: Recipe, critic: CriticSettings | None) -> None:
     """Raises UsageError naming the keys that were set and that nothing in this run reads.
 
     A component reads its whole section, but for [critic] where the algorithm reads no values, and for the keys of
     [preference] that the reward model's source leaves unread.
     """
-    critic, preference = plan.recipe.critic, plan.recipe.preference
-    unread = [f"critic.{key}" for key in critic.model_fields_set] if critic and not plan.critic else []
-    if preference is not None:
-        unread += [f"preference.{key}" for key in preference.model_fields_set & preference.unread]
+    unread = [f"critic.{key}" for key in recipe.critic.model_fields_set] if recipe.critic and not critic else []
+    if recipe.preference is not None:
+        unread += [f"preference.{key}" for key in recipe.preference.model_fields_set & recipe.preference.unread]
     if unread:
         raise UsageError(f"{', '.join(sorted(unread))}: set, but nothing in this run reads it; take it out")
 
 
 def _algorithm(recipe: Recipe) -> Algorithm:
     """The catalog's row; parts that know a completion limit get the sampling's unless the recipe says another."""
-    chosen = dict(recipe.algorithm)
-    name = chosen.pop("name", None)
-    if not isinstance(name, str):
-        raise UsageError('algorithm.name is missing; such as name = "grpo" under [algorithm]')
+    name, chosen = _name_and_keys("algorithm", recipe.algorithm, example="grpo")
     row = settings(algorithm(name))
     for slot, kind in LIMITED:
         part = chosen.get(slot, {})
@@ -89,12 +76,13 @@ def _algorithm(recipe: Recipe) -> Algorithm:
     return algorithm(name, chosen)
 
 
-def _task(recipe: Recipe) -> Task:
-    chosen = dict(recipe.task)
-    name = chosen.pop("name", None)
+def _name_and_keys(section: str, table: Mapping[str, Any], example: str) -> tuple[str, dict[str, Any]]:
+    """What a section names, and its other keys. Raises UsageError where it names nothing."""
+    keys = dict(table)
+    name = keys.pop("name", None)
     if not isinstance(name, str):
-        raise UsageError('task.name is missing; such as name = "arithmetic" under [task]')
-    return task(name, chosen)
+        raise UsageError(f'{section}.name is missing; such as name = "{example}" under [{section}]')
+    return name, keys
 
 
 def _device(name: str) -> str:

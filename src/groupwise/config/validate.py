@@ -17,42 +17,43 @@ from groupwise.training.reward_model import SAMPLED_PAIRS
 
 def require_runnable(plan: Plan) -> None:
     """Raises UsageError, one line, where the plan's settings do not go together."""
+    recipe = plan.recipe
     needed = plan.algorithm.advantage.smallest_group
-    if plan.samples_per_prompt < needed:
+    if recipe.samples_per_prompt < needed:
         raise UsageError(
-            f"samples_per_prompt = {plan.samples_per_prompt}: {describe(plan.algorithm.advantage)} compares the "
+            f"samples_per_prompt = {recipe.samples_per_prompt}: {describe(plan.algorithm.advantage)} compares the "
             f"completions of one prompt and needs at least {needed}"
         )
-    if plan.sampling.temperature == 0:
+    if recipe.sampling.temperature == 0:
         raise UsageError("sampling.temperature = 0: greedy completions are all equal, so nothing can be compared")
-    if plan.updates_per_batch > plan.prompts_per_step:
+    if recipe.updates_per_batch > recipe.prompts_per_step:
         raise UsageError(
-            f"updates_per_batch = {plan.updates_per_batch}: a batch of {plan.prompts_per_step} groups cannot be split "
-            "into more minibatches than that"
+            f"updates_per_batch = {recipe.updates_per_batch}: a batch of {recipe.prompts_per_step} groups cannot be "
+            "split into more minibatches than that"
         )
-    check_model(plan.model)
+    check_model(recipe.model)
     if isinstance(plan.task, Notes):
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
-    if plan.critic is not None:
-        _require_critic(plan, plan.critic)
+    if recipe.critic is not None:
+        _require_critic(plan, recipe.critic)
     _require_steps(plan)
     _require_sources(plan)
     _require_judge(plan)
-    require_mix(plan.mix, plan.algorithm, plan.preference is not None)
+    require_mix(plan.mix, plan.algorithm, recipe.preference is not None)
     heldout = len(plan.task.samples("heldout"))
-    if heldout < plan.evaluation.problems:
-        raise UsageError(f"evaluation.problems = {plan.evaluation.problems}: the task holds out only {heldout}")
+    if heldout < recipe.evaluation.problems:
+        raise UsageError(f"evaluation.problems = {recipe.evaluation.problems}: the task holds out only {heldout}")
 
 
 def _require_critic(plan: Plan, critic: CriticSettings) -> None:
     start = critic.start
-    if start == REWARD_START and plan.preference is None:
+    if start == REWARD_START and plan.recipe.preference is None:
         raise UsageError(f"critic.start = {start!r}: this run has no reward model; add [preference], or a folder")
     if start not in (POLICY_START, REWARD_START) and not Path(start).is_dir():
         raise UsageError(f"critic.start = {start!r}: no such folder; or {POLICY_START!r}, or {REWARD_START!r}")
-    if critic.warmup_steps >= plan.steps:
+    if critic.warmup_steps >= plan.recipe.steps:
         raise UsageError(
-            f"critic.warmup_steps = {critic.warmup_steps}: the policy would wait through all {plan.steps} steps"
+            f"critic.warmup_steps = {critic.warmup_steps}: the policy would wait through all {plan.recipe.steps} steps"
         )
 
 
@@ -60,7 +61,7 @@ def _require_judge(plan: Plan) -> None:
     """A task without right answers needs a reward model from elsewhere, and nothing else may read its scores."""
     if not (isinstance(plan.task, Judged) and plan.task.judged):
         return
-    if plan.preference is None or plan.preference.source == SAMPLED_PAIRS:
+    if plan.recipe.preference is None or plan.recipe.preference.source == SAMPLED_PAIRS:
         raise UsageError(
             "task.check = 'learned': there are no right answers, so a reward model must score; set preference.path "
             "(pairs) or preference.model (a folder)"
@@ -89,11 +90,11 @@ def _require_steps(plan: Plan) -> None:
 
 def _require_sources(plan: Plan) -> None:
     """What scores, and what the old log-probabilities are taken from."""
-    model = plan.preference.model if plan.preference else None
+    model = plan.recipe.preference.model if plan.recipe.preference else None
     # A run that has begun has a copy of its own.
     if model is not None and not any(folder.is_dir() for folder in (Path(model), plan.folder / REWARD_MODEL)):
         raise UsageError(f"preference.model = {model!r}: there is no such folder")
-    if plan.old_from_engine and plan.algorithm.mismatch.reads_engine:
+    if plan.recipe.logp_old == "engine" and plan.algorithm.mismatch.reads_engine:
         raise UsageError(
             f"logp_old = 'engine': then pi_old / pi_engine is 1 and {describe(plan.algorithm.mismatch)} corrects "
             'nothing; set algorithm.mismatch.kind = "none", or logp_old = "learner"'

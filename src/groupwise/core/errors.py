@@ -1,6 +1,6 @@
 """The two ways a command ends badly. Each carries one line: what is wrong, where, and what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -26,14 +26,14 @@ class CheckFailed(RunError):
     """A run's own invariant does not hold (DESIGN: a run proves itself)."""
 
 
-def nearest(wrong: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist.
+def nearest(wrong: str, known: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
+    """The end of a message about a name that does not exist; the first of `elsewhere` is for where none is near.
 
     >>> nearest("gropo", ["grpo", "dapo"])
     "did you mean 'grpo'? known: grpo, dapo"
     """
     names = list(known)
-    near = get_close_matches(wrong, names, n=1, cutoff=0.6)
+    near = get_close_matches(wrong, names, n=1, cutoff=0.6) or elsewhere
     return (f"did you mean {near[0]!r}? " if near else "") + f"known: {', '.join(names)}"
 
 

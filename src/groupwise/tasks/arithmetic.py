@@ -15,7 +15,7 @@ from typing import ClassVar
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
-from groupwise.tasks.settings import fewest_and_most, require_heldout_share, require_worked_share
+from groupwise.tasks.settings import fewest_and_most, require_shares
 from groupwise.tasks.splits import SPLITS, in_hash_order, require_split, split_by_prompt
 
 #: A term of a chain with its sign.
@@ -51,8 +51,7 @@ class Arithmetic:
         object.__setattr__(self, "operands", fewest_and_most("operands", self.operands, limit=12))
         if not 1 <= self.largest <= 999:
             raise UsageError(f"task.largest must be from 1 to 999, not {self.largest}")
-        require_worked_share(self.worked_share)
-        require_heldout_share(self.heldout_share)
+        require_shares(self.heldout_share, self.worked_share)
         if not all(self.samples(split) for split in SPLITS):
             raise UsageError(f"{self} leaves a split empty; raise task.largest, task.operands or task.problems")
 

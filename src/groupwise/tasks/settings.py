@@ -37,16 +37,12 @@ def require_type(key: str, value: object, default: object) -> None:
         raise UsageError(f"{key} = {value!r}: must be {expected}")
 
 
-def require_heldout_share(share: float) -> None:
-    """Raises UsageError unless both splits get a share of the problems."""
-    if not 0 < share < 1:
-        raise UsageError(f"task.heldout_share must lie between 0 and 1, not {share}")
-
-
-def require_worked_share(share: float) -> None:
-    """Raises UsageError unless it is a share of demonstrations."""
-    if not 0 <= share <= 1:
-        raise UsageError(f"task.worked_share must be from 0 to 1, not {share}")
+def require_shares(heldout: float, worked: float) -> None:
+    """Raises UsageError unless both splits get a share of the problems, and `worked` is a share of demonstrations."""
+    if not 0 < heldout < 1:
+        raise UsageError(f"task.heldout_share must lie between 0 and 1, not {heldout}")
+    if not 0 <= worked <= 1:
+        raise UsageError(f"task.worked_share must be from 0 to 1, not {worked}")
 
 
 def fewest_and_most(key: str, numbers: Sequence[int], limit: int) -> tuple[int, int]:

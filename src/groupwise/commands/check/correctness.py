@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from groupwise.commands.check.findings import Finding, fault, graded, listed, note, ok
-from groupwise.commands.check.scores import TrialScores, mean
-from groupwise.commands.check.trials import OFF_BY_ONE, WRONG, Kind, Trial
+from groupwise.commands.check.trials import OFF_BY_ONE, WRONG, Kind, Trial, TrialScores, mean
 
 #: A completion that scores this much is solved.
 SOLVED = 1 - 1e-6

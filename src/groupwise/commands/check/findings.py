@@ -1,8 +1,12 @@
-"""What a check says: findings in sections, and problems as the model will see them."""
+"""What a check says: findings in sections, and problems as the model will see them; how a terminal shows them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+
+from rich.console import Console
+from rich.text import Text
 
 
 class Level(StrEnum):
@@ -11,6 +15,11 @@ class Level(StrEnum):
     OK = "ok"
     NOTE = "note"
     FAULT = "fault"
+
+
+STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.FAULT: "bold red"}
+#: Where there are no colours, what is trained stands between these.
+OPENED, CLOSED = "«", "»"
 
 
 @dataclass(frozen=True)
@@ -46,21 +55,10 @@ class Section:
     text: str = ""
     problems: Sequence[ShownProblem] = ()
 
-    @property
-    def faults(self) -> list[str]:
-        return [finding.what for finding in self.findings if finding.level is Level.FAULT]
 
-
-def ok(what: str) -> Finding:
-    return Finding(Level.OK, what)
-
-
-def note(what: str) -> Finding:
-    return Finding(Level.NOTE, what)
-
-
-def fault(what: str) -> Finding:
-    return Finding(Level.FAULT, what)
+ok = partial(Finding, Level.OK)
+note = partial(Finding, Level.NOTE)
+fault = partial(Finding, Level.FAULT)
 
 
 def graded(share: float, limit: float, what: str) -> Finding:
@@ -79,3 +77,36 @@ def listed(words: Sequence[str], shown: int = 3) -> str:
     ('a, b, c, ...', 'a')
     """
     return ", ".join([*words[:shown], *["..."] * (len(words) > shown)])
+
+
+def print_sections(sections: Iterable[Section], console: Console) -> int:
+    """Print every section as it comes, then the faults again. -> how many there are."""
+    faults = []
+    for section in sections:
+        _print_section(section, console)
+        faults += [f"{section.title}: {finding.what}" for finding in section.findings if finding.level is Level.FAULT]
+    if not faults:
+        console.print("no faults found", style="bold green")
+        return 0
+    console.print(f"{len(faults)} fault{'s' * (len(faults) > 1)}", style="bold red")
+    for what in faults:
+        console.print(Text(f"  {what}"))
+    return len(faults)
+
+
+def _print_section(section: Section, console: Console) -> None:
+    """Title, text, findings, problems; an empty line after them."""
+    console.print(Text(section.title, style="bold"))
+    if section.text:
+        console.print(Text(section.text))
+    for finding in section.findings:
+        console.print(Text.assemble((f"  {finding.level:<6}", STYLES[finding.level]), finding.what))
+    for problem in section.problems:
+        console.print(_problem(problem, coloured=console.is_terminal and not console.no_color))
+    console.print()
+
+
+def _problem(problem: ShownProblem, coloured: bool) -> Text:
+    head = f"  {problem.key}: {problem.prompt_tokens} prompt tokens, {problem.trained_tokens} trained tokens\n"
+    trained = problem.trained if coloured else f"{OPENED}{problem.trained}{CLOSED}"
+    return Text.assemble(head, (problem.prompt, "dim"), (trained, "bold green"))

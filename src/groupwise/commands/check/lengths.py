@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from groupwise.commands.build import too_long
 from groupwise.commands.check.findings import Finding, ShownProblem, fault, graded, note, ok
-from groupwise.commands.check.scores import Encode
-from groupwise.commands.check.trials import gold_of
+from groupwise.commands.check.trials import Encode, gold_of
 from groupwise.config.plan import Plan
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
@@ -33,12 +32,12 @@ def lengths(plan: Plan, chat: Chat, positions: int, samples: Sequence[Sample]) -
         return [fault(str(error))], 0
     spread, golds = ok(f"prompts: {_spread(prompts)}"), _gold_lengths(plan, chat, samples)
     try:
-        selected = select(plan.task, chat.encode, plan.max_prompt_tokens, plan.evaluation.problems)
+        selected = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
     except UsageError as error:
         return [spread, fault(str(error)), *golds], prompts[-1]
     longest = selected.longest
     wrong = too_long(plan, positions, longest)
-    both = f"the longest prompt, {longest} tokens, and {plan.sampling.max_new_tokens} new ones"
+    both = f"the longest prompt, {longest} tokens, and {plan.recipe.sampling.max_new_tokens} new ones"
     room = fault(wrong) if wrong else ok(f"{both} fit the model's {positions} positions")
     return [spread, *map(note, selected.notes), room, *golds], longest
 
@@ -55,7 +54,7 @@ def shown_problems(chat: Chat, task: Task, samples: Sequence[Sample]) -> list[Sh
 
 
 def _gold_lengths(plan: Plan, chat: Chat, samples: Sequence[Sample]) -> list[Finding]:
-    encode, limit = completion_encoder(chat), plan.sampling.max_new_tokens
+    encode, limit = completion_encoder(chat), plan.recipe.sampling.max_new_tokens
     sizes = sorted(len(encode(gold)) for sample in samples if (gold := gold_of(plan.task, sample)))
     if not sizes:
         return []

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
 
-from groupwise.commands.build import memory_estimate
+from groupwise.commands.build import make_learner, memory_estimate, training_engine
 from groupwise.commands.check.findings import Finding, fault, note, ok
 from groupwise.config.plan import Plan
 from groupwise.core.collate import collate
@@ -20,7 +20,6 @@ from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
 from groupwise.diagnostics.checks import Check, Verdict, learner_equals_engine
-from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
 from groupwise.models.load import (
@@ -30,14 +29,14 @@ from groupwise.models.load import (
     load_policy,
     load_tokenizer,
     model_folder,
+    positions,
 )
 from groupwise.models.moe.metrics import comparable
 from groupwise.models.moe.record import Router
-from groupwise.models.moe.settings import RoutingSettings, require_engine_routes, routers_to_record
+from groupwise.models.moe.settings import RoutingSettings, routers_to_record
 from groupwise.models.quiet import quiet
 from groupwise.models.template_checks import check_chat
 from groupwise.training.initial_policy import TINY
-from groupwise.training.learner import Learner
 
 #: The batch that engine and learner both answer: prompts, completions of each, tokens of each at most.
 PARITY_PROMPTS, PARITY_SAMPLES, PARITY_TOKENS = 4, 2, 64
@@ -62,9 +61,9 @@ def model_path(plan: Plan, into: Path) -> Path:
 
     Raises UsageError where there is no such model.
     """
-    if plan.model not in TINY:
-        return model_folder(plan.model)
-    TINY[plan.model].build(plan.task.alphabet, into, plan.seed)
+    if plan.recipe.model not in TINY:
+        return model_folder(plan.recipe.model)
+    TINY[plan.recipe.model].build(plan.task.alphabet, into, plan.recipe.seed)
     return into
 
 
@@ -77,8 +76,7 @@ def read_files(folder: Path, plan: Plan) -> ModelFiles:
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"model = {str(folder)!r}: its config.json does not load: {error_line(error)}") from None
     model: Any = SimpleNamespace(config=config, generation_config=_generation_config(folder))
-    positions = int(getattr(config, "max_position_embeddings", 0)) or 1 << 30
-    return ModelFiles(folder, Chat(tokenizer, plan.chat), end_ids(model, tokenizer), positions)
+    return ModelFiles(folder, Chat(tokenizer, plan.recipe.chat), end_ids(model, tokenizer), positions(model))
 
 
 def file_findings(files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]:
@@ -95,22 +93,22 @@ def file_findings(files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]
 def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], longest: int) -> list[Finding]:
     """Vocabulary, memory, experts, and one batch that engine and learner both run; `longest` prompt, tokens."""
     try:
-        policy = load_policy(files.folder, device=plan.device)
+        policy = load_policy(files.folder, device=plan.recipe.device)
     except UsageError as error:
         return [fault(str(error))]
     size = policy.model.get_input_embeddings().weight.shape[0]
     findings = [ok(f"the tokenizer's {len(policy.tokenizer):,} ids have embeddings, of which there are {size:,}")]
-    critic = policy.model if plan.critic else None  # of the policy's size, but for one head
+    critic = policy.model if plan.recipe.critic else None  # of the policy's size, but for one head
     findings.append(ok(" ".join(memory_estimate(plan, policy, critic, longest).split())))
-    if plan.model in TINY or plan.warm_start.steps:
-        start = "random" if plan.model in TINY else "the folder's"
-        warm = "; the warm start is not run here" if plan.warm_start.steps else ""
+    if plan.recipe.model in TINY or plan.recipe.warm_start.steps:
+        start = "random" if plan.recipe.model in TINY else "the folder's"
+        warm = "; the warm start is not run here" if plan.recipe.warm_start.steps else ""
         findings.append(note(f"its weights are {start}{warm}"))
-    if plan.preference is not None:
-        findings.append(note(f"the reward model is not looked at: {plan.preference.source}"))
+    if plan.recipe.preference is not None:
+        findings.append(note(f"the reward model is not looked at: {plan.recipe.preference.source}"))
     routers: Sequence[Router] = ()
     try:
-        routers = routers_to_record(halves(policy.model)[0], plan.routing)
+        routers = routers_to_record(halves(policy.model)[0], plan.recipe.routing)
     except UsageError as error:
         findings.append(fault(str(error)))
     if routers:
@@ -121,7 +119,7 @@ def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], lo
 
 def _parity(plan: Plan, policy: Policy, routers: Sequence[Router], chat: Chat, samples: Sequence[Sample]) -> Finding:
     """Whether engine and learner give one log-probability for each sampled token."""
-    tokens = min(PARITY_TOKENS, plan.sampling.max_new_tokens)
+    tokens = min(PARITY_TOKENS, plan.recipe.sampling.max_new_tokens)
     prompts = [Prompt(sample, chat.encode(sample)) for sample in samples]
     prompts = [prompt for prompt in prompts if len(prompt.tokens) + tokens <= policy.positions][:PARITY_PROMPTS]
     if not prompts:
@@ -140,20 +138,18 @@ def engine_check(
     plan: Plan, policy: Policy, routers: Sequence[Router], prompts: Sequence[Prompt], tokens: int
 ) -> Check:
     """The check of every training step, on one batch under the weights as they are, with the run's own replay."""
-    routing = plan.routing if routers else RoutingSettings()
-    engine = make_engine(policy=policy, settings=plan.engine, routes=bool(routers))
-    require_engine_routes(engine, routing)
-    require_engine_support(engine, plan.sampling)
-    settings, sampling = plan.learner, plan.sampling
-    learner = Learner(policy.model, None, settings, sampling.temperature, plan.total_updates, routing, routers)
-    requests = [Request(p.tokens, PARITY_SAMPLES, derive(plan.seed, "check", i), tokens) for i, p in enumerate(prompts)]
+    recipe = plan.recipe if routers else plan.recipe.replace(routing=RoutingSettings())
+    plan = dataclasses.replace(plan, recipe=recipe)
+    engine, learner = training_engine(plan, policy, routers), make_learner(plan, policy, routers)
+    seeds = [derive(recipe.seed, "check", i) for i in range(len(prompts))]
+    requests = [Request(p.tokens, PARITY_SAMPLES, seed, tokens) for p, seed in zip(prompts, seeds, strict=True)]
     with closing(engine):
-        completions = engine.generate(requests, sampling)
+        completions = engine.generate(requests, recipe.sampling)
     groups = [Group(p, _with_scores(members)) for p, members in zip(prompts, completions, strict=True)]
     batch = collate(groups, policy.pad)
     batch = learner.annotate(batch, old=True, ref=False)
     sampled = dataclasses.replace(batch, mask=comparable(batch.mask, batch.routes, batch.routes_engine))
-    return learner_equals_engine(batch.need("logp_old"), sampled, engine.version, settings.bf16)
+    return learner_equals_engine(batch.need("logp_old"), sampled, engine.version, recipe.learner.bf16)
 
 
 def _with_scores(completions: Sequence[Any]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What the problems alone show: how many, what was left out, and whether columns look swapped."""
+"""What the problems alone show: how many, whether columns look swapped, and which come more than once."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -6,12 +6,14 @@ from statistics import median
 from groupwise.commands.check.findings import Finding, fault, listed, note, ok
 from groupwise.commands.check.trials import gold_of
 from groupwise.core.samples import Sample
-from groupwise.core.task import Notes, Task
+from groupwise.core.task import LeavesOut, Notes, Task
 
 #: A shorter text may stand in a prompt by chance: characters.
 BY_CHANCE = 24
 #: Answers are questions, and prompts none, where more than this share of answers asks and less of prompts does.
 MOST, FEW = 0.5, 0.1
+#: So many problems of each split are compared with each other.
+COMPARED = 20_000
 
 
 def counts(task: Task) -> list[Finding]:
@@ -44,9 +46,57 @@ def columns(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
         yield note(f"gold answers are longer than prompts (median {long:g} and {short:g} characters): is it meant?")
 
 
+def duplicates(task: Task) -> list[Finding]:
+    """What the task left out because it came again, then what is still there twice."""
+    train, heldout = (task.samples(split) for split in ("train", "heldout"))
+    compared = f"the first {COMPARED:,} of each split" if max(len(train), len(heldout)) > COMPARED else "all problems"
+    findings = [*_left_out(task), *_remaining(train[:COMPARED], heldout[:COMPARED])]
+    return findings or [ok(f"no problem comes twice, none is in both splits ({compared} compared)")]
+
+
 def _answers(task: Task, sample: Sample) -> Iterator[str]:
     """Gold texts that are too long to be in a prompt by chance: as they are shown, and as their columns hold them."""
     values = (sample.extra.get(str(getattr(task, key, ""))) for key in ("answer", "solution"))
     for text in (gold_of(task, sample), sample.answer, *values):
         if isinstance(text, str) and len(text.strip()) >= BY_CHANCE:
             yield text.strip()
+
+
+def _left_out(task: Task) -> Iterator[Finding]:
+    if not isinstance(task, LeavesOut):
+        return
+    if leaked := len(task.leaked):
+        yield fault(f"{_shared(leaked)} ({_keys(task.leaked)}): not held out, but the files leak")
+    if repeated := len(task.repeated):
+        rows = f"{repeated:,} rows repeat a problem" if repeated > 1 else "1 row repeats a problem"
+        yield note(f"{rows} of their own split ({_keys(task.repeated)}): the first is kept")
+
+
+def _remaining(train: Sequence[Sample], heldout: Sequence[Sample]) -> Iterator[Finding]:
+    """By the text alone, white space counted as one blank; then with capitals counted as small letters."""
+    for fold, difference in ((False, "white space"), (True, "capital letters")):
+        trained = {_normal(s, fold): s.key for s in train}
+        pairs = [f"{s.key} is {trained[text]}" for s in heldout if (text := _normal(s, fold)) in trained]
+        if pairs:
+            what = f"{_shared(len(pairs))}, but for {difference} ({listed(pairs)})"
+            yield note(what) if fold else fault(what)
+            break
+    for split, samples in (("training", train), ("held-out", heldout)):
+        repeated = len(samples) - len({_normal(s, fold=False) for s in samples})
+        if repeated:
+            yield note(f"{repeated:,} of {len(samples):,} {split} problems come again in their split")
+
+
+def _shared(count: int) -> str:
+    if count == 1:
+        return "1 held-out problem is a training problem too"
+    return f"{count:,} held-out problems are training problems too"
+
+
+def _keys(samples: Sequence[Sample]) -> str:
+    return listed([samples[i].key for i in range(min(len(samples), 4))])
+
+
+def _normal(sample: Sample, fold: bool) -> str:
+    text = " ".join(text_of(sample).split())
+    return text.casefold() if fold else text

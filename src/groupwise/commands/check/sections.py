@@ -7,13 +7,11 @@ from tempfile import TemporaryDirectory
 
 from groupwise.commands.build import pool_of, reward_forms
 from groupwise.commands.check.correctness import own_reward_findings, task_findings, unscored_findings
-from groupwise.commands.check.duplicates import duplicates
 from groupwise.commands.check.findings import Finding, Section, fault, note, ok
 from groupwise.commands.check.lengths import completion_encoder, lengths, shown_problems
 from groupwise.commands.check.model import ModelFiles, file_findings, loaded_findings, model_path, read_files
-from groupwise.commands.check.problems import columns, counts
-from groupwise.commands.check.scores import score_trials
-from groupwise.commands.check.trials import trials
+from groupwise.commands.check.problems import columns, counts, duplicates
+from groupwise.commands.check.trials import score_trials, trials
 from groupwise.config.plan import Plan
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
@@ -34,13 +32,12 @@ def sections(plan: Plan, shown: int = 3, with_model: bool = True) -> Iterator[Se
     yield Section("duplicates and leakage", duplicates(plan.task))
     with TemporaryDirectory() as folder:
         try:
-            files, unreadable = read_files(model_path(plan, Path(folder)), plan), None
+            files = read_files(model_path(plan, Path(folder)), plan)
         except UsageError as error:
-            files, unreadable = None, fault(f"{error}; so neither lengths nor rows can be shown")
-        yield Section("rewards", _rewards(plan, files))
-        if files is None:
-            yield Section("model", [unreadable] if unreadable else [])
+            yield Section("rewards", _rewards(plan, None))
+            yield Section("model", [fault(f"{error}; so neither lengths nor rows can be shown")])
             return
+        yield Section("rewards", _rewards(plan, files))
         findings, longest = lengths(plan, files.chat, files.positions, _samples(plan, MEASURED))
         yield Section("lengths", findings)
         yield _rows(plan, files, shown)
@@ -61,7 +58,7 @@ def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
             return [*findings, note("no problem shows a gold completion, so no reward can be tried")]
         scorer = Scorer(plan.task, str, plan.mix, pool)
         task, *own = score_trials(scorer, known, encode)
-    limit = plan.scoring.fault_limit
+    limit = plan.recipe.scoring.fault_limit
     if scorer.judged:
         findings.append(note("a reward model scores, and nobody knows the right answers: nothing to try it on"))
     else:
@@ -77,7 +74,7 @@ def _rows(plan: Plan, files: ModelFiles, shown: int) -> Section:
 
 
 def _model(plan: Plan, files: ModelFiles, longest: int, with_model: bool) -> list[Finding]:
-    samples = plan.task.samples("heldout")[: plan.evaluation.problems]
+    samples = plan.task.samples("heldout")[: plan.recipe.evaluation.problems]
     findings = file_findings(files, samples)
     if not with_model:
         return [*findings, note("the model itself is not loaded (--no-model)")]

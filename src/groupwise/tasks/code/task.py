@@ -20,7 +20,7 @@ from groupwise.core.task import Demonstration
 from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, cases
 from groupwise.rewards.sandbox.judge import passed
 from groupwise.tasks.code import generated
-from groupwise.tasks.settings import PickledSettings, fewest_and_most, require_heldout_share, require_worked_share
+from groupwise.tasks.settings import PickledSettings, fewest_and_most, require_shares
 from groupwise.tasks.splits import SPLITS, require_split, split_by_prompt
 
 _FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -66,8 +66,7 @@ class Code(PickledSettings):
     def __post_init__(self) -> None:
         if self.sandbox not in ("", ACCEPTED):
             raise UsageError(f'task.sandbox = {self.sandbox!r}: must be empty or, to take the risk, "{ACCEPTED}"')
-        require_heldout_share(self.heldout_share)
-        require_worked_share(self.worked_share)
+        require_shares(self.heldout_share, self.worked_share)
         if not 0.05 <= self.seconds <= 3600 or not 64 <= self.memory <= 1 << 20:
             raise UsageError(
                 "task.seconds must be from 0.05 to 3600 and task.memory from 64 to 1048576 (MiB), "

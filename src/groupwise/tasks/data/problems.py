@@ -1,36 +1,44 @@
-"""Every row of a data set once: into the index, left out with a reason that a note says, or refused."""
+"""Every row of a data set once: into the index, left out with a reason that a note says, or refused; then the split."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from groupwise.core.errors import UsageError
 from groupwise.tasks.data.columns import Columns
-from groupwise.tasks.data.filter import keeps
 from groupwise.tasks.data.index import IndexedSamples, SampleIndex
+from groupwise.tasks.data.settings import DataSettings, keeps
 from groupwise.tasks.data.sources import sources_of
-from groupwise.tasks.data.split import Split, split_rows
 
 if TYPE_CHECKING:
     import numpy as np
 
+#: Digests are whole numbers below this.
+DIGESTS = 1 << 64
 #: So many rows are named where a message lists what is wrong.
 _LISTED = 3
 
 
 @dataclass(frozen=True)
 class Problems:
-    """All problems, their split, and what a person should know about the rows."""
+    """All problems, split without duplicates and leakage.
 
-    index: SampleIndex
-    split: Split
+    train, heldout  in shuffled order
+    repeated        rows that repeat a problem of their own split
+    leaked          held-out rows whose problem is trained on
+    contents        a hash of all of them
+    notes           what a person should know about the rows
+    """
+
+    train: IndexedSamples
+    heldout: IndexedSamples
+    repeated: IndexedSamples
+    leaked: IndexedSamples
+    contents: str
     notes: Sequence[str]
-
-    def samples(self, rows: np.ndarray) -> IndexedSamples:
-        """The samples of these rows of the index."""
-        return IndexedSamples(self.index, rows)
 
 
 def read_problems(columns: Columns, readable: Callable[[str], bool]) -> Problems:
@@ -49,9 +57,9 @@ def read_problems(columns: Columns, readable: Callable[[str], bool]) -> Problems
     for origin in range(len(sources.train), len(index.sources)):
         scan.read(origin, limit=0)
     scan.require_enough()
-    split = split_rows(index.digests, trained, settings.heldout_share, settings.seed)
+    problems = _split(index, trained, settings)
     unread = [f"not read: {', '.join(sources.unread)}"] * bool(sources.unread)
-    return Problems(index, split, [*scan.notes(), *split.notes, *unread])
+    return replace(problems, notes=[*scan.notes(), *problems.notes, *unread])
 
 
 @dataclass
@@ -123,6 +131,40 @@ class _Scan:
             if column not in values:
                 what = "such column" if f"= {column!r}" in key or "filter" in key else f"column {column!r}"
                 raise UsageError(f"{key}: {where} has no {what}; columns there: {', '.join(values) or 'none'}")
+
+
+def _split(index: SampleIndex, trained: int, settings: DataSettings) -> Problems:
+    """By the digest of every row's problem; the first `trained` rows are not from a held-out set.
+
+    Where there is no held-out set, a problem's digest alone decides whether it is held out, whatever else the file
+    holds. Raises UsageError where nothing is left to train on.
+    """
+    import numpy as np  # not at the top: processes that only score never come here
+
+    hashes = np.array(index.digests, dtype=np.uint64)
+    # Indices of the first of equal hashes, in order.
+    first, second = (np.sort(np.unique(h, return_index=True)[1]) for h in (hashes[:trained], hashes[trained:]))
+    second += trained
+    repeated = np.setdiff1d(np.arange(len(hashes)), np.concatenate([first, second]))
+    leaks = np.isin(hashes[second], hashes[first])
+    train, heldout, how = first, second[~leaks], ""
+    if trained == len(hashes):
+        out = hashes[first] < min(int(settings.heldout_share * DIGESTS), DIGESTS - 1)
+        train, heldout, how = first[~out], first[out], ", split off by a hash of each problem's text"
+    if not len(train):
+        raise UsageError(f"no problem is left to train on: {len(heldout)} of {len(heldout)} are held out")
+    notes = [f"{len(train):,} problems to train on, {len(heldout):,} held out{how}"]
+    notes += [f"{len(repeated):,} rows repeat a problem: the first is kept"] * bool(len(repeated))
+    notes += [f"{leaks.sum():,} held-out problems are training problems too: not held out"] * bool(leaks.any())
+    orders = (_shuffled(train, hashes, settings.seed), _shuffled(heldout, hashes, settings.seed))
+    samples = [IndexedSamples(index, rows) for rows in (*orders, repeated, second[leaks])]
+    return Problems(*samples, contents=index.contents.hexdigest(), notes=notes)
+
+
+def _shuffled(rows: np.ndarray, hashes: np.ndarray, seed: int) -> np.ndarray:
+    """The rows in an order that depends on seed and texts alone: new rows come between the old ones."""
+    odd = int.from_bytes(blake2b(f"order {seed}".encode(), digest_size=8).digest(), "big") | 1
+    return rows[(hashes[rows] * hashes.dtype.type(odd)).argsort(kind="stable")]
 
 
 def _short(value: object, longest: int = 60) -> str:

@@ -43,13 +43,12 @@ class Data(DataSettings):
     @property
     def contents(self) -> str:
         """A hash of what the files say: another one where a prompt, an answer or a solution changed."""
-        return self._problems.index.contents.hexdigest()
+        return self._problems.contents
 
     def samples(self, split: str) -> IndexedSamples:
         """The problems of "train" or "heldout", in a shuffled order that is the same in every process."""
         require_split(split, "a data set")
-        rows = self._problems.split.train if split == "train" else self._problems.split.heldout
-        return self._problems.samples(rows)
+        return self._problems.train if split == "train" else self._problems.heldout
 
     def score(self, sample: Sample, completion: str) -> float:
         """1.0 where the completion's answer is the gold answer, else 0.0."""
@@ -62,12 +61,12 @@ class Data(DataSettings):
     @property
     def repeated(self) -> IndexedSamples:
         """Rows whose problem stands in their own split before; none of them is a sample."""
-        return self._problems.samples(self._problems.split.repeated)
+        return self._problems.repeated
 
     @property
     def leaked(self) -> IndexedSamples:
         """Held-out rows whose problem is trained on; none of them is a sample."""
-        return self._problems.samples(self._problems.split.leaked)
+        return self._problems.leaked
 
     def gold(self, sample: Sample) -> str:
         """The row's solution, or its answer where there is none: a completion that should score 1.0."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from groupwise.core.samples import Sample
 from groupwise.tasks.arithmetic import TERM, worked
-from groupwise.tasks.gym.entries import Entry, entry_of
+from groupwise.tasks.gym.generators import Entry, entry_of
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
 from groupwise.tasks.gym.answers import final_answer, harmless
 from groupwise.tasks.gym.curriculum import Curriculum, curriculum, parameters_at
-from groupwise.tasks.gym.entries import distinct_samples, entry_of, level_of
-from groupwise.tasks.gym.generators import Generator, make_dataset, make_generator
+from groupwise.tasks.gym.generators import Generator, distinct_samples, entry_of, level_of, make_dataset, make_generator
 from groupwise.tasks.gym.known_generators import (
     KNOWN,
     full_question,
@@ -24,7 +23,7 @@ from groupwise.tasks.gym.known_generators import (
     right_completion,
     short_question,
 )
-from groupwise.tasks.settings import PickledSettings, require_heldout_share, require_worked_share
+from groupwise.tasks.settings import PickledSettings, require_shares
 from groupwise.tasks.splits import SPLITS, hash_fraction, require_split, split_by_prompt
 
 _SEEDS = 2**31  # numpy takes no larger seed than twice this
@@ -65,8 +64,7 @@ class Gym(PickledSettings):
     def __post_init__(self) -> None:
         if self.problems < 2:
             raise UsageError(f"task.problems must be at least 2, not {self.problems}")
-        require_heldout_share(self.heldout_share)
-        require_worked_share(self.worked_share)
+        require_shares(self.heldout_share, self.worked_share)
         if self.tags and self.answer_after:
             raise UsageError("task.tags and task.answer_after both say where the answer stands; set one of them")
         self._require_question()
