@@ -17,7 +17,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.chat import Chat
-from groupwise.models.load import Policy
+from groupwise.models.load import Policy, prompt_ids
 from groupwise.models.reward import RewardModel, load_reward_model, reward_model_of
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
@@ -166,7 +166,7 @@ def test_a_file_of_pairs_is_read_and_ended_like_sampled_completions(policy, tmp_
     assert pairs == [Pair("1+2=", "3", "4"), Pair("1+2=", "1\u2028", "4")]
     (found,) = encode_pairs(policy, pairs[:1])
     end = policy.tokenizer.eos_token_id
-    assert policy.encode("1+2=") == found.prompt
+    assert tuple(prompt_ids(policy.tokenizer, ["1+2="])[0]) == found.prompt
     assert (found.chosen[-1], found.rejected[-1]) == (end, end)
     assert policy.decode(found.chosen) == "3"
     assert found.right is None

@@ -17,7 +17,7 @@ from groupwise.engines.make import make_engine
 from groupwise.engines.settings import EngineSettings
 from groupwise.models import reward
 from groupwise.models.chat import Chat
-from groupwise.models.load import Policy, digest
+from groupwise.models.load import Policy, digest, save_policy
 from groupwise.models.reward import reward_model_of
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
@@ -76,7 +76,7 @@ def cached_reward_model(
         updates = train_reward_model(model, train, settings, seed, on_step)
         report = report_on(model, held, ceiling, len(train), updates)
         report = dataclasses.replace(report, seconds=time.perf_counter() - began)
-        model.save(target)
+        save_policy(model.model, model.tokenizer, target)
         (target / REPORT).write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
 
     make_folder(folder, write, "the reward model")
