@@ -12,6 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from groupwise.core.dataclass_json import to_json
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.samples import Sample
@@ -114,7 +115,7 @@ def test_noise_lowers_the_labelled_accuracy_to_the_ceiling_and_not_the_true_one(
     assert report.accuracy_true > 0.9
     assert report.labels_right == pytest.approx(0.8, abs=0.08)
     assert report.accuracy == pytest.approx(report.labels_right, abs=0.08)
-    assert json.loads(json.dumps(report.as_json()))["ceiling"] == 0.8
+    assert json.loads(json.dumps(to_json(report)))["ceiling"] == 0.8
 
 
 def test_a_seed_gives_the_same_bits_whatever_the_global_stream_and_another_seed_others(policy):

@@ -76,9 +76,7 @@ def reward_model_of(policy: Policy) -> RewardModel:
     try:
         model = with_backbone(AutoModelForSequenceClassification, config, policy.model.base_model)
     except (ValueError, KeyError, RuntimeError) as error:
-        raise UsageError(
-            f"{kind}: no reward model can be made from it: {error_line(error)}"
-        ) from None
+        raise UsageError(f"{kind}: no reward model can be made from it: {error_line(error)}") from None
     _check_head(model)
     for weight in model.score.parameters():
         torch.nn.init.zeros_(weight)

@@ -259,7 +259,7 @@ def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterator[tuple
     where, tokenizer = f"prompt of sample {sample.key}", chat.tokenizer
     try:
         text = chat.text(sample)
-        ids = chat.ids(text, f"sample {sample.key}")
+        ids = chat.ids(text, f"sample {sample.key}: ")
     except UsageError as error:
         yield "refused", Finding(str(error), "prompts", "nothing can be asked of such a sample", True)
         return

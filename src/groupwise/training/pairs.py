@@ -64,7 +64,8 @@ def read_pairs(path: Path) -> list[Pair]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as a file of pairs: {error_line(error)}") from None
+        why = error.strerror if isinstance(error, OSError) else error_line(error)
+        raise UsageError(f"{path}: cannot be read as a file of pairs: {why}") from None
     # Not splitlines: JSON allows U+2028 inside a string.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:

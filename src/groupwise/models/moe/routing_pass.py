@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from groupwise.core.errors import RunError
 from groupwise.core.records import Batch, RoutingRecord
-from groupwise.models.moe.balance import load_share
+from groupwise.models.moe.balance import load_shares
 from groupwise.models.moe.record import Router, Routes, RowRoutes, record_routes, router_logits
 from groupwise.models.moe.replay import Replay, pad_routes, replay_routes
 from groupwise.models.moe.settings import RouterLosses
@@ -43,7 +43,11 @@ class RoutingPass:
         self._losses = losses or {}
         self._sums = dict.fromkeys(self._losses, 0.0)
         self._tokens = int((batch.length - 1).sum())
-        self._shares = _batch_shares(batch, routers) if "balance_loss" in self._losses else []
+        self._shares: list[Tensor] = []
+        if "balance_loss" in self._losses:
+            if batch.routes is None:
+                raise ValueError("column routes is read before it is written")
+            self._shares = load_shares(torch.cat(batch.routes), [router.experts for router in routers])
 
     @property
     def record(self) -> RoutingRecord | None:
@@ -111,14 +115,6 @@ def routes_to_replay(batch: Batch, column: str, routers: Sequence[Router]) -> Ro
                 f"needs {expected}: tokens that are run (all but the last), layers with experts, experts a token"
             )
     return rows
-
-
-def _batch_shares(batch: Batch, routers: Sequence[Router]) -> list[Tensor]:
-    """Per layer [E], the share of the batch's choices that fell on each expert, prompts included."""
-    if batch.routes is None:
-        raise ValueError("column routes is read before it is written")
-    layers = torch.cat(batch.routes).unbind(1)
-    return [load_share(layer, router.experts) for layer, router in zip(layers, routers, strict=True)]
 
 
 def _routed_tokens(micro: Batch) -> Tensor:
