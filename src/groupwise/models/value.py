@@ -74,12 +74,10 @@ def _token_model(config: Any, backbone: nn.Module, head: nn.Linear | None) -> An
             "choose an algorithm without a critic"
         ) from None
     score = _head(model)
-    with torch.no_grad():
-        for parameter in score.parameters():
-            parameter.zero_()
-        if head is not None:
-            for name, parameter in head.named_parameters():
-                score.get_parameter(name).copy_(parameter)
+    for parameter in score.parameters():
+        nn.init.zeros_(parameter)
+    if head is not None:
+        score.load_state_dict(head.state_dict(), strict=False)
     return model
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate
-from groupwise.core.records import Batch, Completion, Group, Prompt, RoutingRecord, UpdateRecord, UpdateResult
+from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord, UpdateResult
 from groupwise.models.heads import halves
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.logprobs import sequence_logprobs
@@ -75,20 +75,15 @@ class Learner(TrainedModel):
             return None, {"routes": replayed}
         if not old and not self.routing.reads_routes:
             return None, {}
-        logp, seen = self._pass(batch, replayed)
+        routing = self._routing_pass(batch, replayed)
+        logp, seen = self.logprobs(self.model, batch, routing), routing.record
         own = {"routes_own": seen.own} if seen and from_engine else {}
         return logp if old else None, {"routes": seen.used, **own} if seen else {}
 
-    def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """[N,T] nats on the CPU, 0 where masked."""
-        return self._sweep(model, batch, RoutingPass(model, (), batch))
+    def logprobs(self, model: nn.Module, batch: Batch, routing: RoutingPass | None = None) -> Tensor:
+        """[N,T] nats on the CPU, 0 where masked; `routing` gathers the routes of the pass."""
+        routing = routing or RoutingPass(model, (), batch)
 
-    def _pass(self, batch: Batch, replayed: RowRoutes | None) -> tuple[Tensor, RoutingRecord | None]:
-        """The policy's log-probabilities, and its routes."""
-        routing = self._routing_pass(batch, replayed)
-        return self._sweep(self.model, batch, routing), routing.record
-
-    def _sweep(self, model: nn.Module, batch: Batch, routing: RoutingPass) -> Tensor:
         def logp(index: Tensor, micro: Batch) -> Tensor:
             with routing.microbatch(index, micro):
                 return self._forward(model, micro, entropy_gradient=False)[0]
@@ -104,7 +99,7 @@ class Learner(TrainedModel):
         known = self.routers and batch.routes_engine
         replayed = routes_to_replay(batch, "routes_engine", self.routers) if known else None
         with torch.no_grad():
-            logp, _ = self._pass(batch, replayed)
+            logp = self.logprobs(self.model, batch, self._routing_pass(batch, replayed))
         return [row[inside] for row, inside in zip(logp, batch.mask, strict=True)]
 
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord]:

@@ -1,7 +1,6 @@
 """What a step says about its policy's experts: pure functions from routes to metrics. docs/metrics.md has their lines.
 
 Rows are [tokens run, L, K] each; a trained token's route is that of the token before it, whose forward predicted it.
-Shapes: n rows, T padded tokens, M tokens, L layers with experts, K experts a token, E experts.
 """
 
 import math

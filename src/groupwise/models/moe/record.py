@@ -2,8 +2,6 @@
 
 It works on a model's own `*TopKRouter` modules, whatever they compute around their choice (softmax or sigmoid, group
 limits, a bias, float32 inside). No model code is copied, and no hook is left when the `with` ends.
-
-Shapes: N rows, T tokens, L routers (layers with experts), K experts a token, E experts.
 """
 
 from collections.abc import Callable, Iterator, Sequence

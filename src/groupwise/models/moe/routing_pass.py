@@ -1,7 +1,4 @@
-"""A pass of a mixture-of-experts policy over a batch: routes recorded, or replayed, and the routers' own losses.
-
-Shapes: n rows, T padded tokens, L layers with experts, K experts a token, E experts.
-"""
+"""A pass of a mixture-of-experts policy over a batch: routes recorded, or replayed, and the routers' own losses."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -62,7 +59,7 @@ class RoutingPass:
         routers' losses to a loss.
         """
         if not self._routers:
-            yield _unchanged
+            yield lambda loss: loss
             return
         routed = _routed_tokens(micro)
         with ExitStack() as stack:
@@ -72,7 +69,7 @@ class RoutingPass:
                 replay = stack.enter_context(replay_routes(self._backbone, routes, present, watch=True))
             used = stack.enter_context(record_routes(self._backbone))
             logits = stack.enter_context(router_logits(self._routers)) if self._losses else []
-            yield partial(self._add_losses, logits, routed) if self._losses else _unchanged
+            yield partial(self._add_losses, logits, routed)
             self._gather(index, micro, routed, used, replay)
 
     def _gather(self, index: Tensor, micro: Batch, routed: Tensor, used: Routes, replay: Replay | None) -> None:
@@ -121,7 +118,3 @@ def _routed_tokens(micro: Batch) -> Tensor:
     """[n,T-1] bool, True at tokens that are run and have a route: neither padding nor a row's last token."""
     columns = torch.arange(max(1, micro.tokens.shape[1] - 1), device=micro.length.device)
     return columns < (micro.length - 1)[:, None]
-
-
-def _unchanged(loss: Tensor) -> Tensor:
-    return loss
