@@ -126,7 +126,8 @@ class Chat:
         bos = f"BOS {self.tokenizer.bos_token}" if self.has_bos else "no BOS"
         parts = [f"template: {self._source()}", bos]
         if self.settings.system:
-            parts.append(f"system prompt {_short(self.settings.system)}")
+            system = self.settings.system
+            parts.append(f"system prompt {(system if len(system) <= 60 else system[:57] + '...')!r}")
         if self.settings.thinking:
             parts.append(f"thinking {self.settings.thinking}")
         if self.settings.open:
@@ -182,7 +183,3 @@ def _template(tokenizer: Any, wanted: str) -> str | None:
 def _begins(tokenizer: Any, ids: Sequence[int]) -> bool:
     """Whether ids begin with the tokenizer's BOS."""
     return tokenizer.bos_token_id is not None and tuple(ids[:1]) == (tokenizer.bos_token_id,)
-
-
-def _short(text: str, limit: int = 60) -> str:
-    return repr(text if len(text) <= limit else text[: limit - 3] + "...")

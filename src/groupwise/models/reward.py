@@ -71,7 +71,9 @@ def reward_model_of(policy: Policy) -> RewardModel:
     """
     config = copy.deepcopy(policy.model.config)
     config.num_labels = 1
-    config.get_text_config().pad_token_id = _classifier_pad(policy)
+    pad = policy.tokenizer.pad_token_id
+    # For transformers' own forward; None, one row at a time, where an answer may end in that id.
+    config.get_text_config().pad_token_id = None if pad is None or pad in policy.eos else int(pad)
     kind = type(policy.model).__name__
     try:
         model = with_backbone(AutoModelForSequenceClassification, config, policy.model.base_model)
@@ -115,12 +117,6 @@ def check_rows(rows: Sequence[Tokens], positions: int) -> None:
     for number, row in enumerate(rows):
         if not 0 < len(row) <= positions:
             raise ValueError(f"row {number} has {len(row)} tokens; the reward model takes from 1 to {positions}")
-
-
-def _classifier_pad(policy: Policy) -> int | None:
-    """The pad id for transformers' own forward; None, one row at a time, where an answer may end in that id."""
-    pad = policy.tokenizer.pad_token_id
-    return None if pad is None or pad in policy.eos else int(pad)
 
 
 def _check_head(model: Any) -> None:

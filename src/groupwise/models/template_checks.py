@@ -40,7 +40,9 @@ def check_chat(chat: Chat, ends: Collection[int], samples: Sequence[Sample]) -> 
     `ends` are the ids that end a completion (Policy.eos).
     """
     first = samples[:LOOKED_AT]
-    findings = [*check_template(chat, ends, used_roles(chat, first)), *check_prompts(chat, ends, first)]
+    own = {str(message.get("role")) for sample in first for message in sample.messages}
+    used = {"user", *own, *(["system"] if chat.settings.system else [])}  # a template may drop what no prompt says
+    findings = [*check_template(chat, ends, used), *check_prompts(chat, ends, first)]
     return sorted(findings, key=lambda finding: not finding.fatal)
 
 
@@ -49,12 +51,6 @@ def require_no_fatal(findings: Iterable[Finding]) -> None:
     fatal = [str(finding) for finding in findings if finding.fatal]
     if fatal:
         raise UsageError("; also: ".join(fatal))
-
-
-def used_roles(chat: Chat, samples: Iterable[Sample]) -> frozenset[str]:
-    """The roles that prompts have: a template may drop what no prompt says."""
-    own = {str(message.get("role")) for sample in samples for message in sample.messages}
-    return frozenset({"user", *own, *(["system"] if chat.settings.system else [])})
 
 
 def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> list[Finding]:

@@ -62,7 +62,9 @@ class TinySpec:
         with torch.random.fork_rng(devices=[]):  # the caller's random stream stays where it is
             torch.manual_seed(seed)
             model = self._model(tokenizer)
-        model.generation_config = GenerationConfig(eos_token_id=self._ends(tokenizer), pad_token_id=PAD_ID)
+        own_end = tokenizer.eos_token_id
+        ends = EOS_ID if own_end == EOS_ID else [own_end, EOS_ID]
+        model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=PAD_ID)
         save_policy(model, tokenizer, folder)
 
     def tokenizer(self, alphabet: str) -> PreTrainedTokenizerFast:
@@ -89,11 +91,6 @@ class TinySpec:
             clean_up_tokenization_spaces=False,
             model_max_length=self.max_length,
         )
-
-    def _ends(self, tokenizer: PreTrainedTokenizerFast) -> int | list[int]:
-        own = tokenizer.eos_token_id
-        assert isinstance(own, int)
-        return EOS_ID if own == EOS_ID else [own, EOS_ID]
 
     def _model(self, tokenizer: PreTrainedTokenizerFast) -> Any:
         return Qwen3ForCausalLM(Qwen3Config(**self._settings(tokenizer), intermediate_size=self.mlp_width))

@@ -1,7 +1,6 @@
 """A run's reward model from the run's own policy and preference pairs, cached by everything that determines it."""
 
 import dataclasses
-import hashlib
 import inspect
 import json
 import sys
@@ -53,8 +52,10 @@ def cached_reward_model(
     device = next(policy.model.parameters()).device.type
     code = [inspect.getsource(module) for module in (pairs, reward, reward_report, sys.modules[__name__])]
     how = settings.replace(path=None)  # a file is known by its pairs, wherever it lies
-    policy_and_task = (*origin(policy), chat.settings, scorer.task, sampling)
-    sources = (*policy_and_task, how, seed, from_file, engine_settings, device, *code)
+    # Of the policy count its weights, the ids of every token, and those that end an answer.
+    vocabulary = sorted(policy.tokenizer.get_vocab().items())
+    policy_parts = (digest(policy.model), vocabulary, sorted(policy.eos), chat.settings)
+    sources = (*policy_parts, scorer.task, sampling, how, seed, from_file, engine_settings, device, *code)
     folder = cache / f"reward-{fingerprint(*sources)}"
 
     def sampled() -> list[Comparison]:
@@ -81,9 +82,3 @@ def cached_reward_model(
 
     make_folder(folder, write, "the reward model")
     return folder
-
-
-def origin(policy: Policy) -> tuple[str, ...]:
-    """What of a policy decides its reward model: weights, ids of every token, ids that end an answer."""
-    vocabulary = json.dumps(sorted(policy.tokenizer.get_vocab().items()))
-    return digest(policy.model), hashlib.sha256(vocabulary.encode()).hexdigest(), repr(sorted(policy.eos))

@@ -62,14 +62,11 @@ class UpdateOutcome:
 
 
 class Optimizer:
-    """A model's AdamW with its learning rate of each update, its gradient limit, and the number of updates so far.
+    """A model's AdamW with its `rate` (number of the update, from 0 -> learning rate), gradient limit and count.
 
-    rate       the number of the update, from 0 -> its learning rate
-    clip_norm  gradients are scaled down to this norm; 0 leaves them alone
-
-        rate = optimizer.begin()
-        loss = ...                         # backward passes add up the gradient
-        outcome = optimizer.finish(loss)   # clipped, applied where finite, counted
+    rate = optimizer.begin()
+    loss = ...                         # backward passes add up the gradient
+    outcome = optimizer.finish(loss)   # clipped, applied where finite, counted
     """
 
     def __init__(

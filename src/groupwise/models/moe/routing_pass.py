@@ -61,7 +61,9 @@ class RoutingPass:
         if not self._routers:
             yield lambda loss: loss
             return
-        routed = _routed_tokens(micro)
+        # [n,T-1], True at tokens that are run and have a route: neither padding nor a row's last token.
+        columns = torch.arange(max(1, micro.tokens.shape[1] - 1), device=micro.length.device)
+        routed = columns < (micro.length - 1)[:, None]
         with ExitStack() as stack:
             replay = None
             if self._replayed is not None:
@@ -112,9 +114,3 @@ def routes_to_replay(batch: Batch, column: str, routers: Sequence[Router]) -> Ro
                 f"needs {expected}: tokens that are run (all but the last), layers with experts, experts a token"
             )
     return rows
-
-
-def _routed_tokens(micro: Batch) -> Tensor:
-    """[n,T-1] bool, True at tokens that are run and have a route: neither padding nor a row's last token."""
-    columns = torch.arange(max(1, micro.tokens.shape[1] - 1), device=micro.length.device)
-    return columns < (micro.length - 1)[:, None]
