@@ -98,7 +98,7 @@ def train(run: Training) -> bool:
 def train_step(run: Training) -> dict[str, Any]:
     """Prompts -> groups -> batch -> updates -> weights back to the engine; the step's row of metrics.jsonl."""
     parts, step, phase = run.components, run.progress.step, run.clock.phase
-    begun = parts.state.step_start(parts.rollout.state)
+    stream_before, updates_before = parts.rollout.state, parts.state.updates
     with phase("generate"):
         result = parts.rollout.collect(run.settings.prompts_per_step, run.clock.switch)
     run.output.faults(step, parts.rollout.scorer.take_unshown())
@@ -115,9 +115,8 @@ def train_step(run: Training) -> dict[str, Any]:
     with phase("update"):
         for minibatch in map(parts.algorithm.weigh, passes(batch, run.settings, step)):
             if run.progress.count(update(run, minibatch, log, columns)) >= MOST_SKIPPED:
-                parts.state.rewind(begun)
                 before = dataclasses.replace(run.progress, step=step - 1, skipped_in_a_row=0)
-                saved = parts.state.save(before, begun.stream, run.clock.total)
+                saved = parts.state.save(before, stream_before, run.clock.total, updates_before)
                 raise never_finite(step, saved, has_critic=parts.critic is not None)
     checks = log.checks()
     with phase("load weights"):

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from groupwise import cli
 from groupwise.core.errors import UsageError
-from groupwise.models.load import load_policy, prompt_ids
+from groupwise.models.load import Policy, load_policy, prompt_ids
 from groupwise.models.tiny import TinySpec
 
 
@@ -110,17 +110,21 @@ def test_every_end_id_is_known(folder: Path):
     assert load_policy(folder).eos == {1, 5}
 
 
+def encode(policy: Policy, prompt: str) -> list[int]:
+    return prompt_ids(policy.tokenizer, [prompt])[0]
+
+
 def test_a_prompt_keeps_its_bos_and_loses_an_end_that_the_tokenizer_adds(policy):
     """Some tokenizers close every text with an end id: sampling after that would be sampling after the answer."""
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="5 $0 <eos>", special_tokens=[("5", 7), ("<eos>", 1)]
     )
-    assert tokenizer("3+1=")["input_ids"] == [7, *policy.encode("3+1="), 1]
-    assert prompt_ids(tokenizer, ["3+1=", "2="]) == [[7, *policy.encode("3+1=")], [7, *policy.encode("2=")]]
+    assert tokenizer("3+1=")["input_ids"] == [7, *encode(policy, "3+1="), 1]
+    assert prompt_ids(tokenizer, ["3+1=", "2="]) == [[7, *encode(policy, "3+1=")], [7, *encode(policy, "2=")]]
 
 
 def test_a_prompt_is_encoded_without_an_end(policy):
-    assert policy.decode(policy.encode("3+1=")) == "3+1="
-    assert policy.decode((*policy.encode("42"), *policy.eos)) == "42"
-    assert torch.is_tensor(policy.model(torch.tensor([policy.encode("1+1=")])).logits)
+    assert policy.decode(encode(policy, "3+1=")) == "3+1="
+    assert policy.decode((*encode(policy, "42"), *policy.eos)) == "42"
+    assert torch.is_tensor(policy.model(torch.tensor([encode(policy, "1+1=")])).logits)

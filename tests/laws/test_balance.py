@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise import record_routes
-from groupwise.models.moe.balance import Balance, load_share
+from groupwise.models.moe.balance import Balance, load_shares
 from groupwise.models.moe.record import routers
 from tests.laws.moe_models import BUILD, EXPERTS, build, text
 
@@ -18,6 +18,11 @@ CUTS = [1, 4, 16]
 
 def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def load_share(routes: torch.Tensor, experts: int) -> torch.Tensor:
+    """Choices [M,K] of a single layer -> [E]."""
+    return load_shares(routes[:, None], [experts])[0]
 
 
 def test_the_gradient_does_not_depend_on_microbatches() -> None:
@@ -50,7 +55,7 @@ def test_the_gradient_through_real_routers_does_not_depend_on_microbatches(name:
     model, ids = build(name, dtype=torch.float64, experts_implementation="eager"), text(0, 16, 5)
     with torch.no_grad(), record_routes(model) as routes:
         model(input_ids=ids)
-    shares = [load_share(layer, EXPERTS) for layer in routes.tensor.unbind(2)]
+    shares = load_shares(routes.tensor.flatten(0, 1), [EXPERTS] * routes.tensor.shape[2])
     whole, *cut = [router_gradients(model, ids, shares, cuts) for cuts in CUTS]
     for grads in cut:
         for grad, reference in zip(grads, whole, strict=True):

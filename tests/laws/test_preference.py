@@ -23,7 +23,7 @@ from transformers import (
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
-from groupwise.models.load import digest
+from groupwise.models.load import digest, save_policy
 from groupwise.models.reward import load_reward_model, reward_model_of
 from groupwise.training.pairs import Comparison, flip, ranked, split_by_prompt
 from groupwise.training.reward_model import (
@@ -154,7 +154,7 @@ def test_a_score_reads_the_last_token_and_nothing_of_the_padding(scorer):
 def test_a_saved_model_scores_the_same_in_transformers(scorer, tmp_path):
     prompts, completions = rows(6)
     told = scorer.scores(prompts, completions)
-    scorer.save(tmp_path)
+    save_policy(scorer.model, scorer.tokenizer, tmp_path)
     assert load_reward_model(tmp_path).scores(prompts, completions) == told
     whole = [[*p, *c] for p, c in zip(prompts, completions, strict=True)]
     width = max(map(len, whole))
@@ -170,7 +170,7 @@ def test_where_answers_end_in_the_pad_id_transformers_scores_the_same_row_by_row
     policy.tokenizer.pad_token = policy.tokenizer.eos_token
     model = reward_model_of(replace(policy, pad=policy.tokenizer.pad_token_id))
     torch.nn.init.ones_(model.model.score.weight)
-    model.save(tmp_path)
+    save_policy(model.model, model.tokenizer, tmp_path)
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     prompts, completions = rows(4)
     with torch.no_grad():

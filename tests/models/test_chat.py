@@ -22,7 +22,7 @@ from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.load import Policy, load_policy, prompt_ids
 from groupwise.models.template_checks import Finding, check_chat, check_prompts, require_no_fatal
 from groupwise.models.thinking import answer_only, split_thinking
-from groupwise.models.tiny import CHATML, ByteSpec, byte_tokenizer, character_tokenizer
+from groupwise.models.tiny import CHATML, ByteSpec, TinySpec
 from groupwise.training.initial_policy import TINY
 
 TURN = "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
@@ -225,7 +225,7 @@ def test_a_sample_that_cannot_be_put_is_named() -> None:
     with pytest.raises(UsageError, match=r"sample q1: the chat template .* System role not supported"):
         Chat(tokenizer(INST, eos="</s>"), SYSTEM).encode(ASKED)
     with pytest.raises(UsageError, match="sample q1: the model's tokenizer cannot read it"):
-        Chat(character_tokenizer("0123", 64)).encode(ASKED)
+        Chat(TinySpec(max_length=64).tokenizer("0123")).encode(ASKED)
 
 
 # What the checks find.
@@ -239,8 +239,8 @@ def test_a_sample_that_cannot_be_put_is_named() -> None:
         tokenizer(LLAMA3, bos="<s>", adds=True, eos="<|eot|>"),
         tokenizer(INST, eos="</s>"),
         tokenizer(CHATML, bos="<|im_start|>"),  # a BOS that is the start of every turn, as some models have it
-        byte_tokenizer(512, chat=True),
-        character_tokenizer("What is 2+3?", 64),
+        ByteSpec(max_length=512, chat=True).tokenizer(""),
+        TinySpec(max_length=64).tokenizer("What is 2+3?"),
     ],
     ids=["plain", "chatml", "llama3", "inst", "bos-is-turn", "tiny-chat", "characters"],
 )
@@ -453,14 +453,14 @@ def test_the_tiny_chat_model_passes_its_own_checks_and_survives_saving(tiny_chat
     "text", ["abc", " Größe\t\n", "\U0001f600\u200d日本 \x00\x7f", "a<pad", "".join(map(chr, range(300)))]
 )
 def test_any_text_goes_in_and_comes_back_a_token_a_byte(text: str) -> None:
-    made = byte_tokenizer(512)
+    made = ByteSpec(max_length=512).tokenizer("")
     ids = made(text)["input_ids"]
     assert len(ids) == len(text.encode())
     assert made.decode(ids) == text
 
 
 def test_every_byte_has_its_own_id_and_specials_are_left_out() -> None:
-    made = byte_tokenizer(512, chat=True)
+    made = ByteSpec(max_length=512, chat=True).tokenizer("")
     assert len(made) == 260
     assert made.decode([*made("hi")["input_ids"], *made.all_special_ids], skip_special_tokens=True) == "hi"
     assert made.convert_tokens_to_ids(["<pad>", "<eos>"]) == [0, 1]

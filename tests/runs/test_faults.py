@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import groupwise
 from groupwise.algorithms.parts.aggregate import SequenceMean
@@ -144,7 +145,7 @@ def test_gradients_that_are_not_finite_stop_the_run_with_a_sound_state(small, mo
 def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
     newest, _ = checkpoint.newest_good(folder / "checkpoints")
     assert newest is not None
-    return checkpoint.read_weights(newest)
+    return load_file(newest / checkpoint.POLICY / "model.safetensors")
 
 
 def test_skipped_updates_that_are_not_in_a_row_are_counted_and_the_run_goes_on(small, monkeypatch):

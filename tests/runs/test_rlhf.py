@@ -20,7 +20,7 @@ from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
-from groupwise.models.load import load_policy
+from groupwise.models.load import load_policy, save_policy
 from groupwise.models.reward import reward_model_of
 from groupwise.models.tiny import TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
@@ -99,7 +99,8 @@ def test_the_reward_model_in_the_run_folder_gives_the_runs_scores_again(changes)
 
 def test_a_reward_model_with_another_tokenizer_is_refused(changes, tmp_path):
     TinySpec(layers=1, width=16, heads=2, kv_heads=2, head_dim=8).build("+-=0123456789", tmp_path / "policy", 0)
-    reward_model_of(load_policy(tmp_path / "policy")).save(tmp_path / "judge")
+    judge = reward_model_of(load_policy(tmp_path / "policy"))
+    save_policy(judge.model, judge.tokenizer, tmp_path / "judge")
     with pytest.raises(UsageError, match="its tokenizer is not the policy's"):
         groupwise.train("rlhf", {**changes, "preference": {"model": str(tmp_path / "judge")}})
 

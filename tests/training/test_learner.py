@@ -12,7 +12,7 @@ from groupwise.core.metrics import Last, Max, Mean, Sum, merge, read
 from groupwise.core.records import UpdateRecord
 from groupwise.diagnostics.updates import loss_metrics, update_metrics
 from groupwise.training.learner import Learner, LearnerSettings
-from groupwise.training.optimizer import Schedule, adamw, learning_rate
+from groupwise.training.optimizer import Optimizer, Schedule, learning_rate
 from tests.laws.test_split import make_batch
 
 
@@ -33,7 +33,7 @@ def test_the_optimizer_is_adamw_with_every_setting():
     """x <- x - lr w x - lr m^ / (sqrt(v^) + epsilon), m^ and v^ the bias-corrected means of g and g^2."""
     model = torch.nn.Linear(1, 1, bias=False).double()
     settings = LearnerSettings(learning_rate=0.1, beta1=0.5, beta2=0.75, epsilon=0.3, weight_decay=0.2)
-    optimizer, x, m, v = adamw(model, settings), 2.0, 0.0, 0.0
+    optimizer, x, m, v = Optimizer.from_settings(model, settings, 3).adamw, 2.0, 0.0, 0.0
     with torch.no_grad():
         model.weight.fill_(x)
     for update, g in enumerate((3.0, -1.0, 0.5), start=1):

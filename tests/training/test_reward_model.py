@@ -12,12 +12,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from groupwise.core.dataclass_json import to_json
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.chat import Chat
-from groupwise.models.load import Policy
+from groupwise.models.load import Policy, prompt_ids
 from groupwise.models.reward import RewardModel, load_reward_model, reward_model_of
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
@@ -114,7 +115,7 @@ def test_noise_lowers_the_labelled_accuracy_to_the_ceiling_and_not_the_true_one(
     assert report.accuracy_true > 0.9
     assert report.labels_right == pytest.approx(0.8, abs=0.08)
     assert report.accuracy == pytest.approx(report.labels_right, abs=0.08)
-    assert json.loads(json.dumps(report.as_json()))["ceiling"] == 0.8
+    assert json.loads(json.dumps(to_json(report)))["ceiling"] == 0.8
 
 
 def test_a_seed_gives_the_same_bits_whatever_the_global_stream_and_another_seed_others(policy):
@@ -166,7 +167,7 @@ def test_a_file_of_pairs_is_read_and_ended_like_sampled_completions(policy, tmp_
     assert pairs == [Pair("1+2=", "3", "4"), Pair("1+2=", "1\u2028", "4")]
     (found,) = encode_pairs(policy, pairs[:1])
     end = policy.tokenizer.eos_token_id
-    assert policy.encode("1+2=") == found.prompt
+    assert tuple(prompt_ids(policy.tokenizer, ["1+2="])[0]) == found.prompt
     assert (found.chosen[-1], found.rejected[-1]) == (end, end)
     assert policy.decode(found.chosen) == "3"
     assert found.right is None

@@ -223,9 +223,9 @@ def _reward_model_in_short(path: Path) -> dict[str, Any]:
     """What summary.json says of the run's reward model, where it made one."""
     if not path.is_file():
         return {}
-    report = read_report(path).as_json()
+    report = read_report(path)
     names = ("accuracy", "accuracy_true", "ceiling", "share_of_ceiling", "calibration_error")
-    return {"reward_model": {name: report[name] for name in names}}
+    return {"reward_model": {name: getattr(report, name) for name in names}}
 
 
 def _worst_checks(folder: Path) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,6 @@ from groupwise.core.settings import Settings
 from groupwise.models.load import error_line, prompt_ids
 
 AUTO, NONE, TOKENIZER = "auto", "none", "tokenizer"
-THINKING: Mapping[str, bool] = {"on": True, "off": False}
 
 Message = Mapping[str, str]
 
@@ -58,7 +57,7 @@ class Chat:
 
     def encode(self, sample: Sample) -> tuple[int, ...]:
         """The ids the engine is given: the rendered prompt with exactly one BOS where the tokenizer puts one."""
-        return self.ids(self.text(sample), f"sample {sample.key}")
+        return self.ids(self.text(sample), f"sample {sample.key}: ")
 
     def prompts(self, texts: list[str]) -> list[list[int]]:
         """The ids of prompts that are one text each, many at a time."""
@@ -75,7 +74,7 @@ class Chat:
                     "template to put it into; set chat.template to a Jinja file, or map one text as the prompt"
                 )
             return sample.prompt + self.settings.open
-        return self.render(self.messages(sample), f"sample {sample.key}") + self.settings.open
+        return self.render(self.messages(sample), f"sample {sample.key}: ") + self.settings.open
 
     def messages(self, sample: Sample) -> list[Message]:
         """The conversation that is rendered: the sample's own or its prompt as the user's, the system prompt first."""
@@ -92,7 +91,8 @@ class Chat:
     def render(self, messages: Sequence[Message], where: str = "", prompt: bool = True, **variables: bool) -> str:
         """The template's text of `messages`, with the generation prompt where it is a `prompt`.
 
-        `variables` go to the template as they are. Raises UsageError, with the template's own words, where it refuses.
+        `variables` go to the template as they are. Raises UsageError, `where` and the template's own words, where it
+        refuses.
         """
         try:
             return self.tokenizer.apply_chat_template(
@@ -104,7 +104,7 @@ class Chat:
             )
         except Exception as error:  # a template is a program: it can raise anything
             raise UsageError(
-                f"{_prefix(where)}the chat template ({self._source()}) does not render it: {type(error).__name__}: "
+                f"{where}the chat template ({self._source()}) does not render it: {type(error).__name__}: "
                 f"{error_line(error)}"
             ) from None
 
@@ -117,7 +117,7 @@ class Chat:
                 return tuple(prompt_ids(self.tokenizer, [text])[0])
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
-            raise UsageError(f"{_prefix(where)}the model's tokenizer cannot read it: {error_line(error)}") from None
+            raise UsageError(f"{where}the model's tokenizer cannot read it: {error_line(error)}") from None
         lacking = self.adds_bos and not _begins(self.tokenizer, ids)
         return (self.tokenizer.bos_token_id, *ids) if lacking else tuple(ids)
 
@@ -126,7 +126,8 @@ class Chat:
         bos = f"BOS {self.tokenizer.bos_token}" if self.has_bos else "no BOS"
         parts = [f"template: {self._source()}", bos]
         if self.settings.system:
-            parts.append(f"system prompt {_short(self.settings.system)}")
+            system = self.settings.system
+            parts.append(f"system prompt {(system if len(system) <= 60 else system[:57] + '...')!r}")
         if self.settings.thinking:
             parts.append(f"thinking {self.settings.thinking}")
         if self.settings.open:
@@ -154,7 +155,7 @@ class Chat:
                 f"chat.thinking = {self.settings.thinking!r}: the chat template does not read enable_thinking, so it "
                 "would change nothing; take it out, and use chat.open to begin the thinking"
             )
-        self._variables["enable_thinking"] = THINKING[self.settings.thinking]
+        self._variables["enable_thinking"] = self.settings.thinking == "on"
 
 
 def _template(tokenizer: Any, wanted: str) -> str | None:
@@ -182,11 +183,3 @@ def _template(tokenizer: Any, wanted: str) -> str | None:
 def _begins(tokenizer: Any, ids: Sequence[int]) -> bool:
     """Whether ids begin with the tokenizer's BOS."""
     return tokenizer.bos_token_id is not None and tuple(ids[:1]) == (tokenizer.bos_token_id,)
-
-
-def _prefix(where: str) -> str:
-    return f"{where}: " if where else ""
-
-
-def _short(text: str, limit: int = 60) -> str:
-    return repr(text if len(text) <= limit else text[: limit - 3] + "...")

@@ -1,6 +1,8 @@
 """A policy from a Hugging Face folder: model, tokenizer, and every id that ends an answer."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,10 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from groupwise.core.errors import UsageError
 from groupwise.models.heads import check_halves
-from groupwise.models.quiet import quiet
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,6 @@ class Policy:
     def positions(self) -> int:
         """The longest prompt and completion together that the model takes, tokens."""
         return positions(self.model)
-
-    def encode(self, prompt: str) -> tuple[int, ...]:
-        """A prompt's ids, with what the tokenizer puts in front of a text (BOS) and nothing behind it."""
-        return tuple(prompt_ids(self.tokenizer, [prompt])[0])
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         """A completion's text, without special tokens."""
@@ -101,6 +99,15 @@ def from_pretrained(kind: Any, folder: Path, where: str, expected: str, **option
         raise UsageError(f"{where}: does not load as a {expected}: {error_line(error)}") from None
 
 
+def with_backbone(kind: Any, config: Any, backbone: nn.Module) -> Any:
+    """A model of transformers' `kind` with a copy of `backbone`, its type and device, under a head that is random."""
+    weight = next(backbone.parameters())
+    with quiet(), torch.random.fork_rng(devices=[]):  # the caller's random stream stays where it is
+        model = kind.from_config(config, dtype=weight.dtype)
+    model.base_model.load_state_dict(backbone.state_dict())
+    return model.eval().to(weight.device)
+
+
 def positions(model: Any) -> int:
     """The longest prompt and completion together that a model takes, tokens."""
     return int(getattr(model.config, "max_position_embeddings", 0)) or 1 << 30
@@ -151,3 +158,17 @@ def load_tokenizer(folder: Path) -> Any:
 def error_line(error: Exception) -> str:
     """A library's message as one line of bounded length."""
     return " ".join(str(error).split())[:300]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, transformers shows no progress bars and no warnings: a run has its own."""
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

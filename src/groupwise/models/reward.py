@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification
 
 from groupwise.core.collate import microbatches
@@ -20,9 +21,8 @@ from groupwise.models.load import (
     load_tokenizer,
     positions,
     require_config,
-    save_policy,
+    with_backbone,
 )
-from groupwise.models.quiet import quiet
 
 Tokens = tuple[int, ...]
 
@@ -48,7 +48,7 @@ class RewardModel:
         Raises ValueError where the two are not of one length, a row is empty or does not fit the model's positions.
         """
         rows = [(*prompt, *completion) for prompt, completion in zip(prompts, completions, strict=True)]
-        check_rows(rows, self.positions)
+        check_rows(rows, positions(self.model))
         out = torch.zeros(len(rows))
         with torch.inference_mode():
             for part in microbatches(torch.tensor([len(row) for row in rows]), self.tokens_per_batch):
@@ -58,23 +58,9 @@ class RewardModel:
     def forward(self, rows: Sequence[Tokens]) -> Tensor:
         """Rows of ids, prompt and completion -> [N] scores, differentiable in the weights."""
         length = torch.tensor([len(row) for row in rows])
-        tokens = torch.zeros(len(rows), int(length.max()), dtype=torch.long)  # any id will do: nothing looks at padding
-        for i, row in enumerate(rows):
-            tokens[i, : len(row)] = torch.tensor(row)
-        return last_scores(self.model, tokens.to(self.device), length.to(self.device))
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    @property
-    def positions(self) -> int:
-        """The longest prompt and completion together that the model takes, tokens."""
-        return positions(self.model)
-
-    def save(self, folder: Path) -> None:
-        """A Hugging Face folder that `AutoModelForSequenceClassification.from_pretrained` loads, tokenizer included."""
-        save_policy(self.model, self.tokenizer, folder)
+        # Padded with 0, but any id will do: nothing looks at padding.
+        tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        return last_scores(self.model, tokens.to(self.model.device), length.to(self.model.device))
 
 
 def reward_model_of(policy: Policy) -> RewardModel:
@@ -85,16 +71,14 @@ def reward_model_of(policy: Policy) -> RewardModel:
     """
     config = copy.deepcopy(policy.model.config)
     config.num_labels = 1
-    config.get_text_config().pad_token_id = _classifier_pad(policy)
+    pad = policy.tokenizer.pad_token_id
+    # For transformers' own forward; None, one row at a time, where an answer may end in that id.
+    config.get_text_config().pad_token_id = None if pad is None or pad in policy.eos else int(pad)
     kind = type(policy.model).__name__
     try:
-        with quiet(), torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced below
-            model: Any = AutoModelForSequenceClassification.from_config(config)
-        model.base_model.load_state_dict(policy.model.base_model.state_dict())
+        model = with_backbone(AutoModelForSequenceClassification, config, policy.model.base_model)
     except (ValueError, KeyError, RuntimeError) as error:
         raise UsageError(f"{kind}: no reward model can be made from it: {error_line(error)}") from None
-    parameter = next(policy.model.parameters())
-    model.eval().to(parameter.device, parameter.dtype)
     _check_head(model)
     for weight in model.score.parameters():
         torch.nn.init.zeros_(weight)
@@ -133,12 +117,6 @@ def check_rows(rows: Sequence[Tokens], positions: int) -> None:
     for number, row in enumerate(rows):
         if not 0 < len(row) <= positions:
             raise ValueError(f"row {number} has {len(row)} tokens; the reward model takes from 1 to {positions}")
-
-
-def _classifier_pad(policy: Policy) -> int | None:
-    """The pad id for transformers' own forward; None, one row at a time, where an answer may end in that id."""
-    pad = policy.tokenizer.pad_token_id
-    return None if pad is None or pad in policy.eos else int(pad)
 
 
 def _check_head(model: Any) -> None:

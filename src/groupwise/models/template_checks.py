@@ -40,7 +40,9 @@ def check_chat(chat: Chat, ends: Collection[int], samples: Sequence[Sample]) -> 
     `ends` are the ids that end a completion (Policy.eos).
     """
     first = samples[:LOOKED_AT]
-    findings = [*check_template(chat, ends, used_roles(chat, first)), *check_prompts(chat, ends, first)]
+    own = {str(message.get("role")) for sample in first for message in sample.messages}
+    used = {"user", *own, *(["system"] if chat.settings.system else [])}  # a template may drop what no prompt says
+    findings = [*check_template(chat, ends, used), *check_prompts(chat, ends, first)]
     return sorted(findings, key=lambda finding: not finding.fatal)
 
 
@@ -51,18 +53,12 @@ def require_no_fatal(findings: Iterable[Finding]) -> None:
         raise UsageError("; also: ".join(fatal))
 
 
-def used_roles(chat: Chat, samples: Iterable[Sample]) -> frozenset[str]:
-    """The roles that prompts have: a template may drop what no prompt says."""
-    own = {str(message.get("role")) for sample in samples for message in sample.messages}
-    return frozenset({"user", *own, *(["system"] if chat.settings.system else [])})
-
-
 def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> list[Finding]:
     """What the template does to text, to the start of an answer and to its end; nothing where there is no template."""
     if chat.template is None:
         return []
-    text, answers = _dropped(chat, used), _answer(chat, ends)
-    return [*text, *answers, *_later_turns(chat), *_thinking_tags(chat), *_date(chat)]
+    texts = _first_of_kind((finding.what, finding) for finding in _texts_rendered(chat, used))
+    return [*texts, *_answer(chat, ends), *_later_turns(chat), *_thinking_tags(chat), *_date(chat)]
 
 
 def check_prompts(chat: Chat, ends: Collection[int], samples: Iterable[Sample]) -> list[Finding]:
@@ -88,12 +84,8 @@ _MARKS: Sequence[Message] = (
 )
 
 
-def _dropped(chat: Chat, used: Collection[str]) -> list[Finding]:
+def _texts_rendered(chat: Chat, used: Collection[str]) -> Iterator[Finding]:
     """Whose text is missing from a rendered conversation, or changed in it."""
-    return _first_of_kind((finding.what, finding) for finding in _fates(chat, used))
-
-
-def _fates(chat: Chat, used: Collection[str]) -> Iterator[Finding]:
     for conversation, role in ((_MARKS[3:], "user"), ((_MARKS[0], _MARKS[3]), "system"), (_MARKS[1:], "assistant")):
         try:
             text = chat.render(conversation)
@@ -102,22 +94,15 @@ def _fates(chat: Chat, used: Collection[str]) -> Iterator[Finding]:
                 yield _template_finding(f"refuses {_whose(role)}: {error}", _without(role), True)
             continue
         for message in conversation:
-            whose = _EARLIER if message is _MARKS[1] else _whose(message["role"])
-            yield from _fate(message, whose, text, role in used)
-
-
-def _fate(message: Message, whose: str, text: str, fatal: bool) -> Iterator[Finding]:
-    content = message["content"]
-    mark = content.split()[0]
-    if mark not in text:
-        yield _template_finding(f"drops {whose}", _without(message["role"]), fatal)
-    elif content.strip() not in text:
-        start = text.index(mark)
-        around = text[max(0, start - 5) : start + 40]
-        yield _template_finding(f"changes {whose}: {around!r}", "see that it is meant")
-
-
-_EARLIER = "what the user said in earlier turns"
+            earlier = message is _MARKS[1]
+            whose = "what the user said in earlier turns" if earlier else _whose(message["role"])
+            content = message["content"]
+            start = text.find(content.split()[0])
+            if start < 0:
+                yield _template_finding(f"drops {whose}", _without(message["role"]), role in used)
+            elif content.strip() not in text:
+                around = text[max(0, start - 5) : start + 40]
+                yield _template_finding(f"changes {whose}: {around!r}", "see that it is meant")
 
 
 def _whose(role: str) -> str:
@@ -259,7 +244,7 @@ def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterator[tuple
     where, tokenizer = f"prompt of sample {sample.key}", chat.tokenizer
     try:
         text = chat.text(sample)
-        ids = chat.ids(text, f"sample {sample.key}")
+        ids = chat.ids(text, f"sample {sample.key}: ")
     except UsageError as error:
         yield "refused", Finding(str(error), "prompts", "nothing can be asked of such a sample", True)
         return

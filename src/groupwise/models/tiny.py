@@ -43,7 +43,6 @@ class TinySpec:
     heads, kv_heads, head_dim  query heads, key-value heads, channels of each
     rope_theta                 base of the rotary angles; small, because the sequences are short
     initializer_range          standard deviation of the random weights; at 0.02 a narrow model starts slowly
-    tie_embeddings             whether the output head is the embedding
     max_length                 positions, prompt and completion together
     """
 
@@ -55,17 +54,7 @@ class TinySpec:
     head_dim: int = 16
     rope_theta: float = 100.0
     initializer_range: float = 0.1
-    tie_embeddings: bool = False
     max_length: int = 256
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "width", "mlp_width", "heads", "kv_heads", "head_dim", "max_length"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"model.{name} must be at least 1, not {getattr(self, name)}")
-        if self.heads % self.kv_heads:
-            raise UsageError(f"model.heads must be a multiple of model.kv_heads, not {self.heads} and {self.kv_heads}")
-        if self.head_dim % 2:
-            raise UsageError(f"model.head_dim must be even (rotary angles turn pairs), not {self.head_dim}")
 
     def build(self, alphabet: str, folder: Path, seed: int) -> None:
         """Write model, generation settings and tokenizer into `folder`; the same seed gives the same bits."""
@@ -73,22 +62,35 @@ class TinySpec:
         with torch.random.fork_rng(devices=[]):  # the caller's random stream stays where it is
             torch.manual_seed(seed)
             model = self._model(tokenizer)
-        model.generation_config = GenerationConfig(eos_token_id=self._ends(tokenizer), pad_token_id=PAD_ID)
+        own_end = tokenizer.eos_token_id
+        ends = EOS_ID if own_end == EOS_ID else [own_end, EOS_ID]
+        model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=PAD_ID)
         save_policy(model, tokenizer, folder)
 
     def tokenizer(self, alphabet: str) -> PreTrainedTokenizerFast:
-        """One token a character. Raises UsageError where the task's text has no alphabet to take them from."""
+        """One token a character, first `<pad>` and `<eos>`; one outside the alphabet is an error, never a guess.
+
+        Raises UsageError where the task's text has no alphabet to take them from.
+        """
         if not alphabet:
             raise UsageError(
                 "a tiny model with one token a character needs a task with a fixed alphabet, and this task's text may "
                 "hold any character; use model = 'tiny-bytes' or 'tiny-chat'"
             )
-        return character_tokenizer(alphabet, self.max_length)
+        vocabulary = {text: i for i, text in enumerate([PAD, EOS, *dict.fromkeys(alphabet)])}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()  # join the characters; the default would put spaces between them
+        return self._fast(tokenizer, EOS)
 
-    def _ends(self, tokenizer: PreTrainedTokenizerFast) -> int | list[int]:
-        own = tokenizer.eos_token_id
-        assert isinstance(own, int)
-        return EOS_ID if own == EOS_ID else [own, EOS_ID]
+    def _fast(self, tokenizer: Tokenizer, eos: str) -> PreTrainedTokenizerFast:
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            eos_token=eos,
+            pad_token=PAD,
+            clean_up_tokenization_spaces=False,
+            model_max_length=self.max_length,
+        )
 
     def _model(self, tokenizer: PreTrainedTokenizerFast) -> Any:
         return Qwen3ForCausalLM(Qwen3Config(**self._settings(tokenizer), intermediate_size=self.mlp_width))
@@ -105,7 +107,7 @@ class TinySpec:
             "max_position_embeddings": self.max_length,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "initializer_range": self.initializer_range,
-            "tie_word_embeddings": self.tie_embeddings,
+            "tie_word_embeddings": False,
             "bos_token_id": None,
             "eos_token_id": EOS_ID,
             "pad_token_id": PAD_ID,
@@ -124,8 +126,19 @@ class ByteSpec(TinySpec):
     chat: bool = False
 
     def tokenizer(self, alphabet: str) -> PreTrainedTokenizerFast:
-        """One token a byte, whatever the task's alphabet."""
-        return byte_tokenizer(self.max_length, self.chat)
+        """One token a byte, whatever the task's alphabet: any text goes in and comes back. First `<pad>` and `<eos>`;
+        with `chat` the two marks of a turn come last, its end being the tokenizer's eos.
+        """
+        marks = [TURN_START, TURN_END] if self.chat else []
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())  # a set: sorted, the ids are the same in every process
+        vocabulary = {text: i for i, text in enumerate([PAD, EOS, *letters, *marks])}
+        tokenizer = Tokenizer(models.BPE(vocabulary, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([PAD, EOS, *marks])
+        fast = self._fast(tokenizer, TURN_END if self.chat else EOS)
+        fast.chat_template = CHATML if self.chat else None
+        return fast
 
 
 @dataclass(frozen=True)
@@ -140,11 +153,6 @@ class MoeSpec(TinySpec):
     mlp_width: int = 64
     experts: int = 8
     chosen: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.chosen <= self.experts:
-            raise UsageError(f"model.chosen must be from 1 to model.experts ({self.experts}), not {self.chosen}")
 
     def twin(self) -> TinySpec:
         """The same policy without experts: its feed-forward network is as large as those that a token goes through."""
@@ -161,38 +169,3 @@ class MoeSpec(TinySpec):
             decoder_sparse_step=1,
         )
         return Qwen3MoeForCausalLM(config)
-
-
-def character_tokenizer(alphabet: str, max_length: int) -> PreTrainedTokenizerFast:
-    """One token a character, first `<pad>` and `<eos>`; a character outside the alphabet is an error, never a guess."""
-    vocabulary = {text: i for i, text in enumerate([PAD, EOS, *dict.fromkeys(alphabet)])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()  # join the characters; the default would put spaces between them
-    return _fast(tokenizer, EOS, max_length)
-
-
-def byte_tokenizer(max_length: int, chat: bool = False) -> PreTrainedTokenizerFast:
-    """One token a byte: any text goes in and comes back. First `<pad>` and `<eos>`; with `chat` the two marks of a turn
-    come last, its end being the tokenizer's eos, and the ChatML template.
-    """
-    marks = [TURN_START, TURN_END] if chat else []
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())  # a set: sorted, the ids are the same in every process
-    vocabulary = {text: i for i, text in enumerate([PAD, EOS, *letters, *marks])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([PAD, EOS, *marks])
-    fast = _fast(tokenizer, TURN_END if chat else EOS, max_length)
-    fast.chat_template = CHATML if chat else None
-    return fast
-
-
-def _fast(tokenizer: Tokenizer, eos: str, max_length: int) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=eos,
-        pad_token=PAD,
-        clean_up_tokenization_spaces=False,
-        model_max_length=max_length,
-    )

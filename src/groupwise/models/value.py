@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from groupwise.core.errors import UsageError
-from groupwise.models.load import from_pretrained
-from groupwise.models.quiet import quiet
+from groupwise.models.load import from_pretrained, with_backbone
 
 #: The `start` that is no folder: the policy's own weights.
 POLICY_START = "policy"
@@ -67,24 +66,19 @@ def _token_model(config: Any, backbone: nn.Module, head: nn.Linear | None) -> An
     """Token classification with a copy of `backbone` and of `head` (zeros where None; no bias: zeros)."""
     config = copy.deepcopy(config)
     config.num_labels, config.classifier_dropout = 1, 0.0
-    weight = next(backbone.parameters())
     try:
-        with torch.random.fork_rng(devices=[]), quiet():  # the random weights it begins with are overwritten
-            model: Any = AutoModelForTokenClassification.from_config(config, dtype=weight.dtype)
+        model = with_backbone(AutoModelForTokenClassification, config, backbone)
     except ValueError:
         raise UsageError(
             f"transformers has no token classification for {type(backbone).__name__}, which a critic is made of; "
             "choose an algorithm without a critic"
         ) from None
-    model.base_model.load_state_dict(backbone.state_dict())
     score = _head(model)
-    with torch.no_grad():
-        for parameter in score.parameters():
-            parameter.zero_()
-        if head is not None:
-            for name, parameter in head.named_parameters():
-                score.get_parameter(name).copy_(parameter)
-    return model.eval().to(weight.device)
+    for parameter in score.parameters():
+        nn.init.zeros_(parameter)
+    if head is not None:
+        score.load_state_dict(head.state_dict(), strict=False)
+    return model
 
 
 def _head(model: Any) -> nn.Linear:

@@ -1,7 +1,6 @@
 """A run's reward model from the run's own policy and preference pairs, cached by everything that determines it."""
 
 import dataclasses
-import hashlib
 import inspect
 import json
 import sys
@@ -10,14 +9,14 @@ from contextlib import closing
 from pathlib import Path
 
 from groupwise.core.atomic import make_folder
+from groupwise.core.dataclass_json import to_json
 from groupwise.core.engine import Sampling
-from groupwise.core.errors import UsageError
 from groupwise.core.seeds import derive
 from groupwise.engines.make import make_engine
 from groupwise.engines.settings import EngineSettings
 from groupwise.models import reward
 from groupwise.models.chat import Chat
-from groupwise.models.load import Policy, digest
+from groupwise.models.load import Policy, digest, save_policy
 from groupwise.models.reward import reward_model_of
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
@@ -49,12 +48,14 @@ def cached_reward_model(
     by the task's score. Held-out pairs come from other prompts of the same origin; the task's held-out split stays
     untouched.
     """
-    path = None if settings.path is None else Path(settings.path)
-    file = None if path is None else hashlib.sha256(_bytes_of(path)).hexdigest()
+    from_file = None if settings.path is None else read_pairs(Path(settings.path))
     device = next(policy.model.parameters()).device.type
     code = [inspect.getsource(module) for module in (pairs, reward, reward_report, sys.modules[__name__])]
-    how = settings.replace(path=None)  # a file is known by its contents, wherever it lies
-    sources = (*origin(policy), chat.settings, scorer.task, sampling, how, seed, file, engine_settings, device, *code)
+    how = settings.replace(path=None)  # a file is known by its pairs, wherever it lies
+    # Of the policy count its weights, the ids of every token, and those that end an answer.
+    vocabulary = sorted(policy.tokenizer.get_vocab().items())
+    policy_parts = (digest(policy.model), vocabulary, sorted(policy.eos), chat.settings)
+    sources = (*policy_parts, scorer.task, sampling, how, seed, from_file, engine_settings, device, *code)
     folder = cache / f"reward-{fingerprint(*sources)}"
 
     def sampled() -> list[Comparison]:
@@ -66,31 +67,18 @@ def cached_reward_model(
 
     def write(target: Path) -> None:
         began = time.perf_counter()
-        if path is None:
+        if from_file is None:
             comparisons, heldout, ceiling = sampled(), settings.heldout_pairs, 1 - settings.noise
         else:
-            comparisons, ceiling = encode_pairs(policy, read_pairs(path)), None
+            comparisons, ceiling = encode_pairs(policy, from_file), None
             heldout = min(settings.heldout_pairs, max(1, int(len(comparisons) * LARGEST_HELDOUT_SHARE)))
         train, held = split_by_prompt(comparisons, heldout, seed)
         model = reward_model_of(policy)
         updates = train_reward_model(model, train, settings, seed, on_step)
         report = report_on(model, held, ceiling, len(train), updates)
         report = dataclasses.replace(report, seconds=time.perf_counter() - began)
-        model.save(target)
-        (target / REPORT).write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+        save_policy(model.model, model.tokenizer, target)
+        (target / REPORT).write_text(json.dumps(to_json(report), indent=2) + "\n", encoding="utf-8")
 
     make_folder(folder, write, "the reward model")
     return folder
-
-
-def origin(policy: Policy) -> tuple[str, ...]:
-    """What of a policy decides its reward model: weights, ids of every token, ids that end an answer."""
-    vocabulary = json.dumps(sorted(policy.tokenizer.get_vocab().items()))
-    return digest(policy.model), hashlib.sha256(vocabulary.encode()).hexdigest(), repr(sorted(policy.eos))
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read as a file of pairs: {error.strerror}") from None

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +100,6 @@ def damaged(folder: Path) -> str:
     return ""
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The policy's tensors by name, from all its safetensors files."""
-    weights: dict[str, Tensor] = {}
-    for path in sorted((folder / POLICY).glob("*.safetensors")):
-        weights.update(load_file(path))
-    return weights
-
-
 def write_parameters(folder: Path, model: nn.Module, name: str) -> None:
     """Every parameter of a model, by its name."""
     save_file({k: p.detach().cpu().contiguous() for k, p in model.named_parameters()}, folder / name)
@@ -115,11 +107,7 @@ def write_parameters(folder: Path, model: nn.Module, name: str) -> None:
 
 def read_parameters(folder: Path, model: nn.Module, name: str) -> None:
     """The parameters as they were saved, bit for bit."""
-    put_parameters(model, load_file(folder / name))
-
-
-def put_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Every parameter of the model overwritten by the tensor of its name."""
+    weights = load_file(folder / name)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])

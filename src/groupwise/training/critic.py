@@ -1,24 +1,17 @@
 """The critic: V(s_t) for a batch, and one optimizer update on a minibatch. It has an optimizer of its own."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from groupwise.algorithms.parts.critic import value_loss
 from groupwise.core.metrics import Mean, Sum, Value
 from groupwise.core.records import Batch
 from groupwise.models.value import POLICY_START, token_values
 from groupwise.training import checkpoint
-from groupwise.training.optimizer import (
-    Optimizer,
-    OptimizerSettings,
-    pieces,
-    score_dtype,
-)
+from groupwise.training.optimizer import OptimizerSettings, TrainedModel
 
 
 class CriticSettings(OptimizerSettings):
@@ -36,23 +29,18 @@ class CriticSettings(OptimizerSettings):
     start: str = Field(default=POLICY_START, min_length=1)
 
 
-class Critic:
+class Critic(TrainedModel):
     """Holds the value model and its optimizer. loss = mean over the trained tokens of the optimizer batch."""
 
-    def __init__(self, model: Any, settings: CriticSettings, total_updates: int, bf16: bool = False) -> None:
-        """`bf16` computes in bfloat16 over float32 master weights, as the learner beside it does."""
-        self.model, self.settings, self.bf16 = model.eval(), settings, bf16
-        self.device = next(model.parameters()).device
-        self.optimizer = Optimizer.from_settings(model, settings, total_updates)
+    def __init__(self, model: nn.Module, settings: CriticSettings, total_updates: int, bf16: bool = False) -> None:
+        """`bf16` is that of the learner beside it."""
+        super().__init__(model, settings, total_updates, bf16)
+        self.clip = settings.clip
 
     def values(self, batch: Batch) -> Tensor:
         """V(s_t) [N,T] in reward units, on the CPU without gradient, 0 where masked."""
-        out = torch.zeros(batch.tokens.shape, dtype=score_dtype(self.model))
         with torch.no_grad():
-            for index, micro in self._pieces(batch):
-                value = self._forward(micro)
-                out[index, : value.shape[1]] = value.cpu()
-        return out
+            return self.by_microbatch(batch, lambda _, micro: self._forward(micro))
 
     def gradients(self, minibatch: Batch, tokens: int) -> tuple[float, int]:
         """Adds the minibatch's gradient to the parameters -> its loss, and its tokens that the clip holds back.
@@ -60,13 +48,13 @@ class Critic:
         `tokens` are the trained tokens of the whole optimizer batch, of which this may be a part: parts add up.
         """
         loss, held = 0.0, 0
-        for _, micro in self._pieces(minibatch):
-            value, clip = self._forward(micro), self.settings.clip
+        for _, micro in self.microbatches(minibatch):
+            value = self._forward(micro)
             old, returns = (micro.need(name).to(value.dtype) for name in ("value", "returns"))
-            part = value_loss(value, old, returns, micro.mask, clip).sum() / max(tokens, 1)
+            part = value_loss(value, old, returns, micro.mask, self.clip).sum() / max(tokens, 1)
             part.backward()
             loss += part.item()
-            held += int(clipped(value.detach(), old, returns, micro.mask, clip).sum())
+            held += int(clipped(value.detach(), old, returns, micro.mask, self.clip).sum())
         return loss, held
 
     def update(self, minibatch: Batch) -> dict[str, Value]:
@@ -94,11 +82,8 @@ class Critic:
         self.optimizer.updates = updates
 
     def _forward(self, micro: Batch) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with self.autocast():
             return token_values(self.model, micro.tokens, micro.mask)
-
-    def _pieces(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        return pieces(batch, self.settings.tokens_per_microbatch, self.device)
 
 
 def clipped(value: Tensor, value_old: Tensor, returns: Tensor, mask: Tensor, clip: float) -> Tensor:

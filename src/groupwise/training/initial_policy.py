@@ -38,7 +38,7 @@ def starting_policy(
     cache: Path,
     device: str,
     on_step: OnStep,
-    chat: ChatSettings | None = None,
+    chat: ChatSettings = ChatSettings(),
 ) -> Policy:
     """The policy, ready to train. With a warm start it comes from `cache` where the same one is there already."""
     if model not in TINY:
@@ -48,8 +48,8 @@ def starting_policy(
     if warm.steps and not isinstance(task, Demonstrates):
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model)).model)
-    chat = chat or ChatSettings()
-    folder = cache / fingerprint(origin, task, identity(task), warm, seed, chat)
+    contents = task.contents if isinstance(task, Identified) else ""
+    folder = cache / fingerprint(origin, task, contents, warm, seed, chat)
 
     def write(target: Path) -> None:
         if model in TINY:
@@ -64,8 +64,3 @@ def starting_policy(
 
     make_folder(folder, write, "the warm-started policy")
     return load_policy(folder, device=device)
-
-
-def identity(task: Task) -> str:
-    """What decides a task's problems beside its settings, such as what a file says."""
-    return task.contents if isinstance(task, Identified) else ""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate
-from groupwise.core.records import Batch, Completion, Group, Prompt, RoutingRecord, UpdateRecord, UpdateResult
+from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord, UpdateResult
 from groupwise.models.heads import halves
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.logprobs import sequence_logprobs
@@ -18,7 +18,7 @@ from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.routing_pass import RoutingPass, routes_to_replay
 from groupwise.models.moe.settings import ReplayFrom, RouterLosses, RoutingSettings
 from groupwise.training import checkpoint
-from groupwise.training.optimizer import Optimizer, OptimizerSettings, pieces, score_dtype
+from groupwise.training.optimizer import OptimizerSettings, TrainedModel
 
 #: The columns of an UpdateRecord that are made inside the loss.
 SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
@@ -37,7 +37,7 @@ class LearnerSettings(OptimizerSettings):
         return self.precision == "bf16"
 
 
-class Learner:
+class Learner(TrainedModel):
     """Holds the policy being trained, its optimizer, and the frozen reference where an algorithm reads one."""
 
     def __init__(
@@ -51,12 +51,10 @@ class Learner:
         routers: Sequence[Router] = (),
     ) -> None:
         """`routers` are those of a mixture of experts whose routes are recorded; none, and there are no routes."""
-        self.model = model.eval()
+        super().__init__(model, settings, total_updates, settings.bf16)
         self.routing, self.routers = routing, routers
         self.reference = None if reference is None else reference.eval().requires_grad_(False)
-        self.settings, self.temperature = settings, temperature
-        self.device = next(model.parameters()).device
-        self.optimizer = Optimizer.from_settings(model, settings, total_updates)
+        self.temperature = temperature
 
     def annotate(self, batch: Batch, old: bool, ref: bool) -> Batch:
         """Adds `logp_old` and `logp_ref` [N,T] without gradient, each only where it is read.
@@ -77,26 +75,20 @@ class Learner:
             return None, {"routes": replayed}
         if not old and not self.routing.reads_routes:
             return None, {}
-        logp, seen = self._pass(batch, replayed)
+        routing = self._routing_pass(batch, replayed)
+        logp, seen = self.logprobs(self.model, batch, routing), routing.record
         own = {"routes_own": seen.own} if seen and from_engine else {}
         return logp if old else None, {"routes": seen.used, **own} if seen else {}
 
-    def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """[N,T] nats on the CPU, 0 where masked."""
-        return self._sweep(model, batch, RoutingPass(model, (), batch))
+    def logprobs(self, model: nn.Module, batch: Batch, routing: RoutingPass | None = None) -> Tensor:
+        """[N,T] nats on the CPU, 0 where masked; `routing` gathers the routes of the pass."""
+        routing = routing or RoutingPass(model, (), batch)
 
-    def _pass(self, batch: Batch, replayed: RowRoutes | None) -> tuple[Tensor, RoutingRecord | None]:
-        """The policy's log-probabilities, and its routes."""
-        routing = self._routing_pass(batch, replayed)
-        return self._sweep(self.model, batch, routing), routing.record
-
-    def _sweep(self, model: nn.Module, batch: Batch, routing: RoutingPass) -> Tensor:
-        out = torch.zeros(batch.tokens.shape, dtype=score_dtype(model))
-        for index, micro in self._microbatches(batch):
+        def logp(index: Tensor, micro: Batch) -> Tensor:
             with routing.microbatch(index, micro):
-                logp, _ = self._forward(model, micro, entropy_gradient=False)
-            out[index, : logp.shape[1]] = logp.cpu()
-        return out
+                return self._forward(model, micro, entropy_gradient=False)[0]
+
+        return self.by_microbatch(batch, logp)
 
     def completion_logprobs(self, prompt: Prompt, pad: int, completions: Sequence[Completion]) -> list[Tensor]:
         """[tokens] nats of each completion of one prompt, under the weights as they are, and on the engine's experts
@@ -107,18 +99,18 @@ class Learner:
         known = self.routers and batch.routes_engine
         replayed = routes_to_replay(batch, "routes_engine", self.routers) if known else None
         with torch.no_grad():
-            logp, _ = self._pass(batch, replayed)
+            logp = self.logprobs(self.model, batch, self._routing_pass(batch, replayed))
         return [row[inside] for row, inside in zip(logp, batch.mask, strict=True)]
 
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord]:
         """Adds the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw."""
-        exact = {"logp_live": score_dtype(self.model)}
+        exact = {"logp_live": self.precision}
         seen = {name: torch.zeros(minibatch.tokens.shape, dtype=exact.get(name)) for name in SEEN}
         loss = 0.0
         replays = self.routing.replay is not ReplayFrom.NONE
         replayed = routes_to_replay(minibatch, "routes", self.routers) if replays else None
         routing = self._routing_pass(minibatch, replayed, self.routing.losses)
-        for index, micro in self._microbatches(minibatch):
+        for index, micro in self.microbatches(minibatch):
             with routing.microbatch(index, micro) as add_router_losses:
                 live, entropy = self._forward(self.model, micro, entropy_gradient=algorithm.entropy_coefficient != 0)
                 out = self._objective(algorithm, micro, live, entropy)
@@ -150,13 +142,10 @@ class Learner:
     def restore(self, folder: Path, updates: int) -> None:
         """Policy and optimizer as a checkpoint has them, bit for bit, after `updates` updates.
 
-        The files of some models name weights otherwise than the model does, such as each expert by itself where the
-        model holds them as one: then they are loaded as a model, which undoes that bit for bit.
+        The policy is loaded as a model, because the files of some name weights otherwise than the model does, such as
+        each expert by itself where the model holds them as one.
         """
-        weights = checkpoint.read_weights(folder)
-        if not weights.keys() >= dict(self.weights()).keys():
-            weights = dict(load_policy(folder / checkpoint.POLICY).model.named_parameters())
-        checkpoint.put_parameters(self.model, weights)
+        self.model.load_state_dict(load_policy(folder / checkpoint.POLICY).model.state_dict())
         checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw)
         self.optimizer.updates = updates
 
@@ -174,7 +163,7 @@ class Learner:
         )
 
     def _forward(self, model: nn.Module, micro: Batch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):
+        with self.autocast():
             return sequence_logprobs(
                 *halves(model), micro.tokens, micro.mask, self.temperature, micro.support, entropy_gradient
             )
@@ -183,6 +172,3 @@ class Learner:
         self, batch: Batch, replayed: RowRoutes | None, losses: RouterLosses | None = None
     ) -> RoutingPass:
         return RoutingPass(halves(self.model)[0], self.routers, batch, replayed, losses)
-
-    def _microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        return pieces(batch, self.settings.tokens_per_microbatch, self.device)

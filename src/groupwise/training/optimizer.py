@@ -1,12 +1,14 @@
-"""Optimizer updates: AdamW with a schedule, a gradient limit and a count; and a minibatch in microbatches."""
+"""Optimizer updates: AdamW with a schedule, a gradient limit and a count; and a model that goes through them."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -60,14 +62,11 @@ class UpdateOutcome:
 
 
 class Optimizer:
-    """A model's AdamW with its learning rate of each update, its gradient limit, and the number of updates so far.
+    """A model's AdamW with its `rate` (number of the update, from 0 -> learning rate), gradient limit and count.
 
-    rate       the number of the update, from 0 -> its learning rate
-    clip_norm  gradients are scaled down to this norm; 0 leaves them alone
-
-        rate = optimizer.begin()
-        loss = ...                         # backward passes add up the gradient
-        outcome = optimizer.finish(loss)   # clipped, applied where finite, counted
+    rate = optimizer.begin()
+    loss = ...                         # backward passes add up the gradient
+    outcome = optimizer.finish(loss)   # clipped, applied where finite, counted
     """
 
     def __init__(
@@ -79,8 +78,15 @@ class Optimizer:
     @classmethod
     def from_settings(cls, model: nn.Module, settings: OptimizerSettings, total_updates: int) -> Optimizer:
         """The optimizer of a learner or critic that makes `total_updates` updates."""
-        rate = partial(learning_rate, settings, total=total_updates)
-        return cls(model, adamw(model, settings), rate, settings.clip_norm)
+        adamw = torch.optim.AdamW(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        return cls(model, adamw, partial(learning_rate, settings, total=total_updates), settings.clip_norm)
 
     def begin(self) -> float:
         """Clears the gradient and sets the learning rate of the next update -> that rate."""
@@ -99,16 +105,39 @@ class Optimizer:
         return UpdateOutcome(norm, applied)
 
 
-def adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
-    """The optimizer of the model's trained parameters."""
-    return torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad],
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+class TrainedModel:
+    """What learner and critic share: a model with its optimizer, which sees a batch in microbatches on its device.
+
+    bf16       computes in bfloat16 over float32 master weights
+    precision  what the model's numbers are kept in: its own type, float32 at least
+    """
+
+    def __init__(self, model: Any, settings: OptimizerSettings, total_updates: int, bf16: bool) -> None:
+        self.model, self.bf16 = model.eval(), bf16
+        weight = next(model.parameters())
+        self.device, self.precision = weight.device, torch.promote_types(weight.dtype, torch.float32)
+        self.optimizer = Optimizer.from_settings(model, settings, total_updates)
+        self._tokens = settings.tokens_per_microbatch
+
+    def microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
+        """The batch's microbatches, on the model's device, each with its row indices."""
+        for index in microbatches(batch.length, self._tokens):
+            rows = batch.rows(index)
+            columns = {name: x for name, x in vars(rows).items() if isinstance(x, Tensor)}
+            moved = {name: x.to(self.device, non_blocking=True) for name, x in columns.items()}
+            yield index, dataclasses.replace(rows, **moved)
+
+    def autocast(self) -> torch.autocast:
+        """Inside, the model computes in the precision that it was given."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+    def by_microbatch(self, batch: Batch, column: Callable[[Tensor, Batch], Tensor]) -> Tensor:
+        """[N,T] on the CPU, 0 where masked, put together from the [n,t] that `column` gives of each microbatch."""
+        out = torch.zeros(batch.tokens.shape, dtype=self.precision)
+        for index, micro in self.microbatches(batch):
+            part = column(index, micro)
+            out[index, : part.shape[1]] = part.cpu()
+        return out
 
 
 def learning_rate(settings: OptimizerSettings, update: int, total: int) -> float:
@@ -128,22 +157,3 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """The learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
-
-
-def pieces(batch: Batch, tokens: int, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
-    """The batch's microbatches of at most `tokens` padded tokens, on `device`, each with its row indices."""
-    for index in microbatches(batch.length, tokens):
-        yield index, to_device(batch.rows(index), device)
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on `device`."""
-    if device.type == "cpu":
-        return batch
-    moved = {k: v.to(device, non_blocking=True) for k, v in vars(batch).items() if isinstance(v, Tensor)}
-    return Batch(**{**vars(batch), **moved})
-
-
-def score_dtype(model: nn.Module) -> torch.dtype:
-    """What a model's numbers are kept in: its own precision, float32 at least."""
-    return torch.promote_types(next(model.parameters()).dtype, torch.float32)

@@ -64,7 +64,8 @@ def read_pairs(path: Path) -> list[Pair]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as a file of pairs: {error_line(error)}") from None
+        why = error.strerror if isinstance(error, OSError) else error_line(error)
+        raise UsageError(f"{path}: cannot be read as a file of pairs: {why}") from None
     # Not splitlines: JSON allows U+2028 inside a string.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
@@ -77,7 +78,21 @@ def encode_pairs(policy: Policy, pairs: Sequence[Pair]) -> list[Comparison]:
 
     Raises UsageError, naming the pair by its number from 1, where a text cannot be tokenised or is too long.
     """
-    return [_encode(policy, pair, f"pair {number}") for number, pair in enumerate(pairs, start=1)]
+    end = policy.tokenizer.eos_token_id
+    end = min(policy.eos) if end is None else end
+    comparisons = []
+    for number, pair in enumerate(pairs, start=1):
+        try:
+            prompt = prompt_ids(policy.tokenizer, [pair.prompt])[0]
+            texts = policy.tokenizer([pair.chosen, pair.rejected], add_special_tokens=False)["input_ids"]
+        except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
+            raise UsageError(f"pair {number}: the model's tokenizer cannot read it: {error_line(error)}") from None
+        chosen, rejected = [(*ids, end) for ids in texts]
+        longest = len(prompt) + max(len(chosen), len(rejected))
+        if longest > policy.positions:
+            raise UsageError(f"pair {number}: {longest} tokens, but the model takes {policy.positions}; take it out")
+        comparisons.append(Comparison(tuple(prompt), chosen, rejected))
+    return comparisons
 
 
 def sample_pairs(
@@ -168,18 +183,3 @@ def _read_line(line: str, where: str) -> Pair:
     if row["chosen"] == row["rejected"]:
         raise UsageError(f"{where}: chosen and rejected are the same text, which says nothing; take the line out")
     return Pair(**{key: row[key] for key in KEYS})
-
-
-def _encode(policy: Policy, pair: Pair, where: str) -> Comparison:
-    end = policy.tokenizer.eos_token_id
-    end = min(policy.eos) if end is None else end
-    try:
-        prompt = prompt_ids(policy.tokenizer, [pair.prompt])[0]
-        texts = policy.tokenizer([pair.chosen, pair.rejected], add_special_tokens=False)["input_ids"]
-    except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
-        raise UsageError(f"{where}: the model's tokenizer cannot read it: {error_line(error)}") from None
-    chosen, rejected = [(*ids, end) for ids in texts]
-    longest = len(prompt) + max(len(chosen), len(rejected))
-    if longest > policy.positions:
-        raise UsageError(f"{where}: {longest} tokens, but the model takes {policy.positions}; take it out")
-    return Comparison(tuple(prompt), chosen, rejected)

@@ -1,16 +1,15 @@
 """How good a reward model is on held-out preference pairs: accuracy, its ceiling, and calibration."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from groupwise.core.dataclass_json import from_json
 from groupwise.models.reward import RewardModel
 from groupwise.training.pairs import Comparison
 from groupwise.training.reward_model import bradley_terry
@@ -72,9 +71,6 @@ class PreferenceReport:
             f"              calibration error {self.calibration_error:.3f}; trained on {self.pairs} pairs",
         ]
 
-    def as_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 def report_on(
     model: RewardModel, heldout: Sequence[Comparison], ceiling: float | None, pairs: int = 0, updates: int = 0
@@ -121,9 +117,8 @@ def calibration_error(bins: Sequence[Bin]) -> float:
 
 
 def read_report(path: Path) -> PreferenceReport:
-    """A report as `as_json` wrote it."""
-    values = json.loads(path.read_text(encoding="utf-8"))
-    return PreferenceReport(**{**values, "calibration": tuple(Bin(**b) for b in values["calibration"])})
+    """The report beside a reward model."""
+    return from_json(PreferenceReport, json.loads(path.read_text(encoding="utf-8")))
 
 
 def _share_above(gap: Tensor) -> float:

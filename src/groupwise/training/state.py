@@ -1,5 +1,6 @@
 """How far a run is, what a checkpoint holds of it, and how it is put back there."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,6 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class StepStart:
-    """Where a step began: no weight has moved since, so that it can be tried again."""
-
-    stream: StreamState
-    updates: int
-    critic_updates: int
-
-
-@dataclass(frozen=True)
 class RunState:
     """What a checkpoint saves: weights, optimizers, counters and the stream of prompts.
 
@@ -59,13 +51,23 @@ class RunState:
     learner: Learner
     critic: Critic | None
 
-    def save(self, progress: Progress, stream: StreamState, seconds: float) -> Path:
-        """A checkpoint of the run as it is, after `seconds` of this process -> its folder."""
+    @property
+    def updates(self) -> dict[str, int]:
+        """How many optimizer updates policy and critic have had."""
+        critic_updates = self.critic.optimizer.updates if self.critic else 0
+        return {"updates": self.learner.optimizer.updates, "critic_updates": critic_updates}
+
+    def save(
+        self, progress: Progress, stream: StreamState, seconds: float, updates: Mapping[str, int] | None = None
+    ) -> Path:
+        """A checkpoint of the run as it is, after `seconds` of this process -> its folder.
+
+        `updates` are those of the step's start where no weight has moved since, so that it can be tried again.
+        """
         state = {
             "step": progress.step,
             "start": self.start,
-            "updates": self.learner.optimizer.updates,
-            "critic_updates": self.critic.optimizer.updates if self.critic else 0,
+            **(updates or self.updates),
             "skipped_in_a_row": progress.skipped_in_a_row,
             "seconds_total": progress.seconds_before + seconds,
             "seconds_training": progress.seconds_training,
@@ -101,13 +103,3 @@ class RunState:
             seconds_training=state["seconds_training"],
         )
         return progress, from_json(StreamState, state["stream"])
-
-    def step_start(self, stream: StreamState) -> StepStart:
-        """The counters and the stream as a step begins."""
-        return StepStart(stream, self.learner.optimizer.updates, self.critic.optimizer.updates if self.critic else 0)
-
-    def rewind(self, start: StepStart) -> None:
-        """The counters as they were when the step began."""
-        self.learner.optimizer.updates = start.updates
-        if self.critic is not None:
-            self.critic.optimizer.updates = start.critic_updates

@@ -13,20 +13,21 @@ import torch.nn.functional as F
 import transformers
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW, Muon, Optimizer
 
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Settings
 from groupwise.core.task import Demonstration
 from groupwise.models.chat import Chat
-from groupwise.models.moe.balance import Balance, load_share
+from groupwise.models.moe.balance import Balance, load_shares
 from groupwise.models.moe.record import record_routes, router_logits, routers
 from groupwise.training.optimizer import OnStep, set_rate, silent
 
 IGNORED = -100  # the label that cross-entropy leaves out
 
 #: What a warm start calls in other modules, whose code decides its result as the code here does.
-CALLED = (Balance, load_share, router_logits, record_routes, set_rate)
+CALLED = (Balance, load_shares, router_logits, record_routes, set_rate)
 
 Example = tuple[list[int], int]  # ids of prompt, completion and end; how many of them are the prompt's
 
@@ -172,7 +173,7 @@ def _routers_loss(model: Any, examples: list[Example], coefficient: float) -> It
 
         def loss() -> Tensor:
             chosen = routes.tensor.flatten(0, 1)[inside]
-            shares = [load_share(chosen[:, layer], router.experts) for layer, router in enumerate(by_layer)]
+            shares = load_shares(chosen, [router.experts for router in by_layer])
             return Balance(load=coefficient).mean_over_layers([x[inside] for x in logits], shares, len(chosen))
 
         yield loss
@@ -180,15 +181,9 @@ def _routers_loss(model: Any, examples: list[Example], coefficient: float) -> It
 
 def _cross_entropy(model: Any, examples: list[Example], pad: int) -> Tensor:
     """Scalar: the summed cross-entropy (nats) of the completion tokens."""
-    tokens, labels = _tables(examples, pad)
+    tokens = pad_sequence([torch.tensor(ids) for ids, _ in examples], batch_first=True, padding_value=pad)
+    own_tokens = [torch.tensor([IGNORED] * start + ids[start:]) for ids, start in examples]  # the completion's
+    labels = pad_sequence(own_tokens, batch_first=True, padding_value=IGNORED)
     # Padding is on the right and attention is causal, so no real token sees it and no attention mask is needed.
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
-
-
-def _tables(examples: list[Example], pad: int) -> tuple[Tensor, Tensor]:
-    """[N,T] tokens, padded on the right, and [N,T] labels: the completion's own tokens, IGNORED elsewhere."""
-    width = max(len(ids) for ids, _ in examples)
-    tokens = [ids + [pad] * (width - len(ids)) for ids, _ in examples]
-    labels = [[IGNORED] * start + ids[start:] + [IGNORED] * (width - len(ids)) for ids, start in examples]
-    return torch.tensor(tokens), torch.tensor(labels)

@@ -30,11 +30,11 @@ from groupwise.models.load import (
     load_tokenizer,
     model_folder,
     positions,
+    quiet,
 )
 from groupwise.models.moe.metrics import comparable
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import RoutingSettings, routers_to_record
-from groupwise.models.quiet import quiet
 from groupwise.models.template_checks import check_chat
 from groupwise.training.initial_policy import TINY
 

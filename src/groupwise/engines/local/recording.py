@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from groupwise.models.quiet import quiet
+from groupwise.models.load import quiet
 
 Forward = Callable[..., tuple[Tensor, ...]]
 S = TypeVar("S")

@@ -48,10 +48,12 @@ class Balance:
         return torch.stack([self(layer, share.to(layer.device), tokens) for layer, share in layers]).mean()
 
 
-def load_share(routes: Tensor, experts: int) -> Tensor:
-    """Choices [...] of one layer -> [E] float64, the share that fell on each expert.
+def load_shares(routes: Tensor, experts: Sequence[int]) -> list[Tensor]:
+    """Choices [M,L,K], and the experts of each layer -> per layer [E] float64, the share that fell on each expert.
 
-    >>> load_share(torch.tensor([[0, 1], [0, 2]]), 4)
-    tensor([0.5000, 0.2500, 0.2500, 0.0000], dtype=torch.float64)
+    >>> load_shares(torch.tensor([[[0, 1]], [[0, 2]]]), [4])
+    [tensor([0.5000, 0.2500, 0.2500, 0.0000], dtype=torch.float64)]
     """
-    return torch.bincount(routes.flatten().long(), minlength=experts).double() / max(1, routes.numel())
+    layers = [layer.flatten().long() for layer in routes.unbind(1)]
+    counts = [torch.bincount(layer, minlength=count) for layer, count in zip(layers, experts, strict=True)]
+    return [count.double() / max(1, len(layer)) for count, layer in zip(counts, layers, strict=True)]

@@ -1,7 +1,6 @@
 """What a step says about its policy's experts: pure functions from routes to metrics. docs/metrics.md has their lines.
 
 Rows are [tokens run, L, K] each; a trained token's route is that of the token before it, whose forward predicted it.
-Shapes: n rows, T padded tokens, M tokens, L layers with experts, K experts a token, E experts.
 """
 
 import math
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from groupwise.core.metrics import Last, Mean, Sum, Value
 from groupwise.core.records import Batch
-from groupwise.models.moe.balance import load_share
+from groupwise.models.moe.balance import load_shares
 from groupwise.models.moe.record import RowRoutes
 
 #: Rows whose experts differ between two passes are left out of a comparison as long as they are no more than this.
@@ -74,8 +73,8 @@ def drift_metrics(own: Tensor, old: Tensor, gap: Tensor, after: int) -> dict[str
 def load_metrics(routes: Tensor, experts: Sequence[int]) -> dict[str, Value]:
     """[M,L,K] and the experts of each layer -> how evenly the tokens fall on them; 1 and 1 and 0 where all is even."""
     metrics: dict[str, Value] = {}
-    for layer, count in enumerate(experts):
-        share = load_share(routes[:, layer], count)
+    for layer, share in enumerate(load_shares(routes, experts)):
+        count = len(share)
         entropy = -float(torch.special.xlogy(share, share).sum()) / math.log(max(2, count))
         metrics[f"routing.load_entropy.layer_{layer}"] = Last(entropy)
         metrics[f"routing.load_max.layer_{layer}"] = Last(float(share.max()) * count)

@@ -2,8 +2,6 @@
 
 It works on a model's own `*TopKRouter` modules, whatever they compute around their choice (softmax or sigmoid, group
 limits, a bias, float32 inside). No model code is copied, and no hook is left when the `with` ends.
-
-Shapes: N rows, T tokens, L routers (layers with experts), K experts a token, E experts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -135,7 +133,14 @@ def router_logits(routers: Sequence[Router]) -> Iterator[list[Tensor]]:
     logits = [torch.empty(0)] * len(routers)
 
     def record(layer: int, output: object) -> None:
-        logits[layer] = _logits_of(routers[layer], output)
+        experts = routers[layer].experts
+        tables = [x for x in tensors_in(output) if x.is_floating_point() and x.dim() == 2]
+        wide = [x for x in tables if x.shape[-1] == experts]
+        if not wide:
+            raise UsageError(
+                f"{routers[layer]} does not return logits of its {experts} experts: there is nothing to balance"
+            )
+        logits[layer] = wide[0]
 
     with _on_output(routers, record):
         yield logits
@@ -190,10 +195,3 @@ def _on_output(routers: Sequence[Router], receive: Callable[[int, object], None]
         for layer, router in enumerate(routers):
             stack.callback(router.module.register_forward_hook(partial(after, layer)).remove)
         yield
-
-
-def _logits_of(router: Router, output: object) -> Tensor:
-    for x in tensors_in(output):
-        if x.is_floating_point() and x.dim() == 2 and x.shape[-1] == router.experts:
-            return x
-    raise UsageError(f"{router} does not return logits of its {router.experts} experts: there is nothing to balance")

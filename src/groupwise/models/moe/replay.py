@@ -3,8 +3,6 @@
 A `*TopKRouter` asks `torch.topk` for the best K of its E experts and makes the gates' weights from the values there.
 Replaying answers that one call with the given experts and today's values at them, so that everything after it is the
 router's own code, and gradients reach its logits. The routers' own forwards come back when the `with` ends.
-
-Shapes: N rows, T tokens, L routers (layers with experts), K experts a token, E experts.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,4 @@
-"""A pass of a mixture-of-experts policy over a batch: routes recorded, or replayed, and the routers' own losses.
-
-Shapes: n rows, T padded tokens, L layers with experts, K experts a token, E experts.
-"""
+"""A pass of a mixture-of-experts policy over a batch: routes recorded, or replayed, and the routers' own losses."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,7 +9,7 @@ from torch import Tensor, nn
 
 from groupwise.core.errors import RunError
 from groupwise.core.records import Batch, RoutingRecord
-from groupwise.models.moe.balance import load_share
+from groupwise.models.moe.balance import load_shares
 from groupwise.models.moe.record import Router, Routes, RowRoutes, record_routes, router_logits
 from groupwise.models.moe.replay import Replay, pad_routes, replay_routes
 from groupwise.models.moe.settings import RouterLosses
@@ -43,7 +40,11 @@ class RoutingPass:
         self._losses = losses or {}
         self._sums = dict.fromkeys(self._losses, 0.0)
         self._tokens = int((batch.length - 1).sum())
-        self._shares = _batch_shares(batch, routers) if "balance_loss" in self._losses else []
+        self._shares: list[Tensor] = []
+        if "balance_loss" in self._losses:
+            if batch.routes is None:
+                raise ValueError("column routes is read before it is written")
+            self._shares = load_shares(torch.cat(batch.routes), [router.experts for router in routers])
 
     @property
     def record(self) -> RoutingRecord | None:
@@ -58,9 +59,11 @@ class RoutingPass:
         routers' losses to a loss.
         """
         if not self._routers:
-            yield _unchanged
+            yield lambda loss: loss
             return
-        routed = _routed_tokens(micro)
+        # [n,T-1], True at tokens that are run and have a route: neither padding nor a row's last token.
+        columns = torch.arange(max(1, micro.tokens.shape[1] - 1), device=micro.length.device)
+        routed = columns < (micro.length - 1)[:, None]
         with ExitStack() as stack:
             replay = None
             if self._replayed is not None:
@@ -68,7 +71,7 @@ class RoutingPass:
                 replay = stack.enter_context(replay_routes(self._backbone, routes, present, watch=True))
             used = stack.enter_context(record_routes(self._backbone))
             logits = stack.enter_context(router_logits(self._routers)) if self._losses else []
-            yield partial(self._add_losses, logits, routed) if self._losses else _unchanged
+            yield partial(self._add_losses, logits, routed)
             self._gather(index, micro, routed, used, replay)
 
     def _gather(self, index: Tensor, micro: Batch, routed: Tensor, used: Routes, replay: Replay | None) -> None:
@@ -111,21 +114,3 @@ def routes_to_replay(batch: Batch, column: str, routers: Sequence[Router]) -> Ro
                 f"needs {expected}: tokens that are run (all but the last), layers with experts, experts a token"
             )
     return rows
-
-
-def _batch_shares(batch: Batch, routers: Sequence[Router]) -> list[Tensor]:
-    """Per layer [E], the share of the batch's choices that fell on each expert, prompts included."""
-    if batch.routes is None:
-        raise ValueError("column routes is read before it is written")
-    layers = torch.cat(batch.routes).unbind(1)
-    return [load_share(layer, router.experts) for layer, router in zip(layers, routers, strict=True)]
-
-
-def _routed_tokens(micro: Batch) -> Tensor:
-    """[n,T-1] bool, True at tokens that are run and have a route: neither padding nor a row's last token."""
-    columns = torch.arange(max(1, micro.tokens.shape[1] - 1), device=micro.length.device)
-    return columns < (micro.length - 1)[:, None]
-
-
-def _unchanged(loss: Tensor) -> Tensor:
-    return loss
