@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from groupwise.core.jsonl import flat
 from groupwise.report.compare.bands import band_words, mean_evaluations, mean_steps, measured
 from groupwise.report.compare.members import Group, Member, differing, grouped, shown
 from groupwise.report.compare.scores import (
@@ -12,7 +13,6 @@ from groupwise.report.compare.scores import (
     score_of,
     scores_of,
 )
-from groupwise.report.folder.lines import flat
 from groupwise.report.records import (
     Curves,
     Number,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from groupwise.core.errors import UsageError
-from groupwise.report.folder.lines import flat
+from groupwise.core.jsonl import flat
 from groupwise.report.records import Curves, Status, Table, Text
 
 #: Runs of one group may differ in these keys, and in what the section [journal] says is written beside the training.
