@@ -15,8 +15,8 @@ from groupwise.journal.journal import JournalSettings
 from groupwise.models.chat import ChatSettings
 from groupwise.models.moe.settings import RoutingSettings
 from groupwise.models.value import POLICY_START, REWARD_START
-from groupwise.rollout.scoring import Mix
-from groupwise.rollout.settings import EvaluationSettings, ScoringSettings
+from groupwise.rollout.collect import EvaluationSettings
+from groupwise.rollout.scoring import Mix, ScoringSettings
 from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
