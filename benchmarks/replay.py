@@ -46,7 +46,7 @@ from groupwise.core.records import Batch
 from groupwise.diagnostics import step as diagnostics
 from groupwise.diagnostics.routing import RoutingLog
 from groupwise.journal.journal import Journal
-from groupwise.journal.terminal import PlainView
+from groupwise.journal.terminal import View
 
 RECIPE = "quickstart-moe"
 UNMEASURED = 3
@@ -116,7 +116,7 @@ def way(
     plan = resolve(recipe.load(RECIPE, asked))
     book = Journal.create(plan.folder, "")
     with around or nullcontext():
-        return Way(name, build(plan, book, PlainView(plan.recipe.steps, Console(quiet=True)), lambda: False))
+        return Way(name, build(plan, book, View(plan.recipe.steps, Console(quiet=True)), lambda: False))
 
 
 def step(way: Way, number: int) -> dict[str, Any]:

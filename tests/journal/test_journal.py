@@ -30,8 +30,7 @@ from groupwise.diagnostics.updates import engine_gap, loss_metrics
 from groupwise.journal.columns_json import expand, packed
 from groupwise.journal.journal import Journal, read_about, read_metrics
 from groupwise.journal.per_token import PerToken
-from groupwise.journal.rollout_rows import rollout_rows
-from groupwise.journal.token_text import Spelling
+from groupwise.journal.rollout_rows import Spelling, rollout_rows
 from groupwise.models.load import Policy
 
 
@@ -127,7 +126,7 @@ def test_texts_of_any_kind_are_written_and_read_back(tmp_path: Path):
     told = group(*(completion(1, text=text) for text in texts))
     batch = credited(collate([told], pad=0))
     book = Journal.create(tmp_path / "run", "")
-    book.rollouts(1, harvest(told), batch, PerToken(batch, 99), lambda tokens: ["\udc00"])
+    book.rollouts(rollout_rows(1, harvest(told), batch, PerToken(batch, 99), lambda tokens: ["\udc00"]))
     book.log("half \ud83d")
     book.close()
     rows = [json.loads(x) for x in (tmp_path / "run" / "rollouts.jsonl").read_text("utf-8").split("\n") if x]
@@ -222,11 +221,12 @@ def test_the_engines_mismatch_is_told_as_a_factor():
     groups = [group(completion(2, version=3), completion(2, version=2))]
     batch = collate(groups, pad=0)
     logp = batch.logp_engine + torch.tensor([[0.0, 0.0, math.log(2), -math.log(2)], [0.0, 0.0, 5.0, 5.0]])
-    found = read(engine_gap(logp, batch, newest=3))
+    newest = batch.mask & (batch.version == 3)[:, None]
+    found = read(engine_gap(logp, batch.logp_engine, newest))
     assert found["engine_probability_error"] == pytest.approx(2, rel=1e-6)
     assert found["engine_effective_sample_share"] == pytest.approx(2.5**2 / (2 * 4.25), rel=1e-6)
     assert found["engine_gap_max"] == pytest.approx(math.log(2), rel=1e-6)
-    none = read(engine_gap(logp, batch, newest=4))
+    none = read(engine_gap(logp, batch.logp_engine, newest & False))
     assert math.isnan(none["engine_probability_error"])
     assert math.isnan(none["engine_effective_sample_share"])
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from groupwise.config import recipe
 from groupwise.core.errors import UsageError
+from groupwise.journal.journal import JournalSettings
 from groupwise.journal.trackers import TRACKERS, Sender, evaluation_numbers, mark, numbers, tracker
 
 RECIPE = {"name": "r", "seed": 0, "task": {"name": "arithmetic", "operands": [2, 3]}}
@@ -202,9 +204,11 @@ def test_a_broken_library_is_one_line(tmp_path, monkeypatch):
         tracker("trackio")
 
 
-def test_an_unknown_tracker_is_told():
-    with pytest.raises(UsageError, match=r"journal.tracker = 'wand': .*did you mean 'wandb'"):
-        tracker("wand")
+def test_a_recipe_may_name_every_tracker_and_no_other():
+    for name in ("none", *TRACKERS):
+        assert JournalSettings.model_validate({"tracker": name}).tracker == name
+    with pytest.raises(UsageError, match=r"journal.tracker = 'wand': .*'none', 'trackio', 'wandb' or 'tensorboard'"):
+        recipe.load("quickstart", {"journal.tracker": "wand"})
 
 
 def real(name: str, folder: Path, after: int = 0, rows: tuple[Any, ...] = (*STEPS, EVALUATION)) -> list[str]:

@@ -31,6 +31,7 @@ from groupwise.models.moe.record import record_routes
 from groupwise.models.moe.replay import pad_routes
 from groupwise.models.tiny import TinySpec
 from groupwise.training.learner import Learner, LearnerSettings
+from tests.engines.local.test_recording import is_recorded
 
 SIZES: dict[str, Any] = {
     "vocab_size": 30,
@@ -108,7 +109,7 @@ def test_engine_and_learner_agree_on_mixtures_of_experts(name: str, experts: str
     engine = LocalEngine(model, frozenset({3}), 0, max_rows=20, routes=True)
     prompts = [Prompt(Sample("", "", ""), tuple(4 + (i * 5 + j) % 25 for j in range(1 + 3 * i))) for i in range(8)]
     answers = engine.generate([Request(p.tokens, 6, i) for i, p in enumerate(prompts)], Sampling(max_new_tokens=24))
-    assert engine._step.recorded
+    assert all(map(is_recorded, engine._step._forward.values()))
     scored = [tuple(type(c)(**{**vars(c), "score": 0.0}) for c in group) for group in answers]
     batch = collate([Group(p, group) for p, group in zip(prompts, scored, strict=True)], 0)
     learner = Learner(model, None, LearnerSettings(tokens_per_microbatch=500), 1.0, 1)

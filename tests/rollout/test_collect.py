@@ -18,6 +18,7 @@ from groupwise.core.records import Completion, Group, Prompt, RolloutResult, Str
 from groupwise.core.samples import Sample
 from groupwise.core.statistics import pass_at_k
 from groupwise.engines.local.engine import LocalEngine
+from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import rollout_rows
 from groupwise.models.chat import Chat
 from groupwise.rollout.collect import Prompts, Rollout, evaluate
@@ -45,7 +46,7 @@ def make(policy, filter, task=None, state=None, samples=4, reads_steps=False) ->
     prompts = Prompts(ARITHMETIC.samples("train"), Chat(policy.tokenizer).encode, seed=1)
     sampling = Sampling(temperature=1.5, max_new_tokens=6)
     scorer = Scorer(task or EvenLength(), policy.decode, reads_steps=reads_steps)
-    return Rollout(engine, scorer, prompts, sampling, samples, filter, state)
+    return Rollout(engine, scorer, prompts, sampling, samples, filter, state=state or StreamState())
 
 
 def group(*scores: float) -> Group:
@@ -284,6 +285,7 @@ def test_steps_survive_the_checkpoint_bit_for_bit_and_stand_in_the_journal():
     assert from_json(StreamState, json.loads(json.dumps(to_json(state)))).surplus[0].completions[0].steps == steps
     batch = collate([told], pad=0)
     batch = batch.add(reward=torch.zeros(batch.mask.shape), advantage=torch.zeros(batch.mask.shape))
-    first, second = rollout_rows(1, RolloutResult((told,), (told,), 0, 0, (), 1), batch)
+    result = RolloutResult((told,), (told,), 0, 0, (), 1)
+    first, second = rollout_rows(1, result, batch, PerToken(batch, 0), lambda tokens: [])
     assert json.loads(json.dumps(first))["steps"] == [[0, 0.1], [2, 1 / 3]]
     assert "steps" not in second

@@ -24,8 +24,8 @@ from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
 from groupwise.journal.output import Output
+from groupwise.journal.rollout_rows import Spelling
 from groupwise.journal.terminal import View
-from groupwise.journal.token_text import Spelling
 from groupwise.loop import Components, LoopSettings, Training
 from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
@@ -70,7 +70,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
         seed=recipe.seed,
         cache=plan.cache,
         device=recipe.device,
-        on_step=view.warm_start,
+        on_step=partial(view.preparing, "warm start"),
         chat=recipe.chat,
     )
     chat = Chat(policy.tokenizer, recipe.chat)
@@ -221,7 +221,8 @@ def pool_of(plan: Plan) -> Pool | None:
     if not slow:
         return None
     s = plan.recipe.scoring
-    return Pool(slow, Limits(workers=s.workers or os.cpu_count() or 1, seconds=s.deadline, memory=s.memory))
+    limits = Limits(workers=s.workers or os.cpu_count() or 1, seconds=s.deadline, memory=s.memory_mib * 2**20)
+    return Pool(slow, limits)
 
 
 def reward_forms(plan: Plan, pool: Pool | None) -> list[str]:
@@ -274,7 +275,7 @@ def _bring_reward_model(
             seed=plan.recipe.seed,
             cache=plan.cache,
             engine_settings=plan.recipe.engine,
-            on_step=view.reward_model,
+            on_step=partial(view.preparing, "reward model"),
         )
     shutil.copytree(origin, folder)
 

@@ -22,7 +22,7 @@ from groupwise.core.engine import Engine
 from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.journal import journal
 from groupwise.journal.journal import Journal, read_metrics
-from groupwise.journal.terminal import LiveView, PlainView, View
+from groupwise.journal.terminal import LiveView, View
 from groupwise.journal.trackers import Sender, tracker
 from groupwise.loop import Training
 from groupwise.report.make import make
@@ -57,7 +57,7 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     send_to = tracker(plan.recipe.journal.tracker)
     text = recipe.dump(resolved_recipe(plan), f"Everything this run was started with, from {name}.")
     book = Journal.create(plan.folder, text)
-    book.about(about.about(plan, time.time()))
+    book.replace(journal.ABOUT, about.about(plan, time.time()))
     return _go(plan, book, None, Sender(send_to, book.log), fresh=True)
 
 
@@ -74,7 +74,7 @@ def resume(folder: Path) -> Run:
     step = checkpoint.read_state(newest)["step"] if newest else 0
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
-    book.about(about.resumed(before, step, time.time(), plan.recipe.device))
+    book.replace(journal.ABOUT, about.resumed(before, step, time.time(), plan.recipe.device))
     for line in damaged:
         book.log(line)
         Console(stderr=True, soft_wrap=True).print(line, markup=False)
@@ -84,8 +84,8 @@ def resume(folder: Path) -> Run:
 def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: bool) -> Run:
     console = Console(highlight=False, soft_wrap=True)
     steps, name = plan.recipe.steps, plan.recipe.name
-    view = LiveView(steps, name, console) if console.is_terminal else PlainView(steps, console)
-    view.plan(plan.describe())
+    view = LiveView(steps, name, console) if console.is_terminal else View(steps, console)
+    view.note(plan.describe())
     stop_signals: list[int] = []
     opened: list[Scorer | Engine] = []
     summary: dict[str, Any] | None = None
@@ -104,7 +104,7 @@ def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: boo
             finished = loop.train(run)
         if finished:
             summary = _summary(plan, run)
-            book.summary(summary)
+            book.replace(journal.SUMMARY, summary)
     except GroupwiseError as error:
         if plan.folder.is_dir():
             book.log(f"error: {error}")
@@ -118,7 +118,7 @@ def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: boo
     if summary is not None:
         _leave_report(plan, view)
         return Run(plan.folder, summary)
-    view.say(f"stopped after step {run.progress.step}, saved; go on with: groupwise train --resume {plan.folder}")
+    view.note(f"stopped after step {run.progress.step}, saved; go on with: groupwise train --resume {plan.folder}")
     return Run(plan.folder, {}, stopped_by=stop_signals[0])
 
 

@@ -16,7 +16,8 @@ from groupwise.engines.settings import EngineSettings
 from groupwise.journal.journal import JournalSettings
 from groupwise.models.chat import ChatSettings
 from groupwise.models.moe.settings import RoutingSettings
-from groupwise.rollout.settings import EvaluationSettings, ScoringSettings
+from groupwise.rollout.collect import EvaluationSettings
+from groupwise.rollout.scoring import ScoringSettings
 from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings

@@ -65,6 +65,18 @@ def cut(path: Path, last: int) -> None:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested tables as one: dotted key -> value.
+
+    >>> flat({"seed": 0, "algorithm": {"kl": {"beta": 0.04}}})
+    {'seed': 0, 'algorithm.kl.beta': 0.04}
+    """
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        values |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {path + key: value}
+    return values
+
+
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         row = orjson.loads(line)

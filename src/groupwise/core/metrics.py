@@ -29,7 +29,7 @@ class Mean:
         return Mean(self.sum + other.sum, self.weight + other.weight)
 
     def read(self) -> float:
-        return self.sum / self.weight if self.weight else float("nan")
+        return self.sum / self.weight if self.weight else math.nan
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from groupwise.algorithms.parts.aggregate import Aggregate, count
 from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.errors import CheckFailed
-from groupwise.core.records import Batch, Completion
+from groupwise.core.records import Completion
 from groupwise.health.checks import (
     ENGINE_IS_LOADED,
     LEARNER_IS_ENGINE,
@@ -74,9 +74,7 @@ def worst(checks: Sequence[Check]) -> list[Check]:
     """One check per name: a failed one before any other, then the one with the largest value."""
     by_name: dict[str, Check] = {}
     for check in checks:
-        known = by_name.get(check.name)
-        if known is None or _badness(check) > _badness(known):
-            by_name[check.name] = check
+        by_name[check.name] = max(by_name.get(check.name, check), check, key=_badness)
     return list(by_name.values())
 
 
@@ -91,12 +89,11 @@ def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, bf
     return _same(LIVE_IS_OLD, (logp_live - logp_old)[mask], bf16)
 
 
-def learner_equals_engine(logp: Tensor, batch: Batch, newest: int, bf16: bool) -> Check:
-    """The learner and the engine give one log-probability for each token sampled by the current weights."""
-    fresh = batch.mask & (batch.version == newest)[:, None]
+def learner_equals_engine(logp: Tensor, logp_engine: Tensor, fresh: Tensor, bf16: bool) -> Check:
+    """The learner and the engine give one log-probability for each token that the current weights sampled, `fresh`."""
     if not fresh.any():
         return _unmeasured(LEARNER_IS_ENGINE, "no row of this batch was sampled by the current weights")
-    return _gap(LEARNER_IS_ENGINE, (logp - batch.logp_engine)[fresh], ENGINE_LIMIT, bf16)
+    return _gap(LEARNER_IS_ENGINE, (logp - logp_engine)[fresh], ENGINE_LIMIT, bf16)
 
 
 def weights_reach_total(weight: Tensor, mask: Tensor, aggregate: Aggregate) -> Check:
@@ -118,42 +115,42 @@ def replayed_are_used(share: float) -> Check:
     return _check(REPLAYED_ARE_USED, share, 0.0)
 
 
+@dataclass
 class Probe:
-    """A fixed question to engine and learner after each weight load: do they hold the same weights?"""
+    """A fixed question to engine and learner after each weight load: do they hold the same weights?
 
-    def __init__(
-        self,
-        engine: Engine,
-        logprobs: Callable[[Sequence[Completion]], Sequence[Tensor]],
-        request: Request,
-        sampling: Sampling,
-        bf16: bool,
-    ) -> None:
-        """`logprobs` gives the learner's [tokens] nats for completions of the request's prompt."""
-        self.engine, self.logprobs, self.request, self.sampling, self.bf16 = engine, logprobs, request, sampling, bf16
+    logprobs  completions of the request's prompt -> the learner's [tokens] nats of each
+    """
+
+    engine: Engine
+    logprobs: Callable[[Sequence[Completion]], Sequence[Tensor]]
+    request: Request
+    sampling: Sampling
+    bf16: bool
+
+    def __post_init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
         """Take today's answers as what the next load must change."""
-        self._asked = self.engine.generate([self.request], self.sampling)[0]
-        self._learner = self.logprobs(self._asked)
+        self._answers = self.engine.generate([self.request], self.sampling)[0]
+        self._learner = self.logprobs(self._answers)
 
     def __call__(self) -> Check:
         """Ask again. An engine that answers with the very bits of before, while the learner moved, has old weights."""
-        learner_before = self.logprobs(self._asked)
-        now = self.engine.generate([self.request], self.sampling)[0]
-        gap = torch.cat(list(self.logprobs(now))) - torch.tensor([x for c in now for x in c.logp_engine])
+        before = [c.logp_engine for c in self._answers]
+        moved = any(not torch.equal(a, b) for a, b in zip(self.logprobs(self._answers), self._learner, strict=True))
+        self.restart()
+        now = [c.logp_engine for c in self._answers]
+        gap = torch.cat(list(self._learner)) - torch.tensor([x for logp in now for x in logp])
         cause = (
             "after the load the engine does not give the learner's log-probabilities; the weights did not arrive, or "
             "a cache of the old ones is served"
         )
         check = _gap(ENGINE_IS_LOADED, gap, ENGINE_LIMIT, self.bf16, cause)
-        moved = any(not torch.equal(a, b) for a, b in zip(learner_before, self._learner, strict=True))
-        stuck = [c.logp_engine for c in now] == [c.logp_engine for c in self._asked]
-        if moved and stuck:
+        if moved and now == before:
             cause = "the load changed nothing: the engine still serves the weights of before, bit for bit"
             check = Check(ENGINE_IS_LOADED, Verdict.FAIL, check.value, check.limit, cause)
-        self._asked, self._learner = now, self.logprobs(now)
         return check
 
 

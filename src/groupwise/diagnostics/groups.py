@@ -40,9 +40,13 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Value]:
 
 
 def generation_metrics(result: RolloutResult, state: StreamState, scoring_seconds: float | None) -> Metrics:
-    """Of all that a step generated; `scoring_seconds` are spent by processes that score, None where there are none."""
+    """Of all that a step generated, and where each source of a task with levels stands after it.
+
+    scoring_seconds  spent by processes that score; None where there are none
+    """
+    levels = {f"sources.{source}.level": Last(level) for source, level in state.levels.items()}
     seconds = {} if scoring_seconds is None else {"scoring_seconds": Sum(scoring_seconds)}
-    return {**group_metrics(result.generated), **rollout_metrics(result), **level_metrics(state), **seconds}
+    return {**group_metrics(result.generated), **rollout_metrics(result), **levels, **seconds}
 
 
 def rollout_metrics(result: RolloutResult) -> Metrics:
@@ -59,11 +63,6 @@ def rollout_metrics(result: RolloutResult) -> Metrics:
     }
 
 
-def level_metrics(state: StreamState) -> Metrics:
-    """Where each source of a task with levels stands after the step."""
-    return {f"sources.{source}.level": Last(level) for source, level in state.levels.items()}
-
-
 def in_words(groups: Sequence[Group]) -> str:
     """What the groups' correctness means for this step, as a sentence; empty where there is signal."""
     signals = [signal(g) for g in groups]
@@ -73,12 +72,10 @@ def in_words(groups: Sequence[Group]) -> str:
         return "every group is all right: nothing left to learn here, advantages are 0"
     if all(s is Signal.ALL_WRONG for s in signals):
         return "every group is all wrong: no group has a right completion to prefer, advantages are 0"
-    if all(s is Signal.UNSCORED for s in signals) and any(
-        not math.isnan(c.trains_on) for g in groups for c in g.completions
-    ):
-        return ""  # a reward model scores, and nobody knows what is right
     if all(s is Signal.UNSCORED for s in signals):
-        return "no completion has a score: nothing trains"
+        trained = any(not math.isnan(c.trains_on) for g in groups for c in g.completions)
+        # Where a reward model scores, the right answers are unknown.
+        return "" if trained else "no completion has a score: nothing trains"
     return "no group mixes right and wrong completions: advantages are 0"
 
 

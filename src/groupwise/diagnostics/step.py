@@ -1,12 +1,11 @@
 """What one step says about itself, gathered while it trains: metrics, and the checks that its updates allow."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.core.metrics import Metrics, merge, read
+from groupwise.core.metrics import Mean, Metrics, Sum, merge, read
 from groupwise.core.records import Batch, UpdateRecord, UpdateResult
 from groupwise.diagnostics.checks import (
     Check,
@@ -23,7 +22,6 @@ from groupwise.diagnostics.updates import (
     reward_kl_metrics,
     update_metrics,
     value_metrics,
-    waiting_metrics,
 )
 from groupwise.models.moe.metrics import comparable
 from groupwise.models.moe.record import Router
@@ -47,7 +45,7 @@ class Expected:
 
 
 class StepLog:
-    """Of one batch: told of each update on it, it knows the step's metrics and checks at the end."""
+    """Of one batch: gathers what each update on it gives, and makes the step's metrics and checks of it at the end."""
 
     def __init__(
         self, batch: Batch, algorithm: Algorithm, replay: ReplayFrom, routers: Sequence[Router], expected: Expected
@@ -63,15 +61,14 @@ class StepLog:
         self._updates.append(metrics)
 
     def policy_waited(self) -> None:
-        """The critic learns alone, and the policy had no update on the minibatch."""
-        self._updates.append(waiting_metrics())
+        """The critic learns alone, and the policy had no update on the minibatch: no number where there is one else."""
+        self._updates.append({"updates": Sum(0), "updates_skipped": Sum(0), "share_passed": Mean(0.0, 0.0)})
 
     def policy_updated(self, minibatch: Batch, update: UpdateResult) -> None:
         """The policy had an update on the minibatch; the first on a batch is the one that checks can be made of."""
         if not self._checks:
             self._first_update(minibatch, update.seen)
-        weight = minibatch.need("weight")
-        self._checks.append(weights_reach_total(weight, minibatch.mask, self._algorithm.aggregate))
+        self._checks.append(weights_reach_total(minibatch.need("weight"), minibatch.mask, self._algorithm.aggregate))
         self._updates.append(update_metrics(minibatch, update))
         self._updates.append(self._routing.update(minibatch, update.seen))
 
@@ -83,16 +80,16 @@ class StepLog:
             (seen.logp_live, minibatch, used) if old is None else (old, self._batch, self._batch.routes)
         )
         fresh = rows.mask & (rows.version == expected.newest)[:, None]
-        sampled = dataclasses.replace(rows, mask=comparable(fresh, routes, rows.routes_engine))
+        sampled = comparable(fresh, routes, rows.routes_engine)
         same_experts = comparable(minibatch.mask, used, minibatch.routes)
         same_own_experts = comparable(minibatch.mask, used, minibatch.routes_own or minibatch.routes)
         start = seen.logp_live if expected.at_start else None
         self._checks += [
             live_equals_old(seen.logp_live, None if old is None else minibatch.logp_old, same_experts, expected.bf16),
-            learner_equals_engine(learner, sampled, expected.newest, expected.bf16),
+            learner_equals_engine(learner, rows.logp_engine, sampled, expected.bf16),
             reference_is_start(minibatch.logp_ref, start, same_own_experts, expected.bf16),
         ]
-        self._updates.append(engine_gap(learner, rows, expected.newest))
+        self._updates.append(engine_gap(learner, rows.logp_engine, fresh))
 
     def checks(self) -> list[Check]:
         """One of each name, the worst."""

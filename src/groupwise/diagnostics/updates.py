@@ -4,14 +4,13 @@ import dataclasses
 import math
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts.critic import explained_variance
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.ratio import bounded
 from groupwise.algorithms.parts.shaping import sampled_kl
-from groupwise.core.masked import keep, row_mean
+from groupwise.core.masked import keep, row_mean, row_sum
 from groupwise.core.metrics import Last, Max, Mean, Sum, Value, mean_of, mean_over
 from groupwise.core.records import Batch, UpdateRecord, UpdateResult
 
@@ -22,7 +21,7 @@ QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 def batch_metrics(batch: Batch) -> dict[str, Value]:
     """Of the batch that trains: rewards after shaping, advantages, age of the rows, trained tokens."""
     rows = batch.mask.any(-1)
-    reward = torch.where(batch.mask, batch.need("reward"), 0.0).sum(-1)[rows]
+    reward = row_sum(batch.need("reward"), batch.mask)[rows]
     return {
         **_correction_metrics(batch),
         "reward_mean": mean_of(reward.tolist()),
@@ -41,11 +40,6 @@ def value_metrics(batch: Batch) -> dict[str, Value]:
         "value_mean": mean_over(value, batch.mask),
         "returns_mean": mean_over(returns, batch.mask),
     }
-
-
-def waiting_metrics() -> dict[str, Value]:
-    """Of a step in which the critic learns and the policy waits: no update, so no number where there is one else."""
-    return {"updates": Sum(0), "updates_skipped": Sum(0), "share_passed": Mean(0.0, 0.0)}
 
 
 def _correction_metrics(batch: Batch) -> dict[str, Value]:
@@ -104,14 +98,13 @@ def loss_metrics(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
     return metrics
 
 
-def engine_gap(logp: Tensor, batch: Batch, newest: int) -> dict[str, Value]:
-    """Learner against engine over the rows that the current weights sampled; older rows are left out.
+def engine_gap(logp: Tensor, logp_engine: Tensor, mask: Tensor) -> dict[str, Value]:
+    """Learner against engine; the mask leaves out rows that older weights sampled.
 
     The gap in nats; the same as a factor of the probability, exp(|gap|); and what the factors k = exp(gap) leave of the
     sample, (sum k)^2 / (n sum k^2). A factor stays within the bounds of every ratio.
     """
-    mask = batch.mask & (batch.version == newest)[:, None]
-    gap = logp.double() - batch.logp_engine.double()
+    gap = logp.double() - logp_engine.double()
     largest = float(gap[mask].abs().max()) if mask.any() else 0.0
     return {
         "engine_gap_mean": mean_over(gap.abs(), mask),

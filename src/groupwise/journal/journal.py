@@ -14,10 +14,7 @@ from pydantic import Field
 from groupwise.core import jsonl
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.machine import machine_row
-from groupwise.core.records import Batch, RolloutResult
 from groupwise.core.settings import Settings
-from groupwise.journal.per_token import PerToken
-from groupwise.journal.rollout_rows import Spell, rollout_rows
 
 METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
 LOG, RECIPE, ABOUT, SUMMARY = "log.txt", "recipe.toml", "about.json", "summary.json"
@@ -96,28 +93,22 @@ class Journal:
         """One line of machine.jsonl: what the step took, which differs from run to run."""
         self._append(MACHINE, [machine_row(step)])
 
-    def rollouts(
-        self,
-        step: int,
-        result: RolloutResult,
-        batch: Batch,
-        tokens: PerToken | None = None,
-        spell: Spell | None = None,
-    ) -> None:
-        """One line of rollouts.jsonl per completion that the step generated or trains."""
-        self._append(ROLLOUTS, rollout_rows(step, result, batch, tokens, spell))
+    def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """One line of rollouts.jsonl per completion that a step generated or trains."""
+        self._append(ROLLOUTS, rows)
 
     def log(self, line: str) -> None:
         """One line of log.txt."""
         self._write(LOG, [(line + "\n").encode(errors="replace")])
 
-    def about(self, about: Mapping[str, Any]) -> None:
-        """about.json, whole or not at all."""
-        _replace(self.folder / ABOUT, about)
-
-    def summary(self, summary: Mapping[str, Any]) -> None:
-        """summary.json, whole or not at all."""
-        _replace(self.folder / SUMMARY, summary)
+    def replace(self, name: str, row: Mapping[str, Any]) -> None:
+        """The file of that name, about.json or summary.json, whole or not at all."""
+        path, beside = self.folder / name, self.folder / f"{name}.partial"
+        try:
+            beside.write_bytes(jsonl.encoded(row, indent=True) + b"\n")
+            beside.replace(path)
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written: {error.strerror}") from None
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         self._write(name, (jsonl.encoded(row) + b"\n" for row in rows))
@@ -140,18 +131,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def read_about(folder: Path) -> dict[str, Any]:
     """about.json; empty where there is none, or it cannot be read."""
-    path = folder / ABOUT
     try:
-        about = orjson.loads(path.read_bytes())
+        about = orjson.loads((folder / ABOUT).read_bytes())
     except (OSError, orjson.JSONDecodeError):
         return {}
     return about if isinstance(about, dict) else {}
-
-
-def _replace(path: Path, row: Mapping[str, Any]) -> None:
-    beside = path.with_name(path.name + ".partial")
-    try:
-        beside.write_bytes(jsonl.encoded(row, indent=True) + b"\n")
-        beside.replace(path)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from None

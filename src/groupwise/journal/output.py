@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from groupwise.core.records import Batch, Evaluation, RolloutResult
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import LOG, Journal
 from groupwise.journal.per_token import PerToken
-from groupwise.journal.rollout_rows import Spell
+from groupwise.journal.rollout_rows import Spell, rollout_rows
 from groupwise.journal.terminal import View
 
 
@@ -24,30 +24,28 @@ class Output:
 
     journal: Journal
     view: View
-    watch: Watch = field(default_factory=Watch)
-    token_text: Spell | None = None
-    token_budget: int = 0
+    watch: Watch
+    token_text: Spell
+    token_budget: int
 
     @property
     def log(self) -> Path:
         return self.journal.folder / LOG
 
-    def say(self, step: int, line: str) -> None:
-        """A line to the log and the terminal alike."""
+    def say(self, step: int, line: str, shown: str = "") -> None:
+        """A line to the log, and to the terminal the same or, where `shown` is given, that one."""
         self.journal.log(f"step {step}: {line}")
-        self.view.note(f"step {step}: {line}")
+        self.view.note(shown or f"step {step}: {line}")
 
     def faults(self, step: int, lines: Sequence[str]) -> None:
         """The first scoring fault of each kind."""
         for line in lines:
-            self.journal.log(f"step {step}: {line}")
-            self.view.note(f"step {step}: first of its kind: {line}")
+            self.say(step, line, shown=f"step {step}: first of its kind: {line}")
 
     def checks(self, step: int, checks: Sequence[object]) -> None:
         """What was checked, in words."""
         for check in checks:
-            self.journal.log(f"step {step}: {check}")
-            self.view.note(f"check        {check}")
+            self.say(step, str(check), shown=f"check        {check}")
 
     def columns(self, batch: Batch) -> PerToken:
         """What gathers the columns per token of a batch while it trains."""
@@ -55,7 +53,7 @@ class Output:
 
     def rollouts(self, step: int, result: RolloutResult, batch: Batch, columns: PerToken) -> None:
         """Every completion of the step."""
-        self.journal.rollouts(step, result, batch, columns, self.token_text)
+        self.journal.rollouts(rollout_rows(step, result, batch, columns, self.token_text))
 
     def step(self, row: Mapping[str, Any]) -> None:
         """A step's row of metrics.jsonl, and each warning that it makes true for the first time."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groupwise.core.masked import group_sum
 from groupwise.core.records import Batch, UpdateRecord
 from groupwise.journal.columns_json import packed
 
@@ -50,7 +51,7 @@ def fitting(mask: Tensor, group: Tensor, budget: int) -> Tensor:
     tensor([ True,  True, False])
     """
     tokens = mask.sum(-1)
-    held = torch.zeros(int(group.max()) + 1, dtype=tokens.dtype).index_add_(0, group, tokens).cumsum(0)
+    held = group_sum(tokens, group, int(group.max()) + 1).cumsum(0)
     return (held <= budget)[group] & (tokens > 0)
 
 

@@ -1,4 +1,4 @@
-"""The rows of rollouts.jsonl: one for each completion that a step generated or trains."""
+"""The rows of rollouts.jsonl, one for each completion that a step generated or trains, and the text of each token."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,10 +9,12 @@ from groupwise.journal.per_token import PerToken
 
 #: Ids to the text of each.
 Spell = Callable[[Sequence[int]], list[str]]
+#: How tokenizers of the sentencepiece kind mark a space in front of a word; decoding one word alone loses it.
+SPACE = "▁"
 
 
 def rollout_rows(
-    step: int, result: RolloutResult, batch: Batch, tokens: PerToken | None = None, spell: Spell | None = None
+    step: int, result: RolloutResult, batch: Batch, tokens: PerToken, spell: Spell
 ) -> Iterator[dict[str, Any]]:
     """The completions of the batch, in its order, then those that do not train.
 
@@ -26,7 +28,6 @@ def rollout_rows(
         fate = "trained" if id(group) in trained else "surplus" if id(group) in waiting else "dropped"
         for completion in group.completions:
             reward, advantage, by_token = next(credit) if fate == "trained" else (None, None, {})
-            spelled = {"pieces": spell(completion.tokens)} if by_token and spell else {}
             yield {
                 "step": step,
                 "group": number,
@@ -35,16 +36,16 @@ def rollout_rows(
                 "reward": reward,
                 "advantage": advantage,
                 **_columns(group, completion),
-                **spelled,
+                **({"pieces": spell(completion.tokens)} if by_token else {}),
                 **by_token,
             }
 
 
-def _credit(batch: Batch, tokens: PerToken | None) -> Iterator[tuple[float, float, dict[str, Any]]]:
+def _credit(batch: Batch, tokens: PerToken) -> Iterator[tuple[float, float, dict[str, Any]]]:
     """Of each row of the batch: its reward, its mean advantage over trained tokens, and what there is per token."""
     reward = (batch.need("reward") * batch.mask).sum(-1).tolist()
     advantage = (batch.need("advantage").double().sum(-1) / batch.mask.sum(-1).clamp(min=1)).tolist()
-    by_row = tokens.rows() if tokens else {}
+    by_row = tokens.rows()
     for row, (r, a) in enumerate(zip(reward, advantage, strict=True)):
         yield r, a, by_row.get(row, {})
 
@@ -67,3 +68,25 @@ def _columns(group: Group, completion: Completion) -> dict[str, Any]:
         "version": completion.version,
         **({"steps": completion.steps} if completion.steps else {}),
     }
+
+
+class Spelling:
+    """Ids to the text of each, special ones as they are written. An id is decoded once."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def __call__(self, tokens: Sequence[int]) -> list[str]:
+        for token in set(tokens) - self._known.keys():
+            self._known[token] = self._spell(token)
+        return [self._known[token] for token in tokens]
+
+    def _spell(self, token: int) -> str:
+        """A token of no text, such as an id beyond the vocabulary, is shown as its number."""
+        text = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if not text:
+            return f"<{token}>"
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        spaced = isinstance(name, str) and name.startswith(SPACE) and not text.startswith(" ")
+        return f" {text}" if spaced else text

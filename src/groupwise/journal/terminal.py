@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,49 +19,23 @@ BARS = "▁▂▃▄▅▆▇█"
 Row = Mapping[str, Any]
 
 
-class View(Protocol):
-    """Shows what a run does; changes nothing."""
+class View:
+    """Shows what a run does, one line a step, for logs and pipes; changes nothing."""
 
-    def plan(self, text: str) -> None: ...
+    def __init__(self, steps: int, console: Console) -> None:
+        self.steps, self.console = steps, console
+        self.started = time.perf_counter()
 
-    def warm_start(self, step: int, steps: int, loss: float) -> None: ...
-
-    def reward_model(self, step: int, steps: int, loss: float) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def step(self, row: Row) -> None: ...
-
-    def evaluation(self, step: int, evaluation: Evaluation) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class PlainView:
-    """One line a step, for logs and pipes."""
-
-    def __init__(self, steps: int, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
-        self.steps, self.started = steps, time.perf_counter()
-
-    def plan(self, text: str) -> None:
-        self.say(text)
-
-    def warm_start(self, step: int, steps: int, loss: float) -> None:
-        self._preparing("warm start", step, steps, loss)
-
-    def reward_model(self, step: int, steps: int, loss: float) -> None:
-        self._preparing("reward model", step, steps, loss)
-
-    def _preparing(self, what: str, step: int, steps: int, loss: float) -> None:
+    def preparing(self, what: str, step: int, steps: int, loss: float) -> None:
+        """What is trained before the first step, such as the warm start."""
         if step % max(1, steps // 5) == 0 or step == steps:
-            self.say(f"{what} {step}/{steps}  loss {loss:.3f}")
+            self.note(f"{what} {step}/{steps}  loss {loss:.3f}")
 
     def note(self, text: str) -> None:
-        self.say(text)
+        self.console.print(text, markup=False)
 
     def step(self, row: Row) -> None:
-        self.say(
+        self.note(
             f"step {row['step']:>4}/{self.steps}  pass rate {_number(row['pass_rate'])}  "
             f"reward {_number(row['reward_mean'])}  length {_number(row['length_mean'], 1)}  "
             f"signal {_number(row['groups_mixed_share'])}  passed {_number(row['share_passed'])}  "
@@ -70,57 +44,46 @@ class PlainView:
         )
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
-        self.say(
+        self.note(
             f"held out after step {step}: {rate(evaluation)} on {evaluation.problems} problems x "
-            f"{evaluation.samples}, length {evaluation.length_mean:.1f}{sources(evaluation)}{unscored(evaluation)}"
+            f"{evaluation.samples}, {details(evaluation)}"
         )
 
     def close(self) -> None:
         pass
 
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
 
-
-class LiveView(PlainView):
+class LiveView(View):
     """A panel that stays in place: where the run is, how it goes, what each phase costs, how long it still takes."""
 
-    def __init__(self, steps: int, name: str, console: Console | None = None) -> None:
+    def __init__(self, steps: int, name: str, console: Console) -> None:
         super().__init__(steps, console)
         self.name = name
         self.rows: list[Row] = []
         self.heldout: list[tuple[int, Evaluation]] = []
         self.warming = ""
         self.live = Live(console=self.console, refresh_per_second=8, transient=False, get_renderable=self.render)
-        self.opened = False
 
-    def _preparing(self, what: str, step: int, steps: int, loss: float) -> None:
+    def preparing(self, what: str, step: int, steps: int, loss: float) -> None:
         if step == 1:
             self.started = time.perf_counter()
         left = (time.perf_counter() - self.started) / step * (steps - step)
         self.warming = f"{what} {bar(step / steps, 30)} {step}/{steps}  loss {loss:.3f}  about {left:.0f} s left"
-        self.open()
+        self.live.start()
 
     def step(self, row: Row) -> None:
         if not self.rows:
             own = sum(value for phase, value in row["seconds"].items() if phase not in BEFORE)
             self.started = time.perf_counter() - own
         self.rows.append(row)
-        self.open()
+        self.live.start()
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
         self.heldout.append((step, evaluation))
-        self.open()
-
-    def open(self) -> None:
-        if not self.opened:
-            self.live.start()
-            self.opened = True
+        self.live.start()
 
     def close(self) -> None:
-        if self.opened:
-            self.live.stop()
-            self.opened = False
+        self.live.stop()
 
     def render(self) -> Panel:
         parts: list[Any] = []
@@ -129,13 +92,8 @@ class LiveView(PlainView):
         if self.rows:
             parts += [self._progress(), self._numbers(), Text(_phases(self.rows[-1]["seconds"]), style="dim")]
         for step, evaluation in self.heldout[:1] + self.heldout[1:][-1:]:
-            parts.append(
-                Text(
-                    f"held out after step {step:>3}  {rate(evaluation)}  length {evaluation.length_mean:.1f}"
-                    f"{sources(evaluation)}{unscored(evaluation)}",
-                    style="bold" if step else "",
-                )
-            )
+            line = f"held out after step {step:>3}  {rate(evaluation)}  {details(evaluation)}"
+            parts.append(Text(line, style="bold" if step else ""))
         return Panel(Group(*parts), title=f"groupwise · {self.name}", title_align="left", width=84)
 
     def _progress(self) -> Text:
@@ -190,14 +148,14 @@ def rate(evaluation: Evaluation) -> str:
     return f"pass rate {evaluation.avg_at_k:.3f}" if known else f"learned score {evaluation.learned_mean:.3f}"
 
 
-def sources(evaluation: Evaluation) -> str:
-    """The mean score of each source, where a task mixes several: "; chain_sum 0.41, gcd 0.38"."""
-    scores = ", ".join(f"{source} {row['score_mean']:.3f}" for source, row in evaluation.by_source.items())
-    return f"; {scores}" if scores else ""
-
-
-def unscored(evaluation: Evaluation) -> str:
-    return f"; {evaluation.unscored} could not be scored and count as wrong" if evaluation.unscored else ""
+def details(evaluation: Evaluation) -> str:
+    """Length, the mean score of each source where a task mixes several, what has no score: "length 9.0; gcd 0.380"."""
+    parts = [f"length {evaluation.length_mean:.1f}"]
+    if evaluation.by_source:
+        parts.append(", ".join(f"{source} {row['score_mean']:.3f}" for source, row in evaluation.by_source.items()))
+    if evaluation.unscored:
+        parts.append(f"{evaluation.unscored} could not be scored and count as wrong")
+    return "; ".join(parts)
 
 
 def _extras(row: Row) -> str:

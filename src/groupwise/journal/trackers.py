@@ -14,7 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from groupwise.core.errors import UsageError, nearest, need
+from groupwise.core.errors import UsageError, need
+from groupwise.core.jsonl import flat
 
 Row = Mapping[str, Any]
 
@@ -51,7 +52,7 @@ class TensorBoard:
         events = folder / FOLDER / "tensorboard"
         purge = None if not events.is_dir() else after + 1 if after else 0
         self._writer = self._library.SummaryWriter(str(events), purge_step=purge)
-        self._writer.add_text("recipe", "".join(f"    {key} = {value!r}\n" for key, value in leaves(recipe).items()))
+        self._writer.add_text("recipe", "".join(f"    {key} = {value!r}\n" for key, value in flat(recipe).items()))
         return f"tensorboard --logdir {events}"
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
@@ -72,7 +73,7 @@ class Trackio:
     def start(self, folder: Path, name: str, recipe: Row, after: int) -> str:
         # A run in another folder may have the same name; the mark keeps the two apart, and finds this one again.
         called = f"{name}-{mark(folder, 'trackio')}"
-        self._run = self._library.init(PROJECT, name=called, config=leaves(recipe), resume="allow", embed=False)
+        self._run = self._library.init(PROJECT, name=called, config=flat(recipe), resume="allow", embed=False)
         return f"trackio show --project {PROJECT}, run {called}"
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
@@ -102,11 +103,11 @@ class WandB:
 
     def close(self, summary: Row | None) -> None:
         if summary is not None:
-            self._run.summary.update({f"summary.{name}": value for name, value in leaves(summary).items()})
+            self._run.summary.update({f"summary.{name}": value for name, value in flat(summary).items()})
         self._run.finish(exit_code=0 if summary is not None else 1)
 
     def _mode(self, settings: Any) -> str | None:
-        """None leaves it to wandb's settings. With no account it would stop and ask for one, so it is told not to."""
+        """None leaves it to wandb's settings. With no account it would stop and ask for one: not here."""
         if self._library.setup(settings).settings.mode != "online":
             return None
         if "prompt" in inspect.signature(self._library.login).parameters:
@@ -121,12 +122,8 @@ TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "trackio": 
 
 
 def tracker(name: str) -> Tracker | None:
-    """The tracker of that name, or None for "none". Raises UsageError where it is unknown or its library is missing."""
-    if name == "none":
-        return None
-    if name not in TRACKERS:
-        raise UsageError(f"journal.tracker = {name!r}: there is no such tracker; {nearest(name, ['none', *TRACKERS])}")
-    return TRACKERS[name]()
+    """The tracker of that name, or None for "none". Raises UsageError where its library is missing."""
+    return None if name == "none" else TRACKERS[name]()
 
 
 class Sender:
@@ -162,7 +159,9 @@ class Sender:
         try:
             self._jobs.put_nowait(partial(self.tracker.log, values, row["step"]))
         except queue.Full:
-            self._leave_out(row)
+            if not self.left_out:
+                self._lines.put(f"{self._jobs.qsize()} rows wait; those from step {row['step']} on are left out")
+            self.left_out += 1
 
     def close(self, summary: Row | None) -> None:
         """Send what waits, then end; after `patience` seconds it is left behind."""
@@ -194,24 +193,6 @@ class Sender:
         while not self._lines.empty():
             self.log(f"tracker {type(self.tracker).__name__}: {self._lines.get()}")
 
-    def _leave_out(self, row: Row) -> None:
-        if not self.left_out:
-            self._lines.put(f"{self._jobs.qsize()} rows wait; those from step {row['step']} on are left out")
-        self.left_out += 1
-
-
-def leaves(table: Row, prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, by dotted name.
-
-    >>> leaves({"seed": 0, "task": {"name": "arithmetic"}})
-    {'seed': 0, 'task.name': 'arithmetic'}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        flat |= leaves(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return flat
-
 
 def numbers(row: Row) -> dict[str, float]:
     """The finite numbers of a row but its step, by dotted name.
@@ -219,7 +200,7 @@ def numbers(row: Row) -> dict[str, float]:
     >>> numbers({"step": 3, "seconds": {"update": 0.5}, "kl_mean": float("nan"), "checks": {"x": {"verdict": "pass"}}})
     {'seconds.update': 0.5}
     """
-    return {name: value for name, value in leaves(row).items() if name != "step" and _is_number(value)}
+    return {name: value for name, value in flat(row).items() if name != "step" and _is_number(value)}
 
 
 def evaluation_numbers(row: Row) -> dict[str, float]:

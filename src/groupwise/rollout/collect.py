@@ -3,14 +3,18 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
+from pydantic import Field
 
 from groupwise.algorithms.parts.filters import RIGHT, Filter
-from groupwise.core.engine import Engine, Request, Sampling
+from groupwise.core.engine import Engine, Request, Sampling, Temperature, TopK, TopP
+from groupwise.core.metrics import mean_of
 from groupwise.core.records import Evaluation, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
+from groupwise.core.settings import Settings
 from groupwise.core.statistics import pass_at_k, standard_error
 from groupwise.core.task import Streams
 from groupwise.rollout.scoring import Mix, Scorer, ScoringRound, with_learned
@@ -33,13 +37,12 @@ class Prompts:
         self._epoch, self._order = -1, torch.empty(0)
 
     def draw(self, index: int, levels: Mapping[str, int] | None = None) -> Prompt:
-        sample = (
-            self.source.draw(index, self.seed, levels or {}) if isinstance(self.source, Streams) else self._next(index)
-        )
+        sample = self._sample(index, levels or {})
         return Prompt(sample, self.encode(sample))
 
-    def _next(self, index: int) -> Sample:
-        assert not isinstance(self.source, Streams)
+    def _sample(self, index: int, levels: Mapping[str, int]) -> Sample:
+        if isinstance(self.source, Streams):
+            return self.source.draw(index, self.seed, levels)
         epoch, position = divmod(index, len(self.source))
         if epoch != self._epoch:
             self._epoch = epoch
@@ -51,23 +54,18 @@ class Prompts:
 Judge = Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], list[float]]
 
 
+@dataclass
 class Rollout:
     """Generates, scores and filters until a step has its groups."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        scorer: Scorer,
-        prompts: Prompts,
-        sampling: Sampling,
-        samples_per_prompt: int,
-        filter: Filter,
-        state: StreamState | None = None,
-        judge: Judge | None = None,
-    ) -> None:
-        self.engine, self.scorer, self.prompts = engine, scorer, prompts
-        self.sampling, self.samples_per_prompt, self.filter = sampling, samples_per_prompt, filter
-        self.state, self.judge = state or StreamState(), judge
+    engine: Engine
+    scorer: Scorer
+    prompts: Prompts
+    sampling: Sampling
+    samples_per_prompt: int
+    filter: Filter
+    judge: Judge | None = None
+    state: StreamState = field(default_factory=StreamState)
 
     def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> RolloutResult:
         """The next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short completions
@@ -156,6 +154,26 @@ def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
     return {source: (sum(right) / len(right), len(right)) for source, right in votes.items() if right}
 
 
+class EvaluationSettings(Settings):
+    """The section [evaluation]: held-out problems, and how their completions are sampled.
+
+    problems  held-out problems
+    samples   completions of each
+    every     steps between evaluations; 0 evaluates only before the first step and after the last
+    """
+
+    problems: int = Field(default=512, ge=1)
+    samples: int = Field(default=1, ge=1)
+    every: int = Field(default=0, ge=0)
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+
+    def sampling(self, max_new_tokens: int) -> Sampling:
+        """The distribution of an evaluation's completions, which are as long as those of training may be."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_new_tokens=max_new_tokens)
+
+
 def evaluate(
     engine: Engine,
     scorer: Scorer,
@@ -173,19 +191,17 @@ def evaluate(
     groups = scored_groups(engine, scorer.truth(), prompts, seeds, samples, sampling, judge)
     completions = [c for g in groups for c in g.completions]
     right = [sum(c.score >= RIGHT for c in g.completions) for g in groups]
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples]
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples and not scorer.judged]
     return Evaluation(
         problems=len(problems),
         samples=samples,
         avg_at_k=math.nan if scorer.judged else math.fsum(right) / len(completions),
-        pass_at_k={
-            k: math.fsum(pass_at_k(samples, c, k) for c in right) / len(groups) for k in ks if not scorer.judged
-        },
+        pass_at_k={k: math.fsum(pass_at_k(samples, c, k) for c in right) / len(groups) for k in ks},
         length_mean=sum(c.length for c in completions) / len(completions),
         truncated_share=sum(c.finish == "length" for c in completions) / len(completions),
         score_mean=_score_mean(groups),
         unscored=0 if scorer.judged else sum(math.isnan(c.score) for c in completions),
-        learned_mean=_mean([c.learned for c in completions if c.learned is not None]),
+        learned_mean=mean_of([c.learned for c in completions if c.learned is not None]).read(),
         standard_error=math.nan if scorer.judged else standard_error([count / samples for count in right]),
         by_source={} if scorer.judged else _source_results(groups),
     )
@@ -211,10 +227,6 @@ def _source_results(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
         for source, own in sorted(_by_source(groups).items())
         if source
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
 
 
 def _score_mean(groups: Sequence[Group]) -> float:

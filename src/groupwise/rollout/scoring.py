@@ -7,11 +7,15 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import Field
 
 from groupwise.core.engine import Finished
 from groupwise.core.records import Completion, Prompt
 from groupwise.core.reward import Reward, ScoreResult
 from groupwise.core.samples import Attempt
+from groupwise.core.settings import Settings
 from groupwise.core.task import Judged, ScoresSteps, Task
 from groupwise.rewards.functions.results import score_results
 from groupwise.rewards.pool.pool import Pool
@@ -20,6 +24,23 @@ from groupwise.rewards.pool.pool import Pool
 TASK, LEARNED = "task", "learned"
 
 Decode = Callable[[tuple[int, ...]], str]
+
+
+class ScoringSettings(Settings):
+    """The section [scoring]: how rewards come together, and the processes that score beside generation.
+
+    combine      "before": rewards are added and then compared; "after": each has advantages of its own, then added
+    workers      processes; 0 is one for each core
+    deadline     seconds that one completion's score may take
+    memory_mib   MiB that a process may hold
+    fault_limit  the largest share of a step's completions that may go without a score
+    """
+
+    combine: Literal["before", "after"] = "before"
+    workers: int = Field(default=0, ge=0)
+    deadline: float = Field(default=10.0, gt=0)
+    memory_mib: int = Field(default=4096, ge=64)
+    fault_limit: float = Field(default=0.05, ge=0, le=1)
 
 
 @dataclass(frozen=True)

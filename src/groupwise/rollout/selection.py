@@ -1,17 +1,16 @@
 """A task's problems as a run uses them: those whose prompts fit, and how long the longest is."""
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Streams, Task
+from groupwise.rollout.collect import Encode
 
 #: The longest prompt is looked for among this many of the longest texts; of a stream, among this many draws.
 LOOKED_AT, DRAWN = 32, 256
-
-Encode = Callable[[Sample], tuple[int, ...]]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from groupwise.core.engine import Sampling
-from groupwise.engines.local.drawing import END, Drawing
-from groupwise.engines.local.recording import is_recorded
-from groupwise.engines.local.sampler import draw
+from groupwise.engines.local.sampler import END, Drawing, draw
+from tests.engines.local.test_recording import is_recorded
 
 HOWS = [
     Sampling(),

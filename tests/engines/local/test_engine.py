@@ -19,6 +19,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.local.prefill import SHORT
+from tests.engines.local.test_recording import is_recorded
 
 VOCABULARY = 30
 EOS = frozenset({3, 7})
@@ -103,8 +104,8 @@ def test_other_models_run_through_the_same_interface(name: str, attention: str) 
                 expected = plain_logp(model, request.tokens, done, 1.0)
                 said = torch.tensor(done.logp_engine, dtype=torch.float64)
                 torch.testing.assert_close(said, expected, atol=1e-5, rtol=0)
-    assert engine._step.recorded
-    assert engine._prefill.recorded
+    assert all(map(is_recorded, engine._step._forward.values()))
+    assert is_recorded(engine._prefill._short)
 
 
 def test_a_model_whose_values_steer_its_forward_is_not_replayed_from_a_recording() -> None:
@@ -113,8 +114,8 @@ def test_a_model_whose_values_steer_its_forward_is_not_replayed_from_a_recording
     model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope)).eval()  # type: ignore[arg-type]
     engine = LocalEngine(model, EOS, pad=0)
     [[done]] = engine.generate([Request((5, 6), 1, seed=3)], Sampling(max_new_tokens=8))
-    assert not engine._step.recorded
-    assert not engine._prefill.recorded
+    assert not any(map(is_recorded, engine._step._forward.values()))
+    assert not is_recorded(engine._prefill._short)
     said = torch.tensor(done.logp_engine, dtype=torch.float64)
     torch.testing.assert_close(said, plain_logp(model, (5, 6), done, 1.0), atol=1e-5, rtol=0)
 

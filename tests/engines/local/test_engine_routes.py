@@ -15,6 +15,7 @@ from groupwise.core.records import Completion
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.moe.metrics import changed
 from groupwise.models.moe.record import record_routes
+from tests.engines.local.test_recording import is_recorded
 
 LAYERS, EXPERTS, CHOSEN = 3, 8, 2
 EOS = frozenset({3})
@@ -152,7 +153,7 @@ def test_the_step_is_recorded_whatever_the_learner_uses(experts: str) -> None:
         engine = LocalEngine(model, EOS, 0, max_rows=5, routes=routes)
         engine.generate(REQUESTS, Sampling(max_new_tokens=8))
         assert len(engine._step._forward) == 2
-        assert engine._step.recorded
+        assert all(map(is_recorded, engine._step._forward.values()))
         assert engine._model.config._experts_implementation == "grouped_mm", "a fifth as fast, or not recorded"
     assert model.config._experts_implementation == experts
 
@@ -161,7 +162,7 @@ def test_experts_that_cannot_be_recorded_still_say_their_routes(moe: Any) -> Non
     engine = LocalEngine(moe, EOS, 0, max_rows=5, routes=True)
     engine._model.set_experts_implementation("eager")
     groups = engine.generate(REQUESTS, Sampling(max_new_tokens=12))
-    assert not engine._step.recorded
+    assert not any(map(is_recorded, engine._step._forward.values()))
     for request, group in zip(REQUESTS, groups, strict=True):
         for done in group:
             assert done.routes is not None

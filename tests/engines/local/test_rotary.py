@@ -22,6 +22,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from groupwise.core.engine import Request, Sampling
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.local.rotary import NAME, _quick, _same, turn
+from tests.engines.local.test_recording import is_recorded
 
 SIZES: dict[str, Any] = {
     "vocab_size": 30,
@@ -82,7 +83,7 @@ def test_completions_are_the_models_own(model: Any) -> None:
     engine = LocalEngine(policy, frozenset(), pad=0)
     prompts = [(5, 6, 7, 8), (9,), (10, 11)]
     groups = engine.generate([Request(p, 2, i) for i, p in enumerate(prompts)], Sampling(max_new_tokens=12))
-    assert engine._step.recorded
+    assert all(map(is_recorded, engine._step._forward.values()))
     for prompt, group in zip(prompts, groups, strict=True):
         for done in group:
             ids = torch.tensor([prompt + done.tokens])

@@ -148,8 +148,8 @@ def engine_check(
     groups = [Group(p, _with_scores(members)) for p, members in zip(prompts, completions, strict=True)]
     batch = collate(groups, policy.pad)
     batch = learner.annotate(batch, old=True, ref=False)
-    sampled = dataclasses.replace(batch, mask=comparable(batch.mask, batch.routes, batch.routes_engine))
-    return learner_equals_engine(batch.need("logp_old"), sampled, engine.version, recipe.learner.bf16)
+    sampled = comparable(batch.mask, batch.routes, batch.routes_engine)
+    return learner_equals_engine(batch.need("logp_old"), batch.logp_engine, sampled, recipe.learner.bf16)
 
 
 def _with_scores(completions: Sequence[Any]) -> tuple[Any, ...]:

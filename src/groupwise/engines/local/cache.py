@@ -62,17 +62,14 @@ class PrefilledPrompts:
 
     def only(self, index: int) -> PrefilledPrompts:
         """One of them, in memory of its own."""
-
-        def row(table: Tensor) -> Tensor:
-            return table[index : index + 1].clone()
-
+        one = slice(index, index + 1)
         return PrefilledPrompts(
-            tokens=(self.tokens[index],),
-            keys=[row(k) for k in self.keys],
-            values=[row(v) for v in self.values],
-            length=row(self.length),
-            logits=row(self.logits),
-            routes=self.routes[index : index + 1],
+            self.tokens[one],
+            [keys[one].clone() for keys in self.keys],
+            [values[one].clone() for values in self.values],
+            self.length[one].clone(),
+            self.logits[one].clone(),
+            self.routes[one],
         )
 
 

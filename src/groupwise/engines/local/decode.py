@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from groupwise.engines.local.cache import ViewCache
 from groupwise.engines.local.experts import logits_and_experts
-from groupwise.engines.local.recording import Forward, is_recorded, recorded
+from groupwise.engines.local.recording import Forward, recorded
 from groupwise.models.moe.record import Router, require_routers
 
 
@@ -33,11 +33,6 @@ class Step:
             self._forward[masked] = recorded(plain, example, (3, 5), (5, 9), (1, 2))
         logits, *routes = self._forward[masked](tokens, positions, *([mask] if masked else []), *views)
         return logits, routes[0] if routes else None
-
-    @property
-    def recorded(self) -> bool:
-        """Whether every kind of step seen so far runs from a recording."""
-        return all(is_recorded(forward) for forward in self._forward.values())
 
 
 class _Forward(nn.Module):

@@ -31,11 +31,11 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.local.cache import ATTENTION, RowCache
 from groupwise.engines.local.decode import Step
-from groupwise.engines.local.drawing import Drawing
 from groupwise.engines.local.experts import make_experts_recordable
 from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.prefill import Prefill
 from groupwise.engines.local.rotary import fuse_rotation
+from groupwise.engines.local.sampler import Drawing
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
 
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
@@ -57,8 +57,6 @@ class LocalEngine:
     keeps_support = True
 
     def __init__(self, model: Any, eos: frozenset[int], pad: int, max_rows: int = 512, routes: bool = False) -> None:
-        if max_rows < 1:
-            raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
         self._model: Any = copy.deepcopy(model).eval().requires_grad_(False)
         self._model.zero_grad(set_to_none=True)
         _require_attention_layers(self._model.config)
@@ -67,7 +65,8 @@ class LocalEngine:
         self._always_masked = self._model.config._attn_implementation != ATTENTION
         make_experts_recordable(self._model)
         fuse_rotation(self._model)
-        self._routes = routes
+        self.version, self.routes = 0, routes
+        self.precision: Precision = "bf16" if self._model.dtype == torch.bfloat16 else "fp32"
         self._step: Any = Step(self._model, routes)
         self._prefill: Any = Prefill(self._model, pad, routes)
         self._context = _context(self._model.config)
@@ -77,24 +76,7 @@ class LocalEngine:
         self._stops = _stops(eos, self._vocabulary, self._device)
         self._drawing = Drawing(self._stops)
         self._max_rows = max_rows
-        self._precision: Precision = "bf16" if self._model.dtype == torch.bfloat16 else "fp32"
-        self._version = 0
         self._cache = RowCache()
-
-    @property
-    def version(self) -> int:
-        """Which weights it samples from."""
-        return self._version
-
-    @property
-    def routes(self) -> bool:
-        """Whether its completions say which experts were chosen."""
-        return self._routes
-
-    @property
-    def precision(self) -> Precision:
-        """What it computes in."""
-        return self._precision
 
     def close(self) -> None:
         """Drop the copy of the model and the cache: it cannot sample any more. A second call does nothing."""
@@ -117,11 +99,11 @@ class LocalEngine:
         }
         if any(problems.values()):
             words = "; ".join(f"{kind}: {_some(names)}" for kind, names in problems.items() if names)
-            raise RunError(f"these weights are not of the engine's model, which keeps version {self._version}: {words}")
+            raise RunError(f"these weights are not of the engine's model, which keeps version {self.version}: {words}")
         with torch.no_grad():
             for name, tensor in given.items():
                 own[name].copy_(tensor)
-        self._version = version
+        self.version = version
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
@@ -142,7 +124,7 @@ class LocalEngine:
             self._sample(scheduler, sampling, partial(_announce, queue, outputs, on_finish))
         if cache.size <= KEEP_BYTES:
             self._cache = cache
-        completions = outputs.completions(self._version)
+        completions = outputs.completions(self.version)
         return [tuple(completions[first : first + r.samples]) for first, r in zip(queue.offset, requests, strict=True)]
 
     def _sample(self, scheduler: Scheduler, sampling: Sampling, announce: Callable[[Tensor], None]) -> None:
@@ -153,7 +135,10 @@ class LocalEngine:
                 logits = torch.cat([logits, *self._admit(scheduler)])
             draw, end_sum = self._drawing(logits, scheduler.uniform(), sampling)
             if not scheduler.record(draw, end_sum):
-                raise RunError(_bad_logits(self._version))
+                raise RunError(
+                    f"the model's logits are NaN or infinite (weights version {self.version}): the weights are broken; "
+                    "go back to an earlier checkpoint, and lower the learning rate if it happens again"
+                )
             tokens, finished = scheduler.retire(draw.tokens)
             announce(finished)
             logits = self._decode(tokens, scheduler) if scheduler.count else logits[:0]
@@ -250,13 +235,6 @@ def _stops(eos: frozenset[int], vocabulary: int, device: torch.device) -> Tensor
     stops = torch.zeros(vocabulary, dtype=torch.bool)
     stops[sorted(eos)] = True
     return stops.to(device)
-
-
-def _bad_logits(version: int) -> str:
-    return (
-        f"the model's logits are NaN or infinite (weights version {version}): the weights are broken; "
-        "go back to an earlier checkpoint, and lower the learning rate if it happens again"
-    )
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:

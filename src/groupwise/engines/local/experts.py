@@ -5,13 +5,12 @@ and its batched ones can, its "eager" ones cannot.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from groupwise.models.moe.record import Router, route_dtype
+from groupwise.models.moe.record import Router, on_output, route_dtype, tensors_in
 
 
 def make_experts_recordable(model: Any) -> None:
@@ -30,14 +29,11 @@ def logits_and_experts(model: Any, routers: Sequence[Router], **inputs: Any) -> 
 
     # A recording may not branch on a size, so this is less careful than models/moe/record.py; prefill.py has checked
     # the routers' outputs by record_routes.
-    def keep(module: nn.Module, args: object, out: object) -> None:
-        outputs = out if isinstance(out, (tuple, list)) else (out,)
-        ids = (t for t in outputs if isinstance(t, Tensor) and not t.is_floating_point() and t.dim() >= 2)
+    def keep(layer: int, output: object) -> None:
+        ids = (t for t in tensors_in(output) if not t.is_floating_point() and t.dim() >= 2)
         chosen.extend(t.flatten(0, -2) for t in ids)
 
-    with ExitStack() as stack:
-        for router in routers:
-            stack.callback(router.module.register_forward_hook(keep).remove)
+    with on_output(routers, keep):
         logits = model(**inputs, use_cache=True).logits[:, -1]
     experts = torch.stack(chosen, 1).to(route_dtype(max(r.experts for r in routers))) if routers else None
     return logits, experts

@@ -3,7 +3,6 @@
 Shapes: N completions, R live rows, S steps since the last flush, V vocabulary, L routers, K experts a token.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,7 +47,7 @@ class Outputs:
             # Ids now and not at the flush: a step's mask over a large vocabulary is too large to wait.
             row, ids = draw.support.nonzero(as_tuple=True)
             self._step_support.append((row, ids.int()))
-            draw = dataclasses.replace(draw, support=None)
+            draw = draw._replace(support=None)
         self._steps.append(draw)
 
     def flush(self, slot: Tensor, age: Tensor, length: Tensor, run: Tensor) -> None:
@@ -59,9 +58,7 @@ class Outputs:
         if not self._steps:
             return
         column = _columns(age, len(self._steps), self._tokens.shape[1])
-        tokens, chance, total = (
-            torch.stack([getattr(step, name) for step in self._steps], 1) for name in ("tokens", "chance", "total")
-        )
+        tokens, chance, total = (torch.stack(steps, 1) for steps in list(zip(*self._steps, strict=True))[:3])
         self._tokens[slot[:, None], column] = tokens
         self._logp[slot[:, None], column] = Draw(tokens, chance, total, None).logp
         self._length[slot] = length

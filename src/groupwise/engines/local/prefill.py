@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
 from groupwise.engines.local.experts import logits_and_experts
-from groupwise.engines.local.recording import Forward, is_recorded, recorded
+from groupwise.engines.local.recording import Forward, recorded
 from groupwise.models.moe.record import Router, record_routes, require_routers, routers
 
 # The longest prompt whose pass is recorded: its attention holds every score, [P,heads,W,W].
@@ -45,11 +45,6 @@ class Prefill:
         logits, chosen, *memory = forward(ids, positions, mask)
         routes = _without_padding(chosen, length) if self._plain.routers else ()
         return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
-
-    @property
-    def recorded(self) -> bool:
-        """Whether short prompts, if there were any, ran from a recording."""
-        return self._short is None or is_recorded(self._short)
 
     def _leave_out(self) -> None:
         """Run what follows the last keys and values on last tokens only, in a dense model in float32.
@@ -131,8 +126,7 @@ def _on_last_tokens(modules: Sequence[nn.Module]) -> Iterator[None]:
         for module in modules:
             output = getattr(module, "o_proj", None)
             if output is not None:
-                asks = module.register_forward_pre_hook(_ask_last, with_kwargs=True)
-                stack.callback(asks.remove)
+                stack.callback(module.register_forward_pre_hook(_ask_last, with_kwargs=True).remove)
             stack.callback((output or module).register_forward_pre_hook(_give_last).remove)
         yield
 

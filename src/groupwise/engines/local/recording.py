@@ -35,10 +35,5 @@ def recorded(plain: nn.Module, example: Callable[[S], Sequence[Tensor]], first: 
     return replay.forward  # a call of the module itself looks for hooks first
 
 
-def is_recorded(forward: Forward) -> bool:
-    """Whether this is a recording."""
-    return not isinstance(forward, nn.Module)
-
-
 def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(one, other, strict=True))

@@ -1,17 +1,20 @@
-"""Drawing one token per row from logits: pure functions of tensors, no state, no generator.
+"""Drawing one token per row from logits, and what the scheduler must know of each draw.
 
 Shapes: R rows, V vocabulary. Randomness comes in as one uniform number per row; a draw is the inverse of the cumulative
-distribution in id order, so two rows with the same logits and the same number take the same token.
+distribution in id order, so two rows with the same logits and the same number take the same token. All are functions of
+tensors without state, but for `Drawing`, which keeps its recordings.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from groupwise.core.engine import Sampling
+from groupwise.engines.local.recording import Forward, recorded
 
 # Top-p looks at this many of the most likely tokens before it sorts the whole vocabulary.
 FIRST_LOOK = 256
@@ -19,10 +22,11 @@ FIRST_LOOK = 256
 BLOCK = 64
 # The largest float64 below 1. Any positive number times it is less than the number, rounding included.
 BELOW_ONE = 1 - 2.0**-53
+# What a row that ends adds to the sum of a draw's totals; far above what R totals of about 1 can be off by.
+END = 2.0
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """One token per row. Probabilities stay as they come; their logarithm is taken for many steps at once.
 
     tokens  [R] int64
@@ -40,6 +44,29 @@ class Draw:
     def logp(self) -> Tensor:
         """[R] float64 nats, under the distribution drawn from; 0 where the draw is greedy."""
         return self.chance.double().log() - self.total.log()
+
+
+class Drawing:
+    """Logits [R,V] and numbers [R] -> a Draw and its end sum. `stops` [V] bool are the ids that end a completion.
+
+    The end sum, [] float64, tells whether the scheduler must look closer: the draw's totals, about R, and END for each
+    row that it ends; finite if every total is. All this is a dozen operations on little data, whose time is that of
+    calling them.
+    """
+
+    def __init__(self, stops: Tensor) -> None:
+        self._stops = stops.double() * END
+        self._recordings: dict[float, Forward] = {}
+
+    def __call__(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Draw, Tensor]:
+        if sampling.temperature == 0 or sampling.truncates:
+            plain = draw(logits, uniform, sampling)
+            return plain, _end_sum(plain.tokens, plain.total, self._stops)
+        if sampling.temperature not in self._recordings:
+            plain = _DrawFromAll(sampling.temperature, self._stops)
+            self._recordings[sampling.temperature] = recorded(plain, partial(_example, self._stops), 5, 3, 1)
+        tokens, chance, total, end_sum = self._recordings[sampling.temperature](logits, uniform)
+        return Draw(tokens, chance, total, None), end_sum
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
@@ -169,3 +196,26 @@ def _nucleus(logits: Tensor, values: Tensor, top_p: float, over_all: bool) -> tu
         total = (logits - peak).exp().sum(-1, keepdim=True, dtype=torch.float64)
     keep[:, 1:] = reached[:, :-1] < top_p * total
     return keep, bool((reached[:, -1:] >= top_p * total).all())
+
+
+class _DrawFromAll(nn.Module):
+    """Draws from the whole vocabulary, as `draw` does."""
+
+    def __init__(self, temperature: float, stops: Tensor) -> None:
+        super().__init__()
+        self.temperature, self.vocabulary = temperature, len(stops)
+        self.register_buffer("stops", stops)
+
+    def forward(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, ...]:
+        tokens, chance, total = from_all(logits, uniform, self.temperature, self.vocabulary)
+        return tokens, chance, total, _end_sum(tokens, total, self.get_buffer("stops"))
+
+
+def _end_sum(tokens: Tensor, total: Tensor, stops: Tensor) -> Tensor:
+    return (total + stops.index_select(0, tokens)).sum()
+
+
+def _example(stops: Tensor, rows: int) -> list[Tensor]:
+    noise = torch.Generator().manual_seed(rows)
+    logits = torch.randn(rows, len(stops), generator=noise)
+    return [logits.to(stops.device), torch.rand(rows, generator=noise, dtype=torch.float64).to(stops.device)]

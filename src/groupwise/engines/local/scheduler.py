@@ -5,6 +5,7 @@ Shapes: R live rows, N completions, L the longest limit.
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +14,8 @@ from torch import Tensor
 
 from groupwise.core.engine import Request
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
-from groupwise.engines.local.drawing import END
 from groupwise.engines.local.outputs import Outputs
-from groupwise.engines.local.sampler import Draw, uniforms
+from groupwise.engines.local.sampler import END, Draw, uniforms
 
 # Rows are dropped, and waiting ones admitted, once these shares of them are free: each has a cost of its own.
 DROP_SHARE = 1 / 16
@@ -43,10 +43,7 @@ class Queue:
     def __init__(self, requests: Sequence[Request], limits: Sequence[int]) -> None:
         self.requests = requests
         self.limits = limits
-        self.offset = [0]
-        for request in requests:
-            self.offset.append(self.offset[-1] + request.samples)
-        self.count = self.offset.pop()
+        *self.offset, self.count = accumulate((request.samples for request in requests), initial=0)
         self.carried: PrefilledPrompts | None = None
         self._request = 0
         self._sample = 0
@@ -84,7 +81,9 @@ class Scheduler:
         self._outputs, self._max_rows = outputs, max_rows
         self._device = outputs.stops.device
         self._table = torch.zeros(0, 3, dtype=torch.long, device=self._device)
-        self._uniforms = _all_uniforms(queue).to(self._device)
+        # [N,L] one number for each token that may be drawn; shorter limits read the front of their row.
+        streams = ((request.seed, i) for request in queue.requests for i in range(request.samples))
+        self._uniforms = torch.from_numpy(uniforms(streams, max(queue.limits))).to(self._device)
         self._coming: list[Tensor] = []
         self._first_coming = 0
         self._horizon = 0
@@ -195,9 +194,3 @@ class Scheduler:
         """Write what was drawn for the columns before `drawn`; the cache's column is the first that was not run."""
         slot, born, ended = self._table.unbind(1)
         self._outputs.flush(slot, drawn - born, ended - born + 1, self.cache.column - born)
-
-
-def _all_uniforms(queue: Queue) -> Tensor:
-    """[N,L] one number for each token that may be drawn; shorter limits read the front of their row."""
-    longest = max(queue.limits)
-    return torch.from_numpy(uniforms(((r.seed, i) for r in queue.requests for i in range(r.samples)), longest))

@@ -120,7 +120,7 @@ def record_routes(model: nn.Module) -> Iterator[Routes]:
     def record(layer: int, output: object) -> None:
         routes.record(layer, choice_of(by_layer[layer], output))
 
-    with on_forward(model, routes.begin), _on_output(by_layer, record):
+    with on_forward(model, routes.begin), on_output(by_layer, record):
         yield routes
 
 
@@ -142,7 +142,7 @@ def router_logits(routers: Sequence[Router]) -> Iterator[list[Tensor]]:
             )
         logits[layer] = wide[0]
 
-    with _on_output(routers, record):
+    with on_output(routers, record):
         yield logits
 
 
@@ -185,7 +185,7 @@ def on_forward(model: nn.Module, begin: Callable[[tuple[int, int]], None]) -> It
 
 
 @contextmanager
-def _on_output(routers: Sequence[Router], receive: Callable[[int, object], None]) -> Iterator[None]:
+def on_output(routers: Sequence[Router], receive: Callable[[int, object], None]) -> Iterator[None]:
     """Inside, `receive` is called with the layer and the output of every router that runs."""
 
     def after(layer: int, module: nn.Module, args: object, output: object) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from groupwise.core.jsonl import flat
 from groupwise.report.compare.bands import band_words, mean, measured
 from groupwise.report.compare.members import Group, Member, differing, grouped, shown
 from groupwise.report.compare.scores import (
@@ -15,7 +16,6 @@ from groupwise.report.compare.scores import (
     scores_of,
 )
 from groupwise.report.folder import columns, facts
-from groupwise.report.folder.lines import flat
 from groupwise.report.folder.read import RunFolder, read
 from groupwise.report.page.plots import SECTIONS, plots_for
 from groupwise.report.page.single import MOST_ROWS, now

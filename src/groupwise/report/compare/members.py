@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from groupwise.core.errors import UsageError
-from groupwise.report.folder.lines import flat
+from groupwise.core.jsonl import flat
 from groupwise.report.folder.read import RunFolder
 from groupwise.report.records import Curves
 

@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from groupwise.core.jsonl import flat
 from groupwise.core.statistics import Interval, pass_rate_interval
-from groupwise.report.folder.lines import count_of, flat, number
+from groupwise.report.folder.lines import count_of, number
 from groupwise.report.records import Curves, Number
 
 #: Keys of a row that are no numbers to draw.

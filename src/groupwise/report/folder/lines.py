@@ -4,7 +4,6 @@ import json
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -70,18 +69,6 @@ def oddities(name: str, odd: Counter[str]) -> list[str]:
 def table(value: object) -> dict[str, Any]:
     """A table as it is; an empty one for everything else."""
     return value if isinstance(value, dict) else {}
-
-
-def flat(table: Mapping[str, object], path: str = "") -> dict[str, object]:
-    """Dotted key -> value.
-
-    >>> flat({"seed": 0, "algorithm": {"kl": {"beta": 0.04}}})
-    {'seed': 0, 'algorithm.kl.beta': 0.04}
-    """
-    values: dict[str, object] = {}
-    for key, value in table.items():
-        values |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {path + key: value}
-    return values
 
 
 def number(value: object) -> Number:
