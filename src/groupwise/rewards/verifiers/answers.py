@@ -13,8 +13,8 @@ from typing import Protocol
 
 from groupwise.core.errors import UsageError, need
 from groupwise.rewards.verifiers.extract import LONGEST_CLAIM, claimed, claims, ending, listed, spoken
-from groupwise.rewards.verifiers.guard import Guard, Tally
 from groupwise.rewards.verifiers.numerals import clean, close, read
+from groupwise.rewards.verifiers.verify import Guard, Tally
 
 _MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]+?)\\\)|\\\[([^\]]+?)\\\]")
 _WRAP = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{([^{}]{0,200})\}")
@@ -168,7 +168,7 @@ class Math:
             raise UsageError(f"deadline must be above 0 seconds, not {self.deadline}")
         if find_spec("math_verify") is None:
             need("math_verify", "tasks", 'answers of kind "math"')
-        object.__setattr__(self, "_guard", Guard("groupwise.rewards.verifiers.verify", self.deadline))
+        object.__setattr__(self, "_guard", Guard(self.deadline))
 
     @property
     def tally(self) -> Tally:
@@ -212,7 +212,7 @@ class Math:
         words = [_WORDS.fullmatch(text) for text in (_plain(answer), _plain(claim))]
         if all(words):
             return _plain(answer).casefold() == _plain(claim).casefold()
-        return self._guard.ask([_outer(answer), _outer(spans[0] if spans else claim)]) is True
+        return self._guard.same(_outer(answer), _outer(spans[0] if spans else claim))
 
 
 @dataclass(frozen=True)
