@@ -29,20 +29,16 @@ PATIENCE = 10.0
 class Limits:
     """What the worker processes of a pool may use.
 
-    workers   processes; they start with the first submit
-    seconds   for one completion, or for one call of a reward that takes many at once
-    memory    bytes of address space a worker may have; 0 for no limit
-    yielding  whether workers run only where no other process wants the core
-    preload   modules that every worker finds already imported
-    load      seconds that loading a user's code may take
-    walls     what keeps a worker's processes together; None for the strongest that this machine gives
+    workers  processes; they start with the first submit
+    seconds  for one completion, or for one call of a reward that takes many at once
+    memory   bytes of address space a worker may have; 0 for no limit
+    load     seconds that loading a user's code may take
+    walls    what keeps a worker's processes together; None for the strongest that this machine gives
     """
 
     workers: int = 2
     seconds: float = 10.0
     memory: int = 4 << 30
-    yielding: bool = True
-    preload: Sequence[str] = ()
     load: float = 120.0
     walls: Walls | None = None
 
@@ -93,18 +89,15 @@ class Dispatcher:
             try:
                 for ticket in tickets:
                     while ticket not in self.results:
-                        self._require_open()
+                        if self.broken is not None:
+                            raise self.broken
+                        if self.closing:
+                            raise RunError("rewards: the pool was closed before every completion was scored")
                         self.changed.wait()
             finally:
                 self.waiting_since = None
             self.owed.difference_update(tickets)
             return [self.results.pop(ticket) for ticket in tickets]
-
-    def _require_open(self) -> None:
-        if self.broken is not None:
-            raise self.broken
-        if self.closing:
-            raise RunError("rewards: the pool was closed before every completion was scored")
 
     def close(self) -> None:
         self.closing = True
@@ -135,15 +128,9 @@ class Dispatcher:
             self.changed.notify_all()
 
     def _zygote(self) -> Child:
-        limits = self.limits
         return Child(
             "groupwise.rewards.pool.zygote",
-            {
-                "memory": limits.memory,
-                "yielding": limits.yielding,
-                "preload": list(limits.preload),
-                "walls": limits.walls,
-            },
+            {"memory": self.limits.memory, "walls": self.limits.walls},
             environment={"OMP_NUM_THREADS": "1", **os.environ},  # the cores are generation's
             stderr=None,
         )
@@ -218,8 +205,6 @@ class Dispatcher:
             error = UsageError(message["broken"])
             error.add_note(message["detail"])
             self._break(error)
-        if "description" in message:
-            self._answer(slot, [ScoreResult(detail=message["description"])])
         if "results" in message:
             self._answer(slot, [_result(*fields) for fields in message["results"]])
         if "failed" in message:

@@ -3,8 +3,7 @@
 One thread of the run talks to the workers and sleeps in between; the scores themselves take nothing from the run.
 """
 
-from __future__ import annotations
-
+import contextlib
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from groupwise.rewards.pool.dispatch import Dispatcher, Limits
 from groupwise.rewards.pool.work import Entry
 
 
-class Pool:
+class Pool(contextlib.AbstractContextManager["Pool"]):
     """Scores attempts in worker processes. Use it as a context manager, or close it.
 
     rewards  by name: objects that can be sent to another process (User, TaskScore, any Reward)
@@ -63,9 +62,6 @@ class Pool:
     def close(self) -> None:
         """Ends every process of the pool; returns when none is left."""
         self._end()
-
-    def __enter__(self) -> Pool:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -14,6 +14,7 @@ from typing import Any
 
 from groupwise.core.channel import pack
 from groupwise.core.errors import UsageError
+from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt
 from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, fault
 from groupwise.rewards.functions.results import exhausted, list_is_wrong
@@ -56,7 +57,7 @@ class Worker:
             if kind == "load":
                 for attempt in attempts:
                     bound.check(attempt.sample)
-                return {"description": bound.description}
+                return {"results": [astuple(ScoreResult(detail=bound.description))]}
             for results in bound.score(attempts, finisher(self.runner)):
                 if len(results) > 1 and list_is_wrong(results):
                     return {"failed": astuple(results[0])}

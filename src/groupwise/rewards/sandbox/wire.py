@@ -1,4 +1,4 @@
-"""What crosses the border of the sandbox: frames of JSON (groupwise.core.channel), and plain values encoded as data.
+"""Plain values as what crosses the border of the sandbox: data in frames of JSON (groupwise.core.channel).
 
 A value becomes a tree of JSON: None, bool, str, float and small int as they are; a list ["l", ...], a tuple ["t", ...],
 a set ["s", ...], a dict ["d", [key, value], ...], a large int ["i", hex]. Types are exact, so a subclass with its own
@@ -10,10 +10,6 @@ import json
 import re
 from collections import Counter, OrderedDict, defaultdict
 from typing import Any
-
-from groupwise.core.channel import FrameError, pack, unpack
-
-__all__ = ["FrameError", "NotPlain", "decode", "encode", "equal", "pack", "unpack", "validate"]
 
 DEPTH = 64
 _SMALL = 2**63
