@@ -43,7 +43,9 @@ class User:
         try:
             instance = definition(**self.settings)
         except Exception as error:
-            raise _raised(self.use, f"{name}({_keywords(self.settings)})", error) from None
+            raise _raised(
+                self.use, f"{name}({', '.join(f'{k}={v!r}' for k, v in self.settings.items())})", error
+            ) from None
         return bound(instance, self.use, {})
 
     def __call__(self, attempts: Sequence[Attempt]) -> Sequence[float]:
@@ -131,10 +133,6 @@ def _require_known(settings: Mapping[str, Any], parameters: Mapping[str, inspect
     for key in settings:
         if key not in parameters:
             raise UsageError(f"reward {use}: the setting {key!r} is no parameter of it; {nearest(key, parameters)}")
-
-
-def _keywords(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in settings.items())
 
 
 def _raised(use: str, what: str, error: BaseException) -> UsageError:

@@ -60,14 +60,14 @@ class Worker:
                 return {"results": [astuple(ScoreResult(detail=bound.description))]}
             for results in bound.score(attempts, finisher(self.runner)):
                 if len(results) > 1 and list_is_wrong(results):
-                    return {"failed": astuple(results[0])}
+                    return {"results": [astuple(results[0])], "failed": True}
                 self.send({"results": [astuple(result) for result in results]})
                 if any(exhausted(result) for result in results):
                     return {"spent": True}
         except UsageError as error:
             return {"broken": str(error), "detail": "".join(getattr(error, "__notes__", []))}
         except BaseException as error:  # of a call for many completions; SystemExit is a fault like others
-            return {"failed": astuple(fault(error)), "spent": exhausted(fault(error))}
+            return {"results": [astuple(fault(error))], "failed": True, "spent": exhausted(fault(error))}
         return {}
 
     def bind(self, name: str) -> Bound:

@@ -10,7 +10,7 @@ supervisor talks to the child over pipes with a deadline (launch, job, box); jud
 no expected value and no verdict is ever in the process that runs the program.
 """
 
-from groupwise.rewards.sandbox.box import ACCEPTED, Reply, Sandbox, Session, available
+from groupwise.rewards.sandbox.box import ACCEPTED, Sandbox
 from groupwise.rewards.sandbox.outcome import Kind, Layers, Limits, Outcome
 
-__all__ = ["ACCEPTED", "Kind", "Layers", "Limits", "Outcome", "Reply", "Sandbox", "Session", "available"]
+__all__ = ["ACCEPTED", "Kind", "Layers", "Limits", "Outcome", "Sandbox"]

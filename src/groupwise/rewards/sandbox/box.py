@@ -157,9 +157,3 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
             self.close()
             holes = probe.stdout.split() or f"{probe.kind}: {probe.detail}"
             raise RunError(f"sandbox ({zygote.layers}): a program that tries to get out succeeds: {holes}")
-
-
-def available(without: Collection[str] = ()) -> Layers:
-    """The layers that this machine gives, found by putting them in place. Never raises for too few of them."""
-    with Sandbox(accept_risk=True, without=without) as box:
-        return box.layers

@@ -130,12 +130,9 @@ class Job:
         if killed:
             return Kind.CRASH, "killed: it closed its files and went on"
         if code in (-signal.SIGKILL, -signal.SIGXCPU):
-            out_of_time = cpu >= self.limits.seconds
-            return (
-                (Kind.TIMEOUT, "killed: out of processor time")
-                if out_of_time
-                else (Kind.MEMORY, "killed by the system")
-            )
+            if cpu >= self.limits.seconds:
+                return Kind.TIMEOUT, "killed: out of processor time"
+            return Kind.MEMORY, "killed by the system"
         if code < 0:
             return Kind.CRASH, signal_name(-code)
         if code == 0:

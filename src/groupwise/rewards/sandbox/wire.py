@@ -38,7 +38,7 @@ def encode(value: Any, depth: int = DEPTH) -> Any:
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], *(encode(item, depth - 1) for item in value)]
     if kind in _MAPPINGS:
-        return ["d", *([encode(key, depth - 1), encode(held, depth - 1)] for key, held in value.items())]
+        return ["d", *([encode(key, depth - 1), encode(item, depth - 1)] for key, item in value.items())]
     raise NotPlain(f"a value of type {kind.__name__}")
 
 
@@ -57,7 +57,7 @@ def decode(tree: Any, depth: int = DEPTH) -> Any:
         if tag == "i":
             return int(items[0], 16)
         if tag == "d":
-            return {decode(key, depth - 1): decode(held, depth - 1) for key, held in items}
+            return {decode(key, depth - 1): decode(item, depth - 1) for key, item in items}
         return {"l": list, "t": tuple, "s": set}[tag](decode(item, depth - 1) for item in items)
     except (KeyError, TypeError, ValueError, IndexError):
         raise NotPlain("a malformed value") from None

@@ -15,7 +15,7 @@ from importlib import import_module
 
 from groupwise.core.channel import Channel
 from groupwise.core.children import Child, ChildLost
-from groupwise.core.errors import RunError, UsageError, need
+from groupwise.core.errors import RunError
 from groupwise.rewards.verifiers.hasten import replacements
 
 #: A child that has not said that it is ready after this long never will: seconds. Not part of a question's deadline.
@@ -34,9 +34,8 @@ _WARM = (
 
 @dataclass
 class Tally:
-    """How questions ended: answered, too late, or with the end of the child (a crash, or out of memory)."""
+    """How many questions had no answer: too late, or with the end of the child (a crash, or out of memory)."""
 
-    answered: int = 0
     late: int = 0
     died: int = 0
 
@@ -65,13 +64,13 @@ class Guard:
             self._running()
 
     def same(self, gold: str, claim: str) -> bool:
-        """The child's answer; False where it was late or died, which `tally` tells apart. UsageError, RunError."""
+        """The child's answer; False where it was late or died, which `tally` tells apart. Raises RunError."""
         with self._lock:
             child = self._running()
             try:
                 self._wait_until_ready(child)
                 child.send({"question": [gold, claim]}, seconds=self.deadline)
-                answer = child.receive(self.deadline)["answer"]
+                return child.receive(self.deadline)["answer"]
             except ChildLost as lost:
                 self.tally.late += lost.late
                 self.tally.died += not lost.late
@@ -81,8 +80,6 @@ class Guard:
             except BaseException:
                 child.close()  # an interrupt in between: its answer would be taken for the next question's
                 raise
-            self.tally.answered += 1
-            return answer
 
     def _running(self) -> Child:
         if self._child is None or self._child.closed:
@@ -93,24 +90,22 @@ class Guard:
         if self._ready:
             return
         try:
-            greeting = child.receive(START_SECONDS)
+            child.receive(START_SECONDS)
         except ChildLost:
             raise RunError(
                 f"the process that checks answers did not start ({sys.executable} -m {__name__}): "
                 f"run this command by hand to see why"
             ) from None
-        if "lacks" in greeting:
-            raise UsageError(greeting["lacks"])
         self._ready = True
 
 
 def prepare() -> Callable[[str, str], bool]:
     """Loads math-verify and gives (gold, claim) -> whether they are equal, both LaTeX or plain text.
 
-    Its own time limits are off: they need the main thread and SIGALRM; the guard outside holds the deadline.
+    Its own time limits are off: the guard outside holds the deadline.
     Its first parse builds tables for a good part of a second, which is done here and not in a question's time.
     """
-    library = need("math_verify", "tasks", 'answers of kind "math"')
+    library = import_module("math_verify")
     modules = [import_module(name) for name in ("latex2sympy2_extended.latex2sympy2", "math_verify.grader")]
     for module, name, faster in replacements(*modules):
         setattr(module, name, faster)
@@ -137,11 +132,7 @@ def main(parent: Channel) -> None:
     """Answers questions, pairs of (gold, claim), until the parent is gone."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
-        same = prepare()
-    except UsageError as error:
-        parent.send({"lacks": str(error)})
-        return
+    same = prepare()
     parent.send({})
     while True:
         gold, claim = parent.receive()["question"]
