@@ -141,10 +141,8 @@ def test_the_plan_says_the_form() -> None:
 def test_a_task_scores_as_a_reward() -> None:
     task = Arithmetic()
     sample = task.samples("heldout")[0]
-    assert list(TaskScore(task)([Attempt(sample, sample.answer), Attempt(sample, "x")])) == [1.0, 0.0]
-    assert [
-        m.value for part in TaskScore(task).bind().score([Attempt(sample, sample.answer)], print) for m in part
-    ] == [1]
+    attempts = [Attempt(sample, sample.answer), Attempt(sample, "x")]
+    assert [m.value for part in TaskScore(task).bind().score(attempts, print) for m in part] == [1.0, 0.0]
 
 
 # What cannot be used

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from groupwise.core.children import Child
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.user import TaskScore, User
 from groupwise.rewards.pool import isolate
-from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.dispatch import Dispatcher, Limits
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.slot import Clock
@@ -88,6 +89,10 @@ def attempts(*acts: str) -> list[Attempt]:
     return [Attempt(Sample(f"k{i // 2}", "p", "good"), act) for i, act in enumerate(acts)]
 
 
+def score(pool: Pool, name: str, completions: list[Attempt]) -> list[ScoreResult]:
+    return pool.wait(pool.submit(name, completions))
+
+
 def outcomes(results: list[ScoreResult]) -> list[object]:
     return [result.value if result.cause is None else result.cause for result in results]
 
@@ -101,7 +106,7 @@ def mixed(*acts: str) -> list[Attempt]:
 def test_every_fault_costs_its_own_completion_and_leaves_nothing(left: Callable[[], list[int]]) -> None:
     work = mixed(*EXPECTED)
     with Pool({"mine": ONE}, Limits(workers=2, seconds=0.7)) as pool:
-        given = pool.score("mine", work)
+        given = score(pool, "mine", work)
         assert left(), "the mark is not seen: this test would prove nothing"
     for attempt, one in zip(work, given, strict=True):
         assert (one.cause or one.value) in EXPECTED.get(attempt.completion, {1.0}), (attempt.completion, one)
@@ -122,24 +127,24 @@ def test_in_a_batch_only_the_culprits_lose_their_score(left: Callable[[], list[i
 
 def test_a_wrong_length_is_found_out_alone() -> None:
     with Pool({"mine": MANY}, Limits(workers=1)) as pool:
-        assert outcomes(pool.score("mine", attempts("good", "short", "good"))) == [1.0, Cause.WRONG_LENGTH, 1.0]
+        assert outcomes(score(pool, "mine", attempts("good", "short", "good"))) == [1.0, Cause.WRONG_LENGTH, 1.0]
 
 
 def test_a_crash_that_others_caused_costs_nothing() -> None:
     with Pool({"mine": MOODY}, Limits(workers=1)) as pool:
-        assert outcomes(pool.score("mine", attempts(*["good"] * 10))) == [1.0] * 10
+        assert outcomes(score(pool, "mine", attempts(*["good"] * 10))) == [1.0] * 10
 
 
 @linux
 def test_memory_that_others_leaked_costs_nothing() -> None:
     with Pool({"mine": ONE}, Limits(workers=1, memory=1 << 30)) as pool:
-        assert outcomes(pool.score("mine", attempts(*["leak"] * 5))) == [1.0] * 5
+        assert outcomes(score(pool, "mine", attempts(*["leak"] * 5))) == [1.0] * 5
 
 
 @linux
 def test_processes_that_another_left_cost_nothing() -> None:
     with Pool({"mine": ONE}, Limits(workers=1, seconds=2.0)) as pool:
-        assert outcomes(pool.score("mine", attempts("swarm", "work", "good"))) == [1.0, 1.0, 1.0]
+        assert outcomes(score(pool, "mine", attempts("swarm", "work", "good"))) == [1.0, 1.0, 1.0]
 
 
 @linux
@@ -148,7 +153,7 @@ def test_each_kind_of_wall_ends_what_was_started(walls: Walls, left: Callable[[]
     if walls not in (isolate.find_walls(), Walls.REAPER) and not isolate._works(walls):
         pytest.skip(f"this machine does not give {walls}")
     with Pool({"mine": ONE}, Limits(workers=1, seconds=1.0, walls=walls)) as pool:
-        daemon, _, _, good = outcomes(pool.score("mine", attempts("daemon", "sleep", "bomb", "good")))
+        daemon, _, _, good = outcomes(score(pool, "mine", attempts("daemon", "sleep", "bomb", "good")))
         assert (daemon, good) == (1.0, 1.0)
         pool.submit("mine", attempts("daemon", "stubborn bomb"))
         time.sleep(0.2)
@@ -179,7 +184,7 @@ def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
         pytest.skip("this machine has no limit of a namespace's own")
     limit = Path("/proc/sys/kernel/pid_max").read_text()
     with Pool({"mine": ONE}, Limits(workers=1, seconds=30.0)) as pool:
-        forks, after = outcomes(pool.score("mine", attempts("forks", "twice")))
+        forks, after = outcomes(score(pool, "mine", attempts("forks", "twice")))
         assert isinstance(forks, float)
         assert 200 < forks < isolate.TASKS
         assert after == 1.0, "what the one before left running is charged to this one"
@@ -188,7 +193,7 @@ def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
 
 def test_the_users_own_lines_are_told() -> None:
     with Pool({"mine": ONE}, Limits(workers=1, seconds=0.5)) as pool:
-        exception, crash, late = pool.score("mine", attempts("exception", "segfault", "sleep"))
+        exception, crash, late = score(pool, "mine", attempts("exception", "segfault", "sleep"))
     assert exception.detail.endswith("KeyError: 'a key of mine'")
     assert crash.detail.endswith("killed by SIGSEGV")
     assert late.detail.endswith("no score after 0.5 s")
@@ -200,9 +205,9 @@ def test_the_users_own_lines_are_told() -> None:
 SCRIPT = """
 import sys, time
 sys.path.insert(0, {tests!r})
-from tests.rewards.pool.test_reward_pool import ONE, Limits, Pool, Walls, attempts
+from tests.rewards.pool.test_reward_pool import ONE, Limits, Pool, Walls, attempts, score
 pool = Pool({{"mine": ONE}}, Limits(workers=2, seconds=60, walls=Walls({walls!r})))
-print(pool.score("mine", attempts("daemon", "good"))[0].value, flush=True)
+print(score(pool, "mine", attempts("daemon", "good"))[0].value, flush=True)
 pool.wait(pool.submit("mine", attempts("sleep", "daemon", "sleep")))
 """
 
@@ -237,9 +242,19 @@ def test_what_does_not_load_stops_the_run_in_one_line(tmp_path: Path, left: Call
         Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(load=0.5)) as pool,
         pytest.raises(UsageError, match="cannot be loaded"),
     ):
-        pool.score("mine", attempts("good"))
+        score(pool, "mine", attempts("good"))
     with Pool({"mine": lambda attempts: [0.0]}) as pool, pytest.raises(UsageError, match="another process"):
         pool.check()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the sockets of the one that never was
+def test_a_lost_process_that_starts_workers_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Child("no.such.module")
+    child.process.wait()
+    monkeypatch.setattr(Dispatcher, "_zygote", lambda self: child)
+    words = "cannot be had: the process that starts them is lost: it ended: exit code 1$"
+    with Pool({"mine": ONE}) as pool, pytest.raises(RunError, match=words):
+        score(pool, "mine", attempts("good"))
 
 
 def test_check_tells_the_forms_and_tries_the_columns(tmp_path: Path) -> None:
@@ -254,7 +269,7 @@ def test_check_tells_the_forms_and_tries_the_columns(tmp_path: Path) -> None:
 def test_loading_is_not_charged_to_a_completion(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import time\ntime.sleep(1.0)\ndef f(attempt): return 1.0\n")
     with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=1, seconds=0.5)) as pool:
-        assert outcomes(pool.score("mine", attempts("a", "b"))) == [1.0, 1.0]
+        assert outcomes(score(pool, "mine", attempts("a", "b"))) == [1.0, 1.0]
 
 
 def test_a_task_scores_in_the_pool_and_tickets_may_be_taken_in_any_order() -> None:
@@ -286,7 +301,7 @@ def test_closing_while_another_waits_lets_it_go(left: Callable[[], list[int]]) -
 
     def waits() -> None:
         with pytest.raises(RunError, match="closed") as error:
-            pool.score("mine", attempts("sleep"))
+            score(pool, "mine", attempts("sleep"))
         raised.append(error)
 
     thread = threading.Thread(target=waits)
@@ -303,9 +318,9 @@ def test_closing_while_another_waits_lets_it_go(left: Callable[[], list[int]]) -
 @linux
 def test_a_new_worker_is_there_in_a_moment() -> None:
     with Pool({"mine": ONE}, Limits(workers=1, seconds=5)) as pool:
-        pool.score("mine", attempts("good"))
+        score(pool, "mine", attempts("good"))
         started = time.monotonic()
-        assert outcomes(pool.score("mine", attempts("hard exit", "good"))) == [Cause.CRASH, 1.0]
+        assert outcomes(score(pool, "mine", attempts("hard exit", "good"))) == [Cause.CRASH, 1.0]
         assert time.monotonic() - started < 1.0  # two new ones: a crash is believed only of a fresh process
 
 
@@ -319,12 +334,10 @@ def test_time_without_a_core_is_not_charged() -> None:
     crowd = [subprocess.Popen(busy) for _ in range(4)]
     try:
         time.sleep(0.3)
-        clock = Clock()
-        clock.watch(crowd[0].pid)
+        clock = Clock(pid=crowd[0].pid)
         clock.start()
         time.sleep(1.0)
         assert 0.0 < clock.seconds() < 0.7
-        clock.close()
     finally:
         for process in crowd:
             process.kill()

@@ -1,13 +1,9 @@
-"""The rewards that a recipe can name: those for the form of a completion, whatever it answers, and a user's own.
-
-For the form: a pattern, tags in their order, no repetition.
-"""
+"""The rewards that a recipe can name: those for the form of a completion, whatever it answers, and a user's own."""
 
 import dataclasses
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from groupwise.core.errors import UsageError, nearest
@@ -40,7 +36,7 @@ class Format:
         if self.longest < 1:
             raise UsageError(f"longest must be at least 1 character, not {self.longest}")
         try:
-            _compiled(self.pattern)
+            re.compile(self.pattern, re.DOTALL)
         except re.error as error:
             raise UsageError(f"pattern {self.pattern!r} is not a regular expression: {error}") from None
 
@@ -54,7 +50,7 @@ class Format:
 
     def worth(self, text: str) -> float:
         """The score of one text: 0.0 or 1.0."""
-        return float(len(text) <= self.longest and _compiled(self.pattern).fullmatch(text) is not None)
+        return float(len(text) <= self.longest and re.fullmatch(self.pattern, text, re.DOTALL) is not None)
 
 
 @dataclass(frozen=True)
@@ -80,11 +76,8 @@ class Tags:
         if isinstance(self.tags, str) or not all(isinstance(tag, str) for tag in self.tags):
             raise UsageError(f"tags must be a list of names, not {self.tags!r}")
         object.__setattr__(self, "tags", tuple(self.tags))  # a recipe writes a list
-        if (
-            not self.tags
-            or len(set(self.tags)) < len(self.tags)
-            or not all(re.fullmatch(r"\w+", tag) for tag in self.tags)
-        ):
+        names = set(self.tags)
+        if not names or len(names) < len(self.tags) or not all(re.fullmatch(r"\w+", name) for name in names):
             raise UsageError(f"tags must be different names without < and >, not {list(self.tags)}")
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[float]:
@@ -96,7 +89,7 @@ class Tags:
         marks = [mark for tag in self.tags for mark in (f"<{tag}>", f"</{tag}>")]
         once = [text.count(mark) == 1 for mark in marks]
         if not all(once):
-            # an opening that the prompt gave is not the completion's merit
+            # an opening that the prompt gave earns the completion nothing
             earned = sum(once) - (self.opened and once[0])
             return 0.5 * earned / (len(marks) - self.opened)
         starts = [text.index(mark) for mark in marks]
@@ -165,8 +158,3 @@ def reward(name: str, table: Mapping[str, Any]) -> Reward:
         return KINDS[kind](**settings)
     except (TypeError, ValueError) as error:
         raise UsageError(f"rewards.{name}: {error}") from None
-
-
-@lru_cache(maxsize=32)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.DOTALL)

@@ -16,14 +16,13 @@ def score_result(value: object) -> ScoreResult:
     """
     if value is None:
         return ScoreResult(cause=Cause.NONE, detail="returned None")
+    kind = type(value).__name__
     if not hasattr(value, "__float__"):
-        return ScoreResult(
-            cause=Cause.WRONG_TYPE, detail=f"returned {type(value).__name__} {value!r:.200}, not a number"
-        )
+        return ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {kind} {value!r:.200}, not a number")
     try:
         number = float(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, OverflowError) as error:
-        return ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {type(value).__name__}, not one number: {error}")
+        return ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {kind}, not one number: {error}")
     if not math.isfinite(number):
         return ScoreResult(cause=Cause.NAN, detail=f"returned {number}")
     return ScoreResult(number)

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from groupwise.core.errors import UsageError, nearest
-from groupwise.core.samples import Attempt, Sample
+from groupwise.core.samples import Attempt
 from groupwise.core.task import Task
 from groupwise.rewards.functions.adapters import SINGLE, Bound, bound
 from groupwise.rewards.functions.trace import own_traceback, place
@@ -30,10 +30,7 @@ class User:
 
     use: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def quick(self) -> bool:
-        return False
+    quick = False
 
     def bind(self) -> Bound:
         """The function, loaded. Raises UsageError, with the user's traceback as its note, where that cannot be done."""
@@ -46,7 +43,9 @@ class User:
         try:
             instance = definition(**self.settings)
         except Exception as error:
-            raise _raised(self.use, f"{name}({_keywords(self.settings)})", error) from None
+            raise _raised(
+                self.use, f"{name}({', '.join(f'{k}={v!r}' for k, v in self.settings.items())})", error
+            ) from None
         return bound(instance, self.use, {})
 
     def __call__(self, attempts: Sequence[Attempt]) -> Sequence[float]:
@@ -62,18 +61,8 @@ class TaskScore:
 
     task: Task
 
-    @property
-    def quick(self) -> bool:
-        return False
-
     def bind(self) -> Bound:
-        def score(sample: Sample, completion: str) -> float:
-            return self.task.score(sample, completion)
-
-        return Bound(score, SINGLE, type(self.task).__name__)
-
-    def __call__(self, attempts: Sequence[Attempt]) -> Sequence[float]:
-        return [self.task.score(attempt.sample, attempt.completion) for attempt in attempts]
+        return Bound(self.task.score, SINGLE, type(self.task).__name__)
 
 
 def finisher(runner: asyncio.Runner) -> Callable[[Any], Any]:
@@ -144,10 +133,6 @@ def _require_known(settings: Mapping[str, Any], parameters: Mapping[str, inspect
     for key in settings:
         if key not in parameters:
             raise UsageError(f"reward {use}: the setting {key!r} is no parameter of it; {nearest(key, parameters)}")
-
-
-def _keywords(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in settings.items())
 
 
 def _raised(use: str, what: str, error: BaseException) -> UsageError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupwise.core.channel import FrameError
-from groupwise.core.children import Child
+from groupwise.core.children import Child, ChildLost
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.rewards.functions.results import exhausted
@@ -29,26 +29,18 @@ PATIENCE = 10.0
 class Limits:
     """What the worker processes of a pool may use.
 
-    workers   processes; they start with the first submit
-    seconds   for one completion, or for one call of a reward that takes many at once
-    memory    bytes of address space a worker may have; 0 for no limit
-    yielding  whether workers run only where no other process wants the core
-    preload   modules that every worker finds already imported
-    load      seconds that loading a user's code may take
-    walls     what keeps a worker's processes together; None for the strongest that this machine gives
+    workers  processes; they start with the first submit
+    seconds  for one completion, or for one call of a reward that takes many at once
+    memory   bytes of address space a worker may have; 0 for no limit
+    load     seconds that loading a user's code may take
+    walls    what keeps a worker's processes together; None for the strongest that this machine gives
     """
 
     workers: int = 2
     seconds: float = 10.0
     memory: int = 4 << 30
-    yielding: bool = True
-    preload: Sequence[str] = ()
     load: float = 120.0
     walls: Walls | None = None
-
-    def __post_init__(self) -> None:
-        if self.workers < 1 or self.seconds <= 0 or self.load <= 0 or self.memory < 0:
-            raise UsageError("rewards: workers must be 1 or more, seconds above 0 and memory 0 (no limit) or more")
 
 
 class Dispatcher:
@@ -74,8 +66,11 @@ class Dispatcher:
 
     # What the run's own threads call.
 
-    def put(self, entries: Sequence[Entry]) -> None:
+    def put(self, entries: Sequence[Entry]) -> list[int]:
+        """The entries' tickets."""
         with self.changed:
+            if self.closing:
+                raise RunError("rewards: the pool is closed")
             if self.broken is not None:
                 raise self.broken
             self.queue.extend(entries)
@@ -84,6 +79,7 @@ class Dispatcher:
                 self.thread = threading.Thread(target=self._work, name="rewards", daemon=True)
                 self.thread.start()
         self._wake()
+        return [entry.ticket for entry in entries]
 
     def wait(self, tickets: Sequence[int]) -> list[ScoreResult]:
         with self.changed:
@@ -93,18 +89,15 @@ class Dispatcher:
             try:
                 for ticket in tickets:
                     while ticket not in self.results:
-                        self._require_open()
+                        if self.broken is not None:
+                            raise self.broken
+                        if self.closing:
+                            raise RunError("rewards: the pool was closed before every completion was scored")
                         self.changed.wait()
             finally:
                 self.waiting_since = None
             self.owed.difference_update(tickets)
             return [self.results.pop(ticket) for ticket in tickets]
-
-    def _require_open(self) -> None:
-        if self.broken is not None:
-            raise self.broken
-        if self.closing:
-            raise RunError("rewards: the pool was closed before every completion was scored")
 
     def close(self) -> None:
         self.closing = True
@@ -129,21 +122,16 @@ class Dispatcher:
                     self._listen(self._patience())
                     self._watch()
                 self._finish()
-        except Exception as error:  # whatever it is: whoever waits must learn of it
-            self._break(RunError(f"rewards: the processes that score cannot be had: {type(error).__name__}: {error}"))
+        except Exception as error:  # whatever it is: every thread that waits must get it
+            why = "the process that starts them is lost" if isinstance(error, ChildLost) else type(error).__name__
+            self._break(RunError(f"rewards: the processes that score cannot be had: {why}: {error}"))
         with self.changed:
             self.changed.notify_all()
 
     def _zygote(self) -> Child:
-        limits = self.limits
         return Child(
             "groupwise.rewards.pool.zygote",
-            {
-                "memory": limits.memory,
-                "yielding": limits.yielding,
-                "preload": list(limits.preload),
-                "walls": limits.walls,
-            },
+            {"memory": self.limits.memory, "walls": self.limits.walls},
             environment={"OMP_NUM_THREADS": "1", **os.environ},  # the cores are generation's
             stderr=None,
         )
@@ -194,7 +182,7 @@ class Dispatcher:
                     self.selector.unregister(slot.line)
                 self._hear_all(slot)
             elif not read_available(slot.leash, slot.leash_buffer):
-                self._bury(slot)
+                self._remove(slot)
 
     def _hear_all(self, slot: Slot) -> None:
         try:
@@ -218,17 +206,18 @@ class Dispatcher:
             error = UsageError(message["broken"])
             error.add_note(message["detail"])
             self._break(error)
-        if "description" in message:
-            self._answer(slot, [ScoreResult(detail=message["description"])])
-        if "results" in message:
-            self._answer(slot, [_result(*fields) for fields in message["results"]])
-        if "failed" in message:
-            self._failed(slot, _result(*message["failed"]))
+        results = [
+            ScoreResult(value, cause and Cause(cause), text) for value, cause, text in message.get("results", ())
+        ]
+        if message.get("failed"):
+            self._failed(slot, results[0])
+        elif results:
+            self._answer(slot, results)
         if message.get("done"):
             self._done(slot, bool(message.get("spent")))
 
     def _welcome(self, slot: Slot, pid: int) -> None:
-        slot.clock.watch(pid)
+        slot.clock.pid = pid
         try:
             slot.send(self.rewards)
             slot.ready = True
@@ -273,7 +262,7 @@ class Dispatcher:
         if spent:
             slot.end()
 
-    def _bury(self, slot: Slot) -> None:
+    def _remove(self, slot: Slot) -> None:
         """Nothing of a worker is left: what it owed gets a result or goes to another."""
         self._hear_all(slot)
         slot.report = next(reversed(messages(slot.leash_buffer)), {})
@@ -285,20 +274,15 @@ class Dispatcher:
         if self.closing or self.broken is not None:
             return
         if not slot.ready or slot.loading or (slot.entries and slot.entries[0].attempt is None):
-            self._break(self._stillborn(slot))
+            self._break(self._start_error(slot))
+        elif slot.entries and self.single.get(slot.entries[0].name):
+            self._put_back(slot.entries[1:])
+            slot.entries = slot.entries[:1]
+            self._answer(slot, [slot.verdict(self.limits.seconds)])
         elif slot.entries:
-            self._owed(slot)
+            self._failed(slot, slot.verdict(self.limits.seconds))
 
-    def _owed(self, slot: Slot) -> None:
-        result = slot.verdict(self.limits.seconds)
-        if self.single.get(slot.entries[0].name):
-            rest, slot.entries = slot.entries[1:], slot.entries[:1]
-            self._put_back(rest)
-            self._answer(slot, [result])
-        else:
-            self._failed(slot, result)
-
-    def _stillborn(self, slot: Slot) -> GroupwiseError:
+    def _start_error(self, slot: Slot) -> GroupwiseError:
         detail = slot.verdict(self.limits.load).detail
         last = detail.rpartition("\n")[2]
         if slot.loading:
@@ -341,7 +325,3 @@ class Dispatcher:
         with self.changed:
             self.broken = self.broken or error
             self.changed.notify_all()
-
-
-def _result(value: float, cause: str | None, detail: str) -> ScoreResult:
-    return ScoreResult(value, None if cause is None else Cause(cause), detail)

@@ -12,7 +12,6 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
@@ -103,10 +102,7 @@ def find_walls() -> Walls:
     """The strongest that this machine gives, found by trying it in a child."""
     if sys.platform != "linux":
         return Walls.GROUP
-    for walls in [*([Walls.NAMESPACE] if os.geteuid() == 0 else []), Walls.USER_NAMESPACE]:
-        if _works(walls):
-            return walls
-    return Walls.REAPER
+    return next((walls for walls in (Walls.NAMESPACE, Walls.USER_NAMESPACE) if _works(walls)), Walls.REAPER)
 
 
 def _works(walls: Walls) -> bool:
@@ -146,8 +142,10 @@ def kill_below(group: int) -> None:
 def below(root: int) -> list[int]:
     """Processes whose chain of parents leads to `root`; none where there is no /proc."""
     children: dict[int, list[int]] = {}
-    for process, parent in _parents():
-        children.setdefault(parent, []).append(process)
+    for name in os.listdir("/proc") if sys.platform == "linux" else []:
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                children.setdefault(int(stat_fields(name)[1]), []).append(int(name))
     descendants, front = [], [root]
     while front:
         front = [child for parent in front for child in children.get(parent, [])]
@@ -155,9 +153,6 @@ def below(root: int) -> list[int]:
     return descendants
 
 
-def _parents() -> Iterator[tuple[int, int]]:
-    for name in os.listdir("/proc") if sys.platform == "linux" else []:
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                stat = Path(f"/proc/{name}/stat").read_text(errors="replace")
-                yield int(name), int(stat.rpartition(")")[2].split()[1])
+def stat_fields(process: int | str) -> list[str]:
+    """What Linux says of a process: its state (R where it runs or wants to), its parent, and more. Raises OSError."""
+    return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()

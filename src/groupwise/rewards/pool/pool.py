@@ -3,21 +3,19 @@
 One thread of the run talks to the workers and sleeps in between; the scores themselves take nothing from the run.
 """
 
-from __future__ import annotations
-
+import contextlib
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groupwise.core.errors import RunError
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.pool.dispatch import Dispatcher, Limits
 from groupwise.rewards.pool.work import Entry
 
 
-class Pool:
+class Pool(contextlib.AbstractContextManager["Pool"]):
     """Scores attempts in worker processes. Use it as a context manager, or close it.
 
     rewards  by name: objects that can be sent to another process (User, TaskScore, any Reward)
@@ -33,7 +31,7 @@ class Pool:
         """Hands attempts over and returns at once, with a ticket for each. Give those of one group together."""
         if name not in self._rewards:
             raise KeyError(name)
-        return self._put([Entry(next(self._tickets), name, attempt) for attempt in attempts])
+        return self._dispatcher.put([Entry(next(self._tickets), name, attempt) for attempt in attempts])
 
     def wait(self, tickets: Sequence[int]) -> list[ScoreResult]:
         """The results for these tickets, once all are there. Each ticket is good for one wait.
@@ -47,31 +45,19 @@ class Pool:
         """What the workers have spent on scoring so far, all together, waiting for a core not counted."""
         return self._dispatcher.spent
 
-    def score(self, name: str, attempts: Sequence[Attempt]) -> list[ScoreResult]:
-        """Submit and wait."""
-        return self.wait(self.submit(name, attempts))
-
     def check(self, samples: Sequence[Sample] = ()) -> dict[str, str]:
         """Loads every reward in a worker: its form in words, by name. Raises UsageError where that cannot be done.
 
         samples   rows whose columns the rewards must be able to take their parameters from
         """
         rows = tuple(Attempt(sample, "") for sample in samples)
-        tickets = {name: self._put([Entry(next(self._tickets), name, None, rows)]) for name in self._rewards}
-        return {name: self.wait(ticket)[0].detail for name, ticket in tickets.items()}
+        entries = [Entry(next(self._tickets), name, None, rows) for name in self._rewards]
+        results = self.wait(self._dispatcher.put(entries))
+        return {name: result.detail for name, result in zip(self._rewards, results, strict=True)}
 
     def close(self) -> None:
         """Ends every process of the pool; returns when none is left."""
         self._end()
 
-    def __enter__(self) -> Pool:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _put(self, entries: list[Entry]) -> list[int]:
-        if not self._end.alive:
-            raise RunError("rewards: the pool is closed")
-        self._dispatcher.put(entries)
-        return [entry.ticket for entry in entries]

@@ -14,7 +14,7 @@ from groupwise.core.channel import unpack
 from groupwise.core.children import ending
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.rewards.functions.trace import own_lines
-from groupwise.rewards.pool.isolate import below
+from groupwise.rewards.pool.isolate import below, stat_fields
 from groupwise.rewards.pool.work import Entry
 
 #: A worker that has started more processes than this is not given time for those that keep it from running.
@@ -25,21 +25,12 @@ LOOK_AGAIN, LOOK = 0.1, 0.02
 
 @dataclass
 class Clock:
-    """Time since a start, without the time in which the worker wanted a core and got none.
-
-    A worker gives way to generation, and is not to be blamed for that.
-    """
+    """Time since a start, without the time in which the worker waited for a core: it gives way to generation."""
 
     started: float = 0.0
     waited: float = 0.0
-    stat: int = -1
     pid: int = 0
     seen: tuple[float, int] | None = None
-
-    def watch(self, pid: int) -> None:
-        self.pid = pid
-        with contextlib.suppress(OSError):
-            self.stat = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY)
 
     def start(self) -> None:
         self.started, self.waited, self.seen = time.monotonic(), self._times()[1], None
@@ -67,15 +58,10 @@ class Clock:
     def seconds(self) -> float:
         return self.wall - (self._times()[1] - self.waited)
 
-    def close(self) -> None:
-        if self.stat >= 0:
-            os.close(self.stat)
-            self.stat = -1
-
     def _times(self) -> tuple[int, float]:
         """Nanoseconds that the process has run, and seconds that it was ready to and did not, as far as is known."""
         try:
-            ran, delayed, _ = map(int, os.pread(self.stat, 128, 0).split())
+            ran, delayed, _ = map(int, Path(f"/proc/{self.pid}/schedstat").read_text().split())
         except (OSError, ValueError):  # the system does not say
             return 0, self.waited
         return ran, delayed * 1e-9
@@ -83,8 +69,7 @@ class Clock:
     def _ready(self) -> bool:
         """Whether it would run if it had a core."""
         with contextlib.suppress(OSError):
-            text = Path(f"/proc/{self.pid}/stat").read_text(errors="replace") if self.stat >= 0 else ""
-            return text.rpartition(")")[2].split()[:1] == ["R"]
+            return stat_fields(self.pid)[:1] == ["R"]
         return False
 
 
@@ -122,10 +107,7 @@ class Slot:
             pipe.send(message)
 
     def swarms(self, limit: float) -> bool:
-        """Whether it is past its seconds on the wall and has started so many processes that they starve each other.
-
-        Such a wait is its own doing, and the workers beside it must not pay for it.
-        """
+        """Whether it is past its seconds on the wall and has started so many processes that they starve each other."""
         now = time.monotonic()
         if self.clock.wall < limit or now - self.looked < LOOK_AGAIN:
             return False
@@ -140,7 +122,6 @@ class Slot:
                 self.leash.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        self.clock.close()
         self.line.close()
         self.leash.close()
 

@@ -31,35 +31,28 @@ class Entry:
 
 
 def take(queue: deque[Entry], workers: int, single: Mapping[str, bool]) -> list[Entry]:
-    """What the next worker gets, removed from the queue: entries of one reward, an even share of them.
+    """What the next worker gets, removed from the queue: an even share of the entries that are alike to the first.
+
+    Entries of several rewards come interleaved, as each completion is handed over when it ends.
 
     single  by reward: whether it scores one by one
+
+    >>> from groupwise.core.samples import Attempt, Sample
+    >>> attempt = Attempt(Sample("k", "", ""), "")
+    >>> [entry.ticket for entry in take(deque(Entry(i, name, attempt) for i, name in enumerate("abba")), 1, {})]
+    [0, 3]
     """
-    together = alike(queue)
+    head = queue[0]
+    together = [entry for entry in queue if entry.name == head.name and not entry.by_itself]
+    together = [head] if head.by_itself else together
     even = -(-len(together) // workers)
-    one_by_one = single.get(together[0].name)
+    one_by_one = single.get(head.name)
     share = together[: min(FEW, even) if one_by_one else rounded_to_groups(together, min(MANY, even))]
     tickets = {entry.ticket for entry in share}
     rest = [entry for entry in queue if entry.ticket not in tickets]
     queue.clear()
     queue.extend(rest)
     return share
-
-
-def alike(queue: Sequence[Entry]) -> list[Entry]:
-    """The entries that can go to a worker together with the first, it included: those of its reward, in their order.
-
-    Entries of several rewards come interleaved, as each completion is handed over when it ends.
-
-    >>> from groupwise.core.samples import Attempt, Sample
-    >>> attempt = Attempt(Sample("k", "", ""), "")
-    >>> [entry.ticket for entry in alike([Entry(i, name, attempt) for i, name in enumerate("abba")])]
-    [0, 3]
-    """
-    head = queue[0]
-    if head.by_itself:
-        return [head]
-    return [entry for entry in queue if entry.name == head.name and not entry.by_itself]
 
 
 def rounded_to_groups(entries: Sequence[Entry], count: int) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from groupwise.core.channel import pack
 from groupwise.core.errors import UsageError
+from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt
 from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, fault
 from groupwise.rewards.functions.results import exhausted, list_is_wrong
@@ -56,17 +57,17 @@ class Worker:
             if kind == "load":
                 for attempt in attempts:
                     bound.check(attempt.sample)
-                return {"description": bound.description}
+                return {"results": [astuple(ScoreResult(detail=bound.description))]}
             for results in bound.score(attempts, finisher(self.runner)):
                 if len(results) > 1 and list_is_wrong(results):
-                    return {"failed": astuple(results[0])}
+                    return {"results": [astuple(results[0])], "failed": True}
                 self.send({"results": [astuple(result) for result in results]})
                 if any(exhausted(result) for result in results):
                     return {"spent": True}
         except UsageError as error:
             return {"broken": str(error), "detail": "".join(getattr(error, "__notes__", []))}
         except BaseException as error:  # of a call for many completions; SystemExit is a fault like others
-            return {"failed": astuple(fault(error)), "spent": exhausted(fault(error))}
+            return {"results": [astuple(fault(error))], "failed": True, "spent": exhausted(fault(error))}
         return {}
 
     def bind(self, name: str) -> Bound:

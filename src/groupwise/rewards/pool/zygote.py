@@ -7,7 +7,6 @@ or is gone, and says how the worker ended once nothing of it is left.
 """
 
 import contextlib
-import importlib
 import os
 import select
 import signal
@@ -25,13 +24,9 @@ from groupwise.rewards.pool.isolate import Walls
 _TAIL = 1 << 14
 
 
-def main(run: Channel, memory: int, yielding: bool, preload: Sequence[str], walls: str | None) -> None:
+def main(run: Channel, memory: int, walls: str | None) -> None:
     """Forks a keeper for each pair of sockets that the run sends. The options are fields of dispatch.Limits."""
-    if yielding:
-        isolate.yield_to_others()
-    for module in preload:
-        with contextlib.suppress(ImportError):  # what needs it says so itself, in words, when it is loaded
-            importlib.import_module(module)
+    isolate.yield_to_others()
     outside = isolate.space()
     chosen = Walls(walls) if walls else isolate.find_walls()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -135,16 +130,12 @@ def _listen(output: int, tail: bytearray, seconds: float = 0.1) -> None:
 
 def _drain(output: int, tail: bytearray) -> bool:
     """Reads once what is there; False where nothing will come any more."""
-    if not _readable(output):
+    if not select.select([output], [], [], 0)[0]:
         return True
     data = os.read(output, 1 << 16)
     tail += data
     del tail[:-_TAIL]
     return bool(data)
-
-
-def _readable(descriptor: int) -> bool:
-    return bool(select.select([descriptor], [], [], 0)[0])
 
 
 def _first(jobs: socket.socket, printed: int, status_here: int, memory: int, outside: str) -> None:

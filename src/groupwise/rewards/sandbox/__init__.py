@@ -5,12 +5,12 @@
         with box.session(program) as s:    # its functions, called with plain values
             s.call("f", wire.encode((1, 2)))
 
-A zygote isolates itself once and forks a fresh child for every program (zygote, isolate, child, landlock, seccomp); the
+A zygote isolates itself once and forks a fresh child for every program (zygote, child, landlock, seccomp); the
 supervisor talks to the child over pipes with a deadline (launch, job, box); judge says what passed, and says it here:
 no expected value and no verdict is ever in the process that runs the program.
 """
 
-from groupwise.rewards.sandbox.box import ACCEPTED, Reply, Sandbox, Session, available
+from groupwise.rewards.sandbox.box import ACCEPTED, Sandbox
 from groupwise.rewards.sandbox.outcome import Kind, Layers, Limits, Outcome
 
-__all__ = ["ACCEPTED", "Kind", "Layers", "Limits", "Outcome", "Reply", "Sandbox", "Session", "available"]
+__all__ = ["ACCEPTED", "Kind", "Layers", "Limits", "Outcome", "Sandbox"]

@@ -1,9 +1,10 @@
 """The sandbox: runs programs that are not trusted, with nothing to reach."""
 
+import contextlib
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from groupwise.core.children import ChildLost
 from groupwise.core.errors import RunError, UsageError
@@ -45,7 +46,7 @@ class Reply:
     traceback: str = ""
 
 
-class Session:
+class Session(contextlib.AbstractContextManager["Session"]):
     """A program that was loaded and answers calls. A context manager."""
 
     def __init__(self, job: Job, nonce: str) -> None:
@@ -62,9 +63,6 @@ class Session:
     def close(self) -> Outcome:
         """Ends the program. How it ended, where that was before this call."""
         return self._job.stop()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -86,7 +84,7 @@ class Session:
         return Reply(value=message.get("value"))
 
 
-class Sandbox:
+class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     """Runs programs, each in a fresh process that can reach nothing. A context manager; starts at the first program.
 
     limits       of every program
@@ -127,21 +125,16 @@ class Sandbox:
             self._zygote.close()
             self._zygote = None
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def _job(self, first: dict[str, Any], stdin: str, limits: Limits | None) -> Job:
-        limits = limits or self.limits
         try:
-            return Job(self._ready(), limits, first, stdin)
-        except ChildLost:  # killed from outside since the last program; a second loss in a row is a fault to report
-            try:
-                return Job(self._ready(), limits, first, stdin)
-            except ChildLost as lost:
-                raise RunError(f"sandbox: the process that starts programs is lost twice: {lost}") from None
+            with contextlib.suppress(ChildLost):  # killed from outside since the last program
+                return Job(self._ready(), limits or self.limits, first, stdin)
+            return Job(self._ready(), limits or self.limits, first, stdin)
+        except ChildLost as lost:
+            raise RunError(f"sandbox: the process that starts programs is lost twice: {lost}") from None
 
     def _ready(self) -> Zygote:
         if self._zygote is None or not self._zygote.usable:
@@ -164,9 +157,3 @@ class Sandbox:
             self.close()
             holes = probe.stdout.split() or f"{probe.kind}: {probe.detail}"
             raise RunError(f"sandbox ({zygote.layers}): a program that tries to get out succeeds: {holes}")
-
-
-def available(without: Collection[str] = ()) -> Layers:
-    """The layers that this machine gives, found by putting them in place. Never raises for too few of them."""
-    with Sandbox(accept_risk=True, without=without) as box:
-        return box.layers

@@ -54,7 +54,11 @@ def _expected(value: object) -> object:
 def _asserts(texts: Sequence[str], entry_point: str) -> Asserts:
     defined, used = set(), set()
     for text in texts:
-        for node in ast.walk(_parsed(text)):
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"the tests are not Python: {error}") from None
+        for node in ast.walk(tree):
             _note(node, defined, used)
     tests = list(texts)
     if "check" in defined and "check" not in used:
@@ -66,13 +70,6 @@ def _asserts(texts: Sequence[str], entry_point: str) -> Asserts:
     if not names:
         raise ValueError("the tests call nothing that a completion could define")
     return Asserts(tuple(tests), tuple(names))
-
-
-def _parsed(text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"the tests are not Python: {error}") from None
 
 
 def _note(node: ast.AST, defined: set[str], used: set[str]) -> None:

@@ -17,9 +17,9 @@ import traceback
 import types
 from typing import Any, NoReturn
 
+from groupwise.core.channel import pack, unpack
 from groupwise.rewards.sandbox import wire
 
-_FRAME = 2**30
 _CHUNK = 2**16
 
 
@@ -35,7 +35,7 @@ class Control:
 
     def receive(self) -> dict[str, Any]:
         """The next frame. The process ends where the supervisor is gone."""
-        while (message := wire.unpack(self.buffer, _FRAME)) is None:
+        while (message := unpack(self.buffer)) is None:
             chunk = os.read(self.descriptor, _CHUNK)
             if not chunk:
                 os._exit(0)
@@ -43,7 +43,7 @@ class Control:
         return message
 
     def send(self, message: dict[str, Any]) -> None:
-        data = memoryview(wire.pack(message))
+        data = memoryview(pack(message))
         while data:
             data = data[os.write(self.descriptor, data) :]
 

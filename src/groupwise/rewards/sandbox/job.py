@@ -7,8 +7,8 @@ import socket
 import time
 from typing import Any
 
+from groupwise.core.channel import FrameError, pack, unpack
 from groupwise.core.children import ChildLost, ending, signal_name
-from groupwise.rewards.sandbox import wire
 from groupwise.rewards.sandbox.launch import Zygote
 from groupwise.rewards.sandbox.outcome import REFUSED, Kind, Limits, Outcome
 
@@ -46,8 +46,8 @@ class Job:
             self._send(message)
         while self.ended is None:
             try:
-                reply = wire.unpack(self.read["control"], self.limits.value)
-            except wire.FrameError as error:
+                reply = unpack(self.read["control"], self.limits.value)
+            except FrameError as error:
                 self.ended = (Kind.OUTPUT, f"it returned {error}")
                 return None
             if reply is not None:
@@ -79,7 +79,7 @@ class Job:
         return self.outcome
 
     def _send(self, message: dict[str, Any]) -> None:
-        self.write["control"] = memoryview(bytes(self.write["control"]) + wire.pack(message))
+        self.write["control"] = memoryview(bytes(self.write["control"]) + pack(message))
 
     def _pump(self) -> bool:
         """Moves what can be moved; False when every pipe from the child is closed. Sets `ended` at a limit."""
@@ -130,12 +130,9 @@ class Job:
         if killed:
             return Kind.CRASH, "killed: it closed its files and went on"
         if code in (-signal.SIGKILL, -signal.SIGXCPU):
-            out_of_time = cpu >= self.limits.seconds
-            return (
-                (Kind.TIMEOUT, "killed: out of processor time")
-                if out_of_time
-                else (Kind.MEMORY, "killed by the system")
-            )
+            if cpu >= self.limits.seconds:
+                return Kind.TIMEOUT, "killed: out of processor time"
+            return Kind.MEMORY, "killed by the system"
         if code < 0:
             return Kind.CRASH, signal_name(-code)
         if code == 0:

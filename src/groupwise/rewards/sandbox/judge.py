@@ -1,10 +1,4 @@
-"""Which tests a program passes. Expected values stay here, or in a process that the program cannot reach.
-
-Three kinds of test:
-    Stdio    run with an input; its stdout is compared, blanks at line ends and at the end aside
-    Call     a function is called; its answer, as data, is compared
-    Asserts  test code in a process of its own; calls of the functions go to the program's process
-"""
+"""Which tests a program passes. Expected values stay here, or in a process that the program cannot reach."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -59,12 +53,8 @@ def passed(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True
             verdicts.append(_stdio(box, program, test))
         elif isinstance(test, Asserts):
             verdicts += _asserts(box, program, test)
-    return verdicts + [False] * (count(tests) - len(verdicts))
-
-
-def count(tests: Sequence[Test]) -> int:
-    """How many tests these are."""
-    return sum(len(test.tests) if isinstance(test, Asserts) else 1 for test in tests)
+    count = sum(len(test.tests) if isinstance(test, Asserts) else 1 for test in tests)
+    return verdicts + [False] * (count - len(verdicts))
 
 
 def same_text(output: str, expected: str) -> bool:

@@ -25,24 +25,15 @@ class Limits:
 
 
 class Kind(StrEnum):
-    """How a program ended.
+    """How a program ended."""
 
-    finished   by itself, with exit code 0
-    exception  by itself, with another exit code: an uncaught exception
-    timeout    killed at the deadline
-    memory     it asked for more than its limit, or the system killed it
-    crash      killed by a signal that it caused
-    output     killed because it wrote or returned too much
-    refused    it never ran: a layer of protection could not be put in place
-    """
-
-    FINISHED = "finished"
-    EXCEPTION = "exception"
-    TIMEOUT = "timeout"
-    MEMORY = "memory"
-    CRASH = "crash"
-    OUTPUT = "output"
-    REFUSED = "refused"
+    FINISHED = "finished"  # by itself, with exit code 0
+    EXCEPTION = "exception"  # by itself, with another exit code: an uncaught exception
+    TIMEOUT = "timeout"  # killed at the deadline
+    MEMORY = "memory"  # it asked for more than its limit, or the system killed it
+    CRASH = "crash"  # killed by a signal that it caused
+    OUTPUT = "output"  # killed because it wrote or returned too much
+    REFUSED = "refused"  # it never ran: a layer of protection could not be put in place
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What crosses the border of the sandbox: frames of JSON (groupwise.core.channel), and plain values encoded as data.
+"""Plain values as what crosses the border of the sandbox: data in frames of JSON (groupwise.core.channel).
 
 A value becomes a tree of JSON: None, bool, str, float and small int as they are; a list ["l", ...], a tuple ["t", ...],
 a set ["s", ...], a dict ["d", [key, value], ...], a large int ["i", hex]. Types are exact, so a subclass with its own
@@ -10,10 +10,6 @@ import json
 import re
 from collections import Counter, OrderedDict, defaultdict
 from typing import Any
-
-from groupwise.core.channel import FrameError, pack, unpack
-
-__all__ = ["FrameError", "NotPlain", "decode", "encode", "equal", "pack", "unpack", "validate"]
 
 DEPTH = 64
 _SMALL = 2**63
@@ -42,7 +38,7 @@ def encode(value: Any, depth: int = DEPTH) -> Any:
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], *(encode(item, depth - 1) for item in value)]
     if kind in _MAPPINGS:
-        return ["d", *([encode(key, depth - 1), encode(held, depth - 1)] for key, held in value.items())]
+        return ["d", *([encode(key, depth - 1), encode(item, depth - 1)] for key, item in value.items())]
     raise NotPlain(f"a value of type {kind.__name__}")
 
 
@@ -61,7 +57,7 @@ def decode(tree: Any, depth: int = DEPTH) -> Any:
         if tag == "i":
             return int(items[0], 16)
         if tag == "d":
-            return {decode(key, depth - 1): decode(held, depth - 1) for key, held in items}
+            return {decode(key, depth - 1): decode(item, depth - 1) for key, item in items}
         return {"l": list, "t": tuple, "s": set}[tag](decode(item, depth - 1) for item in items)
     except (KeyError, TypeError, ValueError, IndexError):
         raise NotPlain("a malformed value") from None

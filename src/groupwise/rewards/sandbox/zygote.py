@@ -6,17 +6,20 @@ of one job (a test, an expected value) is in the memory that the next is forked 
     {"reap": n, "patience": seconds}  ->  {"status": s, "cpu": seconds, "killed": bool}
 """
 
+import contextlib
 import fcntl
 import gc
 import importlib
 import os
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 
 from groupwise.core.channel import Channel
 from groupwise.rewards import system
-from groupwise.rewards.sandbox import child, isolate, landlock, seccomp
+from groupwise.rewards.sandbox import child, landlock, seccomp
 
 # What programs import most, loaded once; and the modules that need a library of the system, out of reach later.
 _LOADED = (
@@ -24,6 +27,10 @@ _LOADED = (
     "decimal enum fractions functools hashlib heapq io itertools json lzma math numbers operator pprint queue random "
     "re statistics string struct textwrap threading time traceback types typing unicodedata uuid zlib"
 )
+_HIDDEN = ("site-packages", "dist-packages")
+# (a mount's option as statvfs returns it, as mount takes it): in a user namespace those of the source must stay set
+_INHERITED = ((2, system.MS_NOSUID), (4, system.MS_NODEV), (8, system.MS_NOEXEC), (1024, system.MS_NOATIME),
+         (2048, system.MS_NODIRATIME), (4096, system.MS_RELATIME))  # fmt: skip
 
 
 def main(supervisor: Channel, options: dict[str, bool]) -> None:
@@ -31,16 +38,17 @@ def main(supervisor: Channel, options: dict[str, bool]) -> None:
     del sys.path[0]  # where this package lies: no program may import it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in _LOADED.split():
-        _load(name)
+        with contextlib.suppress(ImportError):  # an interpreter built without it
+            importlib.import_module(name)
     try:
         spare = child.spare_user() if options["root"] else None
         own_user_namespace, own_processes = options["bubblewrap"], None
         if options["namespaces"]:
-            own_user_namespace = isolate.enter_namespaces()
+            own_user_namespace = _enter_namespaces()
             _become_first(supervisor)
             own_processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-            isolate.enter_root(isolate.library())
-        uid = spare if not own_user_namespace and child.readable(isolate.library()) else None
+            _enter_root(_library())
+        uid = spare if not own_user_namespace and child.readable(_library()) else None
         plan = _plan(options, uid, own_user_namespace, own_processes)
     except OSError as error:
         supervisor.send({"failed": str(error)})
@@ -53,11 +61,18 @@ def main(supervisor: Channel, options: dict[str, bool]) -> None:
     _serve(supervisor, plan)
 
 
-def _load(name: str) -> None:
+def _enter_namespaces() -> bool:
+    """Own mount, network, IPC and host-name namespaces, own processes from the next fork on.
+
+    Whether a user namespace was needed too. Raises OSError where the system refuses.
+    """
+    wanted = system.NEWNS | system.NEWNET | system.NEWIPC | system.NEWUTS | system.NEWPID
     try:
-        importlib.import_module(name)
-    except ImportError:  # an interpreter built without it
-        return
+        system.unshare(wanted)
+    except OSError:
+        system.unshare_user(wanted, user=0, group=0)
+        return True
+    return False
 
 
 def _become_first(supervisor: Channel) -> None:
@@ -69,6 +84,44 @@ def _become_first(supervisor: Channel) -> None:
     supervisor.close()
     os.waitpid(process, 0)
     os._exit(0)
+
+
+def _enter_root(folders: Sequence[str]) -> None:
+    """A read-only root with the folders in it, read-only, their installed packages hidden. The old root is gone."""
+    base = tempfile.gettempdir()
+    system.mount("", "/", "", system.MS_REC | system.MS_PRIVATE)
+    system.mount("tmpfs", base, "tmpfs", system.MS_NOSUID | system.MS_NODEV, "mode=755,size=1m")
+    os.chdir(base)
+    os.mkdir("old")
+    system.pivot_root(".", "old")
+    os.chdir("/")
+    for folder in folders:
+        _bind("/old" + os.path.realpath(folder), folder)
+    system.unmount("/old")
+    os.rmdir("/old")
+    _read_only("/")
+
+
+def _bind(source: str, target: str) -> None:
+    os.makedirs(target, exist_ok=True)
+    system.mount(source, target, "", system.MS_BIND | system.MS_REC)
+    for name in _HIDDEN:
+        path = os.path.join(target, name)
+        if os.path.isdir(path):
+            system.mount("tmpfs", path, "tmpfs", system.MS_RDONLY | system.MS_NOSUID, "mode=755,size=4k")
+    _read_only(target)
+
+
+def _read_only(path: str) -> None:
+    options = os.statvfs(path).f_flag
+    inherited = sum(flag for option, flag in _INHERITED if options & option) | system.MS_NOSUID | system.MS_NODEV
+    system.mount("", path, "", system.MS_REMOUNT | system.MS_BIND | system.MS_RDONLY | inherited)
+
+
+def _library() -> list[str]:
+    """The folders of the standard library, outermost only."""
+    folders = [path for path in sys.path if os.path.isdir(path)]
+    return [f for f in folders if not any(f != g and f.startswith(g + os.sep) for g in folders)]
 
 
 def _plan(options: dict[str, bool], uid: int | None, own_user_namespace: bool, own_processes: int | None) -> child.Plan:
@@ -87,7 +140,7 @@ def _plan(options: dict[str, bool], uid: int | None, own_user_namespace: bool, o
     }
     return child.Plan(
         layers=layers,
-        rules=_high(landlock.ruleset(isolate.library())) if abi else None,
+        rules=_high(landlock.ruleset(_library())) if abi else None,
         filter_code=seccomp.program(os.uname().machine, threads=user) if filtered else None,
         uid=uid,
         own_processes=own_processes,

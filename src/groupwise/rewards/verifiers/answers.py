@@ -1,7 +1,4 @@
-r"""Whether a completion's final answer is the gold one: by mathematics, as a number, as a letter, or as text.
-
-How the final answer is looked for is written in groupwise.rewards.verifiers.extract: the same rules for every kind.
-"""
+"""Whether a completion's final answer (`extract`) is the gold one: by mathematics, as a number, a letter, or text."""
 
 import math
 import re
@@ -12,9 +9,9 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from groupwise.core.errors import UsageError, need
-from groupwise.rewards.verifiers.extract import LONGEST_CLAIM, claimed, claims, ending, listed, spoken
-from groupwise.rewards.verifiers.guard import Guard, Tally
+from groupwise.rewards.verifiers.extract import BRACE, LONGEST_CLAIM, claimed, claims, ending, listed, spoken
 from groupwise.rewards.verifiers.numerals import clean, close, read
+from groupwise.rewards.verifiers.verify import Guard, Tally
 
 _MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]+?)\\\)|\\\[([^\]]+?)\\\]")
 _WRAP = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{([^{}]{0,200})\}")
@@ -168,11 +165,11 @@ class Math:
             raise UsageError(f"deadline must be above 0 seconds, not {self.deadline}")
         if find_spec("math_verify") is None:
             need("math_verify", "tasks", 'answers of kind "math"')
-        object.__setattr__(self, "_guard", Guard("groupwise.rewards.verifiers.verify", self.deadline))
+        object.__setattr__(self, "_guard", Guard(self.deadline))
 
     @property
     def tally(self) -> Tally:
-        """How the questions to the child ended so far, in this process."""
+        """How many questions to the child had no answer so far, in this process."""
         return self._guard.tally
 
     def start(self) -> None:
@@ -212,7 +209,7 @@ class Math:
         words = [_WORDS.fullmatch(text) for text in (_plain(answer), _plain(claim))]
         if all(words):
             return _plain(answer).casefold() == _plain(claim).casefold()
-        return self._guard.ask([_outer(answer), _outer(spans[0] if spans else claim)]) is True
+        return self._guard.same(_outer(answer), _outer(spans[0] if spans else claim))
 
 
 @dataclass(frozen=True)
@@ -270,7 +267,7 @@ def _plain(text: str) -> str:
 def _level(text: str) -> bool:
     """Whether braces open before they close, and all close."""
     depth = 0
-    for brace in re.findall(r"(?<!\\)[{}]", text):
+    for brace in BRACE.findall(text):
         depth += 1 if brace == "{" else -1
         if depth < 0:
             return False

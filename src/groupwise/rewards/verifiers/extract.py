@@ -1,12 +1,6 @@
-r"""What a completion gives as its final answer. An explicit marker comes first; several that disagree are no answer.
+"""What a completion gives as its final answer, by the rules of docs/answers.md ("Where the final answer is").
 
-The rules, in their order (docs/answers.md has examples of each):
-
-1.  What stands before the last `</think>` is not read; nor is what follows a `<think>` that is never closed.
-2.  Markers, the first kind that is present decides: `\boxed{...}`, then `<answer>...</answer>`, then a line `#### ...`,
-    then `the answer is ...` / `answer: ...`. Every marker of that kind must give the right answer: guesses score 0.
-3.  Without a marker, the last sentence that has a number states it: the number after its last `=`, or its only number,
-    or the number it ends with. Alternatives (`16, 17, 18`, `16 or 17`, `It is 16. It is 17.`) state nothing.
+`spoken` is rule 1, `claims` rule 2, `ending` rules 3 and 4.
 """
 
 import re
@@ -25,6 +19,7 @@ LONGEST_CLAIM = 1_000
 #: More markers than this are not answers: the last ones are read.
 _MOST_BOXES = 64
 
+BRACE = re.compile(r"(?<!\\)[{}]")
 _ANSWER_TAG = re.compile(r"<answer>([^<]*(?:<(?!/?answer>)[^<]*)*)</answer>", re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t]*#### *([^\n]+)$", re.MULTILINE)
 _HEADING = re.compile(r"\d{1,3}[.):]\s+[A-Za-z]|[A-Za-z*_]")
@@ -85,8 +80,18 @@ def boxed(text: str) -> list[str]:
     ['\\frac{1}{2}', '']
     """
     starts = [match.end() for match in re.finditer(r"\\f?boxed\s?\{", text)][-_MOST_BOXES:]
-    insides = [inside for start in starts if (inside := _balanced(text, start)) is not None]
+    insides = [inside for start in starts if (inside := balanced(text, start)) is not None]
     return [inside for inside in insides if "\\boxed" not in inside]
+
+
+def balanced(text: str, start: int, longest: int = LONGEST_CLAIM) -> str | None:
+    """What an opened brace holds, from `start` on; None where it is not closed within `longest` characters."""
+    depth = 1
+    for brace in BRACE.finditer(text, start, start + longest):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return text[start : brace.start()]
+    return None
 
 
 def ending(text: str) -> Fraction | None:
@@ -174,18 +179,6 @@ def _repeats(text: str) -> bool:
         return False
     shapes = [" ".join(re.findall(r"\w+|#", _NUMERAL.sub("#", clause.lower()))) for clause in clauses]
     return shapes[0] == shapes[1] and clauses[0].strip(" .") != clauses[1].strip(" .")
-
-
-def _balanced(text: str, start: int) -> str | None:
-    depth = 1
-    for position in range(start, min(len(text), start + LONGEST_CLAIM)):
-        if text[position] == "{" and text[position - 1] != "\\":
-            depth += 1
-        elif text[position] == "}" and text[position - 1] != "\\":
-            depth -= 1
-            if depth == 0:
-                return text[start:position]
-    return None
 
 
 def _phrases(text: str, numeric: bool) -> Iterator[str]:

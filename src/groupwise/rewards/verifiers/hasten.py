@@ -1,12 +1,6 @@
-"""math-verify's parser and its test for zero, faster and with the same verdicts. Only the child that asks it uses this.
+"""math-verify's parser and its test for zero, faster and with the same verdicts (docs/answers.md has the times).
 
-Three names of the library are replaced, each by something whose result is the same:
-
--   The parser predicts without the context of the whole text first. ANTLR's authors show that this gives the tree that
-    full prediction gives, or a syntax error (Parr, Harwell, Fisher: Adaptive LL(*) Parsing, 2014); after an
-    error the text is parsed again with full prediction. Only the first kind remembers what it learned between texts.
--   A numeral of digits becomes an integer directly, not by evaluating a Python expression.
--   `simplify` is asked whether a difference is zero, and nothing else. Where exact arithmetic decides that, it does.
+Three names of the library are replaced, in the child that asks it alone, each by something whose result is the same.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +29,11 @@ def replacements(latex: ModuleType, grader: ModuleType) -> Iterator[tuple[Module
 
 
 def two_stages(parser: Any) -> Any:
-    """The generated parser, which predicts without full context first."""
+    """The generated parser, which predicts without the context of the whole text first.
+
+    ANTLR's authors show that this gives the tree that full prediction gives, or a syntax error (Parr, Harwell, Fisher:
+    Adaptive LL(*) Parsing, 2014), after which the text is parsed again. It alone remembers what it learned from texts.
+    """
     from antlr4 import PredictionMode
 
     class TwoStages(parser):
@@ -54,7 +52,7 @@ def two_stages(parser: Any) -> Any:
 
 
 def digits_first(converter: Any) -> Any:
-    """The converter of trees, which reads a numeral of digits directly."""
+    """The converter of trees, which reads a numeral of digits directly, not by evaluating a Python expression."""
     from sympy import Integer
 
     class DigitsFirst(converter):

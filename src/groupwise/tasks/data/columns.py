@@ -9,6 +9,7 @@ from typing import Any
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
+from groupwise.rewards.verifiers.extract import balanced
 from groupwise.tasks.data.formats import kind_of
 from groupwise.tasks.data.settings import DataSettings, template_columns
 
@@ -109,13 +110,8 @@ def last_boxed(text: str) -> str:
     >>> last_boxed(r"so \boxed{1}, no: $\boxed{\frac{1}{2}}$.")
     '\\frac{1}{2}'
     """
-    start = text.rfind("\\boxed{") + len("\\boxed{")
-    depth = 1
-    for end in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0) if text[end - 1] != "\\" else 0
-        if depth == 0:
-            return text[start:end] if "\\boxed{" in text else ""
-    return ""
+    before, opening, after = text.rpartition("\\boxed{")
+    return balanced(text, len(before + opening), len(after)) or "" if opening else ""
 
 
 def _prompt_text(value: object, where: str, column: str) -> str:
