@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from groupwise.core.errors import UsageError
 from groupwise.models.load import digest, load_policy
 from groupwise.models.moe.record import routers
 from groupwise.models.tiny import MoeSpec, TinySpec
@@ -135,3 +136,18 @@ def test_tiny_models_are_what_they_always_were(name: str, bits: str, tmp_path: P
     assert policy.eos == {1}
     if platform.machine() == "x86_64":
         assert digest(policy.model) == bits
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({"heads": 3, "kv_heads": 2}, "kv_heads"), ({"layers": 0}, "layers"), ({"head_dim": 7}, "head_dim")],
+)
+def test_an_impossible_spec_is_refused(fields: dict, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        TinySpec(**fields)
+
+
+@pytest.mark.parametrize("chosen", [0, 9])
+def test_a_token_cannot_go_through_more_experts_than_there_are(chosen: int) -> None:
+    with pytest.raises(UsageError, match=rf"model.chosen must be from 1 to model.experts \(8\), not {chosen}"):
+        MoeSpec(chosen=chosen)

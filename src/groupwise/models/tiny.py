@@ -56,6 +56,15 @@ class TinySpec:
     initializer_range: float = 0.1
     max_length: int = 256
 
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "mlp_width", "heads", "kv_heads", "head_dim", "max_length"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"model.{name} must be at least 1, not {getattr(self, name)}")
+        if self.heads % self.kv_heads:
+            raise UsageError(f"model.heads must be a multiple of model.kv_heads, not {self.heads} and {self.kv_heads}")
+        if self.head_dim % 2:
+            raise UsageError(f"model.head_dim must be even (rotary angles turn pairs), not {self.head_dim}")
+
     def build(self, alphabet: str, folder: Path, seed: int) -> None:
         """Write model, generation settings and tokenizer into `folder`; the same seed gives the same bits."""
         tokenizer = self.tokenizer(alphabet)
@@ -153,6 +162,11 @@ class MoeSpec(TinySpec):
     mlp_width: int = 64
     experts: int = 8
     chosen: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.chosen <= self.experts:
+            raise UsageError(f"model.chosen must be from 1 to model.experts ({self.experts}), not {self.chosen}")
 
     def twin(self) -> TinySpec:
         """The same policy without experts: its feed-forward network is as large as those that a token goes through."""

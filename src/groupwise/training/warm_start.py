@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import transformers
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW, Muon, Optimizer
 
 from groupwise.core.errors import UsageError
@@ -181,9 +180,15 @@ def _routers_loss(model: Any, examples: list[Example], coefficient: float) -> It
 
 def _cross_entropy(model: Any, examples: list[Example], pad: int) -> Tensor:
     """Scalar: the summed cross-entropy (nats) of the completion tokens."""
-    tokens = pad_sequence([torch.tensor(ids) for ids, _ in examples], batch_first=True, padding_value=pad)
-    own_tokens = [torch.tensor([IGNORED] * start + ids[start:]) for ids, start in examples]  # the completion's
-    labels = pad_sequence(own_tokens, batch_first=True, padding_value=IGNORED)
+    tokens, labels = _tables(examples, pad)
     # Padding is on the right and attention is causal, so no real token sees it and no attention mask is needed.
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def _tables(examples: list[Example], pad: int) -> tuple[Tensor, Tensor]:
+    """[N,T] tokens, padded on the right, and [N,T] labels: the completion's own tokens, IGNORED elsewhere."""
+    width = max(len(ids) for ids, _ in examples)
+    tokens = [ids + [pad] * (width - len(ids)) for ids, _ in examples]
+    labels = [[IGNORED] * start + ids[start:] + [IGNORED] * (width - len(ids)) for ids, start in examples]
+    return torch.tensor(tokens), torch.tensor(labels)
