@@ -25,7 +25,7 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.models.load import Policy, load_policy
+from groupwise.models.load import Policy, load_policy, prompt_ids
 from groupwise.models.moe.metrics import changed
 from groupwise.models.moe.record import record_routes
 from groupwise.models.moe.replay import pad_routes
@@ -81,8 +81,10 @@ def two_ends(tmp_path_factory: pytest.TempPathFactory) -> Policy:
 def test_engine_and_learner_agree_on_every_token(temperature: float, truncation: dict[str, float], two_ends: Policy):
     sampling = Sampling(temperature=temperature, max_new_tokens=24, **truncation)  # type: ignore[arg-type]
     engine = LocalEngine(two_ends.model, two_ends.eos, two_ends.pad, max_rows=20)
+    texts = ["a", "hello", LETTERS, "xyzzy99", "Q0"]
     prompts = [
-        Prompt(Sample(text, text, ""), two_ends.encode(text)) for text in ("a", "hello", LETTERS, "xyzzy99", "Q0")
+        Prompt(Sample(text, text, ""), tuple(ids))
+        for text, ids in zip(texts, prompt_ids(two_ends.tokenizer, texts), strict=True)
     ]
     answers = engine.generate([Request(p.tokens, 8, seed) for seed, p in enumerate(prompts)], sampling)
     scored = [tuple(type(c)(**{**vars(c), "score": 0.0}) for c in group) for group in answers]

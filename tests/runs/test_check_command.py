@@ -345,7 +345,8 @@ def test_a_mixture_of_experts_is_asked_with_the_runs_own_replay(check: Check, re
 
 
 def test_an_engine_that_does_not_say_which_experts_it_chose(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalEngine, "routes", False)
+    never = property(lambda engine: False, lambda engine, value: None)
+    monkeypatch.setattr(LocalEngine, "routes", never, raising=False)
     code, lines, _ = check('routing.replay="engine"', recipe="quickstart-moe", load=True)
     assert code == 1
     (told,) = faults(lines)
