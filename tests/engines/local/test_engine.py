@@ -61,6 +61,11 @@ def qwen() -> Any:
     return build()
 
 
+def test_an_engine_without_rows_is_refused(qwen: Any) -> None:
+    with pytest.raises(UsageError, match="max_rows is 0; it must be 1 or more"):
+        LocalEngine(qwen, frozenset({1}), 0, max_rows=0)
+
+
 def plain_logp(model: nn.Module, prompt: tuple[int, ...], done: Completion, temperature: float) -> torch.Tensor:
     """Log-probabilities of the completion by one forward over the whole sequence, over the kept ids where given."""
     with torch.no_grad():

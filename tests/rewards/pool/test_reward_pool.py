@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -247,7 +248,12 @@ def test_what_does_not_load_stops_the_run_in_one_line(tmp_path: Path, left: Call
         pool.check()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the sockets of the one that never was
+@pytest.mark.parametrize("fields", [{"workers": 0}, {"seconds": 0.0}, {"load": 0.0}, {"memory": -1}], ids=repr)
+def test_limits_that_nothing_could_run_in_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="workers must be 1 or more, seconds above 0"):
+        Limits(**fields)
+
+
 def test_a_lost_process_that_starts_workers_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     child = Child("no.such.module")
     child.process.wait()

@@ -57,6 +57,8 @@ class LocalEngine:
     keeps_support = True
 
     def __init__(self, model: Any, eos: frozenset[int], pad: int, max_rows: int = 512, routes: bool = False) -> None:
+        if max_rows < 1:
+            raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
         self._model: Any = copy.deepcopy(model).eval().requires_grad_(False)
         self._model.zero_grad(set_to_none=True)
         _require_attention_layers(self._model.config)

@@ -42,6 +42,10 @@ class Limits:
     load: float = 120.0
     walls: Walls | None = None
 
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.seconds <= 0 or self.load <= 0 or self.memory < 0:
+            raise UsageError("rewards: workers must be 1 or more, seconds above 0 and memory 0 (no limit) or more")
+
 
 class Dispatcher:
     """Entries in, results out."""
@@ -153,8 +157,11 @@ class Dispatcher:
     def _start(self, zygote: Child) -> None:
         line, theirs = socket.socketpair()
         leash, keepers = socket.socketpair()
-        with theirs, keepers:
+        with theirs, keepers, contextlib.ExitStack() as unless_sent:
+            unless_sent.callback(line.close)
+            unless_sent.callback(leash.close)
             zygote.send({}, [theirs.fileno(), keepers.fileno()])
+            unless_sent.pop_all()
         slot = Slot(line, leash)
         slot.clock.start()
         self.slots.append(slot)
