@@ -16,7 +16,8 @@ from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Group
 from groupwise.core.seeds import derive, stream
-from groupwise.models.load import Policy, error_line, prompt_ids
+from groupwise.models.folder import error_line
+from groupwise.models.load import Policy, prompt_ids
 from groupwise.rollout.collect import Prompts, scored_groups
 from groupwise.rollout.scoring import Scorer
 
