@@ -253,6 +253,7 @@ CONFIG: list[tuple[tuple[str, ...], object, str]] = [
     (("return_dict",), False, ""),
     (("auto_map",), {"AutoConfig": "a.B"}, ""),
     (("id2label",), 5, "config.json"),
+    (("text_config",), 5, "config.json: AttributeError"),
 ]
 
 
@@ -264,6 +265,17 @@ def test_a_field_of_the_configuration_is_refused_in_one_line(keys, value, words:
         change_json(folder / "config.json", "model_type", value="no-such")
     line = refusal(folder)
     assert re.search(words, line), line
+
+
+def test_what_cannot_be_saved_again_is_refused_for_training_alone(folder: Path) -> None:
+    change_json(folder / "tokenizer_config.json", "processor_class", value="\ud800")
+    load_policy(folder)
+    words = "cannot be saved again: "
+    assert words in refusal(folder, lambda place: load_policy(place, training=True))
+    change_json(folder / "tokenizer_config.json", "processor_class", value=None)
+    change_json(folder / "config.json", "output_attentions", value=True)
+    load_policy(folder)
+    assert words in refusal(folder, lambda place: load_policy(place, training=True))
 
 
 @pytest.mark.parametrize("value", [[], 5, None, "x"])

@@ -61,8 +61,10 @@ def model_folder(model: str) -> Path:
         return Path(snapshot_download(model))
 
 
-def load_policy(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Policy:
-    """The policy saved in `folder`, dropout off.
+def load_policy(
+    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", training: bool = False
+) -> Policy:
+    """The policy saved in `folder`, dropout off; for `training`, one that can be saved again.
 
     Raises UsageError, naming the folder, where it is missing, is no model, has no tokenizer, lacks weights or has
     others, or where the tokenizer can produce ids that the model has no embedding for.
@@ -87,11 +89,10 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
         )
     with loading(f"{where}: does not run"):
         check_halves(model.to(device))
-    with loading(f"{where}: cannot be saved again"), TemporaryDirectory() as trial:
-        model.save_pretrained(
-            trial, state_dict={}
-        )  # all but the weights, which a run's first checkpoint would find out
-        tokenizer.save_pretrained(trial)
+    if training:
+        with loading(f"{where}: cannot be saved again"), TemporaryDirectory() as trial:
+            model.save_pretrained(trial, state_dict={})  # no weights: they are what is sure to be saved as it loads
+            tokenizer.save_pretrained(trial)
     pad = tokenizer.pad_token_id
     return Policy(model, tokenizer, eos, min(eos) if pad is None else int(pad))
 

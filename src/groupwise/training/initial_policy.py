@@ -50,10 +50,10 @@ def starting_policy(
     if model not in TINY:
         model = str(model_folder(model))
         if not warm.steps:
-            return load_policy(Path(model), device=device)
+            return load_policy(Path(model), device=device, training=True)
     if warm.steps and not isinstance(task, Demonstrates):
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
-    origin = TINY[model] if model in TINY else digest(load_policy(Path(model)).model)
+    origin = TINY[model] if model in TINY else digest(load_policy(Path(model), training=True).model)
     contents = task.contents if isinstance(task, Identified) else ""
     folder = cache / fingerprint(origin, task, contents, warm, seed, chat)
 

@@ -90,7 +90,7 @@ def file_findings(files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]
 def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], longest: int) -> list[Finding]:
     """Vocabulary, memory, experts, and one batch that engine and learner both run; `longest` prompt, tokens."""
     try:
-        policy = load_policy(files.folder, device=plan.recipe.device)
+        policy = load_policy(files.folder, device=plan.recipe.device, training=True)
     except UsageError as error:
         return [fault(str(error))]
     size = policy.model.get_input_embeddings().weight.shape[0]
