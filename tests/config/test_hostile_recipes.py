@@ -57,7 +57,7 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("key", numeric(Recipe, float))
+@pytest.mark.parametrize("key", list(numeric(Recipe, float)))
 def test_no_number_of_a_section_is_infinite_or_none(key: str) -> None:
     for value in NOT_FINITE:
         assert f"{key} = {value}: must be a finite number" in refusal({key: value})
@@ -71,7 +71,7 @@ def test_no_number_of_a_section_is_infinite_or_none(key: str) -> None:
             kind(**{field: value})
 
 
-@pytest.mark.parametrize("key", numeric(Recipe, int))
+@pytest.mark.parametrize("key", list(numeric(Recipe, int)))
 def test_no_whole_number_goes_beyond_64_bits(key: str) -> None:
     for value in BEYOND:
         assert f"{key} = {str(value)[:9]}" in refusal({key: value})
@@ -141,7 +141,7 @@ def test_numbers_inside_tables_are_none_of_these_either(key: str, value: Any) ->
         ({"task.operands": [2, 12], "task.largest": 999}, "task.operands and task.largest give more than"),
         ({"name": ".."}, "name = '..': "),
         ({"name": ".cache"}, "name = '.cache': "),
-        ({"name": "x" * 300}, "name = 'runs/xxx"),
+        ({"name": "x" * 300}, "name = 'xxx"),
         ({"chat.system": "\ud800"}, "chat.system = '\\ud800': half of a surrogate pair is no character"),
         ({"task": {"name": "data", "path": "a.jsonl", "filter": {"\ud800": 1}}}, "half of a surrogate pair"),
         ({"task.seed": {1, 2}}, "task.seed = {1, 2}: a set is no value of a recipe"),
@@ -234,7 +234,7 @@ def test_a_path_that_no_file_can_have_is_refused(key: str, path: str, words: str
         changes[key] = path
     told = refusal(changes)
     assert f"{key} = " in told
-    assert told.endswith(words)
+    assert told.lower().endswith(words.lower())
 
 
 def test_a_home_is_expanded_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

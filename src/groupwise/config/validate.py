@@ -35,11 +35,7 @@ def require_runnable(plan: Plan) -> None:
             f"updates_per_batch = {recipe.updates_per_batch}: a batch of {recipe.prompts_per_step} groups cannot be "
             "split into more minibatches than that"
         )
-    step, evaluated = recipe.prompts_per_step * recipe.samples_per_prompt, recipe.evaluation
-    for what, count in (("a step", step), ("an evaluation", evaluated.problems * evaluated.samples)):
-        if count > MOST_COMPLETIONS:
-            raise UsageError(f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer")
-    location(str(plan.folder), "name")
+    location(recipe.name, "name")
     check_model(recipe.model)
     if isinstance(plan.task, Notes):
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
@@ -52,6 +48,10 @@ def require_runnable(plan: Plan) -> None:
     heldout = len(plan.task.samples("heldout"))
     if heldout < recipe.evaluation.problems:
         raise UsageError(f"evaluation.problems = {recipe.evaluation.problems}: the task holds out only {heldout}")
+    step, evaluated = recipe.prompts_per_step * recipe.samples_per_prompt, recipe.evaluation
+    for what, count in (("a step", step), ("an evaluation", evaluated.problems * evaluated.samples)):
+        if count > MOST_COMPLETIONS:
+            raise UsageError(f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer")
 
 
 def _require_critic(plan: Plan, critic: CriticSettings) -> None:
