@@ -1,13 +1,16 @@
 """The commands. Exit code 0 when it went well, 1 when it failed, 2 for usage, and one line that says why."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.boundary import unexpected
+from groupwise.core.errors import GroupwiseError, UsageError, shortened
+from groupwise.core.paths import location
 
 app = typer.Typer(
     add_completion=False,
@@ -25,7 +28,7 @@ Settings = Annotated[
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or its path.")] = None,
     set: Settings = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(parser=location, help="Go on with this run folder.")] = None,
 ) -> None:
     """Train a policy: a recipe, or the rest of a run that was stopped."""
     from groupwise.commands import train as run  # torch takes seconds to import: not for --help
@@ -60,9 +63,10 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[str, typer.Argument(help="A run folder, or a recipe together with --model.")],
+    run: Annotated[Path, typer.Argument(parser=location, help="A run folder, or a recipe together with --model.")],
     model: Annotated[
-        str | None, typer.Option(help="A Hugging Face folder to evaluate instead of the run's policy.")
+        Path | None,
+        typer.Option(parser=location, help="A Hugging Face folder to evaluate instead of the run's policy."),
     ] = None,
     set: Settings = None,
 ) -> None:
@@ -70,7 +74,7 @@ def evaluate(
     from groupwise.commands.evaluate import evaluate_folder
     from groupwise.config.recipe import assignment
 
-    result = evaluate_folder(run, dict(map(assignment, set or [])), model)
+    result = evaluate_folder(str(run), dict(map(assignment, set or [])), str(model) if model else None)
     say = Console(highlight=False, soft_wrap=True).print
     say(f"{result.problems} held-out problems x {result.samples} samples")
     say(f"avg@{result.samples}  {result.avg_at_k:.4f}")
@@ -87,7 +91,7 @@ def evaluate(
 def check(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or its path.")],
     set: Settings = None,
-    rows: Annotated[int, typer.Option(min=0, help="How many rows are shown as the model will see them.")] = 3,
+    rows: Annotated[int, typer.Option(min=0, max=1000, help="How many rows are shown as the model will see them.")] = 3,
     model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model too, which comes last.")] = True,
 ) -> None:
     """Look at a recipe's problems, rewards, lengths and model before a run; exit code 1 where there is a fault."""
@@ -103,9 +107,12 @@ def check(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="A run folder, or several to see them side by side.")],
+    runs: Annotated[
+        list[Path], typer.Argument(parser=location, help="A run folder, or several to see them side by side.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="The file to write; RUN/report.html, or comparison.html beside the runs.")
+        Path | None,
+        typer.Option(parser=location, help="The file to write; RUN/report.html, or comparison.html beside the runs."),
     ] = None,
 ) -> None:
     """One page, readable offline, of a run that has ended, goes on or crashed; of several runs, a comparison."""
@@ -117,7 +124,7 @@ def report(
 
 @app.command()
 def watch(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(parser=location, help="A run folder.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 0,
 ) -> None:
     """The report of a run, served on this machine alone and fresh while the run goes on; Ctrl-C ends it."""
@@ -147,21 +154,36 @@ def main() -> None:
     """The `groupwise` command."""
     try:
         code = app(standalone_mode=False)
+        print(end="", flush=True)
     except GroupwiseError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         _fail("stopped at once; what was saved before is kept", 130)
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
-    except Exception as error:  # typer's own usage errors carry their exit code
-        if hasattr(error, "format_message"):
-            _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+    except BrokenPipeError:  # whoever read the output has gone
+        _leave(1)
+    except SystemExit:
         raise
+    except BaseException as error:  # typer's own usage errors say what is wrong; Rust's panics are no Exception
+        if hasattr(error, "format_message"):
+            _fail(shortened(error.format_message()), 2)  # type: ignore[attr-defined]
+        end = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error  # an EOFError
+        _fail(unexpected(end, " ".join(sys.argv[1:])), 1)
     sys.exit(code)
 
 
-def _fail(message: str, code: int) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"groupwise: {message}", markup=False)
+def _fail(message: str, code: int) -> NoReturn:
+    with suppress(Exception):  # nobody may be left to read it
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"groupwise: {message}", markup=False)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    try:
+        print(end="", flush=True)
+    except OSError:
+        sys.stdout = None  # Python would try once more, and complain at length
     sys.exit(code)
 
 

@@ -17,6 +17,7 @@ from groupwise.commands.build import build
 from groupwise.config import about, recipe
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.core.boundary import save_traceback
 from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.engine import Engine
 from groupwise.core.errors import GroupwiseError, UsageError
@@ -108,6 +109,9 @@ def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: boo
     except GroupwiseError as error:
         if plan.folder.is_dir():
             book.log(f"error: {error}")
+        raise
+    except Exception as error:
+        save_traceback(error, plan.folder / journal.LOG)
         raise
     finally:
         for each in opened:

@@ -7,12 +7,16 @@ from groupwise.algorithms.settings import describe
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.rewards import require_mix
 from groupwise.core.errors import UsageError
+from groupwise.core.paths import location
 from groupwise.core.task import Judged, Notes, ScoresSteps
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import LEARNED, TASK
 from groupwise.training.critic import CriticSettings
 from groupwise.training.initial_policy import check_model
 from groupwise.training.reward_model import SAMPLED_PAIRS
+
+#: Completions of a step, and of an evaluation, at most: each is held in memory.
+MOST_COMPLETIONS = 2**20
 
 
 def require_runnable(plan: Plan) -> None:
@@ -31,6 +35,7 @@ def require_runnable(plan: Plan) -> None:
             f"updates_per_batch = {recipe.updates_per_batch}: a batch of {recipe.prompts_per_step} groups cannot be "
             "split into more minibatches than that"
         )
+    location(recipe.name, "name")
     check_model(recipe.model)
     if isinstance(plan.task, Notes):
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
@@ -43,6 +48,10 @@ def require_runnable(plan: Plan) -> None:
     heldout = len(plan.task.samples("heldout"))
     if heldout < recipe.evaluation.problems:
         raise UsageError(f"evaluation.problems = {recipe.evaluation.problems}: the task holds out only {heldout}")
+    step, evaluated = recipe.prompts_per_step * recipe.samples_per_prompt, recipe.evaluation
+    for what, count in (("a step", step), ("an evaluation", evaluated.problems * evaluated.samples)):
+        if count > MOST_COMPLETIONS:
+            raise UsageError(f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer")
 
 
 def _require_critic(plan: Plan, critic: CriticSettings) -> None:

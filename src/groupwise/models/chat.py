@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
-
 from groupwise.core.errors import UsageError, nearest
+from groupwise.core.paths import require_regular
 from groupwise.core.samples import Sample
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Location, Settings
 from groupwise.models.load import error_line, prompt_ids
 
 AUTO, NONE, TOKENIZER = "auto", "none", "tokenizer"
@@ -35,7 +34,7 @@ class ChatSettings(Settings):
               trained
     """
 
-    template: str = Field(default=AUTO, min_length=1)
+    template: Location = AUTO
     system: str = ""
     thinking: Literal["", "on", "off"] = ""
     open: str = ""
@@ -169,6 +168,8 @@ def _template(tokenizer: Any, wanted: str) -> str | None:
             return tokenizer.get_chat_template()
         except ValueError as error:  # several by name, none of them the default
             raise UsageError(f"chat.template = {wanted!r}: {error_line(error)}") from None
+    if Path(wanted).exists():
+        require_regular(Path(wanted), f"chat.template = {wanted!r}")
     try:
         return Path(wanted).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from groupwise.core.errors import UsageError, nearest
+from groupwise.core.paths import location
 from groupwise.core.samples import Attempt
 from groupwise.core.task import Task
 from groupwise.rewards.functions.adapters import SINGLE, Bound, bound
@@ -88,7 +89,7 @@ def load(use: str) -> tuple[ModuleType, str]:
 
 
 def _from_file(path: Path, use: str) -> ModuleType:
-    path = path.expanduser().absolute()
+    path = location(str(path), f"reward {use}").absolute()
     if not path.is_file():
         there = [file.name for file in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
         raise UsageError(f"reward {use}: no file {path}" + (f"; {nearest(path.name, there)}" if there else ""))

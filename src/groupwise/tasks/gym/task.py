@@ -62,9 +62,7 @@ class Gym(PickledSettings):
     quick: ClassVar[bool] = False  # its scorers are many people's code
 
     def __post_init__(self) -> None:
-        if self.problems < 2:
-            raise UsageError(f"task.problems must be at least 2, not {self.problems}")
-        require_shares(self.heldout_share, self.worked_share)
+        require_shares(self.heldout_share, self.worked_share, self.problems)
         if self.tags and self.answer_after:
             raise UsageError("task.tags and task.answer_after both say where the answer stands; set one of them")
         self._require_question()
