@@ -275,6 +275,7 @@ class Dispatcher:
 
     def _remove(self, slot: Slot) -> None:
         """Nothing of a worker is left: what it owed gets a result or goes to another."""
+        read_available(slot.line, slot.line_buffer)
         self._hear_all(slot)
         slot.report = next(reversed(messages(slot.leash_buffer)), {})
         for end in (slot.line, slot.leash):

@@ -87,7 +87,7 @@ class Worker:
 
     @contextlib.contextmanager
     def loading(self, name: str) -> Iterator[None]:
-        """Around what takes longer than a score may. What goes wrong in it is no completion's fault: it ends the run."""
+        """Around what may take longer than a score. What goes wrong in it is no completion's fault and ends the run."""
         self.send({"loading": name})
         try:
             yield
