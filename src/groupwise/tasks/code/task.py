@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 from groupwise.core.errors import UsageError, listed, one_line
 from groupwise.core.paths import location, require_regular
 from groupwise.core.samples import Sample
-from groupwise.core.task import Demonstration
+from groupwise.core.task import Demonstration, Starting
 from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, cases
-from groupwise.rewards.sandbox.judge import passed
+from groupwise.rewards.sandbox.judge import MARGIN, passed
 from groupwise.tasks.code import generated
 from groupwise.tasks.data.formats import JsonLines, encoded
 from groupwise.tasks.settings import PickledSettings, fewest_and_most, require_shares
@@ -36,7 +36,7 @@ class Code(PickledSettings):
     heldout_share  the share of problems held out for evaluation
     prompt, tests, entry_point, solution  the file's columns; the last two may be missing from it
     partial        score the share of tests passed; without it 1.0 for all of them, else 0.0
-    seconds        wall time of one program, all its calls together; a script has it for each input
+    seconds        wall time for one completion: every call, input and test of its program, one after another
     memory         address space of one program, MiB
     sandbox        empty: refuse to run where the machine cannot protect itself; or the sentence that accepts the risk
     steps          (fewest, most) steps of a generated function, 2 to 6
@@ -82,6 +82,15 @@ class Code(PickledSettings):
     def alphabet(self) -> str:
         """Every character of the generated functions; "" for those of a file."""
         return "" if self.path else generated.ALPHABET
+
+    @property
+    def longest(self) -> float:
+        """Seconds that scoring one completion may take, whatever its program does."""
+        return self.seconds + MARGIN
+
+    def start_inside(self, starting: Starting) -> None:
+        """From now on the sandbox starts inside of `starting()`."""
+        self._box.starting = starting
 
     @property
     def layers(self) -> Layers:
