@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from groupwise.core.boundary import unexpected
 from groupwise.core.errors import GroupwiseError, UsageError, shortened
 from groupwise.core.paths import location
+from groupwise.core.terminal import Terminal
 
 app = typer.Typer(
     add_completion=False,
@@ -42,7 +42,7 @@ def train(
     if not done.finished:
         raise typer.Exit(128 + done.stopped_by)
     s = done.summary
-    say = Console(highlight=False, soft_wrap=True).print
+    say = Terminal().print
     say(
         f"held-out {s['heldout_measure']} {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on "
         f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
@@ -75,7 +75,7 @@ def evaluate(
     from groupwise.config.recipe import assignment
 
     result = evaluate_folder(str(run), dict(map(assignment, set or [])), str(model) if model else None)
-    say = Console(highlight=False, soft_wrap=True).print
+    say = Terminal().print
     say(f"{result.problems} held-out problems x {result.samples} samples")
     say(f"avg@{result.samples}  {result.avg_at_k:.4f}")
     for k, value in result.pass_at_k.items():
@@ -101,7 +101,7 @@ def check(
     from groupwise.config.resolve import resolve
 
     plan = resolve(load(recipe, dict(map(assignment, set or []))))
-    if print_sections(sections(plan, rows, model), Console(highlight=False, soft_wrap=True)):
+    if print_sections(sections(plan, rows, model), Terminal()):
         raise typer.Exit(1)
 
 
@@ -119,7 +119,7 @@ def report(
     from groupwise.report.make import make
 
     page = make(runs, out)
-    Console(highlight=False, soft_wrap=True).print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
+    Terminal().print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
 
 
 @app.command()
@@ -130,7 +130,7 @@ def watch(
     """The report of a run, served on this machine alone and fresh while the run goes on; Ctrl-C ends it."""
     from groupwise.report.make import watched
 
-    say = Console(highlight=False, soft_wrap=True).print
+    say = Terminal().print
     watched(run, port, lambda url: say(f"{url} shows {run} and stays fresh; Ctrl-C ends"))
 
 
@@ -147,7 +147,7 @@ def explain(
     if against is not None and set:
         raise UsageError("--against compares two rows of the catalog as they are; leave out --set")
     chosen = {key.removeprefix("algorithm."): value for key, value in map(assignment, set or [])}
-    print(words.compare(algorithm, against) if against is not None else words.explain(algorithm, chosen))
+    Terminal().print(words.compare(algorithm, against) if against is not None else words.explain(algorithm, chosen))
 
 
 def main() -> None:
@@ -175,7 +175,7 @@ def main() -> None:
 
 def _fail(message: str, code: int) -> NoReturn:
     with suppress(Exception):  # nobody may be left to read it
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"groupwise: {message}", markup=False)
+        Terminal(stderr=True).print(f"groupwise: {message}")
     _leave(code)
 
 

@@ -190,6 +190,6 @@ def _explained(h: History) -> set[str]:
 
 
 def _faster(h: History) -> str:
-    rate = h.setting("learner.learning_rate")
+    rate = h.setting("learner.learning_rate", 0)
     other = f"learner.learning_rate = {3 * rate:.0e} (it is {rate:g}), " if rate else "Another learner.learning_rate, "
     return f"{other}samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or easier problems first"
