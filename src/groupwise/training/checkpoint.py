@@ -54,7 +54,7 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Pat
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         write(partial)
-        _seal(partial)
+        seal(partial)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         _sync(root)
@@ -156,7 +156,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     return json.loads((folder / STATE).read_text())
 
 
-def _seal(folder: Path) -> None:
+def seal(folder: Path) -> None:
     """Sync every file to disk and write the manifest of their hashes last."""
     files = _files(folder)
     for path in files:

@@ -17,7 +17,8 @@ from groupwise.core.errors import RunError, UsageError, one_line
 from groupwise.core.paths import require_regular
 from groupwise.core.records import Group
 from groupwise.core.seeds import derive, stream
-from groupwise.models.load import Policy, error_line, prompt_ids
+from groupwise.models.folder import error_line
+from groupwise.models.load import Policy, prompt_ids
 from groupwise.rollout.collect import Prompts, scored_groups
 from groupwise.rollout.scoring import Scorer
 

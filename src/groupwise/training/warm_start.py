@@ -73,10 +73,11 @@ def warm_start(
     """Train `model` in place and return the last loss (nats a token); the same seed gives the same bits."""
     examples = _encode(chat, demonstrations)
     optimizers = _optimizers(model, settings)
+    pad = chat.tokenizer.pad_token_id or 0  # any id will do: nothing looks at padding
     model.train()
     loss = math.nan
     for step, rows in enumerate(_batches(len(examples), settings, seed), start=1):
-        loss = _backward(model, [examples[row] for row in rows], chat.tokenizer.pad_token_id, settings.load_balance)
+        loss = _backward(model, [examples[row] for row in rows], pad, settings.load_balance)
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         for optimizer in optimizers:
             set_rate(optimizer, settings.rate(step) * optimizer.defaults["lr"])
@@ -102,6 +103,8 @@ def _encode(chat: Chat, demonstrations: Sequence[Demonstration]) -> list[Example
     """Prompt and completion are tokenised apart: when sampling, too, no token straddles the border."""
     if not demonstrations:
         raise UsageError("a warm start needs at least one demonstration")
+    if chat.tokenizer.eos_token_id is None:
+        raise UsageError("warm_start.steps: the tokenizer has no eos_token, which ends a demonstration; set it to 0")
     prompts = chat.prompts([d.prompt for d in demonstrations])
     completions = chat.tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
     end = [chat.tokenizer.eos_token_id]
