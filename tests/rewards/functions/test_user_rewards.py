@@ -156,7 +156,7 @@ def test_a_task_scores_as_a_reward() -> None:
         (f"{TRL}:lenght", "did you mean 'length'"),
         (f"{TRL}:re", "is a module, not something to call"),
         ("no_such_module_at_all:f", "no module 'no_such_module_at_all'"),
-        ("~nobody/x.py:f", "reward ~nobody/x.py:f: no such path: Could not determine home directory"),
+        ("~no-such-user/x.py:f", "reward ~no-such-user/x.py:f: no such path: Could not determine home directory"),
         ("a/" * 3000 + "x.py:f", "no such path: File name too long"),
         ("a\0b.py:f", "no file "),
     ],

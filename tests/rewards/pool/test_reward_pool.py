@@ -286,7 +286,7 @@ def test_a_process_that_never_makes_a_worker_is_not_waited_for(monkeypatch: pyte
         raised.append(told)
 
     monkeypatch.setattr(Dispatcher, "_zygote", stopped)
-    pool = Pool({"mine": ONE}, Limits(load=0.3))
+    pool = Pool({"mine": ONE}, Limits(workers=1, load=0.3))
     thread = threading.Thread(target=waits, args=(pool,), daemon=True)
     thread.start()
     thread.join(5)

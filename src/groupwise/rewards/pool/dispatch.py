@@ -335,6 +335,8 @@ class Dispatcher:
         end = time.monotonic() + 10.0
         while self.slots and time.monotonic() < end:
             self._listen(0.5)
+        for slot in self.slots:
+            slot.close()
 
     def _break(self, error: GroupwiseError) -> None:
         with self.changed:
