@@ -108,7 +108,9 @@ def test_a_run_goes_on_wherever_it_lies_and_whatever_it_is_called(small, capfd) 
     """Its name is no recipe's, and would steer a terminal; beside its checkpoints lies what others put there."""
     run = groupwise.train("quickstart", small(steps=2))
     last, good = weights(run.folder), read_metrics(run.folder)
-    folder = run.folder.parent / "a run [/x] \x1b[31m"
+    folder = run.folder.parent / "a run [" / "x] \x1b[31m"
+    folder.parent.mkdir()
+    (folder.parent / ".cache").symlink_to(run.folder.parent / ".cache")
     run.folder.rename(folder)
     inside = folder / "checkpoints"
     (inside / "step-000002" / checkpoint.MANIFEST).write_text("{}")

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,7 +125,8 @@ def _go(plan: Plan, book: Journal, about_row: Mapping[str, Any], newest: Path | 
     if summary is not None:
         _leave_report(plan, view)
         return Run(plan.folder, summary)
-    view.note(f"stopped after step {run.progress.step}, saved; go on with: groupwise train --resume {plan.folder}")
+    place = shlex.quote(str(plan.folder))
+    view.note(f"stopped after step {run.progress.step}, saved; go on with: groupwise train --resume {place}")
     return Run(plan.folder, {}, stopped_by=stop_signals[0])
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +67,7 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Pat
         earlier = f"{good} is untouched" if good else "there is no earlier checkpoint"
         raise RunError(
             f"step {step}: the checkpoint cannot be saved: {disk_words(error)}; {earlier}. "
-            f"Free space, then: groupwise train --resume {root.parent}"
+            f"Free space, then: groupwise train --resume {shlex.quote(str(root.parent))}"
         ) from None
     for old in steps(root)[:-keep]:
         shutil.rmtree(folder_of(root, old))
