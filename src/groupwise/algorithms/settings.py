@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.catalog import CATALOG
@@ -173,7 +173,7 @@ def _choice(where: str, value: object, choices: Mapping[str, T]) -> T:
     return choices[value]
 
 
-def _checked(where: str, value: object, kind: type) -> bool | int | float:
+def _checked(where: str, value: Any, kind: type) -> bool | int | float:
     """A field's value as its annotation has it: bool, int or float."""
     accepted, words = FIELDS[kind]
     if not isinstance(value, accepted) or isinstance(value, bool) is not (kind is bool):

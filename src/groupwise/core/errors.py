@@ -86,7 +86,7 @@ def need(module: str, extra: str, what: str) -> Any:
         raise UsageError(f"{what} needs {module}, which is not installed: pip install 'groupwise[{extra}]'") from None
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """An exception's message in one line, the name of its type where it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 

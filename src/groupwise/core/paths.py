@@ -33,4 +33,5 @@ def location(text: str, what: str = "path") -> Path:
 def require_regular(path: Path, what: str) -> None:
     """Raises UsageError, `what` first, unless the path is a file: reading a pipe or a terminal could last for ever."""
     if not path.is_file():
-        raise UsageError(f"{what}: {'not a regular file' if path.exists() else 'there is no such file'}")
+        other = "a directory, not a file" if path.is_dir() else "not a regular file"
+        raise UsageError(f"{what}: {other if path.exists() else 'there is no such file'}")

@@ -26,6 +26,7 @@ class Parquet(Source):
                 if len(set(names)) < len(names):
                     raise UsageError(f"{self.path}: two columns of one name: {listed(names)}")
                 for batch in file.iter_batches(batch_size=_BATCH):
+                    batch.validate(full=True)
                     for values in batch.to_pylist():
                         number += 1
                         yield Row(number, IN_MEMORY, plain(values))
@@ -46,6 +47,7 @@ class Dataset(Source):
     def rows(self) -> Iterator[Row]:
         number = 0
         try:
+            self.dataset.data.validate(full=True)  # a damaged file would end the process, with no word, where it is read
             for number, values in enumerate(self.dataset, start=1):
                 yield Row(number, number - 1, plain(values))
         except Exception as error:  # the library's own, Arrow's, and those of a feature that it decodes
