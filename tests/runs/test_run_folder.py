@@ -18,7 +18,7 @@ import groupwise.commands.train as starts
 from groupwise.commands.evaluate import evaluate_folder
 from groupwise.commands.train import resume
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
-from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics
+from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics, whole_recipe
 from groupwise.training import checkpoint
 from tests.report.test_report_place import full_disk, snapshot
 
@@ -41,7 +41,7 @@ def test_a_disk_that_refuses_at_any_moment_leaves_nothing(at: str, tmp_path: Pat
             Journal.create(tmp_path / "run", "steps = 1\n")
     assert list(tmp_path.iterdir()) == []
     Journal.create(tmp_path / "run", "steps = 1\n").close()
-    assert (tmp_path / "run" / "recipe.toml").read_text() == "steps = 1\n"
+    assert "\nsteps = 1\n" in (tmp_path / "run" / "recipe.toml").read_text()
 
 
 @pytest.mark.parametrize("there", ["file", "link", "fifo", "folder"])
@@ -155,7 +155,8 @@ def test_a_run_whose_rows_are_damaged_sums_up_what_is_whole(small, capfd) -> Non
 
 
 def test_a_checkpoint_of_another_model_is_one_line(small) -> None:
-    run = groupwise.train("quickstart", small(steps=1, algorithm__name="dapo"))
+    changes = small(steps=1, warm_start__steps=0, algorithm__name="dapo", algorithm__filter__kind="none")
+    run = groupwise.train("quickstart", changes)
     recipe = run.folder / "recipe.toml"
     recipe.write_text(recipe.read_text().replace('model = "tiny-dense"', 'model = "tiny-moe"'))
     with pytest.raises(UsageError, match="step-000001: does not fit what the run's recipe makes now: ") as told:
@@ -168,6 +169,25 @@ def begun(tmp_path: Path) -> Path:
     """A run folder in which nothing happened yet."""
     Journal.create(tmp_path / "run", "steps = 1\n").close()
     return tmp_path / "run"
+
+
+def test_a_recipe_that_is_cut_off_anywhere_is_no_recipe_with_defaults(tmp_path: Path) -> None:
+    """Half of it is whole TOML at the end of every line, and an older run's has no last line to miss."""
+    Journal.create(tmp_path / "run", 'steps = 1\nname = "x"\n[learner]\nlearning_rate = 0.5\n').close()
+    path = tmp_path / "run" / "recipe.toml"
+    text = path.read_text()
+    assert whole_recipe(path.parent) == path
+    for at, character in enumerate(text):
+        if character == "\n" and at < len(text) - 1:
+            path.write_text(text[: at + 1])
+            with pytest.raises(UsageError, match=r"recipe\.toml: cut off"):
+                resume(path.parent)
+            with pytest.raises(UsageError, match=r"recipe\.toml: cut off"):
+                evaluate_folder(str(path.parent), {}, None)
+    path.write_text(text.replace("steps = 1", "steps = 2") + "[sampling]\ntop_k = 3\n")
+    assert whole_recipe(path.parent) == path
+    path.write_text("steps = 1\n")
+    assert whole_recipe(path.parent) == path
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"])

@@ -57,16 +57,14 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     plan = resolve(loaded)
     send_to = tracker(plan.recipe.journal.tracker)
-    text = recipe.dump(resolved_recipe(plan), f"Everything this run was started with, from {name}.")
+    text = recipe.dump(resolved_recipe(plan), f"from {name}")
     book = Journal.create(plan.folder, text)
     return _go(plan, book, about.about(plan, time.time()), None, Sender(send_to, book.log), fresh=True)
 
 
 def resume(folder: Path) -> Run:
     """Go on with a run from its newest good checkpoint; without one, from the start."""
-    path = folder / journal.RECIPE
-    if not os.path.isfile(path):
-        raise UsageError(f"{folder}: not a run folder (no {journal.RECIPE})")
+    path = journal.whole_recipe(folder)
     # The folder is the run, wherever it was moved and whatever it is called.
     plan = resolve(recipe.parse(recipe.read_table(path), str(path)), place=Path(os.path.realpath(folder)))
     send_to = tracker(plan.recipe.journal.tracker)

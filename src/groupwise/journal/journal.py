@@ -22,6 +22,8 @@ from groupwise.core.terminal import clean
 
 METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
 LOG, RECIPE, ABOUT, SUMMARY, LOCK = "log.txt", "recipe.toml", "about.json", "summary.json", ".lock"
+#: The first and the last line of a recipe in a run folder: one that lost its end would have defaults for it.
+FIRST, LAST = "# All that this run was started with, down to the line: # end of the recipe\n", "# end of the recipe\n"
 
 
 class JournalSettings(Settings):
@@ -78,7 +80,7 @@ class Journal:
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as beside:
                 partial = Path(beside) / folder.name
                 partial.mkdir()
-                (partial / RECIPE).write_bytes(recipe.encode())
+                (partial / RECIPE).write_bytes(f"{FIRST}{recipe}{LAST}".encode())
                 (partial / LOCK).touch()
                 partial.rename(folder)  # refused where another process was faster and has something there
         except OSError as error:
@@ -162,6 +164,21 @@ class _Row(BaseModel):
     seconds: dict[str, Annotated[float, Field(ge=0, lt=1e12)]] = {}
     checks: dict[str, _Check] = {}
     evaluation: _Evaluation = None  # type: ignore[assignment]
+
+
+def whole_recipe(folder: Path) -> Path:
+    """The recipe of a run folder. Raises UsageError where there is none, or where it is cut off."""
+    path = folder / RECIPE
+    try:
+        with open_regular(path) as file:
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        raise UsageError(f"{folder}: not a run folder (no {RECIPE}: {error.strerror})") from None
+    if text.startswith(FIRST) and LAST.strip() not in text.removeprefix(FIRST):
+        raise UsageError(
+            f"{path}: cut off, its last line is missing; a run would go on with other settings. Restore it"
+        )
+    return path
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -117,10 +117,11 @@ def held_out_apart(h: History) -> Seen | None:
     last = measured[-1]
     near = [row for row in h.rows if abs(row.get("step", 0) - last.get("step", 0)) < RECENT]
     rates, evaluation = numbers("pass_rate", near), last["evaluation"]
-    if not rates or not evaluation.get("problems"):
+    problems = sum(numbers("problems", [evaluation]))
+    if not rates or problems <= 0:
         return None
     train, held = fmean(rates), evaluation["avg_at_k"]
-    error = evaluation.get("standard_error") or math.sqrt(max(0.0, held * (1 - held)) / evaluation["problems"])
+    error = sum(numbers("standard_error", [evaluation])) or math.sqrt(max(0.0, held * (1 - held)) / problems)
     if abs(train - held) <= max(APART, SURE * math.hypot(error, error_of(rates))):
         return None
     words = (

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from groupwise.core.atomic import open_regular
 from groupwise.core.errors import UsageError
 from groupwise.core.jsonl import shallow
+from groupwise.health.symptoms.base import is_number
 from groupwise.report.folder.lines import ByStep, Row, all_rows, count_of, number, oddities, parsed
 from groupwise.report.records import Status
 
@@ -190,13 +191,20 @@ def _rows_of_steps(path: Path, held: bool, notes: list[str]) -> tuple[list[Row],
 
 
 def place(row: Row, steps: ByStep, evaluations: ByStep, odd: Counter[str]) -> None:
-    """A row of metrics.jsonl to where it belongs; a table in it that is none is taken out."""
+    """A row of metrics.jsonl to where it belongs; what is in it of another kind than a run writes is taken out."""
     evaluated = "evaluation" in row
     wrong = [key for key in TABLES if key in row and not isinstance(row[key], dict)]
     odd["no table"] += bool(wrong)
     if "evaluation" not in wrong:
-        sound = {key: value for key, value in row.items() if key not in wrong}
+        sound = _numbers_and_tables({key: value for key, value in row.items() if key not in wrong})
+        if evaluated:
+            sound["evaluation"] = _numbers_and_tables(sound["evaluation"])
         (evaluations if evaluated else steps).add(sound, odd)
+
+
+def _numbers_and_tables(row: Row) -> Row:
+    """The row without texts, lists and what cannot be measured: no run writes them there."""
+    return {k: v for k, v in row.items() if v is None or k == "step" or isinstance(v, dict) or is_number(v)}
 
 
 def last_step(*kinds: list[Row]) -> int | None:
