@@ -28,7 +28,7 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     model  a Hugging Face folder to evaluate; None takes the last checkpoint of the run folder `name`
     Raises UsageError where there is nothing to evaluate.
     """
-    is_run = os.path.isfile(os.path.join(name, journal.RECIPE))
+    is_run = os.path.lexists(os.path.join(name, journal.RECIPE))
     plan = resolve(recipe.load(str(journal.whole_recipe(Path(name))) if is_run else name, overrides))
     policy = load_policy(Path(model) if model else _last_policy(Path(name)), device=plan.recipe.device)
     engine = make_engine(policy=policy, settings=plan.recipe.engine)
