@@ -247,8 +247,8 @@ class Dispatcher:
                 if shared and slot.served and not entry.fresh:
                     again.append(replace(entry, fresh=True))
                 else:
-                    wrong = late is not None and result.cause is Cause.TIMEOUT
-                    self.results[entry.ticket] = ScoreResult(late) if wrong else result
+                    hung = result.cause is Cause.TIMEOUT
+                    self.results[entry.ticket] = ScoreResult(late) if late is not None and hung else result
             self._put_back(again)
             self.changed.notify_all()
         slot.served = True
