@@ -5,6 +5,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -86,6 +87,11 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
         )
     with loading(f"{where}: does not run"):
         check_halves(model.to(device))
+    with loading(f"{where}: cannot be saved again"), TemporaryDirectory() as trial:
+        model.save_pretrained(
+            trial, state_dict={}
+        )  # all but the weights, which a run's first checkpoint would find out
+        tokenizer.save_pretrained(trial)
     pad = tokenizer.pad_token_id
     return Policy(model, tokenizer, eos, min(eos) if pad is None else int(pad))
 
@@ -158,7 +164,8 @@ def end_ids(config: Any, generation: GenerationConfig | None, tokenizer: Any, wh
 
     Raises UsageError, `where` first, for what is no id of the vocabulary.
     """
-    size = config.get_text_config().vocab_size
+    with loading(f"{where}: config.json"):
+        size = config.get_text_config().vocab_size
     ends: set[int] = set()
     for name, owner in (("config.json", config), ("generation_config.json", generation)):
         ids = getattr(owner, "eos_token_id", None)

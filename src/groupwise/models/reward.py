@@ -69,7 +69,8 @@ def reward_model_of(policy: Policy) -> RewardModel:
     config.get_text_config().pad_token_id = None if pad is None or pad in policy.eos else int(pad)
     what = f"{type(policy.model).__name__}: no reward model can be made from it"
     model = with_backbone(AutoModelForSequenceClassification, config, policy.model.base_model, what)
-    _check_head(model)
+    with loading(what):
+        _check_head(model)
     for weight in model.score.parameters():
         torch.nn.init.zeros_(weight)
     return RewardModel(model, policy.tokenizer)
