@@ -73,7 +73,7 @@ def test_an_error_is_one_line_and_its_traceback_a_file(error: BaseException, sai
     monkeypatch.setattr(words, "explain", fails_with(error))
     code, line = call(monkeypatch, capfd, "explain", "grpo")
     assert code == 1
-    assert line.startswith(f"groupwise: explain grpo: not expected: {said}")
+    assert line.startswith(f"groupwise: unexpected, in explain grpo: {said}")
     assert len(line) < 900
     file = Path(line.rpartition("the traceback is in ")[2])
     assert file.parent == Path(tempfile.gettempdir())
@@ -92,7 +92,7 @@ def test_where_nothing_can_be_written_the_line_stands_alone(failing: Exception, 
     monkeypatch.setattr(words, "explain", fails_with(ValueError("why")))
     monkeypatch.setattr(tempfile, "mkstemp", fails_with(failing))
     code, line = call(monkeypatch, capfd, "explain", "grpo")
-    assert (code, line.partition(" at ")[0]) == (1, "groupwise: explain grpo: not expected: ValueError: why")
+    assert (code, line.partition(" at ")[0]) == (1, "groupwise: unexpected, in explain grpo: ValueError: why")
     assert "traceback" not in line
 
 
@@ -101,7 +101,7 @@ def test_where_nothing_can_be_computed_the_kind_of_error_is_said(monkeypatch: An
     for name in ("one_line", "_place"):
         monkeypatch.setattr(boundary, name, fails_with(MemoryError()))
     monkeypatch.setattr(boundary.traceback, "format_exception", fails_with(MemoryError()))
-    assert call(monkeypatch, capfd, "explain", "grpo") == (1, "groupwise: explain grpo: not expected: ValueError")
+    assert call(monkeypatch, capfd, "explain", "grpo") == (1, "groupwise: unexpected, in explain grpo: ValueError")
 
 
 def test_a_traceback_of_a_run_is_at_the_end_of_its_log(monkeypatch: Any, capfd: Any, tmp_path: Path):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from groupwise.core.errors import LONGEST_MESSAGE
 from tests.faults.forked import Limits, Outcome
 from tests.faults.ground import Ground, final_policy
 from tests.faults.mutant import Mutant
@@ -25,7 +26,7 @@ from tests.faults.mutant import Mutant
 #: what a mutant can reach has a line of its own.
 BEGINS, UNFORESEEN = "groupwise: ", "unexpected"
 #: Characters of the line.
-LONGEST_LINE = 500
+LONGEST_LINE = len(BEGINS) + LONGEST_MESSAGE
 #: Lines that may stand on stderr before it, or beside a success: what was passed over on the way.
 NOTICE = re.compile(r".* is damaged \(.*\); falling back to an older one")
 #: What moves a terminal's cursor, colours it, rings, or ends a line in another way than a newline. A tab may stand.

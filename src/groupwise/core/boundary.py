@@ -16,7 +16,7 @@ _NOTE = "groupwise wrote this traceback to "
 
 def unexpected(error: BaseException, doing: str) -> str:
     """The line: what was being done, the error, the place in groupwise's own code, and where the traceback is."""
-    line = f"{shortened(doing)}: not expected: {type(error).__name__}"
+    line = f"unexpected, in {shortened(doing)}: {type(error).__name__}"
     with suppress(Exception):  # what an error says of itself may raise, and memory may be full
         line += shortened(f": {one_line(error)}")
     with suppress(Exception):
