@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
-
 from groupwise.core.errors import UsageError, nearest
+from groupwise.core.paths import require_regular
 from groupwise.core.samples import Sample
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Location, Settings
 from groupwise.models.folder import error_line, loading
 from groupwise.models.load import prompt_ids
 from groupwise.models.trial_rendering import excess
@@ -38,7 +37,7 @@ class ChatSettings(Settings):
               trained
     """
 
-    template: str = Field(default=AUTO, min_length=1)
+    template: Location = AUTO
     system: str = ""
     thinking: Literal["", "on", "off"] = ""
     open: str = ""
@@ -178,11 +177,10 @@ def _template(tokenizer: Any, wanted: str) -> str | None:
             if not isinstance(template, str):
                 raise ValueError("the tokenizer's chat_template is not text")
             return template
-    path = Path(wanted)
+    if Path(wanted).exists():
+        require_regular(Path(wanted), f"chat.template = {wanted!r}")
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise OSError(0, "not a regular file")  # a FIFO has no end
-        return path.read_text(encoding="utf-8")
+        return Path(wanted).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"chat.template = {wanted!r}: not UTF-8 at byte {error.start}") from None
     except (OSError, ValueError) as error:

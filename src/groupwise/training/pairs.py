@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from groupwise.core.engine import Engine, Sampling
-from groupwise.core.errors import RunError, UsageError
+from groupwise.core.errors import RunError, UsageError, one_line
+from groupwise.core.paths import require_regular
 from groupwise.core.records import Group
 from groupwise.core.seeds import derive, stream
 from groupwise.models.folder import error_line
@@ -62,6 +63,7 @@ def read_pairs(path: Path) -> list[Pair]:
 
     Raises UsageError, naming file and line, where a line is not that, or where both completions are the same.
     """
+    require_regular(path, f"{path}: cannot be read as a file of pairs")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -176,6 +178,8 @@ def _read_line(line: str, where: str) -> Pair:
         row: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise UsageError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise UsageError(f"{where}: JSON that cannot be read: {one_line(error)}") from None
     if not isinstance(row, dict):
         raise UsageError(f"{where}: expected an object with {', '.join(KEYS)}")
     for key in KEYS:

@@ -45,9 +45,9 @@ class WarmStart(Settings):
                           experts that are seldom chosen at first are never chosen later. A dense model has none
     """
 
-    steps: int = Field(default=0, ge=0)
-    batch_size: int = Field(default=64, ge=1)
-    demonstrations: int = Field(default=50_000, ge=1)
+    steps: int = Field(default=0, ge=0, le=10**9)
+    batch_size: int = Field(default=64, ge=1, le=2**20)
+    demonstrations: int = Field(default=50_000, ge=1, le=10**7)
     matrix_learning_rate: float = Field(default=1.5e-2, gt=0)
     learning_rate: float = Field(default=5e-3, gt=0)
     warmup: float = Field(default=0.05, ge=0, le=1)

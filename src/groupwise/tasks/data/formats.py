@@ -10,12 +10,13 @@ import json
 import zlib
 from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
-from groupwise.core.errors import UsageError, disk_words
+from groupwise.core.errors import UsageError, brief, disk_words, one_line
 
 #: The offset of a row that cannot be read again by itself: the index holds its sample in memory.
 IN_MEMORY = -1
@@ -25,6 +26,10 @@ SMALL_FILE = 32 << 20
 LONGEST_LINE = 16 << 20
 #: A JSON list is parsed at once, in many times its size.
 LARGEST_LIST = 256 << 20
+#: A packed file that is large and so many times as large unpacked is made to fill memory.
+LARGEST_RATIO = 200
+#: Lists and objects inside one another, at most.
+DEEPEST = 100
 
 
 class Row(NamedTuple):
@@ -74,8 +79,12 @@ class JsonLines(Source):
 
     def rows(self) -> Iterator[Row]:
         in_memory = self._in_memory()
+        packed = self.path.suffix == ".gz"
+        most = max(SMALL_FILE, LARGEST_RATIO * self.path.stat().st_size) if packed else float("inf")
         with open_bytes(self.path) as file:
             for number, offset, line in numbered_lines(file, self.where):
+                if offset > most:
+                    raise UsageError(f"{self.where(number)}: unpacks to over {LARGEST_RATIO} times its size; unpack it")
                 if not line.isspace():
                     yield Row(number, IN_MEMORY if in_memory else offset, self._columns(line, number))
 
@@ -146,7 +155,7 @@ class Csv(Source):
     def _header(self, records: Iterator[tuple[int, int, list[str]]]) -> list[str]:
         header = next((fields for _, _, fields in records), [])
         if header and (len(set(header)) < len(header) or "" in header):
-            raise UsageError(f"{self.where(1)}: the header must name every column, each once; it says {header}")
+            raise UsageError(f"{self.where(1)}: the header must name every column, each once; it says {brief(header)}")
         return header
 
     def _columns(self, header: list[str], fields: list[str], number: int) -> dict[str, Any]:
@@ -197,15 +206,41 @@ def decoded(line: bytes, where: str) -> str:
 
 
 def json_value(text: bytes, where: str) -> Any:
-    """What a JSON text says. Raises UsageError where it is none."""
+    """What a JSON text says. Raises UsageError where it is none, or says a key twice."""
     try:
-        return json.loads(decoded(text, where))
+        value = json.loads(decoded(text, where), object_pairs_hook=_distinct)
+        if text.count(b"[") + text.count(b"{") > DEEPEST and _depth(value) > DEEPEST:
+            raise ValueError(f"more than {DEEPEST} lists and objects inside one another")
+        return value
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, " if error.lineno > 1 else ""
         what = error.msg.removesuffix(" at")
         raise UsageError(f"{where}: not JSON: {what} at {place}column {error.colno}") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        raise UsageError(f"{where}: JSON that cannot be read: {error}") from None
+        raise UsageError(f"{where}: JSON that cannot be read: {one_line(error)}") from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these keys and values. Raises ValueError where a key comes twice: one value would be lost."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {brief(key)} comes twice")
+    return table
+
+
+def _depth(value: object) -> int:
+    """How many lists and objects are inside one another."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
+
+
+def encoded(text: str, where: str) -> bytes:
+    """The text in UTF-8. Raises UsageError for half of a surrogate pair, which JSON can spell and no text can hold."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff), which is no character") from None
 
 
 def json_object(value: object, where: str) -> dict[str, Any]:
