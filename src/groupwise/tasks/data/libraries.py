@@ -47,7 +47,7 @@ class Dataset(Source):
     def rows(self) -> Iterator[Row]:
         number = 0
         try:
-            self.dataset.data.validate(full=True)  # a damaged file would end the process, with no word, where it is read
+            self.dataset.data.validate(full=True)  # reading a damaged file would end the process
             for number, values in enumerate(self.dataset, start=1):
                 yield Row(number, number - 1, plain(values))
         except Exception as error:  # the library's own, Arrow's, and those of a feature that it decodes
