@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -139,21 +140,15 @@ def assignment(text: str) -> tuple[str, object]:
     value = value.strip()
     try:
         table = tomllib.loads(f"value = {value}")
-        if len(table) == 1 and _stands_alone(value):
-            return key.strip(), table["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--set {brief(text)}: cannot be read: {one_line(error)}") from None
+    with suppress(tomllib.TOMLDecodeError, RecursionError):
+        tomllib.loads(f"value = [{value}]")  # a comment after the value would hide the bracket
+        if len(table) == 1:
+            return key.strip(), table["value"]
     raise UsageError(f"--set {brief(text)}: more than one value; --set takes one key and its value")
-
-
-def _stands_alone(value: str) -> bool:
-    """Whether nothing, such as a comment, comes after a value: it would hide the bracket."""
-    try:
-        return bool(tomllib.loads(f"value = [{value}]"))
-    except tomllib.TOMLDecodeError:
-        return False
 
 
 def set_key(table: dict[str, Any], key: str, value: object) -> None:

@@ -13,13 +13,14 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from groupwise.core.errors import UsageError, listed, one_line
+from groupwise.core.json_text import encoded
 from groupwise.core.paths import location, require_regular
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration, Starting
 from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, cases
 from groupwise.rewards.sandbox.judge import MARGIN, passed
 from groupwise.tasks.code import generated
-from groupwise.tasks.data.formats import JsonLines, encoded
+from groupwise.tasks.data.formats import JsonLines
 from groupwise.tasks.settings import PickledSettings, fewest_and_most, require_shares
 from groupwise.tasks.splits import SPLITS, require_split, split_by_prompt
 

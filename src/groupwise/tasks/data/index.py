@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.json_text import encoded
 from groupwise.core.samples import Sample
 from groupwise.tasks.data.columns import Columns
-from groupwise.tasks.data.formats import IN_MEMORY, Row, Source, encoded
+from groupwise.tasks.data.formats import IN_MEMORY, Row, Source
 
 if TYPE_CHECKING:
     import numpy as np
