@@ -6,6 +6,7 @@ end with exit code 0 and a right result, or with 1 or 2 and one line that says w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -245,10 +246,12 @@ def _trained(mutant: Mutant, outcome: Outcome, box: Path, ground: Ground) -> str
         return f"rates {rates}"
     if summary["steps"] != recipe["steps"]:
         return f"{summary['steps']} steps, of {recipe['steps']}"
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in rows if "loss" in row]
-    if len(losses) != summary["steps"] or not all(isinstance(loss, float | int) for loss in losses):
-        return f"losses {losses} of {summary['steps']} steps"
+    # What stood there before a resumption may be damaged, and is not made anew.
+    began = re.search(r"^going on after step (\d+)$", outcome.out, re.M)
+    losses = _losses(folder, after=int(began[1]) if began else 0)
+    own = range(int(began[1]) + 1 if began else 1, summary["steps"] + 1)
+    if list(losses) != list(own) or not all(isinstance(loss, float | int) for loss in losses.values()):
+        return f"losses {losses} of steps {own}"
     if endless := [key for key, value in recipe.items() if isinstance(value, float) and not math.isfinite(value)]:
         return f"ran with {endless[0]} = {recipe[endless[0]]}"
     for key, value in flat(mutant.asked or {}).items():
@@ -257,6 +260,16 @@ def _trained(mutant: Mutant, outcome: Outcome, box: Path, ground: Ground) -> str
     if mutant.kind == "run" and mutant.expects == "same" and final_policy(folder) != ground.policy:
         return "other weights at the end than without the damage"
     return ""
+
+
+def _losses(folder: Path, after: int) -> dict[int, object]:
+    """Step -> its loss, of the steps that a command itself has made."""
+    losses: dict[int, object] = {}
+    for line in (folder / "metrics.jsonl").read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            row = json.loads(line)
+            losses |= {row["step"]: row["loss"]} if row["step"] > after else {}
+    return losses
 
 
 def _evaluated(mutant: Mutant, outcome: Outcome, ground: Ground) -> str:
