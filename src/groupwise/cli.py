@@ -154,7 +154,7 @@ def main() -> None:
     """The `groupwise` command."""
     try:
         code = app(standalone_mode=False)
-        print(end="", flush=True)
+        _flush()
     except GroupwiseError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -181,10 +181,15 @@ def _fail(message: str, code: int) -> NoReturn:
 
 def _leave(code: int) -> NoReturn:
     try:
-        print(end="", flush=True)
+        _flush()
     except OSError:
         sys.stdout = None  # Python would try once more, and complain at length
     sys.exit(code)
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -177,9 +177,9 @@ def _template(tokenizer: Any, wanted: str) -> str | None:
             if not isinstance(template, str):
                 raise ValueError("the tokenizer's chat_template is not text")
             return template
-    if Path(wanted).exists():
-        require_regular(Path(wanted), f"chat.template = {wanted!r}")
     try:
+        if Path(wanted).exists():
+            require_regular(Path(wanted), f"chat.template = {wanted!r}")
         return Path(wanted).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"chat.template = {wanted!r}: not UTF-8 at byte {error.start}") from None
