@@ -105,7 +105,7 @@ def test_where_nothing_can_be_computed_the_kind_of_error_is_said(monkeypatch: An
 
 
 def test_a_traceback_of_a_run_is_at_the_end_of_its_log(monkeypatch: Any, capfd: Any, tmp_path: Path):
-    monkeypatch.setattr(train, "build", fails_with(RuntimeError("torn")))
+    monkeypatch.setattr(train.loop, "train", fails_with(RuntimeError("torn")))
     code, line = call(monkeypatch, capfd, "train", "quickstart", *(f"--set={k}={v}" for k, v in TINY.items()))
     log = tmp_path / "runs" / "quickstart" / "log.txt"
     assert code == 1
@@ -115,9 +115,21 @@ def test_a_traceback_of_a_run_is_at_the_end_of_its_log(monkeypatch: Any, capfd: 
     assert not list(Path(tempfile.gettempdir()).iterdir())
     log.unlink()  # a log that cannot be written is passed over
     log.mkdir()
-    monkeypatch.setattr(train, "build", fails_with(RuntimeError("torn again")))
+    monkeypatch.setattr(train.loop, "train", fails_with(RuntimeError("torn again")))
     code, line = call(monkeypatch, capfd, "train", "--resume", str(log.parent))
     assert str(tmp_path / "temporary") in line
+
+
+def test_where_a_run_could_not_be_built_its_folder_is_gone_and_the_traceback_is_not(
+    monkeypatch: Any, capfd: Any, tmp_path: Path
+):
+    monkeypatch.setattr(train, "build", fails_with(RuntimeError("torn")))
+    code, line = call(monkeypatch, capfd, "train", "quickstart", *(f"--set={k}={v}" for k, v in TINY.items()))
+    assert code == 1
+    file = Path(line.rpartition("the traceback is in ")[2])
+    assert file.parent == tmp_path / "temporary"
+    assert "RuntimeError: torn" in file.read_text()
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_second_report_of_one_error_writes_nothing(tmp_path: Path):
