@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -104,12 +105,12 @@ class Completion:
         """
         return cls(tokens, logp_engine, finish, (Span(0, len(tokens), True, version),), **columns)
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Tokens that the policy sampled."""
         return sum(span.stop - span.start for span in self.spans if span.own)
 
-    @property
+    @cached_property
     def version(self) -> int:
         """The oldest weights that sampled any of its tokens."""
         return min(span.version for span in self.spans if span.own)
@@ -124,8 +125,11 @@ class Completion:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logp_engine):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.logp_engine)} log-probabilities")
-        edges = [0, *(span.stop for span in self.spans)]
-        if [span.start for span in self.spans] != edges[:-1] or edges[-1] != len(self.tokens) or edges != sorted(edges):
+        edge, gaps = 0, False
+        for span in self.spans:
+            gaps = gaps or span.start != edge or span.stop < edge
+            edge = span.stop
+        if gaps or edge != len(self.tokens):
             raise ValueError(f"spans {self.spans} do not cover {len(self.tokens)} tokens in order and without gaps")
         if not self.spans or not self.spans[0].own:
             raise ValueError("the first span is not the policy's own; what precedes it belongs to the prompt")

@@ -84,8 +84,10 @@ class Scorer:
     def note(self, results: Mapping[str, ScoreResult]) -> None:
         """Remember the first fault of each kind, to be shown once."""
         for name, result in results.items():
+            if result.cause is None:
+                continue
             kind = f"{result.cause} in {name}"
-            if result.cause is not None and kind not in self._shown:
+            if kind not in self._shown:
                 self._shown.add(kind)
                 self._unshown.append(f"{kind}: {result.detail}")
 
