@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import transformers
 from pydantic import Field
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Settings
@@ -21,12 +21,13 @@ from groupwise.core.task import Demonstration
 from groupwise.models.chat import Chat
 from groupwise.models.moe.balance import Balance, load_shares
 from groupwise.models.moe.record import record_routes, router_logits, routers
+from groupwise.training.muon import Muon
 from groupwise.training.optimizer import OnStep, set_rate, silent
 
 IGNORED = -100  # the label that cross-entropy leaves out
 
 #: What a warm start calls in other modules, whose code decides its result as the code here does.
-CALLED = (Balance, load_shares, router_logits, record_routes, set_rate)
+CALLED = (Muon, Balance, load_shares, router_logits, record_routes, set_rate)
 
 Example = tuple[list[int], int]  # ids of prompt, completion and end; how many of them are the prompt's
 
@@ -136,7 +137,7 @@ def _optimizers(model: nn.Module, settings: WarmStart) -> list[Optimizer]:
     inner = [p for name, p in named if p.ndim == 2 and not name.endswith("bias") and id(p) not in ends]
     chosen = {id(p) for p in inner}
     outer = [p for _, p in named if id(p) not in chosen]
-    matrices = Muon(inner, lr=settings.matrix_learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    matrices = Muon(inner, lr=settings.matrix_learning_rate)
     return [matrices, AdamW(outer, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
 
 
