@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -105,14 +104,18 @@ class Completion:
         """
         return cls(tokens, logp_engine, finish, (Span(0, len(tokens), True, version),), **columns)
 
-    @cached_property
+    @property
     def length(self) -> int:
         """Tokens that the policy sampled."""
+        if len(self.spans) == 1:  # most are of one turn, and a step of ten rounds asks tens of thousands
+            return self.spans[0].stop
         return sum(span.stop - span.start for span in self.spans if span.own)
 
-    @cached_property
+    @property
     def version(self) -> int:
         """The oldest weights that sampled any of its tokens."""
+        if len(self.spans) == 1:
+            return self.spans[0].version
         return min(span.version for span in self.spans if span.own)
 
     @property
