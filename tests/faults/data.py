@@ -206,7 +206,7 @@ def _parquet_of(draw: st.DrawFn) -> bytes:
     columns = [
         pa.array([0] * count, pa.int64()).cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us", "Mars/Olympus")),
         pa.array([2**62] * count, pa.timestamp("ns")),
-        pa.array([2**62] * count, pa.int64()).cast(pa.timestamp("s")),
+        pa.array([2**62] * count, pa.int64()).cast(pa.timestamp("ms")),
         pa.array([2**62] * count, pa.duration("s")),
         pa.array([b"\xff"] * count, pa.binary()),
         pa.array([[(1, 2)]] * count, pa.map_(pa.int32(), pa.int32())),

@@ -14,7 +14,7 @@ def cached_folder(folder: Path, write: Callable[[Path], object], what: str, note
 
     Raises RunError, naming `what`, where the disk refuses.
     """
-    if folder.is_dir() and (damage := damaged(folder)):
+    if folder.is_dir() and (damage := damaged(folder, needed=())):
         note(f"cache        {what} in {folder} is damaged ({damage}); it is made again")
         try:
             shutil.rmtree(folder)

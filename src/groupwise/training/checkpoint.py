@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +99,15 @@ def newest_good(root: Path) -> tuple[Path | None, list[str]]:
     return None, lines
 
 
-def damaged(folder: Path) -> str:
-    """What is wrong with a checkpoint; empty where every file matches the manifest."""
+def damaged(folder: Path, needed: Sequence[str] = (STATE,)) -> str:
+    """What is wrong with a sealed folder; empty where every file matches the manifest and those needed are there."""
     try:
         with open_regular(folder / MANIFEST) as file:
             hashes = {str(name): value for name, value in json.load(file)["sha256"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} is missing or unreadable"
     files = {str(path.relative_to(folder)): path for path in _files(folder)}
-    for name in sorted({STATE, *hashes}):
+    for name in sorted({*needed, *hashes}):
         if name not in files:
             return f"{name} is missing"
         if _hash(files[name]) != hashes.get(name):
