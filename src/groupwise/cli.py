@@ -167,7 +167,10 @@ def main() -> None:
         raise
     except BaseException as error:  # typer's own usage errors say what is wrong; Rust's panics are no Exception
         if hasattr(error, "format_message"):
-            _fail(shortened(error.format_message()), 2)  # type: ignore[attr-defined]
+            message = error.format_message()  # type: ignore[attr-defined]
+            if not message:  # no command was given, and the help was shown
+                sys.exit(0)
+            _fail(shortened(message), 2)
         end = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error  # an EOFError
         _fail(unexpected(end, " ".join(sys.argv[1:])), 1)
     sys.exit(code)

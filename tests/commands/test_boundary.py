@@ -81,6 +81,10 @@ def test_an_error_is_one_line_and_its_traceback_a_file(error: BaseException, sai
     assert "cli.py" in file.read_text()
 
 
+def test_without_a_command_there_is_the_help_and_no_error(monkeypatch: Any, capfd: Any):
+    assert call(monkeypatch, capfd) == (0, "")
+
+
 def test_an_endless_recursion_is_one_line(monkeypatch: Any, capfd: Any):
     monkeypatch.setattr(words, "explain", lambda *_: deeper())
     _, line = call(monkeypatch, capfd, "explain", "grpo")

@@ -21,8 +21,15 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
-# A recipe may name a model or data set that would be looked for on a hub.
-os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
+# A recipe may name a model or data set that would be looked for on a hub. To record the engine's steps would take
+# longer than all else that a command does here.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+    OMP_NUM_THREADS="1",
+    PYTORCH_JIT="0",
+)
 
 
 def main() -> int:

@@ -252,10 +252,13 @@ def _files(draw: st.DrawFn) -> Mutant:
 def _trained(draw: st.DrawFn) -> Mutant:
     """A run on odd texts: they go through tokenizer, rollouts.jsonl and scores."""
     rows = [
-        {"question": draw(text()) + f" {i}", "answer": draw(text()) or "1", "solution": draw(text())} for i in range(8)
+        {"question": draw(text())[:400] + f" {i}", "answer": draw(text()) or "1", "solution": draw(text())}
+        for i in range(8)
     ]
     mutant = _mutant("trained on odd texts", ".jsonl", written(rows, ".jsonl"), {})
     recipe = mutant.files[0][1]
     assert isinstance(recipe, bytes)
-    recipe = recipe.replace(b"max_new_tokens = 64", b"max_new_tokens = 4").replace(b"report = false", b"report = true")
+    recipe = recipe.replace(b"max_new_tokens = 64", b"max_new_tokens = 4").replace(
+        b"report = false", draw(one(b"report = false", b"report = false", b"report = true"))
+    )
     return Mutant("data", mutant.what, ("train", "recipe.toml"), (("recipe.toml", recipe), mutant.files[1]))

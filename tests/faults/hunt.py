@@ -110,7 +110,10 @@ def in_box(
     limits = limits if mutant.disk is None else replace(limits, file=mutant.disk)
     before, beside = snapshot(box), _beside(box)
     outcome = run(mutant.words, box, limits, entry)
-    verdict = judge(mutant, outcome, box, before, ground, limits)
+    try:
+        verdict = judge(mutant, outcome, box, before, ground, limits)
+    except Exception as error:  # one mutant that it did not foresee must not end thousands of others
+        verdict = Verdict((f"judge: {type(error).__name__}: {error}",), outcome.code == 0)
     if _beside(box) != beside:
         verdict = replace(verdict, faults=(*verdict.faults, "outside: beside the box"))
     return Result(mutant, outcome, verdict)

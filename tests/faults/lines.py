@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.faults.ground import RECIPE, Ground
-from tests.faults.mutant import RAW, Content, Mutant, one, word
-from tests.faults.recipes import COSTS, WRONG, costs_too_much, keys, merged, put
+from tests.faults.mutant import RAW, Content, Mutant, one, too_deep, word
+from tests.faults.recipes import COSTS, WRONG, costs_too_much, keys, put
 
 NO_MODEL = ("check", "recipe.toml", "--no-model")
 LINES: list[tuple[str, ...]] = [
@@ -109,11 +110,12 @@ def _settings(draw: st.DrawFn) -> Mutant:
 
 def _with_asked(mutant: Mutant, given: Sequence[str]) -> Mutant:
     """The keys that a run of it must have; `check` instead of `train` where it would be long."""
-    asked: dict[str, Any] = merged({}, RECIPE)
+    asked: dict[str, Any] = copy.deepcopy(RECIPE)
     for each in given:
         key, _, value = each.partition("=")
         try:
             known = tomllib.loads(f"value = {value}")["value"]
+            known = value.strip() if too_deep(known) else known
         except (ValueError, RecursionError):
             known = value.strip()
         put(asked, key.strip(), known)

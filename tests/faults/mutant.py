@@ -164,5 +164,17 @@ def paths(table: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from paths(value, (*before, key))
 
 
+def too_deep(table: Any, most: int = 100) -> bool:
+    """Whether tables and lists stand inside one another deeper than Python's own `repr` goes."""
+    level = [table]
+    for _ in range(most):
+        level = [inner for value in level if isinstance(value, (dict, list)) for inner in _inside(value)]
+    return bool(level)
+
+
+def _inside(value: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
 #: What may stand where a file is expected, and hangs or misleads whoever opens it.
 NO_FILES = ["fifo", "socket", "folder", "link nowhere", "link /dev/zero", "link ."]

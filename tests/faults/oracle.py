@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.core.errors import LONGEST_MESSAGE
+from groupwise.core.terminal import clean as as_shown
 from tests.faults.forked import Limits, Outcome
 from tests.faults.ground import Ground, final_policy
 from tests.faults.mutant import Mutant
@@ -52,7 +53,8 @@ class Verdict:
 
 
 #: Every kind of fault. `died`: by a signal; `streams`: what stdout and stderr say; `left`: files or processes.
-KINDS = ("traceback", "unforeseen", "late", "memory", "died", "streams", "outside", "left", "silent")
+#: `judge`: it failed itself.
+KINDS = ("traceback", "unforeseen", "late", "memory", "died", "streams", "outside", "left", "silent", "judge")
 
 
 def judge(mutant: Mutant, outcome: Outcome, box: Path, before: Snapshot, ground: Ground, limits: Limits) -> Verdict:
@@ -238,7 +240,7 @@ def _trained(mutant: Mutant, outcome: Outcome, box: Path, ground: Ground) -> str
     said = re.search(r"^the run is in (.*) \(summary\.json", outcome.out, re.M)
     if not said:
         return "exit code 0 without a word of the run"
-    folder = box / said[1]
+    folder = _shown(box, f"{said[1]}/summary.json").parent
     summary = json.loads((folder / "summary.json").read_text())
     recipe = flat(tomllib.loads((folder / "recipe.toml").read_text()))
     rates = [summary["heldout_before"], summary["heldout_after"]]
@@ -294,10 +296,16 @@ def _checked(mutant: Mutant, outcome: Outcome) -> str:
     return ""
 
 
+def _shown(box: Path, shown: str) -> Path:
+    """The file that a terminal shows under this name; odd characters of its name are shown as escapes."""
+    same = (path for path in box.rglob("*") if as_shown(str(path.relative_to(box))) == shown)
+    return box / shown if (box / shown).exists() else next(same, box / shown)
+
+
 def _reported(mutant: Mutant, outcome: Outcome, box: Path) -> str:
-    said = re.search(r"^(.*) \(\d+\.\d MB, ", outcome.out, re.M | re.S)
-    path = box / said[1] if said else None
     out = option(mutant.words, "--out")
+    said = re.search(r"^(.*) \(\d+\.\d MB, ", outcome.out, re.M | re.S)
+    path = _shown(box, said[1]) if said else None
     path = box / out if out is not None else path
     if path is None or not path.is_file() or PAGE not in path.read_bytes()[:1000]:
         return "exit code 0 and no page"

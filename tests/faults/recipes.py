@@ -21,7 +21,7 @@ from groupwise.rewards.functions.form import FORMS
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.data.settings import DataSettings
 from tests.faults.ground import DATA, RECIPE, Ground, toml
-from tests.faults.mutant import NO_FILES, RAW, TEXTS, Mutant, damaged, one, text
+from tests.faults.mutant import NO_FILES, RAW, TEXTS, Mutant, damaged, one, text, too_deep
 
 #: Keys whose value is a path or names a folder.
 PATHS = {
@@ -145,20 +145,32 @@ def recipe(draw: st.DrawFn, ground: Ground) -> Mutant:
     )
 
 
+def section(key: str) -> str:
+    """The first part of a key."""
+    return key.split(".")[0]
+
+
 @st.composite
 def _values(draw: st.DrawFn, ground: Ground) -> Mutant:
     """One key with a value that is of another kind, at the edge, or any; and sometimes a second."""
     train = draw(st.booleans())
     table, expects, what = copy.deepcopy(RECIPE), "either", []
-    for _ in range(draw(one(1, 1, 1, 2))):
-        key = draw(st.sampled_from(sorted(keys())))
-        kind, section = keys()[key], key.split(".")[0]
-        train = train and section not in ("preference", "data")
-        table = merged(table, copy.deepcopy(BESIDE.get(section, {})))
-        if section == "algorithm" and key != "algorithm.name":
+    few = st.lists(
+        st.sampled_from(sorted(keys())),
+        min_size=1,
+        max_size=draw(one(1, 1, 1, 2)),
+        unique_by=lambda key: "task" if section(key) == "data" else section(key),  # no value is laid over another
+    )
+    chosen = draw(few)
+    for key in chosen:
+        train = train and section(key) not in ("preference", "data")
+        table = merged(table, copy.deepcopy(BESIDE.get(section(key), {})))
+    for key in chosen:
+        kind = keys()[key]
+        if section(key) == "algorithm" and key != "algorithm.name":
             table["algorithm"] = {"name": draw(st.sampled_from(sorted(CATALOG)))}
         value, wrong = draw(_value(key, kind, train))
-        put(table, key.replace("data.", "task.", 1) if section == "data" else key, value)
+        put(table, key.replace("data.", "task.", 1) if section(key) == "data" else key, value)
         expects = "refuse" if wrong else expects
         what.append(f"{'wrong' if wrong else 'odd'} {kind}")
     return _mutant(" and ".join(what), written(table), train, expects)
@@ -277,6 +289,8 @@ def _mutant(what: str, content: bytes, train: bool, expects: str) -> Mutant:
     words = ("train", "mutant.toml") if train else ("check", "mutant.toml", "--no-model")
     try:
         asked = tomllib.loads(content.decode())
+        if too_deep(asked):
+            raise RecursionError  # hypothesis raises the limit, so that it was read here
     except (ValueError, RecursionError):
         return Mutant("recipe", what, words, (("mutant.toml", content),), "refuse")
     if train and costs_too_much(asked):

@@ -195,6 +195,8 @@ def load_tokenizer(folder: Path, config: Any) -> Any:
     with loading(f"model = {str(folder)!r}: its tokenizer does not load"):
         tokenizer = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
         tokenizer.decode(tokenizer("")["input_ids"])
+        # How long a prompt may be is checked, and said, where prompts are chosen.
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
 

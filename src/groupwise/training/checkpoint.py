@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from groupwise.core.atomic import open_regular
-from groupwise.core.errors import RunError, disk_words
+from groupwise.core.errors import RunError, UsageError, disk_words
+from groupwise.core.json_text import json_value
 from groupwise.core.settings import Settings
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
@@ -154,7 +155,13 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / STATE).read_text())
+    """What `write_state` wrote. Raises UsageError where the file holds something else."""
+    state = json_value((folder / STATE).read_bytes(), str(folder / STATE))
+    if not isinstance(state, dict) or type(state.get("step")) is not int:
+        raise UsageError(
+            f"{folder / STATE}: not the state of a checkpoint; remove {folder.name}, and an older one is used"
+        )
+    return state
 
 
 def seal(folder: Path) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.records import StreamState
@@ -91,13 +93,13 @@ class RunState:
         Raises UsageError where the policy that is the reference is another one than at the start, or where the
         checkpoint does not fit what the recipe makes.
         """
-        state = checkpoint.read_state(folder)
-        if self.reference and state["start"] != self.start:
-            raise UsageError(
-                f"{folder}: the run's reference was policy {state['start']}, and what is made or loaded now is "
-                f"{self.start}; resume with the model folder, library versions and number of threads that it had"
-            )
         try:
+            state = checkpoint.read_state(folder)
+            if self.reference and state["start"] != self.start:
+                raise UsageError(
+                    f"{folder}: the run's reference was policy {state['start']}, and what is made or loaded now is "
+                    f"{self.start}; resume with the model folder, library versions and number of threads that it had"
+                )
             self.learner.restore(folder, state["updates"])
             if self.critic is not None:
                 self.critic.restore(folder, state["critic_updates"])
@@ -108,7 +110,7 @@ class RunState:
                 seconds_training=state["seconds_training"],
             )
             return progress, from_json(StreamState, state["stream"])
-        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
             raise UsageError(
                 f"{folder}: does not fit what the run's recipe makes now: {one_line(error)[:LONGEST]}; "
                 "resume with the recipe and the model that it had"
