@@ -113,9 +113,11 @@ def _rows(draw: st.DrawFn) -> Mutant:
             "\ud800",
         )
         no_answer = value is None or isinstance(value, (bool, list, dict))
-        wrong = value in ("@digits5000", "@deep") or (
-            column == "question" and "prompt" not in reading and (no_text or not str(value).strip())
-        ) or (column == "answer" == reading.get("answer", "answer") and no_answer)  # fmt: skip
+        left_out = "level" in reading.get("filter", {}) and rows[at]["level"] == 0
+        wrong = value in ("@digits5000", "@deep") or (not left_out and (
+            (column == "question" and "prompt" not in reading and (no_text or not str(value).strip()))
+            or (column == "answer" == reading.get("answer", "answer") and no_answer)
+        ))  # fmt: skip
     expects = "refuse" if wrong else "either"
     return _mutant(how, ending, written(rows, ending), reading, expects=expects, rows=None if wrong else len(rows))
 

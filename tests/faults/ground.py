@@ -89,8 +89,7 @@ def toml(table: dict[str, Any]) -> bytes:
 
 def final_policy(run_folder: Path) -> bytes:
     """The weights of a run's newest checkpoint."""
-    newest = sorted(run_folder.glob("checkpoints/step-??????"))[-1]
-    return (newest / "policy" / "model.safetensors").read_bytes()
+    return sorted(run_folder.glob("checkpoints/step-??????/policy/model.safetensors"))[-1].read_bytes()
 
 
 def ground(box: Path) -> Ground:

@@ -30,7 +30,9 @@ BEGINS, UNFORESEEN = "groupwise: ", "unexpected"
 #: Characters of the line.
 LONGEST_LINE = len(BEGINS) + LONGEST_MESSAGE
 #: Lines that may stand on stderr before it, or beside a success: what was passed over on the way.
-NOTICE = re.compile(r".* is damaged \(.*\); falling back to an older one")
+NOTICE = re.compile(
+    r".* is damaged \(.*\); falling back to an older one|.* has no evaluation before step 1: the summary will lack it"
+)
 #: What moves a terminal's cursor, colours it, rings, or ends a line in another way than a newline. A tab may stand.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 #: A page of the product's has it in its beginning.
@@ -237,10 +239,11 @@ def _result(mutant: Mutant, outcome: Outcome, box: Path, ground: Ground) -> str:
 
 def _trained(mutant: Mutant, outcome: Outcome, box: Path, ground: Ground) -> str:
     """A finished run: its summary's rates are rates, its losses numbers, its recipe what was asked for."""
-    said = re.search(r"^the run is in (.*) \(summary\.json", outcome.out, re.M)
+    said = re.search(r"^the run is in (.*) \(summary\.json", outcome.out, re.M | re.S)
     if not said:
         return "exit code 0 without a word of the run"
-    folder = _shown(box, f"{said[1]}/summary.json").parent
+    resumed = option(mutant.words, "--resume")
+    folder = box / resumed if resumed is not None else _shown(box, f"{said[1]}/summary.json").parent
     summary = json.loads((folder / "summary.json").read_text())
     recipe = flat(tomllib.loads((folder / "recipe.toml").read_text()))
     rates = [summary["heldout_before"], summary["heldout_after"]]
@@ -304,6 +307,8 @@ def _shown(box: Path, shown: str) -> Path:
 
 def _reported(mutant: Mutant, outcome: Outcome, box: Path) -> str:
     out = option(mutant.words, "--out")
+    if mutant.kind == "run" and out is None:
+        out = f"{mutant.words[1]}/report.html"
     said = re.search(r"^(.*) \(\d+\.\d MB, ", outcome.out, re.M | re.S)
     path = _shown(box, said[1]) if said else None
     path = box / out if out is not None else path

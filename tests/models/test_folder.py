@@ -291,6 +291,7 @@ TOKENIZER: list[tuple[str, tuple[str, ...], object]] = [
     ("tokenizer.json", ("model", "vocab", "7"), "x"),
     ("tokenizer.json", ("model", "vocab", "7"), 10**6),
     ("tokenizer.json", ("added_tokens",), 5),
+    ("tokenizer.json", ("added_tokens", 0, "\x1b[2J"), True),
     ("tokenizer.json", ("pre_tokenizer",), {"type": "no-such"}),
     ("tokenizer.json", ("normalizer",), 5),
     ("tokenizer_config.json", ("eos_token",), 5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.records import StreamState
 from groupwise.training import checkpoint
-from groupwise.training.state import RunState
+from groupwise.training.state import Progress, RunState
 
 
 @pytest.fixture
@@ -80,16 +83,70 @@ def test_parameters_of_another_shape_are_not_spread_over_the_model(tmp_path: Pat
         checkpoint.read_parameters(tmp_path, model, "critic")
 
 
-@pytest.mark.parametrize("error", [RuntimeError("size\n mismatch " * 999), KeyError("model.x"), OSError(2, "no file")])
-def test_a_checkpoint_that_does_not_fit_is_one_line(error: Exception, root: Path) -> None:
-    class Other:
-        def restore(self, folder: Path, updates: int) -> None:
-            raise error
+SAVED = {
+    "step": 3,
+    "start": "",
+    "updates": 0,
+    "critic_updates": 0,
+    "skipped_in_a_row": 0,
+    "seconds_total": 1.5,
+    "seconds_training": 1,
+    "stream": {"cursor": 8, "surplus": [], "keep_rate": 0.5, "levels": {"sums": 1}},
+}
 
-    state = RunState(root, 1, "", False, None, Other(), None)  # type: ignore[arg-type]
+
+class Fits:
+    """A learner that takes whatever is in a checkpoint, or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def restore(self, folder: Path, updates: int) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def restored(root: Path, saved: object, error: Exception | None = None) -> tuple[Progress, StreamState]:
     folder = checkpoint.folder_of(root, 3)
-    checkpoint.write_state(folder, {"step": 3, "start": "", "updates": 0, "stream": {}})
-    with pytest.raises(UsageError, match="does not fit what the run's recipe makes now: ") as told:
-        state.restore(folder)
-    assert len(str(told.value).splitlines()) == 1
-    assert len(str(told.value)) < 1000
+    (folder / "state.json").write_text(json.dumps(saved))
+    return RunState(root, 1, "", False, None, Fits(error), None).restore(folder)  # type: ignore[arg-type]
+
+
+ERRORS = [
+    RuntimeError("size\n mismatch " * 999),
+    KeyError("model.x"),
+    OSError(2, "no file"),
+    SafetensorError("header too small"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_checkpoint_that_does_not_fit_is_one_line(error: Exception, root: Path) -> None:
+    assert restored(root, SAVED)[1] == StreamState(8, (), 0.5, {"sums": 1})
+    with pytest.raises(UsageError, match="does not fit what the run's recipe makes now: ") as refused:
+        restored(root, SAVED, error)
+    assert len(str(refused.value).splitlines()) == 1
+    assert len(str(refused.value)) < 1000
+
+
+OTHER_KINDS = [
+    (key, value)
+    for key in [*SAVED, "stream.cursor", "stream.keep_rate", "stream.levels"]
+    for value in (None, "x", -1, [], {}, 1e300, True)
+    if (key, value) not in (("start", "x"), ("stream.levels", {}))
+]
+
+
+@pytest.mark.parametrize(("key", "value"), OTHER_KINDS)
+def test_a_state_with_a_value_of_another_kind_is_one_line(key: str, value: object, root: Path) -> None:
+    saved = copy.deepcopy(SAVED)
+    outer, _, inner = key.rpartition(".")
+    (saved[outer] if outer else saved)[inner] = value  # type: ignore[index]
+    with pytest.raises(UsageError, match=r"does not fit what the|not the state of a checkpoint"):
+        restored(root, saved)
+
+
+@pytest.mark.parametrize("saved", [[], 5, {}], ids=repr)
+def test_what_is_no_state_is_one_line(saved: object, root: Path) -> None:
+    with pytest.raises(UsageError, match="not the state of a checkpoint; remove step-000003"):
+        restored(root, saved)

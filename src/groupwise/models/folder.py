@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,19 @@ def read_generation(folder: Path, what: str) -> GenerationConfig | None:
         return None
     with loading(f"{what}: {GENERATION}"):
         return GenerationConfig.from_pretrained(folder, local_files_only=True)
+
+
+def require_printable(folder: Path, what: str) -> None:
+    """Raises UsageError, `what` first, where an added token has a field whose name holds control characters.
+
+    The tokenizers library prints the names of fields that it does not know, as they are.
+    """
+    for name, place in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
+        if (folder / name).is_file():
+            tokens = json.loads((folder / name).read_text(encoding="utf-8")).get(place) or ()
+            odd = [key for key, _ in _fields({str(i): token for i, token in enumerate(_values(tokens))})]
+            if wrong := [key for key in odd if not key.isprintable()]:
+                raise UsageError(f"{what}: {name}: {place} has a field of the name {wrong[0]!a:.80}")
 
 
 def weight_files(folder: Path, what: str) -> list[Path]:
@@ -156,7 +170,7 @@ def quiet() -> Iterator[None]:
     """Inside, libraries show no progress bars and no warnings: a run has its own."""
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    logging.set_verbosity(CRITICAL)  # what it says of an error, it also raises
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -172,6 +186,10 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
     for key, inner in value.items() if isinstance(value, dict) else ():
         yield str(key), inner
         yield from _fields(inner)
+
+
+def _values(table: Any) -> list[Any]:
+    return list(table.values()) if isinstance(table, dict) else list(table)
 
 
 def _expected(key: str, value: Any) -> str:

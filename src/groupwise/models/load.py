@@ -20,6 +20,7 @@ from groupwise.models.folder import (
     read_config,
     read_generation,
     require_finite,
+    require_printable,
     require_room,
     require_whole,
     weight_files,
@@ -192,7 +193,9 @@ def load_tokenizer(folder: Path, config: Any) -> Any:
     Raises UsageError, naming the folder, where it is missing or does not load.
     """
     require_tokenizer(folder)
-    with loading(f"model = {str(folder)!r}: its tokenizer does not load"):
+    what = f"model = {str(folder)!r}: its tokenizer does not load"
+    with loading(what):
+        require_printable(folder, what)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
         tokenizer.decode(tokenizer("")["input_ids"])
         # How long a prompt may be is checked, and said, where prompts are chosen.

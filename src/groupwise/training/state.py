@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 
 from groupwise.core.dataclass_json import from_json, to_json
@@ -37,6 +38,25 @@ class Progress:
         """Updates skipped in a row, this one included."""
         self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
         return self.skipped_in_a_row
+
+
+class _Stream(BaseModel):
+    cursor: int = Field(ge=0)
+    keep_rate: float = Field(ge=0, le=1)
+    levels: dict[str, int]
+
+
+class _Saved(BaseModel):
+    """The types of what `RunState.save` writes; the groups that wait are read by their own."""
+
+    step: int = Field(ge=0)
+    start: str
+    updates: int = Field(ge=0)
+    critic_updates: int = Field(ge=0)
+    skipped_in_a_row: int = Field(ge=0)
+    seconds_total: float = Field(ge=0, lt=1e12)
+    seconds_training: float = Field(ge=0, lt=1e12)
+    stream: _Stream
 
 
 @dataclass(frozen=True)
@@ -95,6 +115,7 @@ class RunState:
         """
         try:
             state = checkpoint.read_state(folder)
+            _Saved.model_validate(state, strict=True)
             if self.reference and state["start"] != self.start:
                 raise UsageError(
                     f"{folder}: the run's reference was policy {state['start']}, and what is made or loaded now is "
