@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow check bench docs clean
+.PHONY: help install quickstart test test-slow test-fuzz check bench docs clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -26,6 +26,9 @@ test: install  ## the tests, two files at a time; those of the pages need chromi
 
 test-slow: install  ## the long tests: the whole quickstart, ten kills and resumes, live pages, mixtures of experts
 	$(BIN)/python -m pytest -m slow
+
+test-fuzz: install  ## 10,000 fresh mutants of all that can be given to it, docs/hostile_input.md; SEED=... repeats a run
+	$(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(MUTANTS),--mutants $(MUTANTS))
 
 check: install  ## ruff, pyright, and the floors that imports may not climb
 	$(BIN)/ruff check .

@@ -33,7 +33,6 @@ from unittest import mock
 
 import torch
 import transformers
-from rich.console import Console
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -43,6 +42,7 @@ from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.clock import Clock
 from groupwise.core.records import Batch
+from groupwise.core.terminal import Terminal
 from groupwise.diagnostics import step as diagnostics
 from groupwise.diagnostics.routing import RoutingLog
 from groupwise.journal.journal import Journal
@@ -116,7 +116,7 @@ def way(
     plan = resolve(recipe.load(RECIPE, asked))
     book = Journal.create(plan.folder, "")
     with around or nullcontext():
-        return Way(name, build(plan, book, View(plan.recipe.steps, Console(quiet=True)), lambda: False))
+        return Way(name, build(plan, book, View(plan.recipe.steps, Terminal(quiet=True)), lambda: False))
 
 
 def step(way: Way, number: int) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 """The commands. Exit code 0 when it went well, 1 when it failed, 2 for usage, and one line that says why."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
-from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.boundary import unexpected
+from groupwise.core.errors import GroupwiseError, UsageError, shortened
+from groupwise.core.paths import location
+from groupwise.core.terminal import Terminal
 
 app = typer.Typer(
     add_completion=False,
@@ -25,7 +28,7 @@ Settings = Annotated[
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or its path.")] = None,
     set: Settings = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(parser=location, help="Go on with this run folder.")] = None,
 ) -> None:
     """Train a policy: a recipe, or the rest of a run that was stopped."""
     from groupwise.commands import train as run  # torch takes seconds to import: not for --help
@@ -39,7 +42,7 @@ def train(
     if not done.finished:
         raise typer.Exit(128 + done.stopped_by)
     s = done.summary
-    say = Console(highlight=False, soft_wrap=True).print
+    say = Terminal().print
     say(
         f"held-out {s['heldout_measure']} {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on "
         f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
@@ -60,9 +63,10 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[str, typer.Argument(help="A run folder, or a recipe together with --model.")],
+    run: Annotated[Path, typer.Argument(parser=location, help="A run folder, or a recipe together with --model.")],
     model: Annotated[
-        str | None, typer.Option(help="A Hugging Face folder to evaluate instead of the run's policy.")
+        Path | None,
+        typer.Option(parser=location, help="A Hugging Face folder to evaluate instead of the run's policy."),
     ] = None,
     set: Settings = None,
 ) -> None:
@@ -70,8 +74,8 @@ def evaluate(
     from groupwise.commands.evaluate import evaluate_folder
     from groupwise.config.recipe import assignment
 
-    result = evaluate_folder(run, dict(map(assignment, set or [])), model)
-    say = Console(highlight=False, soft_wrap=True).print
+    result = evaluate_folder(str(run), dict(map(assignment, set or [])), str(model) if model else None)
+    say = Terminal().print
     say(f"{result.problems} held-out problems x {result.samples} samples")
     say(f"avg@{result.samples}  {result.avg_at_k:.4f}")
     for k, value in result.pass_at_k.items():
@@ -87,7 +91,7 @@ def evaluate(
 def check(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or its path.")],
     set: Settings = None,
-    rows: Annotated[int, typer.Option(min=0, help="How many rows are shown as the model will see them.")] = 3,
+    rows: Annotated[int, typer.Option(min=0, max=1000, help="How many rows are shown as the model will see them.")] = 3,
     model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model too, which comes last.")] = True,
 ) -> None:
     """Look at a recipe's problems, rewards, lengths and model before a run; exit code 1 where there is a fault."""
@@ -97,33 +101,36 @@ def check(
     from groupwise.config.resolve import resolve
 
     plan = resolve(load(recipe, dict(map(assignment, set or []))))
-    if print_sections(sections(plan, rows, model), Console(highlight=False, soft_wrap=True)):
+    if print_sections(sections(plan, rows, model), Terminal()):
         raise typer.Exit(1)
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="A run folder, or several to see them side by side.")],
+    runs: Annotated[
+        list[Path], typer.Argument(parser=location, help="A run folder, or several to see them side by side.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="The file to write; RUN/report.html, or comparison.html beside the runs.")
+        Path | None,
+        typer.Option(parser=location, help="The file to write; RUN/report.html, or comparison.html beside the runs."),
     ] = None,
 ) -> None:
     """One page, readable offline, of a run that has ended, goes on or crashed; of several runs, a comparison."""
     from groupwise.report.make import make
 
     page = make(runs, out)
-    Console(highlight=False, soft_wrap=True).print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
+    Terminal().print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
 
 
 @app.command()
 def watch(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(parser=location, help="A run folder.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 0,
 ) -> None:
     """The report of a run, served on this machine alone and fresh while the run goes on; Ctrl-C ends it."""
     from groupwise.report.make import watched
 
-    say = Console(highlight=False, soft_wrap=True).print
+    say = Terminal().print
     watched(run, port, lambda url: say(f"{url} shows {run} and stays fresh; Ctrl-C ends"))
 
 
@@ -140,29 +147,52 @@ def explain(
     if against is not None and set:
         raise UsageError("--against compares two rows of the catalog as they are; leave out --set")
     chosen = {key.removeprefix("algorithm."): value for key, value in map(assignment, set or [])}
-    print(words.compare(algorithm, against) if against is not None else words.explain(algorithm, chosen))
+    Terminal().print(words.compare(algorithm, against) if against is not None else words.explain(algorithm, chosen))
 
 
 def main() -> None:
     """The `groupwise` command."""
     try:
         code = app(standalone_mode=False)
+        _flush()
     except GroupwiseError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         _fail("stopped at once; what was saved before is kept", 130)
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
-    except Exception as error:  # typer's own usage errors carry their exit code
-        if hasattr(error, "format_message"):
-            _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+    except BrokenPipeError:  # whoever read the output has gone
+        _leave(1)
+    except SystemExit:
         raise
+    except BaseException as error:  # typer's own usage errors say what is wrong; Rust's panics are no Exception
+        if hasattr(error, "format_message"):
+            message = error.format_message()  # type: ignore[attr-defined]
+            if not message:  # no command was given, and the help was shown
+                sys.exit(0)
+            _fail(shortened(message), 2)
+        end = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error  # an EOFError
+        _fail(unexpected(end, " ".join(sys.argv[1:])), 1)
     sys.exit(code)
 
 
-def _fail(message: str, code: int) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"groupwise: {message}", markup=False)
+def _fail(message: str, code: int) -> NoReturn:
+    with suppress(Exception):  # nobody may be left to read it
+        Terminal(stderr=True).print(f"groupwise: {message}")
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    try:
+        _flush()
+    except OSError:
+        sys.stdout = None  # Python would try once more, and complain at length
     sys.exit(code)
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

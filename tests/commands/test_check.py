@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from groupwise.commands.check import trials
 from groupwise.commands.check.correctness import own_reward_findings, task_findings, unscored_findings
@@ -19,6 +18,7 @@ from groupwise.commands.check.trials import Kind, Trial, TrialScores, off_by, sc
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
+from groupwise.core.terminal import Terminal
 from groupwise.rewards.functions.form import FORMS
 from groupwise.rollout.scoring import Mix, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
@@ -230,8 +230,8 @@ def test_what_is_trained_is_green_on_a_terminal_and_marked_elsewhere() -> None:
 
     def shown(terminal: bool) -> tuple[int, str]:
         out = io.StringIO()
-        console = Console(file=out, force_terminal=terminal, color_system="standard" if terminal else None)
-        return print_sections([section], console), out.getvalue()
+        shown_on = Terminal(file=out, force_terminal=terminal, color_system="standard" if terminal else None)
+        return print_sections([section], shown_on), out.getvalue()
 
     count, plain = shown(False)
     assert count == 1

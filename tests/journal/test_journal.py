@@ -133,7 +133,7 @@ def test_texts_of_any_kind_are_written_and_read_back(tmp_path: Path):
     assert [r["completion"] for r in rows] == [*texts[:2], "\ufffd", texts[3], texts[4], "\U0001f600", texts[6]]
     assert {tuple(r["pieces"]) for r in rows} == {("\ufffd",)}
     assert list(jsonl.rows(tmp_path / "run" / "rollouts.jsonl")) == rows
-    assert (tmp_path / "run" / "log.txt").read_text() == "half ?\n"
+    assert (tmp_path / "run" / "log.txt").read_text() == "half \\ud83d\n"
 
 
 GOOD = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
+from groupwise.models import trial_rendering
 from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.load import Policy, load_policy, prompt_ids
 from groupwise.models.template_checks import Finding, check_chat, check_prompts, require_no_fatal
@@ -226,6 +228,45 @@ def test_a_sample_that_cannot_be_put_is_named() -> None:
         Chat(tokenizer(INST, eos="</s>"), SYSTEM).encode(ASKED)
     with pytest.raises(UsageError, match="sample q1: the model's tokenizer cannot read it"):
         Chat(TinySpec(max_length=64).tokenizer("0123")).encode(ASKED)
+
+
+HEAVY = {
+    "{{ 'a' * 10 ** 10 }}": "takes more than 1,024 MiB of memory",
+    "{{ '%2000000000d' % 1 }}": "takes more than 1,024 MiB of memory",
+    "{{ 'a'.ljust(3 * 10 ** 6) }}": "writes more than 1,048,576 characters",
+    "{% set n = namespace(x='a') %}{% for i in range(50) %}{% set n.x = n.x ~ n.x %}{% endfor %}": "takes more than",
+    "{{ 10 ** (10 ** 9) }}": "takes more than 1 seconds",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "takes more than 1 seconds",
+    "{% generation %}{{ bos_token + 'a' * 10 ** 10 }}{% endgeneration %}": "MiB of memory",
+    "{% if messages | length > 2 %}{{ ['a'] * 10 ** 10 }}{% endif %}{{ messages | tojson(indent=1) }}": "MiB of memory",
+}
+
+
+@pytest.mark.parametrize("template", HEAVY)
+def test_a_template_that_takes_all_memory_or_time_is_refused_before_it_is_used(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_rendering, "SECONDS", 1.0)
+    with pytest.raises(
+        UsageError, match=rf"the chat template \(the tokenizer's own, .*\) .*{HEAVY[template]}"
+    ) as refused:
+        Chat(tokenizer(template, bos="<s>"))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    made = tokenizer(CHATML)
+    made.chat_template = 5
+    with pytest.raises(UsageError, match="chat_template is not text"):
+        Chat(made)
+    with pytest.raises(UsageError):
+        Chat(tokenizer(CHATML + "{{ '\ud800' }}"))
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="not a regular file"):
+        Chat(tokenizer(None), ChatSettings(template=str(tmp_path / "fifo")))
+    for name, words in (("a\0b", "null byte"), ("b" * 5000, "too long")):
+        with pytest.raises(ValidationError, match=words):
+            ChatSettings(template=name)
 
 
 # What the checks find.

@@ -242,6 +242,13 @@ def test_a_reward_that_hangs_is_counted_and_not_waited_for(check: Check, own: st
     assert told.startswith("rewards: mine: 6 of 6 completions could not be scored: 6 timeout; ")
 
 
+def test_a_pattern_that_hangs_is_counted_and_not_waited_for(check: Check) -> None:
+    code, lines, _ = check("rewards.format.pattern='(.|.)*#### x'", "scoring.deadline=0.5")
+    assert code == 1
+    (told,) = faults(lines)
+    assert re.match(r"rewards: format: \d of 6 completions could not be scored: \d timeout; ", told)
+
+
 def test_a_reward_that_raises_is_counted_with_its_last_line(check: Check, own: str) -> None:
     code, lines, _ = check(f"rewards.mine.use={own}:breaks")
     assert code == 1

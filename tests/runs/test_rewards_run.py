@@ -15,6 +15,7 @@ import groupwise
 from groupwise.commands.train import resume
 from groupwise.core.errors import RunError, UsageError
 from groupwise.journal.journal import read_metrics
+from groupwise.rewards.functions.form import Format
 from tests.runs.rewards_of_a_run import FAULTS, kind_of
 
 HERE = Path(__file__).parent
@@ -140,12 +141,31 @@ def test_combined_after_normalisation_a_run_stops_and_goes_on_with_the_same_bits
     assert tomllib.loads((whole / "recipe.toml").read_text())["rewards"]["mine"]["weight"] == 0.3
 
 
+def test_a_pattern_gives_the_same_bits_from_a_process_as_here(small, monkeypatch):
+    changes = {**small(steps=1), "rewards.task": {}, "rewards.format.pattern": r"[0-9+=]*\d"}
+    apart = groupwise.train("quickstart", changes).folder
+    assert {row["parts"]["format"] for row in rollouts(apart)} == {0.0, 1.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(Format, "quick", True)
+        here = groupwise.train("quickstart", changes).folder
+    assert (apart / "rollouts.jsonl").read_bytes() == (here / "rollouts.jsonl").read_bytes()
+
+
+def test_a_pattern_that_hangs_leaves_its_completion_without_a_score(small):
+    hangs = "[^1]*|" + 24 * "(?:" + "." + 24 * ")+" + "!"  # eight characters with a 1 are divided in 25 ** 8 ways
+    changes = small(steps=1, prompts_per_step=2, scoring__deadline=0.3, scoring__fault_limit=1.0)
+    done = groupwise.train("quickstart", {**changes, "rewards.task": {}, "rewards.format.pattern": hangs})
+    long = [row for row in rollouts(done.folder) if len(row["completion"]) >= 8]
+    assert [row.get("fault", "") for row in long] == ["timeout in format" * ("1" in r["completion"]) for r in long]
+    assert rows(done.folder)[0]["faults.timeout in format"] > 0
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"rewards.x": {"kind": "tag"}}, "rewards.x.kind = 'tag': there is no such reward; did you mean 'tags'"),
         ({"rewards.tags": {"tag": 1}}, "rewards.tags.tag: tags has no such key; did you mean 'tags'"),
-        ({"rewards.tags": {"weight": "1"}}, "rewards.tags.weight = '1': must be a number"),
+        ({"rewards.tags": {"weight": "1"}}, "rewards.tags.weight = '1': input should be a valid number"),
         ({"rewards.task": {"weight": 0.0}}, "rewards: every weight is 0"),
         ({"rewards.task": {"kind": "tags"}}, "rewards.task: it has a weight and nothing else"),
         ({"rewards.learned": {}}, "rewards.learned: this run has no reward model"),

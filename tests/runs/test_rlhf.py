@@ -240,7 +240,10 @@ def test_pairs_of_a_file_say_what_scores_high(better: int, grpo, tmp_path: Path)
     [
         ({"preference.model": "/nowhere"}, "preference.model = '/nowhere': there is no such folder"),
         ({"preference.model": "EMPTY"}, "reward model '.*empty': no config.json"),
-        ({"preference.path": "/nowhere.jsonl"}, "/nowhere.jsonl: cannot be read as a file of pairs: No such file"),
+        (
+            {"preference.path": "/nowhere.jsonl"},
+            "/nowhere.jsonl: cannot be read as a file of pairs: there is no such file",
+        ),
         ({"preference.path": "PAIRS", "preference.noise": 0.1}, "preference.noise: set, but nothing in this run reads"),
         (
             {"preference.path": "PAIRS", "preference.pairs": 5, "preference.samples": 3},

@@ -141,7 +141,7 @@ def test_a_file_of_problems_is_read(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{not json", "line 2: not JSON"),
-        ("[1]", "line 2: must be an object"),
+        ("[1]", "line 2: a list, not an object"),
         ('{"prompt": "p", "text": 1}', "line 2: no column 'tests'; it has prompt, text"),
         ('{"prompt": "p", "tests": []}', "line 2: tests: there is no test"),
         ('{"prompt": "p", "tests": [" "]}', "line 2: tests: there is no test"),
@@ -161,9 +161,9 @@ def test_bad_files_and_settings_are_refused(tmp_path: Path) -> None:
     broken = tmp_path / "latin.jsonl"
     broken.write_bytes(b'{"prompt": "\xe9"}\n')
     for settings, message in (
-        ({"path": str(tmp_path / "none.jsonl")}, "none.jsonl: No such file"),
+        ({"path": str(tmp_path / "none.jsonl")}, "none.jsonl: there is no such file"),
         ({"path": _file(tmp_path, name="empty")}, "is empty"),
-        ({"path": str(broken)}, "line 1: not UTF-8 at byte 13"),
+        ({"path": str(broken)}, "line 1: byte 13 .0xe9. is not UTF-8"),
         ({"heldout": "x"}, "task.path"),
         ({"sandbox": "off"}, ACCEPTED),
         ({"seconds": 0.0}, "task.seconds"),

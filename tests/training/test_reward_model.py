@@ -192,11 +192,11 @@ def test_a_bad_line_is_named(tmp_path, line, told):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("content", "told"), [(b"\n\n", "holds no pairs"), (b"\xff\xfe", "cannot be read")])
+@pytest.mark.parametrize(("content", "told"), [(b"\n\n", "holds no pairs"), (b"\xff\xfe", "line 1: byte 1 ")])
 def test_a_file_without_pairs_is_named(tmp_path, content, told):
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=rf"pairs\.jsonl: .*{told}|pairs\.jsonl: {told}"):
+    with pytest.raises(UsageError, match=rf"pairs\.jsonl[:,] {told}"):
         read_pairs(path)
     with pytest.raises(UsageError, match="cannot be read"):
         read_pairs(tmp_path / "absent.jsonl")

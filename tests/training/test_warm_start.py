@@ -92,6 +92,17 @@ def test_the_first_loss_is_the_mean_over_completion_tokens_and_the_end(folder: P
     assert first == pytest.approx(sum(nats) / len(nats), rel=1e-5)
 
 
+def test_a_tokenizer_needs_an_end_and_no_padding(folder: Path) -> None:
+    expected = train(folder, 0, DEMONSTRATIONS)
+    model, tokenizer = load(folder)
+    tokenizer.pad_token = None
+    warm_start(model, Chat(tokenizer), DEMONSTRATIONS, SETTINGS, 0)
+    assert same(expected, model.state_dict())
+    tokenizer.eos_token = None
+    with pytest.raises(UsageError, match=r"warm_start\.steps: the tokenizer has no eos_token"):
+        warm_start(model, Chat(tokenizer), DEMONSTRATIONS, SETTINGS, 0)
+
+
 def test_a_batch_larger_than_the_demonstrations_goes_through_them_again(folder: Path) -> None:
     assert train(folder, 0, DEMONSTRATIONS[:1], WarmStart(steps=2, batch_size=3))
 

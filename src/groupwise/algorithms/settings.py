@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.catalog import CATALOG
@@ -15,7 +15,7 @@ from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, Se
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
 from groupwise.algorithms.parts.shaping import Outcome, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
-from groupwise.core.errors import UsageError, nearest
+from groupwise.core.errors import UsageError, brief, nearest
 
 T = TypeVar("T")
 
@@ -53,6 +53,8 @@ PLACES: Mapping[str, Place] = {place: place for place in get_args(Place)}
 
 #: Types of a field: what a recipe may give for each, and that in words.
 FIELDS = {bool: (bool, "true or false"), int: (int, "a whole number"), float: ((int, float), "a number")}
+#: A number of a part is at most so large, either side of 0: its square is finite in float32.
+LARGEST = 1e9
 
 #: The key that names a slot's part, where it is not `kind`.
 KIND_KEY = {"ratio": "level"}
@@ -67,7 +69,7 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algori
     Clip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=0.0)
     """
     if name not in CATALOG:
-        raise UsageError(f"algorithm.name = {name!r}: there is no such algorithm; {nearest(name, CATALOG)}")
+        raise UsageError(f"algorithm.name = {brief(name)}: there is no such algorithm; {nearest(name, CATALOG)}")
     row = CATALOG[name]
     changed: dict[str, object] = {}
     for slot, values in _by_slot(settings or {}).items():
@@ -76,7 +78,7 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algori
         elif slot == "kl":
             changed[slot] = _rebuild_kl(row.kl, values)
         elif slot == "entropy_coefficient":
-            changed[slot] = _checked("algorithm.entropy_coefficient", values[""], float)
+            changed[slot] = _checked("algorithm.entropy_coefficient", values.get("", values), float)
         else:
             known = ["name", *KINDS, "kl", "entropy_coefficient"]
             raise UsageError(f"algorithm.{slot}: there is no such key; {nearest(slot, known)}")
@@ -167,13 +169,15 @@ def _construct(where: str, kind: type, values: Mapping[str, object]) -> object:
 
 def _choice(where: str, value: object, choices: Mapping[str, T]) -> T:
     if not isinstance(value, str) or value not in choices:
-        raise UsageError(f"{where} = {value!r}: {nearest(str(value), choices)}")
+        raise UsageError(f"{where} = {brief(value)}: {nearest(value if isinstance(value, str) else '', choices)}")
     return choices[value]
 
 
-def _checked(where: str, value: object, kind: type) -> bool | int | float:
+def _checked(where: str, value: Any, kind: type) -> bool | int | float:
     """A field's value as its annotation has it: bool, int or float."""
     accepted, words = FIELDS[kind]
     if not isinstance(value, accepted) or isinstance(value, bool) is not (kind is bool):
-        raise UsageError(f"{where} = {value!r}: must be {words}")
+        raise UsageError(f"{where} = {brief(value)}: must be {words}")
+    if not -LARGEST <= value <= LARGEST:  # NaN is not
+        raise UsageError(f"{where} = {brief(value)}: must be {words} from -{LARGEST:g} to {LARGEST:g}")
     return kind(value)

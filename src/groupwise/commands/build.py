@@ -72,6 +72,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
         device=recipe.device,
         on_step=partial(view.preparing, "warm start"),
         chat=recipe.chat,
+        note=view.note,
     )
     chat = Chat(policy.tokenizer, recipe.chat)
     selection = _selection(plan, policy, chat, view)
@@ -276,6 +277,7 @@ def _bring_reward_model(
             cache=plan.cache,
             engine_settings=plan.recipe.engine,
             on_step=partial(view.preparing, "reward model"),
+            note=view.note,
         )
     shutil.copytree(origin, folder)
 

@@ -1,5 +1,6 @@
 """Sample a policy on held-out problems: a run's last checkpoint, or any model folder."""
 
+import os
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ from groupwise.config.plan import REWARD_MODEL
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
+from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine
 from groupwise.journal import journal
 from groupwise.models.chat import Chat
@@ -26,8 +28,8 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     model  a Hugging Face folder to evaluate; None takes the last checkpoint of the run folder `name`
     Raises UsageError where there is nothing to evaluate.
     """
-    path = Path(name) / journal.RECIPE
-    plan = resolve(recipe.load(str(path) if path.is_file() else name, overrides))
+    is_run = os.path.lexists(os.path.join(name, journal.RECIPE))
+    plan = resolve(recipe.load(str(journal.whole_recipe(Path(name))) if is_run else name, overrides))
     policy = load_policy(Path(model) if model else _last_policy(Path(name)), device=plan.recipe.device)
     engine = make_engine(policy=policy, settings=plan.recipe.engine)
     chat = Chat(policy.tokenizer, plan.recipe.chat)
@@ -39,7 +41,9 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
 
 
 def _last_policy(folder: Path) -> Path:
-    newest, _ = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
+    newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
+    for line in damaged:
+        Terminal(stderr=True).print(line)
     if newest is None:
         raise UsageError(f"{folder}: no checkpoint to evaluate; name a run folder, or a model with --model PATH")
     return newest / checkpoint.POLICY

@@ -1,7 +1,9 @@
 """Start and resume a run, and sum it up: what the commands and the Python surface call."""
 
 import math
+import os
 import re
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from groupwise import loop
 from groupwise.commands.build import build
 from groupwise.config import about, recipe
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.core.boundary import save_traceback
 from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.engine import Engine
 from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.terminal import Terminal
 from groupwise.journal import journal
-from groupwise.journal.journal import Journal, read_metrics
+from groupwise.journal.journal import Journal, sound_metrics
 from groupwise.journal.terminal import LiveView, View
 from groupwise.journal.trackers import Sender, tracker
 from groupwise.loop import Training
@@ -55,36 +57,34 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     plan = resolve(loaded)
     send_to = tracker(plan.recipe.journal.tracker)
-    text = recipe.dump(resolved_recipe(plan), f"Everything this run was started with, from {name}.")
+    text = recipe.dump(resolved_recipe(plan), f"from {name}")
     book = Journal.create(plan.folder, text)
-    book.replace(journal.ABOUT, about.about(plan, time.time()))
-    return _go(plan, book, None, Sender(send_to, book.log), fresh=True)
+    return _go(plan, book, about.about(plan, time.time()), None, Sender(send_to, book.log), fresh=True)
 
 
 def resume(folder: Path) -> Run:
     """Go on with a run from its newest good checkpoint; without one, from the start."""
-    path = folder / journal.RECIPE
-    if not path.is_file():
-        raise UsageError(f"{folder}: not a run folder (no {journal.RECIPE})")
-    # The folder is the run, wherever it was moved or started from.
-    table = recipe.read_table(path) | {"runs": str(folder.resolve().parent), "name": folder.resolve().name}
-    plan = resolve(recipe.parse(table, str(path)))
+    path = journal.whole_recipe(folder)
+    # The folder is the run, wherever it was moved and whatever it is called.
+    plan = resolve(recipe.parse(recipe.read_table(path), str(path)), place=Path(os.path.realpath(folder)))
     send_to = tracker(plan.recipe.journal.tracker)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
     step = checkpoint.read_state(newest)["step"] if newest else 0
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
-    book.replace(journal.ABOUT, about.resumed(before, step, time.time(), plan.recipe.device))
+    if step and 0 not in _evaluations(folder):
+        damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
     for line in damaged:
         book.log(line)
-        Console(stderr=True, soft_wrap=True).print(line, markup=False)
-    return _go(plan, book, newest, Sender(send_to, book.log), fresh=False)
+        Terminal(stderr=True).print(line)
+    row = about.resumed(before, step, time.time(), plan.recipe.device)
+    return _go(plan, book, row, newest, Sender(send_to, book.log), fresh=False)
 
 
-def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: bool) -> Run:
-    console = Console(highlight=False, soft_wrap=True)
-    steps, name = plan.recipe.steps, plan.recipe.name
-    view = LiveView(steps, name, console) if console.is_terminal else View(steps, console)
+def _go(plan: Plan, book: Journal, about_row: Mapping[str, Any], newest: Path | None, send: Sender, fresh: bool) -> Run:
+    terminal = Terminal()
+    steps, name = plan.recipe.steps, plan.folder.name
+    view = LiveView(steps, name, terminal) if terminal.console.is_terminal else View(steps, terminal)
     view.note(plan.describe())
     stop_signals: list[int] = []
     opened: list[Scorer | Engine] = []
@@ -92,22 +92,27 @@ def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: boo
     try:
         with _signals(stop_signals, view):
             clock = Clock(START)
-            run = _build_or_discard(plan, book, view, lambda: bool(stop_signals), fresh)
+            run = _begun(plan, book, about_row, view, lambda: bool(stop_signals), fresh)
             opened += [run.components.rollout.scorer, run.components.engine]
             run.clock = clock
             if newest is not None:
-                _restore(run, newest, read_metrics(plan.folder))
+                _restore(run, newest, sound_metrics(plan.folder))
                 view.note(f"going on after step {run.progress.step}")
             book.listen(send.metrics)
             table = resolved_recipe(plan)
             send.start(plan.folder, name, table, after=run.progress.step)
             finished = loop.train(run)
         if finished:
+            if run.progress.step not in _evaluations(plan.folder):  # its row was damaged since
+                loop.evaluate(run)
             summary = _summary(plan, run)
             book.replace(journal.SUMMARY, summary)
     except GroupwiseError as error:
         if plan.folder.is_dir():
             book.log(f"error: {error}")
+        raise
+    except Exception as error:
+        save_traceback(error, plan.folder / journal.LOG)
         raise
     finally:
         for each in opened:
@@ -118,7 +123,8 @@ def _go(plan: Plan, book: Journal, newest: Path | None, send: Sender, fresh: boo
     if summary is not None:
         _leave_report(plan, view)
         return Run(plan.folder, summary)
-    view.note(f"stopped after step {run.progress.step}, saved; go on with: groupwise train --resume {plan.folder}")
+    place = shlex.quote(str(plan.folder))
+    view.note(f"stopped after step {run.progress.step}, saved; go on with: groupwise train --resume {place}")
     return Run(plan.folder, {}, stopped_by=stop_signals[0])
 
 
@@ -143,11 +149,14 @@ def _leave_report(plan: Plan, view: View) -> None:
         view.note(f"no report was made ({words}); the run is whole. Try: groupwise report {plan.folder}")
 
 
-def _build_or_discard(plan: Plan, book: Journal, view: View, stop: Callable[[], bool], fresh: bool) -> Training:
-    """The run, built; what turns out to be impossible only with the model at hand leaves no empty run folder."""
+def _begun(
+    plan: Plan, book: Journal, about_row: Mapping[str, Any], view: View, stop: Callable[[], bool], fresh: bool
+) -> Training:
+    """The run, built; whatever ends it here leaves no run folder in which nothing happened, and the name is free."""
     try:
+        book.replace(journal.ABOUT, about_row)
         return build(plan, book, view, stop)
-    except UsageError:
+    except BaseException:
         if fresh:
             book.discard()
         raise
@@ -176,25 +185,29 @@ def _signals(stop_signals: list[int], view: View) -> Iterator[None]:
 
 
 def _free_name(runs: Path, name: str) -> str:
-    """name, name-2, name-3, ...: the first that does not exist."""
-    taken = {p.name for p in runs.iterdir()} if runs.is_dir() else set()
+    """name, name-2, name-3, ...: the first that does not exist. Raises UsageError where the folder cannot be read."""
+    try:
+        taken = set(os.listdir(runs)) if os.path.isdir(runs) else set()
+    except OSError as error:
+        raise UsageError(f"runs = {str(runs)!r}: cannot be read: {error.strerror}") from None
     used = [int(m[1] or 1) for t in taken if (m := re.fullmatch(re.escape(name) + r"(?:-(\d+))?", t))]
     return name if name not in taken else f"{name}-{max(used) + 1}"
 
 
 def _summary(plan: Plan, run: Training) -> dict[str, Any]:
     """summary.json, from the rows of metrics.jsonl, so that a resumed run says the same."""
-    evaluations = [row["evaluation"] for row in read_metrics(plan.folder) if "evaluation" in row]
-    before, after = evaluations[0], evaluations[-1]
     judged, progress = run.components.rollout.scorer.judged, run.progress
+    evaluations, measure = _evaluations(plan.folder), "learned_mean" if judged else "avg_at_k"
+    unknown = {measure: None, "length_mean": math.nan, "by_source": {}}
+    before, after = evaluations.get(0, unknown), evaluations[progress.step]
     return {
-        "name": plan.recipe.name,
+        "name": plan.folder.name,
         "algorithm": plan.algorithm.name,
         "seed": plan.recipe.seed,
         "steps": progress.step,
         "heldout_measure": "learned score" if judged else "pass rate",
-        "heldout_before": before["learned_mean" if judged else "avg_at_k"],
-        "heldout_after": after["learned_mean" if judged else "avg_at_k"],
+        "heldout_before": _or_nan(before[measure]),
+        "heldout_after": _or_nan(after[measure]),
         "length_before": before["length_mean"],
         "length_after": after["length_mean"],
         **_by_source(before, after),
@@ -210,10 +223,22 @@ def _summary(plan: Plan, run: Training) -> dict[str, Any]:
     }
 
 
+def _evaluations(folder: Path) -> dict[int, dict[str, Any]]:
+    """The run's evaluations, by the step after which they were made."""
+    return {row["step"]: row["evaluation"] for row in sound_metrics(folder) if "evaluation" in row}
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def _by_source(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Mean score before and after of each source, where the task mixes several."""
     scores = {
-        source: {"before": before["by_source"][source]["score_mean"], "after": row["score_mean"]}
+        source: {
+            "before": _or_nan(before["by_source"].get(source, {}).get("score_mean")),
+            "after": _or_nan(row.get("score_mean")),
+        }
         for source, row in after["by_source"].items()
     }
     return {"heldout_by_source": scores} if scores else {}
@@ -231,10 +256,10 @@ def _reward_model_in_short(path: Path) -> dict[str, Any]:
 def _worst_checks(folder: Path) -> dict[str, dict[str, Any]]:
     """Of each check over the whole run: how many steps measured it, and its largest value beside the limit."""
     worst: dict[str, dict[str, Any]] = {}
-    for row in read_metrics(folder):
+    for row in sound_metrics(folder):
         for name, check in row.get("checks", {}).items():
             known = worst.setdefault(name, {"steps": 0, "largest": 0.0, "limit": check["limit"]})
-            if check["value"] is not None:
+            if check["value"] is not None and check["limit"] is not None:
                 known["steps"] += 1
                 known["largest"], known["limit"] = max(known["largest"], check["value"]), check["limit"]
     return worst

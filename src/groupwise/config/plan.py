@@ -24,21 +24,23 @@ class Plan:
 
     recipe  with nothing left to a default; `critic` is None where the algorithm reads no values
     mix     the rewards that train
+    place   of a run that is gone on with: its folder, wherever it was moved and whatever it is called
     """
 
     recipe: Recipe
     task: Task
     algorithm: Algorithm
     mix: Mix
+    place: Path | None = None
 
     @property
     def folder(self) -> Path:
-        return Path(self.recipe.runs) / self.recipe.name
+        return self.place or Path(self.recipe.runs) / self.recipe.name
 
     @property
     def cache(self) -> Path:
         """Where what several runs begin from is kept."""
-        return Path(self.recipe.runs) / ".cache"
+        return self.folder.parent / ".cache"
 
     @property
     def passes_per_batch(self) -> int:

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,8 +11,10 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from groupwise.core.engine import Sampling
-from groupwise.core.errors import UsageError, nearest
-from groupwise.core.settings import Settings
+from groupwise.core.errors import UsageError, brief, nearest, one_line
+from groupwise.core.paths import location, require_regular
+from groupwise.core.plain import require_plain
+from groupwise.core.settings import Location, Settings
 from groupwise.engines.settings import EngineSettings
 from groupwise.journal.journal import JournalSettings
 from groupwise.models.chat import ChatSettings
@@ -23,6 +26,9 @@ from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reward_model import PreferenceSettings
 from groupwise.training.warm_start import WarmStart
+
+#: Bytes of a recipe's file at most, and of what is wrong in one as many things as are said.
+LARGEST_FILE, MOST_FAULTS = 1 << 20, 3
 
 
 class Recipe(Settings):
@@ -38,16 +44,16 @@ class Recipe(Settings):
     preference         the reward model that scores what trains; without this section the task's own score does
     """
 
-    name: str = Field(min_length=1, pattern=r"^[\w.+-]+$")
-    seed: int = Field(default=0, ge=0)
-    steps: int = Field(ge=1)
-    model: str = Field(default="tiny-dense", min_length=1)
+    name: str = Field(min_length=1, pattern=r"^[\w+-][\w.+-]*$")
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    steps: int = Field(ge=1, le=10**9)
+    model: Location = "tiny-dense"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    runs: str = Field(default="runs", min_length=1)
-    prompts_per_step: int = Field(default=64, ge=1)
-    samples_per_prompt: int = Field(default=8, ge=1)
+    runs: Location = "runs"
+    prompts_per_step: int = Field(default=64, ge=1, le=2**20)
+    samples_per_prompt: int = Field(default=8, ge=1, le=2**16)
     updates_per_batch: int = Field(default=1, ge=1)
-    passes_per_batch: int | None = Field(default=None, ge=1)
+    passes_per_batch: int | None = Field(default=None, ge=1, le=1000)
     max_prompt_tokens: int = Field(default=0, ge=0)
     logp_old: Literal["learner", "engine"] = "learner"
     task: dict[str, Any]
@@ -75,14 +81,13 @@ def recipe_folder() -> Path:
 
 def find(recipe: str) -> Path:
     """A recipe's file, from its name or its path. Raises UsageError listing those that exist."""
-    path = Path(recipe)
+    path = location(recipe, "recipe")
     if path.suffix == ".toml" or path.is_file():
-        if not path.is_file():
-            raise UsageError(f"recipe {recipe!r}: there is no such file")
+        require_regular(path, f"recipe {brief(recipe)}")
         return path
     known = sorted(p.relative_to(recipe_folder()).with_suffix("").as_posix() for p in recipe_folder().rglob("*.toml"))
     if recipe not in known:
-        raise UsageError(f"recipe {recipe!r}: there is no such recipe; {nearest(recipe, known)}")
+        raise UsageError(f"recipe {brief(recipe)}: there is no such recipe; {nearest(recipe, known)}")
     return recipe_folder() / f"{recipe}.toml"
 
 
@@ -92,27 +97,33 @@ def load(recipe: str, overrides: Mapping[str, object] | None = None) -> Recipe:
     table = read_table(path)
     table.setdefault("name", path.stem)
     for key, value in (overrides or {}).items():
-        _require_value(key, value)
         set_key(table, key, value)
     return parse(table, path.name)
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """The table of a TOML file. Raises UsageError where it cannot be read."""
+    require_regular(path, str(path))
     try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise UsageError(f"{path}: longer than {LARGEST_FILE >> 20} MiB; no recipe is")
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not a TOML file: {error}") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise UsageError(f"{path}: not a TOML file: {one_line(error)}") from None
 
 
 def parse(table: Mapping[str, Any], where: str) -> Recipe:
-    """A checked recipe from its table."""
+    """A checked recipe from its table. Raises UsageError, one line, where anything is off."""
+    for key, value in table.items():
+        require_plain(f"{where}: {key}", value)
     try:
         return Recipe.model_validate(dict(table))
     except ValidationError as error:
-        raise UsageError(f"{where}: {'; '.join(_in_words(e) for e in error.errors())}") from None
+        faults = [_in_words(e) for e in error.errors()[:MOST_FAULTS]]
+        more = [f"and {error.error_count() - MOST_FAULTS} more"] * (error.error_count() > MOST_FAULTS)
+        raise UsageError(f"{where}: {'; '.join(faults + more)}") from None
 
 
 def dump(table: Mapping[str, Any], comment: str = "") -> str:
@@ -125,11 +136,19 @@ def assignment(text: str) -> tuple[str, object]:
     """`key=value` of the command line; the value is TOML, or a bare word taken as text."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UsageError(f"--set {text!r}: expected key=value, such as --set algorithm.name=dapo")
+        raise UsageError(f"--set {brief(text)}: expected key=value, such as --set algorithm.name=dapo")
+    value = value.strip()
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        table = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        return key.strip(), value
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--set {brief(text)}: cannot be read: {one_line(error)}") from None
+    with suppress(tomllib.TOMLDecodeError, RecursionError):
+        tomllib.loads(f"value = [{value}]")  # a comment after the value would hide the bracket
+        if len(table) == 1:
+            return key.strip(), table["value"]
+    raise UsageError(f"--set {brief(text)}: more than one value; --set takes one key and its value")
 
 
 def set_key(table: dict[str, Any], key: str, value: object) -> None:
@@ -140,15 +159,6 @@ def set_key(table: dict[str, Any], key: str, value: object) -> None:
         if not isinstance(table, dict):
             raise UsageError(f"{key}: {section} is a value, not a section")
     table[last] = value
-
-
-def _require_value(key: str, value: object) -> None:
-    """Raises UsageError for a None, alone or in a table: TOML has none, so that the run could not be read again."""
-    if value is None:
-        raise UsageError(f"{key} = None: a recipe has no such value; leave the key out to have its default")
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            _require_value(f"{key}.{name}", inner)
 
 
 def _in_words(error: Any) -> str:
@@ -163,10 +173,11 @@ def _in_words(error: Any) -> str:
         return f"{key}: there is no such key; {nearest(path[-1], list(section.model_fields), near)}"
     if error["type"] == "missing":
         return f"{key} is missing"
-    message = error["msg"][0].lower() + error["msg"][1:]
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
     if error["type"] == "model_type":  # the section is named, not the class that reads it
         message = message.replace(error["ctx"]["class_name"], f"{path[-1].title().replace('_', '')}Section")
-    return f"{key} = {error['input']!r}: {message}"
+    return f"{key} = {brief(error['input'])}: {message}"
 
 
 def _nearest_elsewhere(unknown: str, table: object) -> list[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ CRITIC_RATE = 10
 LIMITED = (("shaping", "outcome"), ("aggregate", "constant"))
 
 
-def resolve(recipe: Recipe) -> Plan:
-    """The recipe with its parts and its derived values.
+def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
+    """The recipe with its parts and its derived values; `place` is the folder of a run that is gone on with.
 
     Raises UsageError, one line, where a part does not exist, nothing reads a key, or the run could not work.
     """
@@ -40,7 +41,7 @@ def resolve(recipe: Recipe) -> Plan:
         algorithm={"name": row.name, **settings(row)},
         critic=critic,
     )
-    plan = Plan(complete, problems, row, mix)
+    plan = Plan(complete, problems, row, mix, place)
     require_runnable(plan)
     return plan
 

@@ -1,18 +1,27 @@
 """A recipe's tables [rewards.NAME] to the rewards that train, what can go together, and how the plan describes it."""
 
-import math
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import Field, ValidationError, create_model
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import describe
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, nearest
 from groupwise.core.reward import Reward
-from groupwise.rewards.functions.form import reward
+from groupwise.core.settings import Settings
+from groupwise.rewards.functions.form import KINDS
 from groupwise.rollout.scoring import LEARNED, TASK, Mix
 
 #: How the plan describes the two rewards that are not functions.
 OF_THE_RUN = {TASK: "the task's own score", LEARNED: "the reward model's score"}
+
+
+class RewardTable(Settings):
+    """What every table [rewards.NAME] may hold; the fields of the reward's own class stand beside it."""
+
+    weight: float = Field(default=1.0, ge=-1e6, le=1e6)
 
 
 def mix_of(tables: Mapping[str, Any] | None, each: bool) -> Mix:
@@ -27,12 +36,12 @@ def mix_of(tables: Mapping[str, Any] | None, each: bool) -> Mix:
     weights: dict[str, float] = {}
     own: dict[str, Reward] = {}
     for name, table in tables.items():
-        settings = dict(table)
-        weights[name] = _weight(name, settings.pop("weight", 1.0))
         if name not in OF_THE_RUN:
-            own[name] = reward(name, settings)
-        elif settings:
-            raise UsageError(f"rewards.{name}: it has a weight and nothing else, not {', '.join(settings)}")
+            weights[name], own[name] = _own(name, dict(table))
+        elif others := [key for key in table if key != "weight"]:
+            raise UsageError(f"rewards.{name}: it has a weight and nothing else, not {', '.join(others)}")
+        else:
+            weights[name] = _validated(name, RewardTable, table).weight
     if not any(weights.values()):
         raise UsageError("rewards: every weight is 0, so nothing would train")
     return Mix(weights, own, each)
@@ -69,7 +78,32 @@ def describe_mix(mix: Mix) -> list[str]:
     return lines
 
 
-def _weight(name: str, weight: object) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-        raise UsageError(f"rewards.{name}.weight = {weight!r}: must be a number")
-    return float(weight)
+def _own(name: str, table: dict[str, Any]) -> tuple[float, Reward]:
+    """The weight and the reward of a table: of its `kind`, else NAME itself, or a user's own where `use` is set."""
+    kind = table.pop("kind", "user" if "use" in table else name)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise UsageError(f"rewards.{name}.kind = {kind!r}: there is no such reward; {nearest(str(kind), KINDS)}")
+    fields, hints = dataclasses.fields(KINDS[kind]), get_type_hints(KINDS[kind])
+    needed = [field for field in fields if field.default is field.default_factory is dataclasses.MISSING]
+    typed: Any = {field.name: (hints[field.name], ... if field in needed else None) for field in fields}
+    checked = _validated(name, create_model(kind, __base__=RewardTable, **typed), table)
+    try:
+        return checked.weight, KINDS[kind](**{key: getattr(checked, key) for key in typed if key in table})
+    except UsageError as error:
+        raise UsageError(f"rewards.{name}: {error}") from None
+
+
+def _validated(name: str, model: type[RewardTable], table: Mapping[str, Any]) -> RewardTable:
+    """The table, its values of the right types. Raises UsageError for the first thing that is wrong."""
+    try:
+        return model.model_validate(dict(table))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, ("rewards", name, *first["loc"])))
+        if first["type"] == "extra_forbidden":
+            near = nearest(str(first["loc"][0]), ["kind", *model.model_fields])
+            raise UsageError(f"{key}: {model.__name__} has no such key; {near}") from None
+        if first["type"] == "missing":
+            raise UsageError(f"{key} is missing") from None
+        words = first["msg"][0].lower() + first["msg"][1:]
+        raise UsageError(f"{key} = {first['input']!r:.80}: {words}") from None

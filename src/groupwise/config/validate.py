@@ -7,12 +7,16 @@ from groupwise.algorithms.settings import describe
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.rewards import require_mix
 from groupwise.core.errors import UsageError
-from groupwise.core.task import Judged, Notes, ScoresSteps
+from groupwise.core.paths import location
+from groupwise.core.task import Bounded, Judged, Notes, ScoresSteps
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import LEARNED, TASK
 from groupwise.training.critic import CriticSettings
 from groupwise.training.initial_policy import check_model
 from groupwise.training.reward_model import SAMPLED_PAIRS
+
+#: Completions of a step, and of an evaluation, at most: each is held in memory.
+MOST_COMPLETIONS = 2**20
 
 
 def require_runnable(plan: Plan) -> None:
@@ -31,11 +35,13 @@ def require_runnable(plan: Plan) -> None:
             f"updates_per_batch = {recipe.updates_per_batch}: a batch of {recipe.prompts_per_step} groups cannot be "
             "split into more minibatches than that"
         )
+    location(recipe.name, "name")
     check_model(recipe.model)
     if isinstance(plan.task, Notes):
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
     if recipe.critic is not None:
         _require_critic(plan, recipe.critic)
+    _require_time_to_score(plan)
     _require_steps(plan)
     _require_sources(plan)
     _require_judge(plan)
@@ -43,6 +49,10 @@ def require_runnable(plan: Plan) -> None:
     heldout = len(plan.task.samples("heldout"))
     if heldout < recipe.evaluation.problems:
         raise UsageError(f"evaluation.problems = {recipe.evaluation.problems}: the task holds out only {heldout}")
+    step, evaluated = recipe.prompts_per_step * recipe.samples_per_prompt, recipe.evaluation
+    for what, count in (("a step", step), ("an evaluation", evaluated.problems * evaluated.samples)):
+        if count > MOST_COMPLETIONS:
+            raise UsageError(f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer")
 
 
 def _require_critic(plan: Plan, critic: CriticSettings) -> None:
@@ -54,6 +64,19 @@ def _require_critic(plan: Plan, critic: CriticSettings) -> None:
     if critic.warmup_steps >= plan.recipe.steps:
         raise UsageError(
             f"critic.warmup_steps = {critic.warmup_steps}: the policy would wait through all {plan.recipe.steps} steps"
+        )
+
+
+def _require_time_to_score(plan: Plan) -> None:
+    """The task's own limit comes first: at it a completion is wrong, at the pool's it has no score."""
+    task, deadline = plan.task, plan.recipe.scoring.deadline
+    if isinstance(task, Bounded) and task.longest > deadline + 1e-6:
+        most = deadline - (task.longest - task.seconds)
+        shorter = f", or task.seconds = {most:g} or less" if most > 0 else ""
+        raise UsageError(
+            f"task.seconds = {task.seconds:g}, scoring.deadline = {deadline:g}: a score may take {task.longest:g} s, "
+            "and a program that hangs would have none instead of a wrong one; "
+            f"set scoring.deadline = {task.longest:g} or more{shorter}"
         )
 
 

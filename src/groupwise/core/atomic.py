@@ -1,11 +1,45 @@
-"""A folder that appears complete or not at all."""
+"""Files and folders that appear whole or not at all, and files that are opened only where they are files."""
 
+import errno
+import os
+import secrets
 import shutil
+import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from groupwise.core.errors import RunError, disk_words
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to fill beside `path`, moved there at the end of the block; where anything fails, `path` stays as it was.
+
+    Raises OSError where the disk refuses.
+    """
+    draft = path.with_name(f".partial-{secrets.token_hex(6)}")
+    try:
+        with draft.open("xb") as file:
+            yield file
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """A file, to be read. Raises OSError also for a FIFO, which one would wait for, or a device, which has no end."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder is refused by open
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path.open("rb")
+
+
+def open_to_append(path: Path) -> IO[bytes]:
+    """A file, to be written at its end; made where there is none. Raises OSError for a FIFO that nobody reads."""
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
 
 
 def make_folder(folder: Path, write: Callable[[Path], object], what: str) -> None:

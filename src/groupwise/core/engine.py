@@ -4,13 +4,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, Protocol
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from groupwise.core.records import Completion
 from groupwise.core.settings import Settings
 
-Temperature = Annotated[float, Field(ge=0)]
+
+def _zero_or_warm(temperature: float) -> float:
+    """Raises ValueError for one so low that logits divided by it are not finite."""
+    if 0 < temperature < 0.01:
+        raise ValueError("must be 0, which is greedy, or at least 0.01")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_zero_or_warm)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 TopK = Annotated[int, Field(ge=0)]
 
@@ -18,7 +26,7 @@ TopK = Annotated[int, Field(ge=0)]
 class Sampling(Settings):
     """The section [sampling]: the distribution completions are drawn from.
 
-    temperature     logits are divided by it; 0 takes the most likely token
+    temperature     logits are divided by it; 0 takes the most likely token, the lowest other is 0.01
     top_p           keep the most likely tokens whose probability adds up to top_p; 1 keeps all
     top_k           keep the k most likely tokens; 0 keeps all
     max_new_tokens  a completion that reaches it ends with finish "length"
@@ -27,7 +35,7 @@ class Sampling(Settings):
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     top_k: TopK = 0
-    max_new_tokens: int = Field(default=64, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1, le=2**24)
 
     @property
     def truncates(self) -> bool:

@@ -5,11 +5,17 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
+#: Characters that a message has at most, and a value in it; names that it lists at most.
+LONGEST_MESSAGE, LONGEST_VALUE, MOST_NAMES = 1_000, 300, 12
+
 
 class GroupwiseError(Exception):
-    """A message for a person, printed without a traceback."""
+    """A message for a person, printed without a traceback: one line, whatever it repeats."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(" ".join(message.splitlines()), LONGEST_MESSAGE))
 
 
 class UsageError(GroupwiseError):
@@ -33,8 +39,37 @@ def nearest(wrong: str, known: Iterable[str], elsewhere: Sequence[str] = ()) -> 
     "did you mean 'grpo'? known: grpo, dapo"
     """
     names = list(known)
-    near = get_close_matches(wrong, names, n=1, cutoff=0.6) or elsewhere
-    return (f"did you mean {near[0]!r}? " if near else "") + f"known: {', '.join(names)}"
+    near = get_close_matches(shortened(wrong), names, n=1, cutoff=0.6) or elsewhere
+    return (f"did you mean {near[0]!r}? " if near else "") + f"known: {listed(names)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a message lists them, a dozen at most.
+
+    >>> listed("abcdefghijklmn")
+    'a, b, c, d, e, f, g, h, i, j, k, l and 2 more'
+    """
+    every = list(names)
+    more = f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else ""
+    return ", ".join(shortened(name, 60) for name in every[:MOST_NAMES]) + more
+
+
+def shortened(text: str, longest: int = LONGEST_VALUE) -> str:
+    """The text, without its middle where it is longer.
+
+    >>> shortened("0123456789", 7)
+    '01...89'
+    """
+    half = (longest - 3) // 2
+    return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
+
+
+def brief(value: object) -> str:
+    """A value as a message repeats it: as Python writes it, shortened."""
+    try:
+        return shortened(repr(value))
+    except (ValueError, RecursionError):  # thousands of digits, thousands of lists in lists
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def need(module: str, extra: str, what: str) -> Any:
@@ -51,7 +86,7 @@ def need(module: str, extra: str, what: str) -> Any:
         raise UsageError(f"{what} needs {module}, which is not installed: pip install 'groupwise[{extra}]'") from None
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """An exception's message in one line, the name of its type where it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 

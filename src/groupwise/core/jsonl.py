@@ -7,13 +7,14 @@ from typing import Any
 
 import orjson
 
+from groupwise.core.atomic import open_regular, whole_file
 from groupwise.core.errors import RunError
 
 OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 #: How a row begins that belongs to a step; these bytes stand nowhere inside a text, where quotes are escaped.
 STEP = b'{"step":'
-BEGINNING = re.compile(rb'\{"step": ?(\d+)[,}]')
+BEGINNING = re.compile(rb'\{"step": ?(\d{1,15})[,}]')
 
 
 def encoded(row: Any, indent: bool = False) -> bytes:
@@ -31,7 +32,7 @@ def encoded(row: Any, indent: bool = False) -> bytes:
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a file, one by one; what is no whole row, as a killed process leaves it, is passed over."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for line in file:
             row = _parsed(line)
             if row is not None:
@@ -48,21 +49,19 @@ def step_of(line: bytes) -> int | None:
     if beginning and line.endswith(b"}\n") and line.find(STEP, 1) < 0:
         return int(beginning[1])
     step = (_parsed(line) or {}).get("step")
-    return step if isinstance(step, int) else None
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def cut(path: Path, last: int) -> None:
     """Take out lines after step `last`, and those that are not whole. Raises RunError where the disk refuses."""
-    beside = path.with_name(path.name + ".partial")
     try:
-        with path.open("rb") as old, beside.open("wb") as new:
+        with open_regular(path) as old, whole_file(path) as new:
             for line in old:
                 step = step_of(line)
                 if step is not None and step <= last:
                     new.write(line if line.endswith(b"\n") else line + b"\n")
-        beside.replace(path)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from None
+        raise RunError(f"{path}: cannot be written anew: {error.strerror}") from None
 
 
 def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -79,10 +78,19 @@ def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError:
+        row = shallow(orjson.loads(line))
+    except ValueError:
         return None
     return row if isinstance(row, dict) else None
+
+
+def shallow(value: Any) -> Any:
+    """The value. Raises ValueError where JSON could not hold it again: nested too deep, an integer beyond 64 bits."""
+    try:
+        orjson.dumps(value, option=OPTIONS)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return value
 
 
 def writable(value: Any) -> Any:

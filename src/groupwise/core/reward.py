@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from groupwise.core.jsonl import writable
 from groupwise.core.samples import Attempt
 
 
@@ -31,6 +32,7 @@ class Cause(StrEnum):
     MEMORY = "memory"
     NONE = "none"
     NAN = "nan"
+    TOO_LARGE = "too large"
     WRONG_LENGTH = "wrong length"
     WRONG_TYPE = "wrong type"
 
@@ -46,3 +48,6 @@ class ScoreResult:
     value: float = math.nan
     cause: Cause | None = None
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", writable(self.detail))  # a user's text, on its way to files and terminals

@@ -1,18 +1,24 @@
 """The base of settings: a recipe's section is the settings object of the component that reads it."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from groupwise.core.paths import expanded
+
+#: A path that a recipe names, or a word that stands for one.
+Location = Annotated[str, Field(min_length=1), AfterValidator(expanded)]
 
 
 class Settings(BaseModel):
-    """Frozen, and strict: an unknown key is an error, and a value of another type is never converted (an integer may
-    stand for a float). `model_fields_set` holds the keys that were given; all others are at their defaults.
+    """Frozen, and strict: an unknown key is an error, a number is finite, and a value of another type is never
+    converted (an integer may stand for a float). `model_fields_set` holds the keys that were given; all others are at
+    their defaults.
 
     Raises pydantic.ValidationError, a ValueError, where a key or a value is wrong.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     def replace(self, **changes: Any) -> Self:
         """The same settings with other values for some keys, validated; what was at its default counts as not given."""

@@ -1,6 +1,7 @@
 """What a task is: it gives samples of a split and scores completions. One typed sample object everywhere."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -51,6 +52,36 @@ class Streams(Protocol):
     def draw(self, index: int, seed: int, levels: Mapping[str, int]) -> Sample: ...
 
     def moved(self, levels: Mapping[str, int], rates: Mapping[str, tuple[float, int]]) -> Mapping[str, int]: ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A task that ends a score by itself, as wrong, after `longest` seconds; its key `seconds` is a part of them."""
+
+    seconds: float
+
+    @property
+    def longest(self) -> float: ...
+
+
+#: What is entered while something starts that takes longer than a score may.
+Starting = Callable[[], AbstractContextManager[None]]
+
+
+@runtime_checkable
+class Starts(Protocol):
+    """A task that starts what it scores with (a process, tables) where that is first needed, and where it is lost: from
+    `start_inside` on always inside of `starting()`.
+    """
+
+    def start_inside(self, starting: Starting) -> None: ...
+
+
+@runtime_checkable
+class ScoresLate(Protocol):
+    """A task whose scorer may hang on what a policy writes: `late` is the score of what has none in time."""
+
+    late: float
 
 
 @runtime_checkable

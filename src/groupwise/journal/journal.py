@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field
+from pydantic import BaseModel, Field, ValidationError
 
 from groupwise.core import jsonl
+from groupwise.core.atomic import open_regular, open_to_append, whole_file
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.machine import machine_row
 from groupwise.core.settings import Settings
+from groupwise.core.terminal import clean
 
 METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
-LOG, RECIPE, ABOUT, SUMMARY = "log.txt", "recipe.toml", "about.json", "summary.json"
+LOG, RECIPE, ABOUT, SUMMARY, LOCK = "log.txt", "recipe.toml", "about.json", "summary.json", ".lock"
+#: The first and the last line of a recipe in a run folder: one that lost its end would have defaults for it.
+FIRST, LAST = "# All that this run was started with, down to the line: # end of the recipe\n", "# end of the recipe\n"
 
 
 class JournalSettings(Settings):
@@ -39,7 +45,10 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._listeners: list[Callable[[Mapping[str, Any]], None]] = []
-        self._lock = (folder / ".lock").open("w")
+        try:
+            self._lock = open_to_append(folder / LOCK)
+        except OSError as error:
+            raise UsageError(f"{folder / LOCK}: cannot be opened: {error.strerror}; nothing is written here") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -53,30 +62,42 @@ class Journal:
     def discard(self) -> None:
         """Take back a run folder in which nothing happened yet."""
         self.close()
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @classmethod
     def create(cls, folder: Path, recipe: str) -> Journal:
-        """A new run folder. Raises UsageError where it exists: nothing there is touched."""
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
+        """A new run folder, which appears with its recipe or not at all.
+
+        Raises UsageError where it exists, and nothing there is touched, or where the disk refuses.
+        """
+        if os.path.lexists(folder):
             raise UsageError(
                 f"{folder} exists already; choose another --set name=..., or go on with it: "
                 f"groupwise train --resume {folder}"
-            ) from None
+            )
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as beside:
+                partial = Path(beside) / folder.name
+                partial.mkdir()
+                (partial / RECIPE).write_bytes(f"{FIRST}{recipe}{LAST}".encode())
+                (partial / LOCK).touch()
+                partial.rename(folder)  # refused where another process was faster and has something there
         except OSError as error:
             raise UsageError(f"{folder}: the run folder cannot be made: {error.strerror}") from None
-        (folder / RECIPE).write_text(recipe)
         return cls(folder)
 
     @classmethod
     def reopen(cls, folder: Path, step: int) -> Journal:
         """An existing run, with every line after `step` taken out: they will be written again, the same."""
         journal = cls(folder)
-        for name in (METRICS, ROLLOUTS, MACHINE):
-            if (folder / name).exists():
-                jsonl.cut(folder / name, step if step else -1)
+        try:
+            for name in (METRICS, ROLLOUTS, MACHINE):
+                if (folder / name).exists():
+                    jsonl.cut(folder / name, step if step else -1)
+        except RunError:
+            journal.close()
+            raise
         return journal
 
     def listen(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
@@ -98,29 +119,66 @@ class Journal:
         self._append(ROLLOUTS, rows)
 
     def log(self, line: str) -> None:
-        """One line of log.txt."""
-        self._write(LOG, [(line + "\n").encode(errors="replace")])
+        """One line of log.txt, which a terminal may show as it is."""
+        self._write(LOG, [(clean(line) + "\n").encode()])
 
     def replace(self, name: str, row: Mapping[str, Any]) -> None:
         """The file of that name, about.json or summary.json, whole or not at all."""
-        path, beside = self.folder / name, self.folder / f"{name}.partial"
         try:
-            beside.write_bytes(jsonl.encoded(row, indent=True) + b"\n")
-            beside.replace(path)
+            with whole_file(self.folder / name) as file:
+                file.write(jsonl.encoded(row, indent=True) + b"\n")
         except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror}") from None
+            raise RunError(f"{self.folder / name}: cannot be written: {error.strerror}") from None
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         self._write(name, (jsonl.encoded(row) + b"\n" for row in rows))
 
     def _write(self, name: str, lines: Iterable[bytes]) -> None:
         try:
-            with (self.folder / name).open("ab") as file:
+            with open_to_append(self.folder / name) as file:
                 file.writelines(lines)
         except OSError as error:
             raise RunError(
                 f"{self.folder / name}: cannot be written: {error.strerror}; free space, then resume"
             ) from None
+
+
+class _Check(BaseModel):
+    value: float | None
+    limit: float | None
+
+
+class _Evaluation(BaseModel):
+    problems: int
+    samples: int
+    avg_at_k: float | None
+    learned_mean: float | None
+    length_mean: float
+    by_source: dict[str, dict[str, float | None]]
+
+
+class _Row(BaseModel):
+    """What a run needs of its own rows of metrics.jsonl when it goes on and when it ends."""
+
+    step: int
+    seconds: dict[str, Annotated[float, Field(ge=0, lt=1e12)]] = {}
+    checks: dict[str, _Check] = {}
+    evaluation: _Evaluation = None  # type: ignore[assignment]
+
+
+def whole_recipe(folder: Path) -> Path:
+    """The recipe of a run folder. Raises UsageError where there is none, or where it is cut off."""
+    path = folder / RECIPE
+    try:
+        with open_regular(path) as file:
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        raise UsageError(f"{folder}: not a run folder (no {RECIPE}: {error.strerror})") from None
+    if text.startswith(FIRST) and LAST.strip() not in text.removeprefix(FIRST):
+        raise UsageError(
+            f"{path}: cut off, its last line is missing; a run would go on with other settings. Restore it"
+        )
+    return path
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -129,10 +187,24 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return list(jsonl.rows(path)) if path.exists() else []
 
 
+def sound_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The same; a row whose numbers or tables are not of the kind that a run writes is passed over."""
+    return [row for row in read_metrics(folder) if _is_sound(row)]
+
+
 def read_about(folder: Path) -> dict[str, Any]:
     """about.json; empty where there is none, or it cannot be read."""
     try:
-        about = orjson.loads((folder / ABOUT).read_bytes())
-    except (OSError, orjson.JSONDecodeError):
+        with open_regular(folder / ABOUT) as file:
+            about = jsonl.shallow(orjson.loads(file.read()))
+    except (OSError, ValueError):
         return {}
-    return about if isinstance(about, dict) else {}
+    return about if isinstance(about, dict) and isinstance(about.get("resumed", []), list) else {}
+
+
+def _is_sound(row: Mapping[str, Any]) -> bool:
+    try:
+        _Row.model_validate(row, strict=True)
+    except ValidationError:
+        return False
+    return True

@@ -4,14 +4,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 from groupwise.core.clock import BEFORE
 from groupwise.core.records import Evaluation
+from groupwise.core.terminal import Terminal
 
 #: Shown where a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.
 EXTRAS = {"learned_mean": "learned score", "explained_variance": "explained variance"}
@@ -22,8 +22,8 @@ Row = Mapping[str, Any]
 class View:
     """Shows what a run does, one line a step, for logs and pipes; changes nothing."""
 
-    def __init__(self, steps: int, console: Console) -> None:
-        self.steps, self.console = steps, console
+    def __init__(self, steps: int, terminal: Terminal) -> None:
+        self.steps, self.terminal = steps, terminal
         self.started = time.perf_counter()
 
     def preparing(self, what: str, step: int, steps: int, loss: float) -> None:
@@ -32,7 +32,7 @@ class View:
             self.note(f"{what} {step}/{steps}  loss {loss:.3f}")
 
     def note(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.terminal.print(text)
 
     def step(self, row: Row) -> None:
         self.note(
@@ -56,13 +56,13 @@ class View:
 class LiveView(View):
     """A panel that stays in place: where the run is, how it goes, what each phase costs, how long it still takes."""
 
-    def __init__(self, steps: int, name: str, console: Console) -> None:
-        super().__init__(steps, console)
+    def __init__(self, steps: int, name: str, terminal: Terminal) -> None:
+        super().__init__(steps, terminal)
         self.name = name
         self.rows: list[Row] = []
         self.heldout: list[tuple[int, Evaluation]] = []
         self.warming = ""
-        self.live = Live(console=self.console, refresh_per_second=8, transient=False, get_renderable=self.render)
+        self.live = Live(console=terminal.console, refresh_per_second=8, transient=False, get_renderable=self.render)
 
     def preparing(self, what: str, step: int, steps: int, loss: float) -> None:
         if step == 1:
@@ -86,21 +86,22 @@ class LiveView(View):
         self.live.stop()
 
     def render(self) -> Panel:
+        text = self.terminal.text
         parts: list[Any] = []
         if self.warming and not self.rows:
-            parts.append(Text(self.warming))
+            parts.append(text(self.warming))
         if self.rows:
-            parts += [self._progress(), self._numbers(), Text(_phases(self.rows[-1]["seconds"]), style="dim")]
+            parts += [self._progress(), self._numbers(), text((_phases(self.rows[-1]["seconds"]), "dim"))]
         for step, evaluation in self.heldout[:1] + self.heldout[1:][-1:]:
             line = f"held out after step {step:>3}  {rate(evaluation)}  {details(evaluation)}"
-            parts.append(Text(line, style="bold" if step else ""))
-        return Panel(Group(*parts), title=f"groupwise · {self.name}", title_align="left", width=84)
+            parts.append(text((line, "bold" if step else "")))
+        return Panel(Group(*parts), title=text(f"groupwise · {self.name}"), title_align="left", width=84)
 
-    def _progress(self) -> Text:
+    def _progress(self) -> Any:
         step = self.rows[-1]["step"]
         done = len(self.rows)
         left = (time.perf_counter() - self.started) / done * (self.steps - step)
-        return Text(f"step {step}/{self.steps}  {bar(step / self.steps, 40)}  {_clock(left)} left")
+        return self.terminal.text(f"step {step}/{self.steps}  {bar(step / self.steps, 40)}  {_clock(left)} left")
 
     def _numbers(self) -> Table:
         table = Table.grid(padding=(0, 2))
@@ -113,7 +114,8 @@ class LiveView(View):
             ("gradient the trust region passes", "share_passed", 3),
             *((label, key, 3) for key, label in EXTRAS.items() if key in row),
         ):
-            table.add_row(label, _number(row[key], digits), Text(curve([r[key] for r in self.rows], 34), style="cyan"))
+            line = self.terminal.text((curve([r[key] for r in self.rows], 34), "cyan"))
+            table.add_row(label, _number(row[key], digits), line)
         return table
 
 

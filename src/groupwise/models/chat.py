@@ -5,16 +5,18 @@ decoded and encoded again.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
-
 from groupwise.core.errors import UsageError, nearest
+from groupwise.core.paths import require_regular
 from groupwise.core.samples import Sample
-from groupwise.core.settings import Settings
-from groupwise.models.load import error_line, prompt_ids
+from groupwise.core.settings import Location, Settings
+from groupwise.models.folder import error_line, loading
+from groupwise.models.load import prompt_ids
+from groupwise.models.trial_rendering import excess
 
 AUTO, NONE, TOKENIZER = "auto", "none", "tokenizer"
 
@@ -35,7 +37,7 @@ class ChatSettings(Settings):
               trained
     """
 
-    template: str = Field(default=AUTO, min_length=1)
+    template: Location = AUTO
     system: str = ""
     thinking: Literal["", "on", "off"] = ""
     open: str = ""
@@ -45,9 +47,14 @@ class Chat:
     """A tokenizer and the way samples are put to it. `template` is the Jinja text, None where prompts are plain."""
 
     def __init__(self, tokenizer: Any, settings: ChatSettings | None = None) -> None:
-        """Raises UsageError where the template is missing or does not render, or a setting has nothing to act on."""
+        """Raises UsageError where the template is missing, does not render or takes too much for a few words, or a
+        setting has nothing to act on.
+        """
         self.tokenizer, self.settings = tokenizer, settings or ChatSettings()
         self.template = _template(tokenizer, self.settings.template)
+        tokens = json.dumps(tokenizer.special_tokens_map, default=str)
+        if self.template is not None and (wrong := excess(self.template, tokens)):
+            raise UsageError(f"the chat template ({self._source()}) {wrong} for a few words; set chat.template anew")
         #: Whether the tokenizer itself puts its BOS in front of a text.
         self.adds_bos = _begins(tokenizer, tokenizer("")["input_ids"])
         self._variables: dict[str, bool] = {}
@@ -138,7 +145,7 @@ class Chat:
         if self.template is None:
             return "none, prompts are plain text"
         origin = "the tokenizer's own" if self.settings.template in (AUTO, TOKENIZER) else self.settings.template
-        return f"{origin}, {hashlib.sha256(self.template.encode()).hexdigest()[:8]}"
+        return f"{origin}, {hashlib.sha256(self.template.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
     def _take_settings(self) -> None:
         """Refuse settings that nothing would read; keep the variables that the template does read."""
@@ -165,18 +172,21 @@ def _template(tokenizer: Any, wanted: str) -> str | None:
     if wanted in (AUTO, TOKENIZER):
         if not tokenizer.chat_template:
             raise UsageError("chat.template = 'tokenizer': the model's tokenizer has no chat template")
-        try:
-            return tokenizer.get_chat_template()
-        except ValueError as error:  # several by name, none of them the default
-            raise UsageError(f"chat.template = {wanted!r}: {error_line(error)}") from None
+        with loading(f"chat.template = {wanted!r}"):  # several by name, none of them the default
+            template = tokenizer.get_chat_template()
+            if not isinstance(template, str):
+                raise ValueError("the tokenizer's chat_template is not text")
+            return template
     try:
+        if Path(wanted).exists():
+            require_regular(Path(wanted), f"chat.template = {wanted!r}")
         return Path(wanted).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"chat.template = {wanted!r}: not UTF-8 at byte {error.start}") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UsageError(
-            f"chat.template = {wanted!r}: no file that can be read ({error.strerror}), and no choice; "
-            f"{nearest(wanted, (AUTO, NONE, TOKENIZER))}, or the path of a Jinja file"
+            f"chat.template = {wanted!r}: no file that can be read ({getattr(error, 'strerror', error)}), and no "
+            f"choice; {nearest(wanted, (AUTO, NONE, TOKENIZER))}, or the path of a Jinja file"
         ) from None
 
 

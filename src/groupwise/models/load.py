@@ -1,20 +1,30 @@
 """A policy from a Hugging Face folder: model, tokenizer, and every id that ends an answer."""
 
+import copy
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
+from groupwise.models.folder import (
+    loading,
+    quiet,
+    read_config,
+    read_generation,
+    require_finite,
+    require_printable,
+    require_room,
+    require_whole,
+    weight_files,
+)
 from groupwise.models.heads import check_halves
 
 
@@ -46,64 +56,89 @@ def model_folder(model: str) -> Path:
 
     Raises UsageError where there is no such folder and no such id.
     """
-    if Path(model).is_dir():
+    if os.path.isdir(model):
         return Path(model)
-    try:
-        with quiet():
-            return Path(snapshot_download(model))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"model = {model!r}: no such folder, and as an id it cannot be had: {error_line(error)}"
-        ) from None
+    with loading(f"model = {model!r}: no such folder, and as an id it cannot be had"):
+        return Path(snapshot_download(model))
 
 
-def load_policy(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Policy:
-    """The policy saved in `folder`, dropout off.
+def load_policy(
+    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", training: bool = False
+) -> Policy:
+    """The policy saved in `folder`, dropout off; for `training`, one that can be saved again.
 
-    Raises UsageError, naming the folder, where it is missing, is no model, has no tokenizer, or where the tokenizer
-    can produce ids that the model has no embedding for.
+    Raises UsageError, naming the folder, where it is missing, is no model, has no tokenizer, lacks weights or has
+    others, or where the tokenizer can produce ids that the model has no embedding for.
     """
     where = f"model = {str(folder)!r}"
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UsageError(f"{where}: there is no such folder")
     require_config(folder, where)
-    tokenizer = load_tokenizer(folder)
-    model = from_pretrained(AutoModelForCausalLM, folder, where, "causal language model", dtype=dtype)
-    embeddings = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > embeddings:
-        raise UsageError(
-            f"{where}: the tokenizer has {len(tokenizer)} ids but the model only {embeddings} embeddings; they do not "
-            "belong together"
-        )
-    model.eval().to(device)
-    check_halves(model)
-    eos = end_ids(model, tokenizer)
+    what = f"{where}: does not load as a causal language model"
+    config = read_config(folder, what)
+    tokenizer = load_tokenizer(folder, config)
+    eos = end_ids(config, read_generation(folder, what), tokenizer, where)
     if not eos:
         raise UsageError(f"{where}: no end-of-sequence id in model, generation config or tokenizer")
+    model, _ = from_pretrained(AutoModelForCausalLM, folder, what, config, dtype)
+    embeddings = model.get_input_embeddings().weight.shape[0]
+    ids = max([len(tokenizer), *(i + 1 for i in (*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]))])
+    if ids > embeddings:
+        raise UsageError(
+            f"{where}: the tokenizer has {ids} ids but the model only {embeddings} embeddings; they do not "
+            "belong together"
+        )
+    with loading(f"{where}: does not run"):
+        check_halves(model.to(device))
+    if training:
+        with loading(f"{where}: cannot be saved again"), TemporaryDirectory() as trial:
+            model.save_pretrained(trial, state_dict={})  # no weights: they are what is sure to be saved as it loads
+            tokenizer.save_pretrained(trial)
     pad = tokenizer.pad_token_id
     return Policy(model, tokenizer, eos, min(eos) if pad is None else int(pad))
 
 
 def require_config(folder: Path, where: str) -> None:
     """Raises UsageError, `where` first, for a folder that holds no model."""
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").exists():
         raise UsageError(f"{where}: no config.json; expected a Hugging Face model folder")
 
 
-def from_pretrained(kind: Any, folder: Path, where: str, expected: str, **options: Any) -> Any:
-    """What transformers' `kind` loads from a folder. Raises UsageError, `where` first, where it is not as expected."""
-    try:
-        with quiet():
-            return kind.from_pretrained(folder, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"{where}: does not load as a {expected}: {error_line(error)}") from None
+def from_pretrained(
+    kind: Any, folder: Path, what: str, config: Any, dtype: torch.dtype, other_head: bool = False
+) -> tuple[Any, dict[str, Any]]:
+    """The model of transformers' `kind` in a folder, dropout off, and what transformers says about its loading.
+
+    other_head  beside the backbone the files may hold another layer, or none: then it is random
+    Raises UsageError, `what` first, where it does not load so.
+    """
+    files = weight_files(folder, what)
+    with loading(what):
+        with torch.device("meta"):
+            require_room(kind.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=False), files, what)
+        model, info = kind.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # so that they are said by name
+            output_loading_info=True,
+        )
+    require_whole(model, info, what, other_head)
+    require_finite(model, what)
+    return model.eval(), info
 
 
-def with_backbone(kind: Any, config: Any, backbone: nn.Module) -> Any:
-    """A model of transformers' `kind` with a copy of `backbone`, its type and device, under a head that is random."""
+def with_backbone(kind: Any, config: Any, backbone: nn.Module, what: str) -> Any:
+    """A model of transformers' `kind` with a copy of `backbone`, its type and device, under a head that is random.
+
+    Raises UsageError, `what` first, where there is none.
+    """
     weight = next(backbone.parameters())
-    with quiet(), torch.random.fork_rng(devices=[]):  # the caller's random stream stays where it is
-        model = kind.from_config(config, dtype=weight.dtype)
+    with loading(what), torch.random.fork_rng(devices=[]):  # the caller's random stream stays where it is
+        model = kind.from_config(config, dtype=weight.dtype, trust_remote_code=False)
     model.base_model.load_state_dict(backbone.state_dict())
     return model.eval().to(weight.device)
 
@@ -126,14 +161,21 @@ def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-def end_ids(model: nn.Module, tokenizer: object) -> frozenset[int]:
-    """Every id that ends an answer: of the model's configuration, its generation configuration, and the tokenizer."""
-    generation = getattr(model, "generation_config", None)
+def end_ids(config: Any, generation: GenerationConfig | None, tokenizer: Any, where: str) -> frozenset[int]:
+    """Every id that ends an answer: of the model's configuration, its generation configuration, and the tokenizer.
+
+    Raises UsageError, `where` first, for what is no id of the vocabulary.
+    """
+    with loading(f"{where}: config.json"):
+        size = config.get_text_config().vocab_size
     ends: set[int] = set()
-    for owner in (model.config, generation, tokenizer):
+    for name, owner in (("config.json", config), ("generation_config.json", generation)):
         ids = getattr(owner, "eos_token_id", None)
-        ends.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
-    return frozenset(int(i) for i in ends)
+        ids = ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids]
+        if wrong := [i for i in ids if type(i) is not int or not 0 <= i < size]:
+            raise UsageError(f"{where}: {name}: eos_token_id = {wrong[0]!r:.40}: expected ids from 0 to {size - 1}")
+        ends.update(ids)
+    return frozenset({*ends, tokenizer.eos_token_id} - {None})
 
 
 def digest(model: nn.Module) -> str:
@@ -145,30 +187,23 @@ def digest(model: nn.Module) -> str:
     return total.hexdigest()[:12]
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer saved in `folder`. Raises UsageError, naming the folder, where it is missing or does not load."""
+def load_tokenizer(folder: Path, config: Any) -> Any:
+    """The tokenizer saved in `folder`, beside the model's `config`.
+
+    Raises UsageError, naming the folder, where it is missing or does not load.
+    """
+    require_tokenizer(folder)
+    what = f"model = {str(folder)!r}: its tokenizer does not load"
+    with loading(what):
+        require_printable(folder, what)
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
+        tokenizer.decode(tokenizer("")["input_ids"])
+        # How long a prompt may be is checked, and said, where prompts are chosen.
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return tokenizer
+
+
+def require_tokenizer(folder: Path) -> None:
+    """Raises UsageError, naming the folder, where it holds no tokenizer."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         raise UsageError(f"model = {str(folder)!r}: no tokenizer (tokenizer.json) in it; save the tokenizer there too")
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"model = {str(folder)!r}: its tokenizer does not load: {error_line(error)}") from None
-
-
-def error_line(error: Exception) -> str:
-    """A library's message as one line of bounded length."""
-    return " ".join(str(error).split())[:300]
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, transformers shows no progress bars and no warnings: a run has its own."""
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

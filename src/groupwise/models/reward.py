@@ -13,16 +13,9 @@ from transformers import AutoModelForSequenceClassification
 
 from groupwise.core.collate import microbatches
 from groupwise.core.errors import UsageError
-from groupwise.models.heads import hidden
-from groupwise.models.load import (
-    Policy,
-    error_line,
-    from_pretrained,
-    load_tokenizer,
-    positions,
-    require_config,
-    with_backbone,
-)
+from groupwise.models.folder import loading, read_config
+from groupwise.models.heads import hidden, require_same
+from groupwise.models.load import Policy, from_pretrained, load_tokenizer, positions, require_config, with_backbone
 
 Tokens = tuple[int, ...]
 
@@ -74,30 +67,30 @@ def reward_model_of(policy: Policy) -> RewardModel:
     pad = policy.tokenizer.pad_token_id
     # For transformers' own forward; None, one row at a time, where an answer may end in that id.
     config.get_text_config().pad_token_id = None if pad is None or pad in policy.eos else int(pad)
-    kind = type(policy.model).__name__
-    try:
-        model = with_backbone(AutoModelForSequenceClassification, config, policy.model.base_model)
-    except (ValueError, KeyError, RuntimeError) as error:
-        raise UsageError(f"{kind}: no reward model can be made from it: {error_line(error)}") from None
-    _check_head(model)
+    what = f"{type(policy.model).__name__}: no reward model can be made from it"
+    model = with_backbone(AutoModelForSequenceClassification, config, policy.model.base_model, what)
+    with loading(what):
+        _check_head(model)
     for weight in model.score.parameters():
         torch.nn.init.zeros_(weight)
     return RewardModel(model, policy.tokenizer)
 
 
 def load_reward_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> RewardModel:
-    """The reward model saved in `folder`. Raises UsageError, naming the folder, where there is none."""
+    """The reward model saved in `folder`. Raises UsageError, naming the folder, where none is there whole."""
     where = f"reward model {str(folder)!r}"
     require_config(folder, where)
-    tokenizer = load_tokenizer(folder)
-    model = from_pretrained(AutoModelForSequenceClassification, folder, where, "classifier", dtype=dtype)
-    if model.config.num_labels != 1:
-        raise UsageError(f"{where}: {model.config.num_labels} labels; a reward model has one")
+    what = f"{where}: does not load as a classifier"
+    config = read_config(folder, what)
+    if config.num_labels != 1:
+        raise UsageError(f"{where}: {config.num_labels} labels; a reward model has one")
+    tokenizer = load_tokenizer(folder, config)
+    model, _ = from_pretrained(AutoModelForSequenceClassification, folder, what, config, dtype)
     for parameter in model.parameters():
         # Weights mapped from a file lie at odd addresses, where sums round differently from those that were saved.
         parameter.data = parameter.data.clone()
-    model.eval().to(device)
-    _check_head(model)
+    with loading(f"{where}: does not run"):
+        _check_head(model.to(device))
     return RewardModel(model, tokenizer)
 
 
@@ -129,5 +122,4 @@ def _check_head(model: Any) -> None:
     with torch.no_grad():
         own = model(input_ids=ids, use_cache=False).logits[:, 0]
         scores = last_scores(model, ids, torch.tensor([ids.shape[1]], device=ids.device))
-    if not torch.allclose(scores.float(), own.float(), rtol=1e-3, atol=1e-3):
-        raise UsageError(f"{kind} does not score by `score` of the last hidden state; groupwise cannot use it")
+    require_same(scores, own, f"{kind} does not score by `score` of the last hidden state; groupwise cannot use it")

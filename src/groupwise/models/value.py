@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from groupwise.core.errors import UsageError
+from groupwise.models.folder import read_config
 from groupwise.models.load import from_pretrained, with_backbone
 
 #: The `start` that is no folder: the policy's own weights.
@@ -32,15 +33,12 @@ def from_folder(folder: Path, policy: Any) -> Any:
     it is no such model, has more than one label, or fewer embeddings than the policy.
     """
     where = f"critic.start = {str(folder)!r}"
+    what = f"{where}: does not load as a reward model or causal language model"
+    config = read_config(folder, what, num_labels=1)
+    other_head = "Classification" not in str(config.architectures)
     dtype = next(policy.parameters()).dtype
-    options = {"num_labels": 1, "dtype": dtype, "output_loading_info": True}
-    expected = "reward model or causal language model"
-    loaded, info = from_pretrained(AutoModelForSequenceClassification, folder, where, expected, **options)
+    loaded, info = from_pretrained(AutoModelForSequenceClassification, folder, what, config, dtype, other_head)
     head = _head(loaded)
-    backbone = {f"{loaded.base_model_prefix}.{name}" for name, _ in loaded.base_model.named_parameters()}
-    lacking = sorted(backbone & set(info["missing_keys"]))
-    if lacking:
-        raise UsageError(f"{where}: its weights lack {lacking[0]}; expected a whole model")
     if loaded.get_input_embeddings().weight.shape[0] < policy.get_input_embeddings().weight.shape[0]:
         raise UsageError(f"{where}: it has fewer embeddings than the policy; they do not share a tokenizer")
     names = {name for name, module in loaded.named_children() if module is head}
@@ -66,13 +64,11 @@ def _token_model(config: Any, backbone: nn.Module, head: nn.Linear | None) -> An
     """Token classification with a copy of `backbone` and of `head` (zeros where None; no bias: zeros)."""
     config = copy.deepcopy(config)
     config.num_labels, config.classifier_dropout = 1, 0.0
-    try:
-        model = with_backbone(AutoModelForTokenClassification, config, backbone)
-    except ValueError:
-        raise UsageError(
-            f"transformers has no token classification for {type(backbone).__name__}, which a critic is made of; "
-            "choose an algorithm without a critic"
-        ) from None
+    what = (
+        f"transformers has no token classification for {type(backbone).__name__}, which a critic is made of; "
+        "choose an algorithm without a critic"
+    )
+    model = with_backbone(AutoModelForTokenClassification, config, backbone, what)
     score = _head(model)
     for parameter in score.parameters():
         nn.init.zeros_(parameter)

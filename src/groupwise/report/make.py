@@ -1,12 +1,14 @@
 """Run folders in, a page out: what the commands call."""
 
 import os
+import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from groupwise.core.errors import UsageError
+from groupwise.core.atomic import open_regular
+from groupwise.core.errors import RunError, UsageError
 from groupwise.report.compare import compare
 from groupwise.report.live.serve import watch
 from groupwise.report.live.watched import Watched
@@ -29,12 +31,19 @@ class Written(NamedTuple):
 def make(runs: Sequence[Path], out: Path | None = None) -> Written:
     """The page of one run, or of several side by side, written in one move or not at all.
 
-    Raises UsageError where a folder is none of a run, or where `out` is a file that is no such page.
+    Raises UsageError where a folder is none of a run, or where something else than such a page is at `out`; RunError
+    where the disk refuses, and the page that was there stays.
     """
     began = time.perf_counter()
     path = out or place(runs)
     require_ours(path)
-    write(single.page(runs[0]) if len(runs) == 1 else compare.page(runs), path)
+    if out and not os.path.isdir(path.parent):
+        raise UsageError(f"{path}: there is no folder {path.parent}; make it first, or choose another with --out")
+    page = single.page(runs[0]) if len(runs) == 1 else compare.page(runs)
+    try:
+        write(page, path)
+    except OSError as error:
+        raise RunError(f"{path}: the page cannot be written: {error.strerror}; choose another with --out") from None
     return Written(path, path.stat().st_size, time.perf_counter() - began)
 
 
@@ -47,18 +56,22 @@ def place(runs: Sequence[Path]) -> Path:
     """Where a page goes: into the run's own folder, or beside the runs where they have one parent."""
     if len(runs) == 1:
         return runs[0] / REPORT
-    parents = {run.resolve().parent for run in runs}
+    parents = {os.path.dirname(os.path.realpath(run)) for run in runs}
     return Path(os.path.relpath(parents.pop())) / COMPARISON if len(parents) == 1 else Path(COMPARISON)
 
 
 def require_ours(path: Path) -> None:
-    """Raises UsageError where another kind of file would be written over."""
-    if path.is_dir():
+    """Raises UsageError where something else than a page would be written over: a file, a link, a FIFO, a device."""
+    if os.path.isdir(path):
         raise UsageError(f"{path}: that is a folder; name a file, such as --out {path / REPORT}")
-    if path.is_file() and MARK not in _beginning(path):
-        raise UsageError(f"{path}: the file exists and is no page of groupwise's; choose another with --out")
+    if os.path.lexists(path) and not _is_page(path):
+        raise UsageError(f"{path}: this exists and is no page of groupwise's; choose another with --out")
 
 
-def _beginning(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(1000)
+def _is_page(path: Path) -> bool:
+    """A file of its own, no link, that begins as a page does."""
+    try:
+        with open_regular(path) as file:
+            return stat.S_ISREG(path.lstat().st_mode) and MARK in file.read(1000)
+    except OSError:
+        return False

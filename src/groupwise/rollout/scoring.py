@@ -37,9 +37,9 @@ class ScoringSettings(Settings):
     """
 
     combine: Literal["before", "after"] = "before"
-    workers: int = Field(default=0, ge=0)
-    deadline: float = Field(default=10.0, gt=0)
-    memory_mib: int = Field(default=4096, ge=64)
+    workers: int = Field(default=0, ge=0, le=1024)
+    deadline: float = Field(default=10.0, gt=0, le=86_400)
+    memory_mib: int = Field(default=4096, ge=64, le=2**24)
     fault_limit: float = Field(default=0.05, ge=0, le=1)
 
 

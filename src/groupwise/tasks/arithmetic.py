@@ -7,6 +7,7 @@ imitates them can do both; what reinforcement learning has to find is that worki
 
 import random
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,7 +52,9 @@ class Arithmetic:
         object.__setattr__(self, "operands", fewest_and_most("operands", self.operands, limit=12))
         if not 1 <= self.largest <= 999:
             raise UsageError(f"task.largest must be from 1 to 999, not {self.largest}")
-        require_shares(self.heldout_share, self.worked_share)
+        require_shares(self.heldout_share, self.worked_share, self.problems)
+        if _space(self.operands[1], self.largest) > sys.maxsize:
+            raise UsageError(f"task.operands and task.largest give more than {sys.maxsize} problems; lower one of them")
         if not all(self.samples(split) for split in SPLITS):
             raise UsageError(f"{self} leaves a split empty; raise task.largest, task.operands or task.problems")
 
@@ -129,6 +132,11 @@ def _expression(index: int, count: int, largest: int) -> str:
     return text + "="
 
 
+def _space(count: int, largest: int) -> int:
+    """How many different problems with `count` operands there are."""
+    return (largest + 1) ** count * 2 ** (count - 1)
+
+
 @lru_cache(maxsize=8)
 def _splits(
     operands: tuple[int, int], largest: int, heldout_share: float, problems: int, seed: int
@@ -137,7 +145,7 @@ def _splits(
     rng = random.Random(seed)
     drawn: list[str] = []
     for count in counts:
-        space = (largest + 1) ** count * 2 ** (count - 1)
+        space = _space(count, largest)
         indices = rng.sample(range(space), min(space, problems // len(counts)))
         drawn += [_expression(index, count, largest) for index in indices]
     samples = [Sample(key=e, prompt=e, answer=worked(e).rsplit("=", 1)[-1]) for e in in_hash_order(drawn, seed)]

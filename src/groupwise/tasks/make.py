@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from groupwise.core.errors import UsageError, nearest
+from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.task import Task
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.code.task import Code
@@ -53,7 +53,7 @@ def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
     Raises UsageError for a name or key that does not exist, and for a value of another type.
     """
     if name not in TASKS:
-        raise UsageError(f"task.name = {name!r}: there is no such task; {nearest(name, list(TASKS))}")
+        raise UsageError(f"task.name = {brief(name)}: there is no such task; {nearest(name, list(TASKS))}")
     defaults = field_defaults(TASKS[name])
     for key, value in (settings or {}).items():
         if key not in defaults:

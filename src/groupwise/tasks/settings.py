@@ -4,7 +4,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, brief
+from groupwise.core.plain import require_plain
+
+#: Problems that are generated at most; all of them are held in memory.
+MOST_PROBLEMS = 10**6
 
 
 class PickledSettings:
@@ -20,9 +24,10 @@ def field_defaults(settings: Any) -> dict[str, Any]:
 
 
 def require_type(key: str, value: object, default: object) -> None:
-    """Raises UsageError where a value is not of its default's type. A whole number may stand for a number, and a list
-    for a pair.
+    """Raises UsageError where a value is not of its default's type, or not one that a recipe can hold. A whole number
+    may stand for a number, and a list for a pair.
     """
+    require_plain(key, value)
     if isinstance(default, tuple):
         fits = isinstance(value, (list, tuple)) and len(value) == len(default) and all(type(v) is int for v in value)
         expected = f"a list of {len(default)} whole numbers"
@@ -34,11 +39,14 @@ def require_type(key: str, value: object, default: object) -> None:
         fits = type(value) is type(default)
         expected = {int: "a whole number", str: "text", bool: "true or false"}[type(default)]
     if not fits:
-        raise UsageError(f"{key} = {value!r}: must be {expected}")
+        raise UsageError(f"{key} = {brief(value)}: must be {expected}")
 
 
-def require_shares(heldout: float, worked: float) -> None:
-    """Raises UsageError unless both splits get a share of the problems, and `worked` is a share of demonstrations."""
+def require_shares(heldout: float, worked: float, problems: int) -> None:
+    """Raises UsageError unless both splits get a share of so many problems, and `worked` is one of demonstrations."""
+    if problems < 2 or problems > MOST_PROBLEMS:
+        bound = "at least 2" if problems < 2 else f"at most {MOST_PROBLEMS}"
+        raise UsageError(f"task.problems must be {bound}, not {problems}")
     if not 0 < heldout < 1:
         raise UsageError(f"task.heldout_share must lie between 0 and 1, not {heldout}")
     if not 0 <= worked <= 1:

@@ -5,10 +5,10 @@ import inspect
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from groupwise.core.atomic import make_folder
 from groupwise.core.dataclass_json import to_json
 from groupwise.core.engine import Sampling
 from groupwise.core.seeds import derive
@@ -21,6 +21,7 @@ from groupwise.models.reward import reward_model_of
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
 from groupwise.training import pairs, reward_report
+from groupwise.training.cache import cached_folder
 from groupwise.training.optimizer import OnStep, silent
 from groupwise.training.pairs import Comparison, encode_pairs, read_pairs, sample_pairs, split_by_prompt
 from groupwise.training.reward_model import PreferenceSettings, train_reward_model
@@ -41,8 +42,10 @@ def cached_reward_model(
     cache: Path,
     engine_settings: EngineSettings = EngineSettings(),
     on_step: OnStep = silent,
+    note: Callable[[str], None] = print,
 ) -> Path:
-    """The folder in `cache` of a policy's reward model and its report; made where the same one is not there yet.
+    """The folder in `cache` of a policy's reward model and its report; made where the same one is not there yet, or,
+    with a line by `note`, where it is damaged.
 
     The pairs come from the file `settings.path`, or else are the policy's own completions of training prompts, ranked
     by the task's score. Held-out pairs come from other prompts of the same origin; the task's held-out split stays
@@ -80,5 +83,5 @@ def cached_reward_model(
         save_policy(model.model, model.tokenizer, target)
         (target / REPORT).write_text(json.dumps(to_json(report), indent=2) + "\n", encoding="utf-8")
 
-    make_folder(folder, write, "the reward model")
+    cached_folder(folder, write, "the reward model", note)
     return folder

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,16 @@ from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from groupwise.core.errors import RunError, disk_words
+from groupwise.core.atomic import open_regular
+from groupwise.core.errors import RunError, UsageError, disk_words
+from groupwise.core.json_text import json_value
 from groupwise.core.settings import Settings
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
 #: The place of the checkpoints in a run folder.
 CHECKPOINTS = "checkpoints"
+#: The name of a checkpoint's folder.
+_NAME = re.compile(r"step-(\d{6,15})")
 CRITIC, CRITIC_OPTIMIZER = "critic.safetensors", "critic-optimizer.safetensors"
 
 
@@ -50,7 +56,7 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Pat
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         write(partial)
-        _seal(partial)
+        seal(partial)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         _sync(root)
@@ -62,7 +68,7 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Pat
         earlier = f"{good} is untouched" if good else "there is no earlier checkpoint"
         raise RunError(
             f"step {step}: the checkpoint cannot be saved: {disk_words(error)}; {earlier}. "
-            f"Free space, then: groupwise train --resume {root.parent}"
+            f"Free space, then: groupwise train --resume {shlex.quote(str(root.parent))}"
         ) from None
     for old in steps(root)[:-keep]:
         shutil.rmtree(folder_of(root, old))
@@ -70,8 +76,17 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Pat
 
 
 def steps(root: Path) -> list[int]:
-    """The steps that have a checkpoint, oldest first."""
-    return sorted(int(p.name.removeprefix("step-")) for p in root.glob("step-*")) if root.is_dir() else []
+    """The steps that have a checkpoint, oldest first; what has another name or is no folder of its own is none.
+
+    Raises RunError where the folder is there and cannot be read: a run must not take it for empty and start over.
+    """
+    try:
+        inside = list(root.iterdir()) if os.path.lexists(root) else []
+    except OSError as error:
+        raise RunError(f"{root}: cannot be read: {error.strerror}") from None
+    folders = {path.name for path in inside if path.is_dir() and not path.is_symlink()}
+    numbers = {int(match[1]) for match in map(_NAME.fullmatch, folders) if match}
+    return sorted(step for step in numbers if folder_of(root, step).name in folders)
 
 
 def newest_good(root: Path) -> tuple[Path | None, list[str]]:
@@ -85,17 +100,18 @@ def newest_good(root: Path) -> tuple[Path | None, list[str]]:
     return None, lines
 
 
-def damaged(folder: Path) -> str:
-    """What is wrong with a checkpoint; empty where every file matches the manifest."""
+def damaged(folder: Path, needed: Sequence[str] = (STATE,)) -> str:
+    """What is wrong with a sealed folder; empty where every file matches the manifest and those needed are there."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+        with open_regular(folder / MANIFEST) as file:
+            hashes = {str(name): value for name, value in json.load(file)["sha256"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} is missing or unreadable"
-    for name, expected in manifest.items():
-        path = folder / name
-        if not path.is_file():
+    files = {str(path.relative_to(folder)): path for path in _files(folder)}
+    for name in sorted({*needed, *hashes}):
+        if name not in files:
             return f"{name} is missing"
-        if _hash(path) != expected:
+        if _hash(files[name]) != hashes.get(name):
             return f"{name} does not match its hash"
     return ""
 
@@ -106,11 +122,13 @@ def write_parameters(folder: Path, model: nn.Module, name: str) -> None:
 
 
 def read_parameters(folder: Path, model: nn.Module, name: str) -> None:
-    """The parameters as they were saved, bit for bit."""
-    weights = load_file(folder / name)
+    """The parameters as they were saved, bit for bit. Raises ValueError where the model has others."""
+    weights, parameters = load_file(folder / name), dict(model.named_parameters())
+    if {k: w.shape for k, w in weights.items()} != {k: p.shape for k, p in parameters.items()}:
+        raise ValueError(f"{name} holds other parameters than the model has")
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+        for key, parameter in parameters.items():
+            parameter.copy_(weights[key])
 
 
 def write_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:
@@ -137,17 +155,27 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / STATE).read_text())
+    """What `write_state` wrote. Raises UsageError where the file holds something else."""
+    state = json_value((folder / STATE).read_bytes(), str(folder / STATE))
+    if not isinstance(state, dict) or type(state.get("step")) is not int:
+        raise UsageError(
+            f"{folder / STATE}: not the state of a checkpoint; remove {folder.name}, and an older one is used"
+        )
+    return state
 
 
-def _seal(folder: Path) -> None:
+def seal(folder: Path) -> None:
     """Sync every file to disk and write the manifest of their hashes last."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    files = _files(folder)
     for path in files:
         _sync(path)
     hashes = {str(p.relative_to(folder)): _hash(p) for p in files}
     (folder / MANIFEST).write_text(json.dumps({"sha256": hashes}, indent=1))
     _sync(folder / MANIFEST)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _hash(path: Path) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from groupwise.algorithms.parts.critic import value_loss
 from groupwise.core.metrics import Mean, Sum, Value
 from groupwise.core.records import Batch
+from groupwise.core.settings import Location
 from groupwise.models.value import POLICY_START, token_values
 from groupwise.training import checkpoint
 from groupwise.training.optimizer import OptimizerSettings, TrainedModel
@@ -26,7 +27,7 @@ class CriticSettings(OptimizerSettings):
     learning_rate: float = Field(default=1e-5, ge=0)
     clip: float = Field(default=0.2, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
-    start: str = Field(default=POLICY_START, min_length=1)
+    start: Location = POLICY_START
 
 
 class Critic(TrainedModel):

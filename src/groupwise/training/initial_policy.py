@@ -1,14 +1,16 @@
 """The policy a run starts from: a tiny one or a folder's, warm-started, cached by everything that determines it."""
 
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from groupwise.core.atomic import make_folder
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Demonstrates, Identified, Task
 from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
 from groupwise.models.tiny import ByteSpec, MoeSpec, TinySpec
+from groupwise.training.cache import cached_folder
 from groupwise.training.optimizer import OnStep
 from groupwise.training.warm_start import WarmStart, fingerprint, warm_start
 
@@ -26,7 +28,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 def check_model(model: str) -> None:
     """Raises UsageError where `model` is neither a tiny model's name, nor a folder, nor looks like a hub's id."""
-    if model not in TINY and not Path(model).is_dir() and not HUB_ID.fullmatch(model):
+    if model not in TINY and not os.path.isdir(model) and not HUB_ID.fullmatch(model):
         raise UsageError(f"model = {model!r}: there is no such folder; or one of: {', '.join(TINY)}")
 
 
@@ -39,15 +41,19 @@ def starting_policy(
     device: str,
     on_step: OnStep,
     chat: ChatSettings = ChatSettings(),
+    note: Callable[[str], None] = print,
 ) -> Policy:
-    """The policy, ready to train. With a warm start it comes from `cache` where the same one is there already."""
+    """The policy, ready to train. With a warm start it comes from `cache` where the same one is there already.
+
+    `note` says a line where what is there is damaged and made again.
+    """
     if model not in TINY:
         model = str(model_folder(model))
         if not warm.steps:
-            return load_policy(Path(model), device=device)
+            return load_policy(Path(model), device=device, training=True)
     if warm.steps and not isinstance(task, Demonstrates):
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
-    origin = TINY[model] if model in TINY else digest(load_policy(Path(model)).model)
+    origin = TINY[model] if model in TINY else digest(load_policy(Path(model), training=True).model)
     contents = task.contents if isinstance(task, Identified) else ""
     folder = cache / fingerprint(origin, task, contents, warm, seed, chat)
 
@@ -62,5 +68,5 @@ def starting_policy(
             warm_start(policy.model, encoder, demonstrations, warm, seed, on_step)
         save_policy(policy.model, policy.tokenizer, target)
 
-    make_folder(folder, write, "the warm-started policy")
+    cached_folder(folder, write, "the warm-started policy", note)
     return load_policy(folder, device=device)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.json_text import encoded, json_value
+from groupwise.core.paths import require_regular
 from groupwise.core.records import Group
 from groupwise.core.seeds import derive, stream
-from groupwise.models.load import Policy, error_line, prompt_ids
+from groupwise.models.folder import error_line
+from groupwise.models.load import Policy, prompt_ids
 from groupwise.rollout.collect import Prompts, scored_groups
 from groupwise.rollout.scoring import Scorer
 
@@ -61,13 +62,12 @@ def read_pairs(path: Path) -> list[Pair]:
 
     Raises UsageError, naming file and line, where a line is not that, or where both completions are the same.
     """
+    require_regular(path, f"{path}: cannot be read as a file of pairs")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error_line(error)
-        raise UsageError(f"{path}: cannot be read as a file of pairs: {why}") from None
-    # Not splitlines: JSON allows U+2028 inside a string.
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read as a file of pairs: {error.strerror}") from None
+    lines = [(number, line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip()]
     if not lines:
         raise UsageError(f"{path}: holds no pairs; expected a line of JSON with {', '.join(KEYS)} for each")
     return [_read_line(line, f"{path}, line {number}") for number, line in lines]
@@ -170,16 +170,14 @@ def split_by_prompt(
     return train, [pair for pair in comparisons if pair.prompt in held]
 
 
-def _read_line(line: str, where: str) -> Pair:
-    try:
-        row: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+def _read_line(line: bytes, where: str) -> Pair:
+    row = json_value(line, where)
     if not isinstance(row, dict):
         raise UsageError(f"{where}: expected an object with {', '.join(KEYS)}")
     for key in KEYS:
         if not isinstance(row.get(key), str) or not row[key]:
             raise UsageError(f"{where}: {key!r} is missing, empty or no text; every pair needs {', '.join(KEYS)}")
+        encoded(row[key], where)
     if row["chosen"] == row["rejected"]:
         raise UsageError(f"{where}: chosen and rejected are the same text, which says nothing; take the line out")
     return Pair(**{key: row[key] for key in KEYS})

@@ -11,7 +11,7 @@ from torch.optim import AdamW
 from groupwise.core.collate import microbatches
 from groupwise.core.errors import RunError
 from groupwise.core.seeds import stream
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Location, Settings
 from groupwise.models.load import positions
 from groupwise.models.reward import RewardModel, check_rows
 from groupwise.training.optimizer import OnStep, Optimizer, silent
@@ -39,18 +39,18 @@ class PreferenceSettings(Settings):
     tokens_per_microbatch  padded tokens held at once; the gradient does not depend on it
     """
 
-    model: str | None = Field(default=None, min_length=1)
-    path: str | None = Field(default=None, min_length=1)
-    pairs: int = Field(default=2000, ge=1)
-    heldout_pairs: int = Field(default=500, ge=1)
+    model: Location | None = None
+    path: Location | None = None
+    pairs: int = Field(default=2000, ge=1, le=10**7)
+    heldout_pairs: int = Field(default=500, ge=1, le=10**7)
     noise: float = Field(default=0.1, ge=0, lt=0.5)
-    samples: int = Field(default=4, ge=2)
-    epochs: int = Field(default=3, ge=1)
-    batch_size: int = Field(default=64, ge=1)
-    learning_rate: float = Field(default=1e-3, ge=0, allow_inf_nan=False)
-    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    clip_norm: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    center: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    samples: int = Field(default=4, ge=2, le=2**16)
+    epochs: int = Field(default=3, ge=1, le=10**6)
+    batch_size: int = Field(default=64, ge=1, le=2**20)
+    learning_rate: float = Field(default=1e-3, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    clip_norm: float = Field(default=1.0, ge=0)
+    center: float = Field(default=0.01, ge=0)
     tokens_per_microbatch: int = Field(default=8192, ge=1)
 
     @property

@@ -1,15 +1,15 @@
 """How good a reward model is on held-out preference pairs: accuracy, its ceiling, and calibration."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from groupwise.core.dataclass_json import from_json
+from groupwise.core.errors import UsageError, one_line
 from groupwise.models.reward import RewardModel
 from groupwise.training.pairs import Comparison
 from groupwise.training.reward_model import bradley_terry
@@ -117,8 +117,11 @@ def calibration_error(bins: Sequence[Bin]) -> float:
 
 
 def read_report(path: Path) -> PreferenceReport:
-    """The report beside a reward model."""
-    return from_json(PreferenceReport, json.loads(path.read_text(encoding="utf-8")))
+    """The report beside a reward model. Raises UsageError where it is damaged."""
+    try:
+        return TypeAdapter(PreferenceReport).validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: damaged: {one_line(error)[:200]}; take the file away, or bring its copy") from None
 
 
 def _share_above(gap: Tensor) -> float:

@@ -5,12 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
+from safetensors import SafetensorError
+
 from groupwise.core.dataclass_json import from_json, to_json
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, one_line
 from groupwise.core.records import StreamState
 from groupwise.training import checkpoint
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
+
+#: Characters of a library's message that are shown: it may list every tensor of a model.
+LONGEST = 300
 
 
 @dataclass
@@ -32,6 +38,25 @@ class Progress:
         """Updates skipped in a row, this one included."""
         self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
         return self.skipped_in_a_row
+
+
+class _Stream(BaseModel):
+    cursor: int = Field(ge=0)
+    keep_rate: float = Field(ge=0, le=1)
+    levels: dict[str, int]
+
+
+class _Saved(BaseModel):
+    """The types of what `RunState.save` writes; the groups that wait are read by their own."""
+
+    step: int = Field(ge=0)
+    start: str
+    updates: int = Field(ge=0)
+    critic_updates: int = Field(ge=0)
+    skipped_in_a_row: int = Field(ge=0)
+    seconds_total: float = Field(ge=0, lt=1e12)
+    seconds_training: float = Field(ge=0, lt=1e12)
+    stream: _Stream
 
 
 @dataclass(frozen=True)
@@ -85,21 +110,29 @@ class RunState:
     def restore(self, folder: Path) -> tuple[Progress, StreamState]:
         """Puts learner and critic where a checkpoint left them, bit for bit -> the run's progress and stream then.
 
-        Raises UsageError where the policy that is the reference is another one than at the start.
+        Raises UsageError where the policy that is the reference is another one than at the start, or where the
+        checkpoint does not fit what the recipe makes.
         """
-        state = checkpoint.read_state(folder)
-        if self.reference and state["start"] != self.start:
-            raise UsageError(
-                f"{folder}: the run's reference was policy {state['start']}, and what is made or loaded now is "
-                f"{self.start}; resume with the model folder, library versions and number of threads that it had"
+        try:
+            state = checkpoint.read_state(folder)
+            _Saved.model_validate(state, strict=True)
+            if self.reference and state["start"] != self.start:
+                raise UsageError(
+                    f"{folder}: the run's reference was policy {state['start']}, and what is made or loaded now is "
+                    f"{self.start}; resume with the model folder, library versions and number of threads that it had"
+                )
+            self.learner.restore(folder, state["updates"])
+            if self.critic is not None:
+                self.critic.restore(folder, state["critic_updates"])
+            progress = Progress(
+                step=state["step"],
+                skipped_in_a_row=state["skipped_in_a_row"],
+                seconds_before=state["seconds_total"],
+                seconds_training=state["seconds_training"],
             )
-        self.learner.restore(folder, state["updates"])
-        if self.critic is not None:
-            self.critic.restore(folder, state["critic_updates"])
-        progress = Progress(
-            step=state["step"],
-            skipped_in_a_row=state["skipped_in_a_row"],
-            seconds_before=state["seconds_total"],
-            seconds_training=state["seconds_training"],
-        )
-        return progress, from_json(StreamState, state["stream"])
+            return progress, from_json(StreamState, state["stream"])
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+            raise UsageError(
+                f"{folder}: does not fit what the run's recipe makes now: {one_line(error)[:LONGEST]}; "
+                "resume with the recipe and the model that it had"
+            ) from None

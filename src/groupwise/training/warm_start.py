@@ -46,9 +46,9 @@ class WarmStart(Settings):
                           experts that are seldom chosen at first are never chosen later. A dense model has none
     """
 
-    steps: int = Field(default=0, ge=0)
-    batch_size: int = Field(default=64, ge=1)
-    demonstrations: int = Field(default=50_000, ge=1)
+    steps: int = Field(default=0, ge=0, le=10**9)
+    batch_size: int = Field(default=64, ge=1, le=2**20)
+    demonstrations: int = Field(default=50_000, ge=1, le=10**7)
     matrix_learning_rate: float = Field(default=1.5e-2, gt=0)
     learning_rate: float = Field(default=5e-3, gt=0)
     warmup: float = Field(default=0.05, ge=0, le=1)
@@ -74,10 +74,11 @@ def warm_start(
     """Train `model` in place and return the last loss (nats a token); the same seed gives the same bits."""
     examples = _encode(chat, demonstrations)
     optimizers = _optimizers(model, settings)
+    pad = chat.tokenizer.pad_token_id or 0  # any id will do: nothing looks at padding
     model.train()
     loss = math.nan
     for step, rows in enumerate(_batches(len(examples), settings, seed), start=1):
-        loss = _backward(model, [examples[row] for row in rows], chat.tokenizer.pad_token_id, settings.load_balance)
+        loss = _backward(model, [examples[row] for row in rows], pad, settings.load_balance)
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         for optimizer in optimizers:
             set_rate(optimizer, settings.rate(step) * optimizer.defaults["lr"])
@@ -103,6 +104,8 @@ def _encode(chat: Chat, demonstrations: Sequence[Demonstration]) -> list[Example
     """Prompt and completion are tokenised apart: when sampling, too, no token straddles the border."""
     if not demonstrations:
         raise UsageError("a warm start needs at least one demonstration")
+    if chat.tokenizer.eos_token_id is None:
+        raise UsageError("warm_start.steps: the tokenizer has no eos_token, which ends a demonstration; set it to 0")
     prompts = chat.prompts([d.prompt for d in demonstrations])
     completions = chat.tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
     end = [chat.tokenizer.eos_token_id]

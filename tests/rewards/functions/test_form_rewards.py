@@ -9,6 +9,7 @@ import pytest
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.form import FORMS, Format, Repetition, Tags
+from groupwise.rewards.verifiers.answers import Choice, Exact, Numeric
 
 
 def attempts(*texts: str) -> list[Attempt]:
@@ -21,14 +22,55 @@ def test_format_matches_the_whole_completion_only():
     assert Format(r".*", longest=3)(attempts("abc", "abcd")) == [1.0, 0.0]
 
 
-def test_a_pattern_that_may_not_return_is_not_quick():
-    for pattern in (r"(a+)+b", r"a?a?a", r".*x.*y", r"(a|a)*b*", r"[^\]]*\*+x?"):
-        assert not Format(pattern).quick
-    quick = Format(r"[*+?]\*\?a.*b")
-    assert quick.quick
-    begin = time.perf_counter()
-    quick(attempts("*" * 100_000))
-    assert time.perf_counter() - begin < 1
+@pytest.mark.parametrize("pattern", [r"(.|\n)*#### \d", r"(a|a)*b", r"(a+)+b", r"#### \d+", "a", ""])
+def test_no_pattern_of_a_users_is_matched_without_a_deadline(pattern: str):
+    assert not Format(pattern).quick
+
+
+#: Texts that a policy might write to keep whoever reads them busy.
+LONG = [part * (100_000 // len(part)) for part in (
+    "a", "a ", "a\n", "<", "<think>", "</think>", "<think></answer>", "<answer>1", "<a", "\\boxed{", "\\boxed{1}", "{",
+    "1", "1,", "1 ", "1/", "1.", "1=", "1 or ", "#### 1\n", "####    \n", "The answer is 1 ", "answer ", "$", "$1$",
+    "\\frac{1", "~", "<<1", "A or ", "(A) ", ", ", "- ",
+)]  # fmt: skip
+CHECKED = {"numeric": lambda text: Numeric()(text, "1"), "exact": lambda text: Exact()(text, "1"),
+           "choice": lambda text: Choice()(text, "B")}  # fmt: skip
+FORMED = {"tags": Tags(), "opened tags": Tags(opened=True), "words": Repetition(), "ids": Repetition(9, tokens=True)}
+
+
+@pytest.mark.parametrize("name", [*CHECKED, *FORMED])
+def test_what_is_quick_is_quick_for_every_text(name: str):
+    for text in LONG:
+        given = CHECKED.get(name, lambda text: FORMED[name](attempts(text)))
+        begin = time.process_time()
+        given(text)
+        assert time.process_time() - begin < 1, text[:20]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("a{99999999999}", "the repetition number is too large"),
+        ("(" * 990 + ")" * 990, "is not a regular expression: "),
+        ("(" * 990, "is not a regular expression: "),
+        ("a" * 100_000, "pattern has 100000 characters; it may have 2000"),
+        ("(?P<a>x)" * 2, "redefinition of group name"),
+    ],
+    ids=["a huge repeat", "nested deep", "never closed", "long", "a name twice"],
+)
+def test_a_pattern_that_cannot_be_read_is_refused_in_one_line(pattern: str, words: str):
+    with pytest.raises(UsageError) as told:
+        Format(pattern)
+    assert words in str(told.value)
+    assert len(str(told.value)) < 400
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("part", ["(?i:[\0-\uffff])", "[^\0-\ud7ff]", "(?:a{1,9}){1,9}", "(?<=a)", "((a{9}){9}|b)"])
+def test_to_read_a_pattern_takes_a_moment_whatever_it_says(part: str):
+    begin = time.process_time()
+    Format(part * (1000 // len(part)))
+    assert time.process_time() - begin < 10
 
 
 @pytest.mark.parametrize(
@@ -69,6 +111,7 @@ def test_repetition_is_the_share_of_repeated_ngrams():
         ("tags", {"tags": "think"}),
         ("tags", {"tags": ["<think>"]}),
         ("repetition", {"n": 0}),
+        ("repetition", {"n": 101}),
         ("repetition", {"largest": 0.5}),
     ],
 )

@@ -156,6 +156,9 @@ def test_a_task_scores_as_a_reward() -> None:
         (f"{TRL}:lenght", "did you mean 'length'"),
         (f"{TRL}:re", "is a module, not something to call"),
         ("no_such_module_at_all:f", "no module 'no_such_module_at_all'"),
+        ("~no-such-user/x.py:f", "there is no such user"),
+        ("a/" * 3000 + "x.py:f", "File name too long"),
+        ("a\0b.py:f", "null byte"),
     ],
 )
 def test_what_is_not_there_is_said_with_the_nearest_name(use: str, words: str) -> None:
@@ -191,7 +194,22 @@ def test_unknown_parameters_are_answered_with_the_forms() -> None:
         bound(lambda text, gold: 0.0, "mine", {})
 
 
+def test_half_a_surrogate_pair_in_what_is_raised_reaches_every_file_and_terminal(tmp_path: Path) -> None:
+    file = own(tmp_path, "def f(attempt): raise ValueError(chr(0xD800))\n\nclass C:\n    __init__ = f")
+    (first,) = (one for one in User(f"{file}:f").bind().score([Attempt(TWO, "")], print))
+    assert first[0].detail.encode().decode().endswith("ValueError: \ufffd")
+    with pytest.raises(UsageError, match=r"C\(\) raised ValueError: \ufffd") as told:
+        User(f"{file}:C").bind()
+    assert told.value.__notes__[0].encode()
+    assert score_result(Wordy()).detail.encode()
+
+
 # Marks and counts
+
+
+class Wordy:
+    def __float__(self) -> float:
+        raise ValueError("\ud800")
 
 
 class Scalar:
@@ -202,7 +220,8 @@ class Scalar:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(0.5, 0.5), (3, 3.0), (True, 1.0), (Scalar(), 0.25), (None, Cause.NONE), ("1", Cause.WRONG_TYPE),
-     ({"a": 1}, Cause.WRONG_TYPE), (float("nan"), Cause.NAN), (float("inf"), Cause.NAN), ([1], Cause.WRONG_TYPE),
+     ({"a": 1}, Cause.WRONG_TYPE), (1e9, 1e9), (1e308, Cause.TOO_LARGE), (-1.1e9, Cause.TOO_LARGE),
+     (float("nan"), Cause.NAN), (float("inf"), Cause.NAN), ([1], Cause.WRONG_TYPE),
      (10**400, Cause.WRONG_TYPE)],
 )  # fmt: skip
 def test_a_value_is_a_score_or_a_cause(value: object, expected: object) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+from groupwise.core.errors import RunError
 from groupwise.core.samples import Sample
 
 
@@ -113,7 +114,9 @@ ACTS: dict[str, Any] = {
     "memory": lambda: bytearray(10 * 2**30),
     "leak": _leak,
     "exception": lambda: {}["a key of mine"],
+    "surrogate": lambda: (_ for _ in ()).throw(ValueError("half \ud800 of a pair")),
     "nan": lambda: float("nan"),
+    "huge": lambda: 1e308,
     "none": lambda: None,
     "string": lambda: "0.5",
     "sleep": lambda: time.sleep(600),
@@ -138,6 +141,47 @@ def many(samples: list[Sample], completions: list[str]) -> list[Any]:
 
 async def together(sample: Sample, completion: str) -> Any:
     return one(sample, completion)
+
+
+class Leaves:
+    """Ends its process while it is made."""
+
+    def __init__(self) -> None:
+        sys.exit(3)
+
+
+class Interrupted(Leaves):
+    def __init__(self) -> None:
+        raise KeyboardInterrupt
+
+
+class Gone(Leaves):
+    def __init__(self) -> None:
+        os._exit(3)
+
+
+class Slow:
+    """A task as a pool sees it: what it scores with takes long to start, and is lost after each score."""
+
+    quick = False
+    alphabet = ""
+    starting: Any = None
+
+    def start_inside(self, starting: Any) -> None:
+        self.starting = starting
+
+    def score(self, sample: Sample, completion: str) -> float:
+        with self.starting():
+            time.sleep(0.6)
+            if completion == "lost":
+                raise RunError("what it scores with cannot be started")
+        return one(sample, completion)
+
+
+class Late(Slow):
+    """One whose scorer may hang, and whose completion is then wrong."""
+
+    late = 0.0
 
 
 class Moody:

@@ -19,6 +19,7 @@ from groupwise.core.children import Child
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
+from groupwise.rewards.functions.form import Format
 from groupwise.rewards.functions.user import TaskScore, User
 from groupwise.rewards.pool import isolate
 from groupwise.rewards.pool.dispatch import Dispatcher, Limits
@@ -26,6 +27,10 @@ from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.slot import Clock
 from groupwise.tasks.arithmetic import Arithmetic
+from groupwise.tasks.code.task import Code
+from groupwise.tasks.data.task import Data
+from groupwise.tasks.gym.task import Gym
+from tests.rewards.pool.reward_faults import Late, Slow
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and /proc are Linux's")
 
@@ -43,6 +48,7 @@ EXPECTED: dict[str, set[object]] = {
     "memory": {Cause.MEMORY},
     "exception": {Cause.EXCEPTION},
     "nan": {Cause.NAN},
+    "huge": {Cause.TOO_LARGE},
     "none": {Cause.NONE},
     "string": {Cause.WRONG_TYPE},
     "sleep": {Cause.TIMEOUT},
@@ -246,6 +252,115 @@ def test_what_does_not_load_stops_the_run_in_one_line(tmp_path: Path, left: Call
         score(pool, "mine", attempts("good"))
     with Pool({"mine": lambda attempts: [0.0]}) as pool, pytest.raises(UsageError, match="another process"):
         pool.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Leaves", "reward mine: preparing it raised SystemExit: 3"),
+        ("Interrupted", "reward mine: preparing it raised KeyboardInterrupt"),
+        ("Gone", "reward mine cannot be loaded: ended the process with exit code 3"),
+    ],
+)
+def test_a_reward_that_ends_its_process_while_it_is_made_stops_the_run(name: str, words: str) -> None:
+    for call in (lambda pool: pool.check(), lambda pool: score(pool, "mine", attempts("good"))):
+        with Pool({"mine": User(f"{FILE}:{name}")}) as pool, pytest.raises(UsageError) as told:
+            call(pool)
+        assert str(told.value).startswith(words)
+        assert "\n" not in str(told.value)
+
+
+@linux
+def test_a_process_that_never_makes_a_worker_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groupwise.rewards.pool.dispatch.FAREWELL", 0.2, raising=False)
+    start, raised = Dispatcher._zygote, []
+
+    def stopped(self: Dispatcher) -> Child:
+        zygote = start(self)
+        os.kill(zygote.process.pid, signal.SIGSTOP)
+        return zygote
+
+    def waits(pool: Pool) -> None:
+        with pytest.raises(RunError, match="a process that scores did not start") as told:
+            score(pool, "mine", attempts("good"))
+        raised.append(told)
+
+    monkeypatch.setattr(Dispatcher, "_zygote", stopped)
+    pool = Pool({"mine": ONE}, Limits(workers=1, load=0.3))
+    thread = threading.Thread(target=waits, args=(pool,), daemon=True)
+    thread.start()
+    thread.join(5)
+    assert raised, "it still waits"
+    pool.close()
+
+
+@linux
+def test_a_pattern_that_hangs_costs_its_own_completion_and_is_counted() -> None:
+    texts = attempts("so\n#### 24", "a\n" * 28, "24", "x\n" * 40)
+    with Pool({"format": Format(r"(.|\n)*#### \d+")}, Limits(workers=2, seconds=0.5)) as pool:
+        begun = time.monotonic()
+        results = score(pool, "format", texts)
+        assert time.monotonic() - begun < 10
+    assert outcomes(results) == [1.0, Cause.TIMEOUT, 0.0, Cause.TIMEOUT]
+    assert results[1].detail.endswith("no score after 0.5 s")
+
+
+def test_what_a_task_starts_is_not_in_a_completions_time() -> None:
+    with Pool({"task": TaskScore(Slow())}, Limits(workers=1, seconds=0.5)) as pool:
+        assert outcomes(score(pool, "task", attempts("good", "bad", "sleep"))) == [1.0, 0.0, Cause.TIMEOUT]
+        with pytest.raises(RunError, match="what it scores with cannot be started"):
+            score(pool, "task", attempts("good", "lost"))
+
+
+def test_what_has_no_score_in_time_is_wrong_where_the_task_says_so() -> None:
+    with Pool({"task": TaskScore(Late())}, Limits(workers=1, seconds=0.5)) as pool:
+        assert outcomes(score(pool, "task", attempts("sleep", "segfault", "good"))) == [0.0, Cause.CRASH, 1.0]
+    assert [TaskScore(task).late for task in (Data(path="p"), Gym(generator="gcd", problems=20))] == [0.0, 0.0]
+    assert TaskScore(Arithmetic()).late is None
+
+
+def test_mathematics_and_generators_are_not_charged_for_their_start() -> None:
+    texts = [(r"\boxed{\frac{x}{2}}", "x/2"), (r"\boxed{9^{9^{9^{9}}}}", "5"), (r"\boxed{\frac{y}{2}}", "y/2")]
+    work = [Attempt(Sample(answer, "p", answer), text) for text, answer in texts]
+    with Pool({"task": TaskScore(Data(path="p", check="math"))}, Limits(workers=1, seconds=0.8)) as pool:
+        assert outcomes(score(pool, "task", work)) == [1.0, 0.0, 1.0]
+    gym = Gym(generator="gcd", problems=20)
+    sample = gym.samples("train")[0]
+    with Pool({"task": TaskScore(gym)}, Limits(workers=1, seconds=0.3)) as pool:
+        assert outcomes(score(pool, "task", [Attempt(sample, sample.answer)])) == [1.0]
+
+
+SCRIPTS = [{"input": str(i), "output": str(i)} for i in range(12)]
+CALLS = [{"call": "f", "args": [i], "expected": i} for i in range(12)]
+ASSERTS = [f"assert f({i}) == {i}" for i in range(12)]
+
+
+@linux
+@pytest.mark.parametrize(
+    ("tests", "partial"),
+    [(SCRIPTS, True), (SCRIPTS, False), (CALLS, True), (ASSERTS, True), ([CALLS[1], *SCRIPTS, ASSERTS[1]], True)],
+    ids=["scripts", "scripts until one fails", "calls", "asserts", "all"],
+)
+def test_a_program_that_hangs_is_wrong_and_never_unscored(tests: list[object], partial: bool) -> None:
+    task = Code(problems=50, seconds=0.3, partial=partial)
+    sample = Sample("k", "p", "", {"tests": tests, "entry_point": "", "prefix": ""})
+    hangs = [
+        "import time\ntime.sleep(100)",
+        "def f(x):\n  while True:\n    try:\n      while True: pass\n    except BaseException: pass\nf(0)",
+        "import time\ndef f(x):\n    time.sleep(0.2)\n    return x\nif __name__ == '__main__': print(f(int(input())))",
+        "import os\ndef f(x):\n    os.closerange(0, 64)\n    while True: pass\nf(0)",
+    ]
+    with Pool({"task": TaskScore(task)}, Limits(workers=2, seconds=0.3 + 2.0)) as pool:
+        results = score(pool, "task", [Attempt(sample, text) for text in hangs])
+    assert [result.cause for result in results] == [None] * len(hangs)
+    assert max(result.value for result in results) < 1.0
+
+
+def test_half_a_surrogate_pair_comes_out_of_a_reward_as_a_character() -> None:
+    with Pool({"mine": ONE}, Limits(workers=1)) as pool:
+        (result,) = score(pool, "mine", attempts("surrogate"))
+    assert "half \ufffd of a pair" in result.detail
+    assert result.detail.encode()
 
 
 @pytest.mark.parametrize("fields", [{"workers": 0}, {"seconds": 0.0}, {"load": 0.0}, {"memory": -1}], ids=repr)

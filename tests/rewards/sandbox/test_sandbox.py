@@ -79,7 +79,7 @@ def boxes() -> Iterator[Callable[[str], Sandbox]]:
 @pytest.fixture(params=MODES)
 def box(request: pytest.FixtureRequest, boxes: Callable[[str], Sandbox]) -> Sandbox:
     made = boxes(request.param)
-    if request.param != "landlock" and not getattr(made.layers, request.param):
+    if not escapes.offered(made.layers, request.param):
         pytest.skip(f"this machine gives no {request.param}")
     return made
 
@@ -105,6 +105,14 @@ def test_no_program_gets_out(box: Sandbox, alone: int, case: Case, outside: Outs
 @pytest.mark.parametrize(("box", "case"), across(escapes.corpus("grading"), MODES[:2]), indirect=["box"])
 def test_no_trick_is_scored_right(box: Sandbox, alone: int, case: Case, outside: Outside) -> None:
     assert escapes.grading_faults(box, case, outside) == []
+
+
+@pytest.mark.parametrize("layers", escapes.SETS)
+def test_nothing_that_a_program_raises_steers_a_test(layers: str) -> None:
+    with Sandbox(escapes.LIMITS, without=escapes.SETS[layers]) as made:
+        if not escapes.offered(made.layers, layers):
+            pytest.skip(f"this machine does not give: {layers}")
+        assert escapes.steering_faults(made) == []
 
 
 @pytest.mark.parametrize("case", _named(escapes.corpus("honest")))

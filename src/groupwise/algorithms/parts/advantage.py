@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from groupwise.algorithms.parts import Part
+from groupwise.algorithms.parts import Part, require_within
 from groupwise.core.masked import (
     WHITENED,
     group_ids,
@@ -86,6 +86,9 @@ class GroupZScore(WithinGroup):
 
     epsilon: float = 1e-6
 
+    def __post_init__(self) -> None:
+        require_within(self, 0, 1, "epsilon")
+
     def scaled(self, centred: Tensor, votes: Tensor, group: Tensor) -> Tensor:
         return _z_score(centred, votes, group, self.epsilon)
 
@@ -137,6 +140,9 @@ class ProcessZScore(Advantage):
     smallest_group = 2
     compares_within_group = True
     reads_steps = True
+
+    def __post_init__(self) -> None:
+        require_within(self, 0, 1, "epsilon")
 
     def __call__(
         self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None

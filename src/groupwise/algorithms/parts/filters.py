@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from groupwise.algorithms.parts import Part
+from groupwise.algorithms.parts import Part, require_within
 from groupwise.core.records import Group
 
 #: A completion with at least this score is right, whatever is added to its reward later.
@@ -65,8 +65,7 @@ class DropUniform(Filter):
     mask_truncated: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_rounds < 1:
-            raise ValueError(f"max_rounds = {self.max_rounds}: must be at least 1")
+        require_within(self, 1, 1000, "max_rounds")
 
     def __call__(self, group: Group) -> Verdict:
         reason = signal(group)

@@ -6,10 +6,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from groupwise.algorithms.parts import Part
+from groupwise.algorithms.parts import Part, require_within
 from groupwise.algorithms.parts.kl import KL
 from groupwise.core.masked import keep, real
 from groupwise.core.records import Batch
+
+#: What a score of 1 may be worth at most.
+LARGEST_REWARD = 1e6
 
 
 class Shaping(Part, Protocol):
@@ -51,6 +54,10 @@ class Outcome(Shaping):
     def __post_init__(self) -> None:
         if not 0 <= self.overlong_cache <= 1:
             raise ValueError(f"overlong_cache = {self.overlong_cache}: must be a share of the limit, from 0 to 1")
+        require_within(self, 0, LARGEST_REWARD, "scale", "step_scale")
+        require_within(self, -LARGEST_REWARD, LARGEST_REWARD, "offset")
+        if self.scale == self.step_scale == 0:
+            raise ValueError("scale = 0.0: with step_scale = 0 as well no score trains anything")
 
     def __call__(self, batch: Batch) -> Tensor:
         lengths = batch.mask.sum(-1)
@@ -75,6 +82,9 @@ class Steps(Shaping):
     scale: float = 1.0
     reads_steps = True
     needs_steps = True
+
+    def __post_init__(self) -> None:
+        require_within(self, 1 / LARGEST_REWARD, LARGEST_REWARD, "scale")
 
     def __call__(self, batch: Batch) -> Tensor:
         return self.scale * at_step_ends(batch)

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from groupwise.algorithms.parts import Part
+from groupwise.algorithms.parts import Part, require_within
 from groupwise.algorithms.parts.ratio import bounded
 from groupwise.core.masked import keep, row_mean
 
@@ -141,6 +141,7 @@ class SoftGate(Trust):
         for name in ("tau_positive", "tau_negative"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")
+        require_within(self, 1e-3, 1e3, "tau_positive", "tau_negative")
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate:
         log_ratio, advantage = bounded(keep(log_ratio, mask)), keep(advantage, mask)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from rich.console import Console
-from rich.text import Text
+from groupwise.core.terminal import Part, Terminal
 
 
 class Level(StrEnum):
@@ -79,34 +78,34 @@ def listed(words: Sequence[str], shown: int = 3) -> str:
     return ", ".join([*words[:shown], *["..."] * (len(words) > shown)])
 
 
-def print_sections(sections: Iterable[Section], console: Console) -> int:
+def print_sections(sections: Iterable[Section], terminal: Terminal) -> int:
     """Print every section as it comes, then the faults again. -> how many there are."""
     faults = []
     for section in sections:
-        _print_section(section, console)
+        _print_section(section, terminal)
         faults += [f"{section.title}: {finding.what}" for finding in section.findings if finding.level is Level.FAULT]
     if not faults:
-        console.print("no faults found", style="bold green")
+        terminal.print(("no faults found", "bold green"))
         return 0
-    console.print(f"{len(faults)} fault{'s' * (len(faults) > 1)}", style="bold red")
+    terminal.print((f"{len(faults)} fault{'s' * (len(faults) > 1)}", "bold red"))
     for what in faults:
-        console.print(Text(f"  {what}"))
+        terminal.print(f"  {what}")
     return len(faults)
 
 
-def _print_section(section: Section, console: Console) -> None:
+def _print_section(section: Section, terminal: Terminal) -> None:
     """Title, text, findings, problems; an empty line after them."""
-    console.print(Text(section.title, style="bold"))
+    terminal.print((section.title, "bold"))
     if section.text:
-        console.print(Text(section.text))
+        terminal.print(section.text)
     for finding in section.findings:
-        console.print(Text.assemble((f"  {finding.level:<6}", STYLES[finding.level]), finding.what))
+        terminal.print((f"  {finding.level:<6}", STYLES[finding.level]), finding.what)
     for problem in section.problems:
-        console.print(_problem(problem, coloured=console.is_terminal and not console.no_color))
-    console.print()
+        terminal.print(*_problem(problem, terminal.coloured))
+    terminal.print()
 
 
-def _problem(problem: ShownProblem, coloured: bool) -> Text:
+def _problem(problem: ShownProblem, coloured: bool) -> tuple[Part, ...]:
     head = f"  {problem.key}: {problem.prompt_tokens} prompt tokens, {problem.trained_tokens} trained tokens\n"
     trained = problem.trained if coloured else f"{OPENED}{problem.trained}{CLOSED}"
-    return Text.assemble(head, (problem.prompt, "dim"), (trained, "bold green"))
+    return head, (problem.prompt, "dim"), (trained, "bold green")

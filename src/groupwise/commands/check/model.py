@@ -8,8 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from transformers import AutoConfig, GenerationConfig
-
 from groupwise.commands.build import make_learner, memory_estimate, training_engine
 from groupwise.commands.check.findings import Finding, fault, note, ok
 from groupwise.config.plan import Plan
@@ -21,16 +19,16 @@ from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
 from groupwise.diagnostics.checks import Check, Verdict, learner_equals_engine
 from groupwise.models.chat import Chat
+from groupwise.models.folder import read_config, read_generation
 from groupwise.models.heads import halves
 from groupwise.models.load import (
     Policy,
     end_ids,
-    error_line,
     load_policy,
     load_tokenizer,
     model_folder,
     positions,
-    quiet,
+    require_tokenizer,
 )
 from groupwise.models.moe.metrics import comparable
 from groupwise.models.moe.record import Router
@@ -69,14 +67,13 @@ def model_path(plan: Plan, into: Path) -> Path:
 
 def read_files(folder: Path, plan: Plan) -> ModelFiles:
     """Tokenizer, template, end ids and positions. Raises UsageError where one of them cannot be read."""
-    tokenizer = load_tokenizer(folder)
-    try:
-        with quiet():
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"model = {str(folder)!r}: its config.json does not load: {error_line(error)}") from None
-    model: Any = SimpleNamespace(config=config, generation_config=_generation_config(folder))
-    return ModelFiles(folder, Chat(tokenizer, plan.recipe.chat), end_ids(model, tokenizer), positions(model))
+    where = f"model = {str(folder)!r}"
+    what = f"{where}: does not load as a causal language model"
+    require_tokenizer(folder)
+    config, generation = read_config(folder, what), read_generation(folder, what)
+    tokenizer = load_tokenizer(folder, config)
+    eos, most = end_ids(config, generation, tokenizer, where), positions(SimpleNamespace(config=config))
+    return ModelFiles(folder, Chat(tokenizer, plan.recipe.chat), eos, most)
 
 
 def file_findings(files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]:
@@ -93,7 +90,7 @@ def file_findings(files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]
 def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], longest: int) -> list[Finding]:
     """Vocabulary, memory, experts, and one batch that engine and learner both run; `longest` prompt, tokens."""
     try:
-        policy = load_policy(files.folder, device=plan.recipe.device)
+        policy = load_policy(files.folder, device=plan.recipe.device, training=True)
     except UsageError as error:
         return [fault(str(error))]
     size = policy.model.get_input_embeddings().weight.shape[0]
@@ -155,10 +152,3 @@ def engine_check(
 def _with_scores(completions: Sequence[Any]) -> tuple[Any, ...]:
     """A completion without a score does not train, so that nothing of it would be compared."""
     return tuple(dataclasses.replace(c, score=0.0) for c in completions)
-
-
-def _generation_config(folder: Path) -> GenerationConfig | None:
-    try:
-        return GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError):  # many models have none
-        return None

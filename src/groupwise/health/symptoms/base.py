@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 Row = Mapping[str, Any]
 
@@ -13,6 +13,8 @@ Row = Mapping[str, Any]
 NEUTRAL, GOOD, WARN, BAD = "neutral", "good", "warn", "bad"
 #: Steps that "now" is made of: enough for chance to average out, few enough to warn in time.
 RECENT = 10
+#: Nothing that a run measures is as large; twice this squared, or summed over all rows, is still finite.
+LARGEST = 1e100
 #: From this pass rate on a task counts as solved: what is left is too little to warn about.
 SOLVED = 0.9
 
@@ -39,7 +41,7 @@ class Seen(NamedTuple):
 class History:
     """The steps of a run that are known, in order; its evaluations; its recipe.
 
-    A number that is missing, null or not finite is a gap: it is left out of every mean.
+    A number that is missing, null, not finite or absurdly large is a gap: it is left out of every mean.
 
     compares_within_group  whether its advantage compares the completions of one prompt, so that a group of equal
                            rewards has advantages of 0; None where that is not known
@@ -74,11 +76,13 @@ class History:
         return self.step >= self.setting("steps", math.inf)
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """The recipe's value under a dotted key."""
+        """The recipe's value under a dotted key; where the default is a number or a table, only what is one too."""
         value: Any = self.recipe
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        return default if value is None else value
+        wrong = isinstance(default, (int, float)) and not is_number(value)
+        wrong = wrong or (isinstance(default, Mapping) and not isinstance(value, Mapping))
+        return default if value is None or wrong else value
 
     def numbers(self, name: str, rows: Sequence[Row] | None = None) -> list[float]:
         """The metric's numbers in `rows` (the recent ones by default), gaps left out."""
@@ -146,9 +150,14 @@ def symptom(
 
 
 def numbers(name: str, rows: Iterable[Row]) -> list[float]:
-    """The finite numbers under `name`, in order."""
+    """The numbers under `name`, in order."""
     values = (row.get(name) for row in rows)
-    return [x for x in values if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)]
+    return [x for x in values if is_number(x)]
+
+
+def is_number(x: object) -> TypeGuard[float]:
+    """Whether it is a number that may have been measured: finite, no truth value, not absurdly large."""
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and -LARGEST < x < LARGEST
 
 
 def percent(share: float) -> str:
@@ -196,5 +205,5 @@ def smaller_updates(h: History, lead: str = "") -> str:
 
 def lower_rate(h: History) -> str:
     """A third of this recipe's learning rate, as one would type it."""
-    rate = h.setting("learner.learning_rate")
+    rate = h.setting("learner.learning_rate", 0)
     return f"learner.learning_rate = {rate / 3:.0e} (it is {rate:g})" if rate else "a lower learner.learning_rate"

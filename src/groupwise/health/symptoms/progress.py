@@ -117,10 +117,11 @@ def held_out_apart(h: History) -> Seen | None:
     last = measured[-1]
     near = [row for row in h.rows if abs(row.get("step", 0) - last.get("step", 0)) < RECENT]
     rates, evaluation = numbers("pass_rate", near), last["evaluation"]
-    if not rates or not evaluation.get("problems"):
+    problems = sum(numbers("problems", [evaluation]))
+    if not rates or problems <= 0:
         return None
     train, held = fmean(rates), evaluation["avg_at_k"]
-    error = evaluation.get("standard_error") or math.sqrt(max(0.0, held * (1 - held)) / evaluation["problems"])
+    error = sum(numbers("standard_error", [evaluation])) or math.sqrt(max(0.0, held * (1 - held)) / problems)
     if abs(train - held) <= max(APART, SURE * math.hypot(error, error_of(rates))):
         return None
     words = (
@@ -190,6 +191,6 @@ def _explained(h: History) -> set[str]:
 
 
 def _faster(h: History) -> str:
-    rate = h.setting("learner.learning_rate")
+    rate = h.setting("learner.learning_rate", 0)
     other = f"learner.learning_rate = {3 * rate:.0e} (it is {rate:g}), " if rate else "Another learner.learning_rate, "
     return f"{other}samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or easier problems first"

@@ -130,7 +130,7 @@ def fallback(h: History) -> Seen | None:
     if not count:
         return None
     steps = sum(1 for x in h.numbers("groups_fallback") if x)
-    rounds = h.setting("algorithm.filter.max_rounds")
+    rounds = h.setting("algorithm.filter.max_rounds", 0)
     budget = f"all {rounds} rounds of generation" if rounds else "the rounds of generation"
     return Seen(
         f"In {steps} of {h.over if len(h.recent) > 1 else 'one step'}, {budget} were spent before the batch was "
@@ -145,7 +145,7 @@ def fallback(h: History) -> Seen | None:
     why="one completion in ten never reaches its answer, and is punished for it",
 )
 def completions_cut_off(h: History) -> Seen | None:
-    share, limit = h.mean("truncated_share"), h.setting("sampling.max_new_tokens")
+    share, limit = h.mean("truncated_share"), h.setting("sampling.max_new_tokens", 0)
     if share is None or share <= CUT_OFF:
         return None
     at = f" of {limit} tokens" if limit else ""
@@ -303,6 +303,6 @@ def their_advantages(h: History) -> str:
 
 def easier(h: History) -> str:
     longer = (h.mean("truncated_share") or 0) > CUT_OFF
-    limit = h.setting("sampling.max_new_tokens")
+    limit = h.setting("sampling.max_new_tokens", 0)
     advice = f"Easier problems, samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or a warm start"
     return advice + (f", and sampling.max_new_tokens = {2 * limit}" if longer and limit else "")

@@ -177,7 +177,7 @@ def critic_worse_than_none(h: History) -> Seen | None:
     why="an update that changes nothing is a fault, not a small step",
 )
 def parameters_frozen(h: History) -> Seen | None:
-    rows = [row for row in h.recent if row.get("updates")]
+    rows = [row for row in h.recent if _updates(row)]
     if not rows or not h.total("advantage_abs_mean", rows):
         return None
     rates, norms = h.numbers("learning_rate", rows), h.numbers("gradient_norm_max", rows)
@@ -189,7 +189,7 @@ def parameters_frozen(h: History) -> Seen | None:
         )
     if rates and max(rates) == 0:
         return Seen(f"The learning rate was 0 over {h.over}: nothing can change.", "learner.learning_rate = 1e-6")
-    several = [row for row in rows if row.get("updates", 0) > 1]
+    several = [row for row in rows if _updates(row) > 1]
     moved = h.numbers("log_ratio_abs_max", several)
     if not moved or max(moved) > 0 or not any(numbers("learning_rate", several)):
         return None
@@ -205,7 +205,7 @@ def parameters_frozen(h: History) -> Seen | None:
     why="steps at that size need thousands to change an answer",
 )
 def learning_rate_too_small(h: History) -> Seen | None:
-    rows = [row for row in h.recent if row.get("updates", 0) and row["updates"] > 1]
+    rows = [row for row in h.recent if _updates(row) > 1]
     moved, rate = h.median("log_ratio_abs_max", rows), h.mean("learning_rate", rows)
     if len(rows) < PATIENCE or not moved or moved >= STILL or h.solved or not rate:
         return None
@@ -227,6 +227,10 @@ def later_share(rows: Sequence[Row], name: str) -> float | None:
             if updates > 1:
                 later.append(max(0.0, (updates * share - 1) / (updates - 1)))
     return fmean(later) if later else None
+
+
+def _updates(row: Row) -> float:
+    return sum(numbers("updates", [row]))
 
 
 def _jump(h: History, at: int, clip: float) -> list[tuple[float, float]]:

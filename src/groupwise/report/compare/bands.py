@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from typing import TypeGuard
 
 from groupwise.core.statistics import over_seeds
+from groupwise.health.symptoms.base import is_number
 from groupwise.report.folder.columns import rounded
 from groupwise.report.records import Curves, Number
 
@@ -47,11 +47,6 @@ def band_words(seeds: int) -> str:
 def measured(curves: Curves) -> dict[str, list[Number]]:
     """The columns with at least one number."""
     return {name: values for name, values in curves.columns.items() if any(map(is_number, values))}
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """False for a gap, and for what is not finite."""
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _across(seeds: Sequence[Curves], name: str, steps: Sequence[int]) -> list[list[float]]:

@@ -191,7 +191,8 @@ def _facts(group: Group) -> dict[str, str]:
     facts: dict[str, str] = {}
     if isinstance(algorithm, Mapping):
         facts["objective"] = str(algorithm.get("objective", ""))
-        for part in filter(lambda part: isinstance(part, Mapping), algorithm.get("parts") or ()):
+        parts = algorithm.get("parts")
+        for part in (part for part in (parts if isinstance(parts, list) else ()) if isinstance(part, Mapping)):
             facts[f"{part.get('slot', '')}, equation"] = str(part.get("equation", ""))
     abouts = [flat(member.run.about) for member in group.members]
     versions = dict.fromkeys(key for about in abouts for key in about if key.startswith("versions."))

@@ -14,7 +14,8 @@ from groupwise.core.statistics import (
     rate_difference,
     welch,
 )
-from groupwise.report.compare.bands import is_number, measured
+from groupwise.health.symptoms.base import is_number
+from groupwise.report.compare.bands import measured
 from groupwise.report.compare.members import Group, Member
 from groupwise.report.folder.columns import interval
 from groupwise.report.records import Table

@@ -6,7 +6,7 @@ from typing import Any
 
 from groupwise.core.jsonl import flat
 from groupwise.core.statistics import Interval, pass_rate_interval
-from groupwise.report.folder.lines import count_of, number
+from groupwise.report.folder.lines import count_of, number, table
 from groupwise.report.records import Curves, Number
 
 #: Keys of a row that are no numbers to draw.
@@ -125,5 +125,5 @@ def _over(amount: Number, total: Number) -> Number:
     return None if amount is None or not total else amount / total
 
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, Number]:
-    return {name: number(value) for name, value in flat(row).items()}
+def _numbers(row: object) -> dict[str, Number]:
+    return {name: number(value) for name, value in flat(table(row)).items()}

@@ -1,7 +1,6 @@
 """Lines of JSON as a run left them: whole rows, halves, and what other tools wrote. What is odd is counted and said."""
 
 import json
-import math
 from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
@@ -11,7 +10,9 @@ from typing import IO, Any
 
 import orjson
 
-from groupwise.core.jsonl import STEP, writable
+from groupwise.core.atomic import open_regular
+from groupwise.core.jsonl import STEP, shallow, writable
+from groupwise.health.symptoms.base import is_number
 from groupwise.report.records import Number
 
 Row = dict[str, Any]
@@ -72,20 +73,14 @@ def table(value: object) -> dict[str, Any]:
 
 
 def number(value: object) -> Number:
-    """A finite number as it is; None for everything else, truth values included.
+    """A number as it is; None for everything else, such as truth values and what is too large to have been measured.
 
     >>> number(0.5), number(float("nan")), number("0.5"), number(True)
     (0.5, None, None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         return None
-    try:
-        near = float(value)
-    except OverflowError:
-        return None
-    if not math.isfinite(near):
-        return None
-    return near if abs(near) > _LARGEST_STEP else value
+    return float(value) if abs(value) > _LARGEST_STEP else value
 
 
 def count_of(value: object) -> int | None:
@@ -99,7 +94,7 @@ def count_of(value: object) -> int | None:
 def parsed(text: bytes, odd: Counter[str]) -> Any:
     """One JSON value. Raises ValueError where it is none."""
     try:
-        return orjson.loads(text)
+        return shallow(orjson.loads(text))
     except ValueError:
         return _foreign(text, odd)
 
@@ -188,7 +183,7 @@ class Tail:
         """The new lines, as they are, without their ends."""
         self.restarted, self.error, self.half = False, "", b""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 if self._is_another(file):
                     self._forget()
                 file.seek(self.offset)
@@ -233,12 +228,14 @@ def _foreign(text: bytes, odd: Counter[str]) -> Any:
     words = text.decode("utf-8", errors="replace")
     gaps: list[str] = []
     try:
-        value = json.loads(words, parse_constant=gaps.append)
+        # As orjson does: an integer that is too long becomes a float, which may be infinite.
+        value = json.loads(words, parse_constant=gaps.append, parse_int=lambda n: int(n) if len(n) < 19 else float(n))
+        value = shallow(writable(value))
     except RecursionError:
         raise ValueError("nested too deep") from None
     odd["no number"] += len(gaps)
     odd["foreign"] += words.encode() != text
-    return writable(value)
+    return value
 
 
 def _rescued(line: bytes, odd: Counter[str]) -> list[Row]:

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from groupwise.core.atomic import open_regular
 from groupwise.core.errors import UsageError
+from groupwise.core.jsonl import shallow
+from groupwise.health.symptoms.base import is_number
 from groupwise.report.folder.lines import ByStep, Row, all_rows, count_of, number, oddities, parsed
 from groupwise.report.records import Status
 
@@ -24,7 +27,7 @@ WHAT = "a run folder is what groupwise train makes: runs/NAME, with recipe.toml 
 #: Keys of a row that hold tables.
 TABLES = ("evaluation", "checks", "seconds")
 
-_ERROR = re.compile(r"error: (?:step (\d+): )?")
+_ERROR = re.compile(r"error: (?:step (\d{1,15}): )?")
 #: The last line of a log is looked for in this many bytes.
 _LOG_END = 64 * 1024
 
@@ -112,7 +115,7 @@ def signs(folder: Path) -> Signs:
 def is_held(lock: Path) -> bool:
     """Whether a process is writing the run. The lock is shared and given back at once: the run must not notice."""
     try:
-        with lock.open("rb") as file:
+        with open_regular(lock) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -188,13 +191,20 @@ def _rows_of_steps(path: Path, held: bool, notes: list[str]) -> tuple[list[Row],
 
 
 def place(row: Row, steps: ByStep, evaluations: ByStep, odd: Counter[str]) -> None:
-    """A row of metrics.jsonl to where it belongs; a table in it that is none is taken out."""
+    """A row of metrics.jsonl to where it belongs; what is in it of another kind than a run writes is taken out."""
     evaluated = "evaluation" in row
     wrong = [key for key in TABLES if key in row and not isinstance(row[key], dict)]
     odd["no table"] += bool(wrong)
     if "evaluation" not in wrong:
-        sound = {key: value for key, value in row.items() if key not in wrong}
+        sound = _numbers_and_tables({key: value for key, value in row.items() if key not in wrong})
+        if evaluated:
+            sound["evaluation"] = _numbers_and_tables(sound["evaluation"])
         (evaluations if evaluated else steps).add(sound, odd)
+
+
+def _numbers_and_tables(row: Row) -> Row:
+    """The row without texts, lists and what cannot be measured: no run writes them there."""
+    return {k: v for k, v in row.items() if v is None or k == "step" or isinstance(v, dict) or is_number(v)}
 
 
 def last_step(*kinds: list[Row]) -> int | None:
@@ -215,7 +225,7 @@ def _missing(folder: Path, ran: bool, notes: list[str]) -> None:
 def _last_line(path: Path) -> str:
     """The last line with words in it, "" without any; of a long log its end alone is read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
             lines = file.read().decode("utf-8", errors="replace").rstrip().splitlines()
     except OSError:
@@ -225,7 +235,8 @@ def _last_line(path: Path) -> str:
 
 def _text(path: Path, notes: list[str]) -> str | None:
     try:
-        return path.read_bytes().decode("utf-8", errors="replace")
+        with open_regular(path) as file:
+            return file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -235,8 +246,8 @@ def _text(path: Path, notes: list[str]) -> str | None:
 
 def _recipe(text: str, notes: list[str]) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return shallow(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:
         notes.append(f"{RECIPE} is not a TOML file ({error}): what was asked for is not known")
         return {}
 

@@ -10,6 +10,7 @@ from typing import IO
 
 import orjson
 
+from groupwise.core.atomic import open_regular
 from groupwise.report.folder.columns import spaced
 from groupwise.report.folder.groups import LONGEST_TEXT, group_of
 from groupwise.report.folder.scan import Place, Scan, kind_of, places, scan
@@ -39,7 +40,7 @@ def sample(
     every kind. With it the byte that the file was read up to: where a Tail takes over.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             scanned = scan(file)
             scanned = scanned if last is None else scanned.until(last)
             return _sample(file, scanned, bytes_budget, most_groups), scanned.end

@@ -15,6 +15,7 @@ from groupwise.health.symptoms.base import (
     WARN,
     Finding,
     History,
+    is_number,
     many,
     numbers,
     percent,
@@ -85,11 +86,7 @@ def learned(known: Known) -> tuple[str, str]:
             tone,
         )
     verdict, tone, verb, remark = _verdict(before, after)
-    held = (
-        f"the held-out pass rate {verb} {steps} "
-        f"({many(after['problems'], 'problem')} x {many(after['samples'], 'sample')}; 95 % interval "
-        f"{_around(after)}){grown}"
-    )
+    held = f"the held-out pass rate {verb} {steps} ({_size(after)}95 % interval {_around(after)}){grown}"
     return f"{verdict}{known.so_far}: {held}.{remark}", tone
 
 
@@ -255,6 +252,12 @@ def _held(evaluation: Mapping[str, Any]) -> str:
     return f"{'pass rate' if name == 'avg_at_k' else 'learned score'} {short(evaluation[name])}"
 
 
+def _size(evaluation: Mapping[str, Any]) -> str:
+    """`64 problems x 2 samples; `, as far as the evaluation says."""
+    each = [many(n, thing) for thing in ("problem", "sample") for n in numbers(f"{thing}s", [evaluation])]
+    return " x ".join(each) + "; " * bool(each)
+
+
 def _lengths(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     a, b = numbers("length_mean", [before]), numbers("length_mean", [after])
     if not a or not b:
@@ -267,7 +270,8 @@ def _lengths(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 def _rewards(h: History) -> str:
     rewards = h.setting("rewards", {})
     if rewards:
-        listed = ", ".join(f"{n} (weight {r.get('weight', 1):g})" for n, r in rewards.items() if isinstance(r, Mapping))
+        weights = {name: table.get("weight", 1) for name, table in rewards.items() if isinstance(table, Mapping)}
+        listed = ", ".join(f"{name} (weight {x:g})" for name, x in weights.items() if is_number(x))
         return f"the rewards {listed}" if len(rewards) > 1 else f"the reward {listed}"
     return "a reward model's score" if h.setting("preference") else "the task's own score"
 

@@ -8,7 +8,6 @@ import base64
 import hashlib
 import html as markup
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import orjson
 
+from groupwise.core.atomic import whole_file
 from groupwise.report.records import Fresh, Page
 
 #: In the order they load: each builds on those before it.
@@ -46,13 +46,9 @@ ESCAPED = {
 
 
 def write(page: Page, path: Path) -> None:
-    """Writes the page to `path`; one that was there before is replaced in one move."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        draft.write_bytes(html(page).encode("utf-8", "replace"))
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    """Writes the page to `path`; one that was there before is replaced in one move. Raises OSError."""
+    with whole_file(path) as file:
+        file.write(html(page).encode("utf-8", "replace"))
 
 
 def html(page: Page) -> str:

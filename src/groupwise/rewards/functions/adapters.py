@@ -10,6 +10,7 @@ from typing import Any
 from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
+from groupwise.core.task import Starts
 from groupwise.rewards.functions.results import score_result, score_results
 from groupwise.rewards.functions.trace import own_traceback
 
@@ -111,12 +112,14 @@ class Bound:
     """A function or an instance with the form it is called in: what a worker process scores with.
 
     settings  passed by keyword with every call
+    starts    what starts something of its own when it is called
     """
 
     function: Callable[..., Any]
     form: Form
     where: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    starts: Starts | None = None
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:

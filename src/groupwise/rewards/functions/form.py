@@ -1,18 +1,19 @@
 """The rewards that a recipe can name: those for the form of a completion, whatever it answers, and a user's own."""
 
-import dataclasses
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groupwise.core.errors import UsageError, nearest
+from groupwise.core.errors import UsageError, one_line
 from groupwise.core.reward import Reward
 from groupwise.core.samples import Attempt
 from groupwise.rewards.functions.user import User
 
-_LITERAL = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
-_QUANTIFIER = re.compile(r"[*+?{]")
+#: A longer pattern is refused: some take milliseconds for each of their characters before anything is matched.
+LONGEST_PATTERN = 2_000
+#: An n-gram of more words says nothing about repetition, and all of them together take the square of the memory.
+LARGEST_N = 100
 
 
 @dataclass(frozen=True)
@@ -22,28 +23,26 @@ class Format:
     pattern  in the language of Python's `re`
     longest  a longer completion scores 0.0: characters
 
-    With more than one quantifier a match can take time that grows without bound, so such a pattern is not `quick`: it
-    runs in a worker with a deadline.
+    A match can take time that grows without bound, and no pattern says whether it does: it is scored by a worker.
 
-    >>> Format(r"#### \d+").quick, Format(r"<think>.*</think>\s*\d+").quick
-    (True, False)
+    >>> Format(r"<think>.*</think>\s*\d+").worth("<think>48/2</think> 24")
+    1.0
     """
 
     pattern: str
     longest: int = 100_000
+    quick = False
 
     def __post_init__(self) -> None:
         if self.longest < 1:
             raise UsageError(f"longest must be at least 1 character, not {self.longest}")
+        if len(self.pattern) > LONGEST_PATTERN:
+            raise UsageError(f"pattern has {len(self.pattern)} characters; it may have {LONGEST_PATTERN}")
         try:
             re.compile(self.pattern, re.DOTALL)
-        except re.error as error:
-            raise UsageError(f"pattern {self.pattern!r} is not a regular expression: {error}") from None
-
-    @property
-    def quick(self) -> bool:
-        """Whether matching is linear for certain: at most one quantifier."""
-        return len(_QUANTIFIER.findall(_LITERAL.sub("", self.pattern))) <= 1
+        except (re.error, OverflowError, RecursionError) as error:
+            words = one_line(error)
+            raise UsageError(f"pattern {self.pattern!r:.80} is not a regular expression: {words:.200}") from None
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[float]:
         return [self.worth(attempt.completion) for attempt in attempts]
@@ -68,7 +67,7 @@ class Tags:
     (1.0, 0.25, 0.0)
     """
 
-    tags: tuple[str, ...] = ("think", "answer")
+    tags: Sequence[str] = ("think", "answer")
     opened: bool = False
     quick = True
 
@@ -119,8 +118,8 @@ class Repetition:
     quick = True
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise UsageError(f"n must be at least 1, not {self.n}")
+        if not 1 <= self.n <= LARGEST_N:
+            raise UsageError(f"n must be from 1 to {LARGEST_N}, not {self.n}")
         if not -float("inf") < self.largest <= 0:
             raise UsageError(f"largest must be a number of at most 0 (a penalty), not {self.largest}")
 
@@ -137,24 +136,3 @@ class Repetition:
 #: The word a recipe uses -> the reward.
 FORMS: Mapping[str, type[Reward]] = {"format": Format, "tags": Tags, "repetition": Repetition}
 KINDS: Mapping[str, Any] = {"user": User, **FORMS}
-
-
-def reward(name: str, table: Mapping[str, Any]) -> Reward:
-    """The reward of a recipe's table [rewards.NAME]: its `kind` (or NAME itself, or a user's own where `use` is set).
-
-    Raises UsageError for a kind or key that does not exist, and for settings that the reward refuses.
-    """
-    settings = dict(table)
-    kind = settings.pop("kind", "user" if "use" in settings else name)
-    if kind not in KINDS:
-        raise UsageError(f"rewards.{name}.kind = {kind!r}: there is no such reward; {nearest(str(kind), KINDS)}")
-    known = [f.name for f in dataclasses.fields(KINDS[kind])]
-    for key in settings:
-        if key not in known:
-            raise UsageError(
-                f"rewards.{name}.{key}: {kind} has no such key; {nearest(key, ['kind', 'weight', *known])}"
-            )
-    try:
-        return KINDS[kind](**settings)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"rewards.{name}: {error}") from None

@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from groupwise.core.reward import Cause, ScoreResult
 
+#: A score is not larger: the squares of larger ones, times their weights, are no longer finite where they are averaged.
+LARGEST = 1e9
+
 
 def score_result(value: object) -> ScoreResult:
     """A score from whatever a reward returned for one completion.
@@ -25,6 +28,8 @@ def score_result(value: object) -> ScoreResult:
         return ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {kind}, not one number: {error}")
     if not math.isfinite(number):
         return ScoreResult(cause=Cause.NAN, detail=f"returned {number}")
+    if abs(number) > LARGEST:
+        return ScoreResult(cause=Cause.TOO_LARGE, detail=f"returned {number:g}; a score lies within +-{LARGEST:g}")
     return ScoreResult(number)
 
 

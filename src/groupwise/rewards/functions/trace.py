@@ -3,6 +3,8 @@
 import traceback
 from pathlib import Path
 
+from groupwise.core.jsonl import writable
+
 #: Files of this folder, and the machinery of the standard library between them and a user's function.
 OURS = (str(Path(__file__).parents[1]), "<frozen ", "/asyncio/", "/importlib/", "<string>")
 TAIL = 4096
@@ -19,7 +21,7 @@ def own_traceback(error: BaseException) -> str:
     while link is not None:
         link.stack = traceback.StackSummary.from_list([f for f in link.stack if not ours(f.filename)])
         link = link.__cause__ or link.__context__
-    return "".join(report.format()).strip()[-TAIL:]
+    return writable("".join(report.format()).strip()[-TAIL:])
 
 
 def own_lines(output: str) -> str:

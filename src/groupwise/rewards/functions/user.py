@@ -13,8 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from groupwise.core.errors import UsageError, nearest
+from groupwise.core.jsonl import writable
+from groupwise.core.paths import location
 from groupwise.core.samples import Attempt
-from groupwise.core.task import Task
+from groupwise.core.task import ScoresLate, Starts, Task
 from groupwise.rewards.functions.adapters import SINGLE, Bound, bound
 from groupwise.rewards.functions.trace import own_traceback, place
 
@@ -43,7 +45,7 @@ class User:
         try:
             instance = definition(**self.settings)
         except Exception as error:
-            raise _raised(
+            raise raised(
                 self.use, f"{name}({', '.join(f'{k}={v!r}' for k, v in self.settings.items())})", error
             ) from None
         return bound(instance, self.use, {})
@@ -61,8 +63,14 @@ class TaskScore:
 
     task: Task
 
+    @property
+    def late(self) -> float | None:
+        """The score of a completion that has none in time; None where that is no score."""
+        return self.task.late if isinstance(self.task, ScoresLate) else None
+
     def bind(self) -> Bound:
-        return Bound(self.task.score, SINGLE, type(self.task).__name__)
+        starts = self.task if isinstance(self.task, Starts) else None
+        return Bound(self.task.score, SINGLE, type(self.task).__name__, starts=starts)
 
 
 def finisher(runner: asyncio.Runner) -> Callable[[Any], Any]:
@@ -84,11 +92,11 @@ def load(use: str) -> tuple[ModuleType, str]:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise _raised(use, "importing it", error) from None
+        raise raised(use, "importing it", error) from None
 
 
 def _from_file(path: Path, use: str) -> ModuleType:
-    path = path.expanduser().absolute()
+    path = location(str(path), f"reward {use}").absolute()
     if not path.is_file():
         there = [file.name for file in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
         raise UsageError(f"reward {use}: no file {path}" + (f"; {nearest(path.name, there)}" if there else ""))
@@ -135,9 +143,10 @@ def _require_known(settings: Mapping[str, Any], parameters: Mapping[str, inspect
             raise UsageError(f"reward {use}: the setting {key!r} is no parameter of it; {nearest(key, parameters)}")
 
 
-def _raised(use: str, what: str, error: BaseException) -> UsageError:
+def raised(use: str, what: str, error: BaseException) -> UsageError:
+    """What a user's code raised when it was loaded, in a line, with its traceback as a note."""
     at = place(error)
-    words = " ".join(str(error).split())
+    words = " ".join(writable(str(error)).split())
     wrong = UsageError(f"reward {use}: {what} raised {type(error).__name__}: {words}{f' ({at})' if at else ''}")
     wrong.add_note(own_traceback(error))
     return wrong

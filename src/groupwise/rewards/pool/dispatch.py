@@ -23,6 +23,8 @@ from groupwise.rewards.pool.work import Entry, take
 #: A worker that gives way to others is not charged for it, but while the run itself waits there is an end: this many
 #: times its seconds.
 PATIENCE = 10.0
+#: Seconds after which what is left of a worker that was asked to end is not waited for any more.
+FAREWELL = 30.0
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Dispatcher:
             slot.loading = ""
             self.single[message["loaded"]] = message["single"]
         if "broken" in message:
-            error = UsageError(message["broken"])
+            error = (UsageError if message["usage"] else RunError)(message["broken"])
             error.add_note(message["detail"])
             self._break(error)
         results = [
@@ -237,6 +239,7 @@ class Dispatcher:
         """Takes results for the first entries of a worker. A fault that earlier ones may have caused is tried again."""
         answered, slot.entries = slot.entries[: len(results)], slot.entries[len(results) :]
         again = []
+        late = getattr(self.rewards[answered[0].name], "late", None) if answered else None
         with self.changed:
             for entry, result in zip(answered, results, strict=True):
                 starved = result.cause is Cause.TIMEOUT and slot.swarmed
@@ -244,7 +247,8 @@ class Dispatcher:
                 if shared and slot.served and not entry.fresh:
                     again.append(replace(entry, fresh=True))
                 else:
-                    self.results[entry.ticket] = result
+                    hung = result.cause is Cause.TIMEOUT
+                    self.results[entry.ticket] = ScoreResult(late) if late is not None and hung else result
             self._put_back(again)
             self.changed.notify_all()
         slot.served = True
@@ -271,6 +275,7 @@ class Dispatcher:
 
     def _remove(self, slot: Slot) -> None:
         """Nothing of a worker is left: what it owed gets a result or goes to another."""
+        read_available(slot.line, slot.line_buffer)
         self._hear_all(slot)
         slot.report = next(reversed(messages(slot.leash_buffer)), {})
         for end in (slot.line, slot.leash):
@@ -308,10 +313,13 @@ class Dispatcher:
     def _patience(self) -> float | None:
         """Seconds until a deadline may have passed."""
         left = [self._limit(slot) - slot.clock.seconds() for slot in self._running()]
+        left += [FAREWELL - slot.clock.wall for slot in self.slots if slot.ending]
         return max(0.005, min(left)) if left else None
 
     def _watch(self) -> None:
         now, since = time.monotonic(), self.waiting_since
+        for slot in [slot for slot in self.slots if slot.ending and slot.clock.wall > FAREWELL]:
+            self._remove(slot)
         for slot in self._running():
             limit = self._limit(slot)
             starved = since is not None and now - max(since, slot.clock.started) > PATIENCE * limit
@@ -327,6 +335,8 @@ class Dispatcher:
         end = time.monotonic() + 10.0
         while self.slots and time.monotonic() < end:
             self._listen(0.5)
+        for slot in self.slots:
+            slot.close()
 
     def _break(self, error: GroupwiseError) -> None:
         with self.changed:

@@ -118,6 +118,7 @@ class Slot:
         """Asks the keeper to end it; the leash's end says when nothing is left."""
         if not self.ending:
             self.ending = True
+            self.clock.start()
             with contextlib.suppress(OSError):
                 self.leash.shutdown(socket.SHUT_WR)
 

@@ -7,19 +7,21 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from groupwise.core.channel import pack
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt
+from groupwise.core.task import Starts
 from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, fault
 from groupwise.rewards.functions.results import exhausted, list_is_wrong
 from groupwise.rewards.functions.trace import own_traceback
-from groupwise.rewards.functions.user import finisher
+from groupwise.rewards.functions.user import finisher, raised
 
 #: Asks this process where it is, also where C code never comes back: faulthandler answers from the handler itself.
 WHERE = signal.SIGUSR1
@@ -34,6 +36,7 @@ class Worker:
         self.jobs: Connection[Any, Any] = Connection(os.dup(line.fileno()), writable=False)
         self.rewards: Mapping[str, Any] = {}
         self.bound: dict[str, Bound] = {}
+        self.unstarted: dict[str, Starts] = {}
         self.runner = asyncio.Runner()
 
     def serve(self, settle: Callable[[], None]) -> None:
@@ -58,6 +61,8 @@ class Worker:
                 for attempt in attempts:
                     bound.check(attempt.sample)
                 return {"results": [astuple(ScoreResult(detail=bound.description))]}
+            if name in self.unstarted:
+                self.unstarted.pop(name).start_inside(partial(self.loading, name))
             for results in bound.score(attempts, finisher(self.runner)):
                 if len(results) > 1 and list_is_wrong(results):
                     return {"results": [astuple(results[0])], "failed": True}
@@ -65,19 +70,37 @@ class Worker:
                 if any(exhausted(result) for result in results):
                     return {"spent": True}
         except UsageError as error:
-            return {"broken": str(error), "detail": "".join(getattr(error, "__notes__", []))}
+            return _broken(error)
         except BaseException as error:  # of a call for many completions; SystemExit is a fault like others
             return {"results": [astuple(fault(error))], "failed": True, "spent": exhausted(fault(error))}
         return {}
 
     def bind(self, name: str) -> Bound:
-        """The reward, loaded, which may take longer than a score."""
-        self.send({"loading": name})
+        """The reward, loaded."""
         reward = self.rewards[name]
         bind: Callable[[], Bound] | None = getattr(reward, "bind", None)
-        self.bound[name] = bound = bind() if bind else Bound(lambda attempts: reward(attempts), ATTEMPTS, name)
-        self.send({"loaded": name, "single": not bound.form.batched and not bound.asynchronous})
+        with self.loading(name):
+            self.bound[name] = bound = bind() if bind else Bound(lambda attempts: reward(attempts), ATTEMPTS, name)
+        if bound.starts:
+            self.unstarted[name] = bound.starts
         return bound
+
+    @contextlib.contextmanager
+    def loading(self, name: str) -> Iterator[None]:
+        """Around what may take longer than a score. What goes wrong in it is no completion's fault and ends the run."""
+        self.send({"loading": name})
+        try:
+            yield
+        except BaseException as error:
+            self.send(_broken(error if isinstance(error, GroupwiseError) else raised(name, "preparing it", error)))
+            os._exit(1)
+        bound = self.bound[name]
+        self.send({"loaded": name, "single": not bound.form.batched and not bound.asynchronous})
+
+
+def _broken(error: GroupwiseError) -> dict[str, object]:
+    notes = "".join(getattr(error, "__notes__", []))
+    return {"broken": str(error), "detail": notes, "usage": isinstance(error, UsageError)}
 
 
 def _outer_pid() -> int:

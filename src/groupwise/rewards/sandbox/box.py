@@ -8,6 +8,7 @@ from typing import Any
 
 from groupwise.core.children import ChildLost
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.task import Starting
 from groupwise.rewards.sandbox import wire
 from groupwise.rewards.sandbox.job import Job
 from groupwise.rewards.sandbox.launch import Zygote, start
@@ -99,6 +100,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     def __init__(self, limits: Limits | None = None, accept_risk: bool = False, without: Collection[str] = ()) -> None:
         self.limits, self._accept_risk, self._without = limits or Limits(), accept_risk, frozenset(without)
         self._zygote: Zygote | None = None
+        self.starting: Starting = contextlib.nullcontext  # entered while the sandbox starts
 
     @property
     def layers(self) -> Layers:
@@ -138,10 +140,11 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
 
     def _ready(self) -> Zygote:
         if self._zygote is None or not self._zygote.usable:
-            self.close()
-            self._zygote = start(self._without)
-            if not self._accept_risk:
-                self._require_layers(self._zygote)
+            with self.starting():
+                self.close()
+                self._zygote = start(self._without)
+                if not self._accept_risk:
+                    self._require_layers(self._zygote)
         return self._zygote
 
     def _require_layers(self, zygote: Zygote) -> None:

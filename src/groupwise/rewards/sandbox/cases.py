@@ -33,6 +33,7 @@ def _case(test: object) -> Test:
         raise ValueError(f"a test must be a text or an object, not {test!r:.80}")
     keys = set(test)
     if keys == {"input", "output"} and all(isinstance(text, str) for text in test.values()):
+        "".join(test.values()).encode("utf-8", "surrogateescape")  # a ValueError where no program could be given it
         return Stdio(test["input"], test["output"])
     if {"call", "expected"} <= keys <= {"call", "args", "kwargs", "expected"}:
         args, kwargs = test.get("args", []), test.get("kwargs", {})

@@ -21,10 +21,13 @@ from groupwise.core.channel import pack, unpack
 from groupwise.rewards.sandbox import wire
 
 _CHUNK = 2**16
+#: Whoever calls a function inside a loop (map, zip, filter, all, sum, next) takes these for the loop's end, not for a
+#: failure. Other exceptions mean something only to who asks for them: by `except`, a default, or a method of its own.
+_STEERING = (StopIteration, StopAsyncIteration)
 
 
 class CandidateError(Exception):
-    """What a test sees where the tested function raised an exception that is not one of Python's own."""
+    """What a test sees where the function raised what is none of Python's own, or would steer the test."""
 
 
 class Control:
@@ -123,11 +126,22 @@ def _proxy(control: Control, name: str) -> Any:
         reply = control.receive()
         if "value" in reply:
             return wire.decode(reply["value"])
-        kind = getattr(builtins, reply["error"], None)
-        own = isinstance(kind, type) and issubclass(kind, Exception)
-        raise (kind if own else CandidateError)(reply["traceback"])  # type: ignore[misc]
+        raise _exception(reply["error"], reply["traceback"])
 
     return call
+
+
+def _exception(name: str, words: str) -> BaseException:
+    """What a test sees of an exception of the tested function."""
+    kind = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, _STEERING):
+        kind = CandidateError
+    for nearest in kind.__mro__:
+        try:
+            return nearest(words)
+        except TypeError:  # it is made of more than a text; UnicodeDecodeError is an UnicodeError, which is not
+            continue
+    return CandidateError(words)
 
 
 def _execute(program: str, name: str) -> dict[str, Any]:

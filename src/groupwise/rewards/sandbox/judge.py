@@ -1,5 +1,6 @@
 """Which tests a program passes. Expected values stay here, or in a process that the program cannot reach."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from groupwise.rewards.sandbox import wire
 from groupwise.rewards.sandbox.box import Sandbox, Session
 from groupwise.rewards.sandbox.job import Job
-from groupwise.rewards.sandbox.outcome import Kind
+from groupwise.rewards.sandbox.outcome import Kind, Limits
 
 
 @dataclass(frozen=True)
@@ -38,21 +39,28 @@ class Asserts:
 
 Test = Stdio | Call | Asserts
 
+#: Seconds beyond a sandbox's own that `passed` may take: programs are started, and ended where they go on.
+MARGIN = 2.0
+
 
 def passed(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True) -> list[bool]:
     """Which tests the program passes, one for each Stdio, Call and text of Asserts.
 
     every  run them all; without it the first that fails ends the work, and those after it count as failed
+
+    All processes together, one after another, have the sandbox's seconds: what does not come to its turn failed.
     """
+    until = time.monotonic() + box.limits.seconds
     calls = [test for test in tests if isinstance(test, Call)]
     verdicts = _calls(box, program, calls, every) if calls else []
     for test in tests:
-        if not every and not all(verdicts):
+        left = replace(box.limits, seconds=until - time.monotonic())
+        if left.seconds <= 0 or (not every and not all(verdicts)):
             break
         if isinstance(test, Stdio):
-            verdicts.append(_stdio(box, program, test))
+            verdicts.append(_stdio(box, program, test, left))
         elif isinstance(test, Asserts):
-            verdicts += _asserts(box, program, test)
+            verdicts += _asserts(box, program, test, left)
     count = sum(len(test.tests) if isinstance(test, Asserts) else 1 for test in tests)
     return verdicts + [False] * (count - len(verdicts))
 
@@ -67,9 +75,9 @@ def same_text(output: str, expected: str) -> bool:
     return left == right
 
 
-def _stdio(box: Sandbox, program: str, test: Stdio) -> bool:
-    room = max(box.limits.output, 2 * len(test.output.encode()))
-    outcome = box.run(program, test.input, replace(box.limits, output=room))
+def _stdio(box: Sandbox, program: str, test: Stdio, limits: Limits) -> bool:
+    room = max(limits.output, 2 * len(test.output.encode("utf-8", "surrogateescape")))
+    outcome = box.run(program, test.input, replace(limits, output=room))
     return outcome.kind is Kind.FINISHED and same_text(outcome.stdout, test.output)
 
 
@@ -85,14 +93,14 @@ def _calls(box: Sandbox, program: str, calls: Sequence[Call], every: bool) -> li
     return verdicts + [False] * (len(calls) - len(verdicts))
 
 
-def _asserts(box: Sandbox, program: str, test: Asserts) -> list[bool]:
+def _asserts(box: Sandbox, program: str, test: Asserts, limits: Limits) -> list[bool]:
     """The tests run apart from the program, and only their own process's verdict counts."""
-    failed = [False] * len(test.tests)
-    with box.session(program) as session:
-        if session.loaded is None or session.loaded.error:
+    failed, until = [False] * len(test.tests), time.monotonic() + limits.seconds
+    with box.session(program, limits) as session:
+        left = replace(limits, seconds=until - time.monotonic())
+        if session.loaded is None or session.loaded.error or left.seconds <= 0:
             return failed
-        limits = replace(box.limits, seconds=box.limits.seconds + 1.0)  # the tester waits for the program
-        tester, nonce = box.tester(list(test.tests), list(test.names), limits)
+        tester, nonce = box.tester(list(test.tests), list(test.names), left)
         try:
             verdict = _mediate(tester, session, test.names)
         finally:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from groupwise.core.errors import UsageError, need
+from groupwise.core.task import Starting
 from groupwise.rewards.verifiers.extract import BRACE, LONGEST_CLAIM, claimed, claims, ending, listed, spoken
 from groupwise.rewards.verifiers.numerals import clean, close, read
 from groupwise.rewards.verifiers.verify import Guard, Tally
@@ -175,6 +176,10 @@ class Math:
     def start(self) -> None:
         """Starts the child without waiting, so that the first answer does not wait for it."""
         self._guard.start()
+
+    def start_inside(self, starting: Starting) -> None:
+        """From now on `starting()` is entered where an answer waits for the child to be ready."""
+        self._guard.starting = starting
 
     def readable(self, answer: str) -> bool:
         """Whether the answer is a number, or a text of sane length whose braces are balanced."""

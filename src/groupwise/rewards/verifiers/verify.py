@@ -9,6 +9,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -16,10 +17,12 @@ from importlib import import_module
 from groupwise.core.channel import Channel
 from groupwise.core.children import Child, ChildLost
 from groupwise.core.errors import RunError
+from groupwise.core.task import Starting
 from groupwise.rewards.verifiers.hasten import replacements
 
-#: A child that has not said that it is ready after this long never will: seconds. Not part of a question's deadline.
-START_SECONDS = 120.0
+#: A child that has not said that it is ready after this long never will: seconds. Not part of a question's deadline,
+#: and less than a pool's limit for loading, which would say less.
+START_SECONDS = 100.0
 #: An answer that needs more memory than this fails: bytes of address space.
 MEMORY = 4 * 2**30
 #: Pairs whose forms the parser meets first here, where no deadline runs.
@@ -45,12 +48,14 @@ class Guard:
     """Questions from any thread to one persistent child, this module's `main`, which starts at the first question.
 
     deadline  seconds for one answer
+    starting  entered while the child gets ready
 
     A copy, also one that is sent to another process or made by a fork, starts a child of its own.
     """
 
     deadline: float
     tally: Tally = field(default_factory=Tally)
+    starting: Starting = nullcontext
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _child: Child | None = None
     _ready: bool = False
@@ -90,7 +95,8 @@ class Guard:
         if self._ready:
             return
         try:
-            child.receive(START_SECONDS)
+            with self.starting():
+                child.receive(START_SECONDS)
         except ChildLost:
             raise RunError(
                 f"the process that checks answers did not start ({sys.executable} -m {__name__}): "

@@ -6,20 +6,21 @@ point, a solution, and a prefix that is put before the completion); without a fi
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, listed, one_line
+from groupwise.core.json_text import encoded
+from groupwise.core.paths import location, require_regular
 from groupwise.core.samples import Sample
-from groupwise.core.task import Demonstration
+from groupwise.core.task import Demonstration, Starting
 from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, cases
-from groupwise.rewards.sandbox.judge import passed
+from groupwise.rewards.sandbox.judge import MARGIN, passed
 from groupwise.tasks.code import generated
+from groupwise.tasks.data.formats import JsonLines
 from groupwise.tasks.settings import PickledSettings, fewest_and_most, require_shares
 from groupwise.tasks.splits import SPLITS, require_split, split_by_prompt
 
@@ -36,7 +37,7 @@ class Code(PickledSettings):
     heldout_share  the share of problems held out for evaluation
     prompt, tests, entry_point, solution  the file's columns; the last two may be missing from it
     partial        score the share of tests passed; without it 1.0 for all of them, else 0.0
-    seconds        wall time of one program, all its calls together; a script has it for each input
+    seconds        wall time for one completion: every call, input and test of its program, one after another
     memory         address space of one program, MiB
     sandbox        empty: refuse to run where the machine cannot protect itself; or the sentence that accepts the risk
     steps          (fewest, most) steps of a generated function, 2 to 6
@@ -66,7 +67,7 @@ class Code(PickledSettings):
     def __post_init__(self) -> None:
         if self.sandbox not in ("", ACCEPTED):
             raise UsageError(f'task.sandbox = {self.sandbox!r}: must be empty or, to take the risk, "{ACCEPTED}"')
-        require_shares(self.heldout_share, self.worked_share)
+        require_shares(self.heldout_share, self.worked_share, self.problems)
         if not 0.05 <= self.seconds <= 3600 or not 64 <= self.memory <= 1 << 20:
             raise UsageError(
                 "task.seconds must be from 0.05 to 3600 and task.memory from 64 to 1048576 (MiB), "
@@ -82,6 +83,15 @@ class Code(PickledSettings):
     def alphabet(self) -> str:
         """Every character of the generated functions; "" for those of a file."""
         return "" if self.path else generated.ALPHABET
+
+    @property
+    def longest(self) -> float:
+        """Seconds that scoring one completion may take, whatever its program does."""
+        return self.seconds + MARGIN
+
+    def start_inside(self, starting: Starting) -> None:
+        """From now on the sandbox starts inside of `starting()`."""
+        self._box.starting = starting
 
     @property
     def layers(self) -> Layers:
@@ -142,22 +152,18 @@ class Code(PickledSettings):
 
     def _read(self, path: str) -> Iterator[Sample]:
         """The file's problems, line by line."""
-        number = 0
-        try:
-            with Path(path).open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        where = f"{path}, line {number}"
-                        yield self._sample(_row(line, where), key=f"{Path(path).name}:{number}", where=where)
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}") from None
-        if number == 0:
+        file = location(path, "task.path")
+        require_regular(file, path)
+        row, source = None, JsonLines(str(file))
+        for row in source.rows():
+            yield self._sample(row.values, key=f"{file.name}:{row.number}", where=source.where(row.number))
+        if row is None:
             raise UsageError(f"{path} is empty; it must hold one problem a line, as JSON")
 
     def _sample(self, row: Mapping[str, Any], key: str, where: str) -> Sample:
         missing = [column for column in (self.prompt, self.tests) if column not in row]
         if missing:
-            raise UsageError(f"{where}: no column {missing[0]!r}; it has {', '.join(row)}")
+            raise UsageError(f"{where}: no column {missing[0]!r}; it has {listed(row)}")
         prompt, tests = row[self.prompt], row[self.tests]
         entry_point, prefix = row.get(self.entry_point) or "", row.get("prefix", "")
         for column, text in {self.prompt: prompt, "entry_point": entry_point, "prefix": prefix}.items():
@@ -165,10 +171,13 @@ class Code(PickledSettings):
                 raise UsageError(f"{where}: {column} must be text, not {text!r:.80}")
         try:
             cases.parse(tests, entry_point)
-        except ValueError as error:
-            raise UsageError(f"{where}: {self.tests}: {error}") from None
-        extra = {"tests": tests, "entry_point": entry_point, "prefix": prefix}
-        return Sample(key, prompt, answer=str(row.get(self.solution) or ""), extra=extra)
+        except (ValueError, RecursionError, MemoryError) as error:  # the last two from Python's parser
+            raise UsageError(f"{where}: {self.tests}: {one_line(error)}") from None
+        solution = str(row.get(self.solution) or "")
+        encoded(prompt + solution + entry_point + prefix, where)
+        return Sample(
+            key, prompt, answer=solution, extra={"tests": tests, "entry_point": entry_point, "prefix": prefix}
+        )
 
 
 def assemble(completion: str, prefix: str, entry_point: str) -> str:
@@ -186,15 +195,3 @@ def assemble(completion: str, prefix: str, entry_point: str) -> str:
         entry_point and re.search(rf"^\s*(def|class)\s+{re.escape(entry_point)}\b", blocks[-1], re.M)
     )
     return blocks[-1] if alone else prefix + blocks[-1]
-
-
-def _row(line: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where}: not UTF-8 at byte {error.start + 1}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise UsageError(f"{where}: must be an object of JSON, not {row!r:.80}")
-    return row

@@ -1,6 +1,7 @@
 """From the columns of a row to a sample. Pure; every message names the key of the recipe and the line of the file."""
 
 import json
+import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class Columns:
             return ""
         value = values[s.answer]
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            return None
+        if isinstance(value, float) and not math.isfinite(value):  # JSON can spell NaN, and no completion can equal it
             return None
         text = str(value)
         if s.answer_after:

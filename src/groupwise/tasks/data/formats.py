@@ -6,7 +6,6 @@ file of any size costs a few bytes a row.
 
 import csv
 import gzip
-import json
 import zlib
 from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
@@ -15,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
-from groupwise.core.errors import UsageError, disk_words
+from groupwise.core.errors import UsageError, brief, disk_words
+from groupwise.core.json_text import decoded, json_value
 
 #: The offset of a row that cannot be read again by itself: the index holds its sample in memory.
 IN_MEMORY = -1
@@ -25,6 +25,8 @@ SMALL_FILE = 32 << 20
 LONGEST_LINE = 16 << 20
 #: A JSON list is parsed at once, in many times its size.
 LARGEST_LIST = 256 << 20
+#: A packed file that is large and so many times as large unpacked is made to fill memory.
+LARGEST_RATIO = 200
 
 
 class Row(NamedTuple):
@@ -74,8 +76,12 @@ class JsonLines(Source):
 
     def rows(self) -> Iterator[Row]:
         in_memory = self._in_memory()
+        packed = self.path.suffix == ".gz"
+        most = max(SMALL_FILE, LARGEST_RATIO * self.path.stat().st_size) if packed else float("inf")
         with open_bytes(self.path) as file:
             for number, offset, line in numbered_lines(file, self.where):
+                if offset > most:
+                    raise UsageError(f"{self.where(number)}: unpacks to over {LARGEST_RATIO} times its size; unpack it")
                 if not line.isspace():
                     yield Row(number, IN_MEMORY if in_memory else offset, self._columns(line, number))
 
@@ -146,7 +152,7 @@ class Csv(Source):
     def _header(self, records: Iterator[tuple[int, int, list[str]]]) -> list[str]:
         header = next((fields for _, _, fields in records), [])
         if header and (len(set(header)) < len(header) or "" in header):
-            raise UsageError(f"{self.where(1)}: the header must name every column, each once; it says {header}")
+            raise UsageError(f"{self.where(1)}: the header must name every column, each once; it says {brief(header)}")
         return header
 
     def _columns(self, header: list[str], fields: list[str], number: int) -> dict[str, Any]:
@@ -180,32 +186,6 @@ def numbered_lines(file: IO[bytes], where: Callable[[int], str], first: int = 1)
             raise UsageError(f"{where(number)}: longer than {LONGEST_LINE >> 20} MiB; no row of text is")
         yield number, offset, line
         number, offset = number + 1, offset + len(line)
-
-
-def decoded(line: bytes, where: str) -> str:
-    """The text of a line. Raises UsageError naming the first byte that is not UTF-8.
-
-    >>> decoded(b"caf\\xc3\\xa9", "a.csv, line 1")
-    'café'
-    """
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{where}: byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8; save the file as UTF-8"
-        ) from None
-
-
-def json_value(text: bytes, where: str) -> Any:
-    """What a JSON text says. Raises UsageError where it is none."""
-    try:
-        return json.loads(decoded(text, where))
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, " if error.lineno > 1 else ""
-        what = error.msg.removesuffix(" at")
-        raise UsageError(f"{where}: not JSON: {what} at {place}column {error.colno}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        raise UsageError(f"{where}: JSON that cannot be read: {error}") from None
 
 
 def json_object(value: object, where: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.json_text import encoded
 from groupwise.core.samples import Sample
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.formats import IN_MEMORY, Row, Source
@@ -57,7 +58,9 @@ class SampleIndex:
         self.origins.append(origin)
         self.offsets.append(row.offset if row.offset != IN_MEMORY else -1 - len(self.samples))
         sample = self._sample(origin, row.number, row.values)
-        self.contents.update(f"{sample.prompt}\0{sample.answer}\0{self.columns.solution(sample)}\0".encode())
+        texts = f"{sample.prompt}\0{sample.answer}\0{self.columns.solution(sample)}\0"
+        self.contents.update(encoded(texts, where))
+        encoded(sample.source, where)
         if row.offset == IN_MEMORY:
             self.samples.append(sample)
 
@@ -102,8 +105,5 @@ def digest(problem: str, where: str) -> int:
     >>> digest("1 + 1", "") == digest("1  +\\n1 ", "")
     True
     """
-    try:
-        text = " ".join(problem.split()).encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff), which is no character") from None
+    text = encoded(" ".join(problem.split()), where)
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")

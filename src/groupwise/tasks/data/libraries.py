@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groupwise.core.errors import UsageError, need, one_line
+from groupwise.core.errors import UsageError, listed, need, one_line
 from groupwise.tasks.data.formats import IN_MEMORY, Row, Source
 
 #: Rows decoded at a time: a row group of a Parquet file may hold a million.
@@ -22,14 +22,20 @@ class Parquet(Source):
         number = 0
         try:
             with parquet.ParquetFile(self.path) as file:
+                names = file.schema_arrow.names
+                if len(set(names)) < len(names):
+                    raise UsageError(f"{self.path}: two columns of one name: {listed(names)}")
                 for batch in file.iter_batches(batch_size=_BATCH):
+                    batch.validate(full=True)
                     for values in batch.to_pylist():
                         number += 1
                         yield Row(number, IN_MEMORY, plain(values))
-        except need("pyarrow", "tasks", "a Parquet file").ArrowException as error:
-            raise UsageError(f"{self.where(number + 1)}: not Parquet: {one_line(error)}") from None
-        except OSError as error:  # a page whose bytes are wrong
-            raise UsageError(f"{self.where(number + 1)}: {one_line(error)}") from None
+        except UsageError:
+            raise
+        except Exception as error:  # Arrow's own, and those of the types that it makes: time zones, dates, UTF-8
+            library = need("pyarrow", "tasks", "a Parquet file").ArrowException
+            what = "not Parquet" if isinstance(error, library) else type(error).__name__
+            raise UsageError(f"{self.where(number + 1)}: {what}: {one_line(error)}") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +45,13 @@ class Dataset(Source):
     dataset: Any
 
     def rows(self) -> Iterator[Row]:
-        for index, values in enumerate(self.dataset):
-            yield Row(index + 1, index, plain(values))
+        number = 0
+        try:
+            self.dataset.data.validate(full=True)  # reading a damaged file would end the process without a word
+            for number, values in enumerate(self.dataset, start=1):
+                yield Row(number, number - 1, plain(values))
+        except Exception as error:  # the library's own, Arrow's, and those of a feature that it decodes
+            raise UsageError(f"{self.where(number + 1)}: datasets cannot read it: {one_line(error)}") from None
 
     def read(self, number: int, offset: int) -> dict[str, Any]:
         return plain(self.dataset[offset])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, listed
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.index import IndexedSamples, SampleIndex
 from groupwise.tasks.data.settings import DataSettings, keeps
@@ -130,7 +130,7 @@ class _Scan:
         for column, key in self.columns.required.items():
             if column not in values:
                 what = "such column" if f"= {column!r}" in key or "filter" in key else f"column {column!r}"
-                raise UsageError(f"{key}: {where} has no {what}; columns there: {', '.join(values) or 'none'}")
+                raise UsageError(f"{key}: {where} has no {what}; columns there: {listed(values) or 'none'}")
 
 
 def _split(index: SampleIndex, trained: int, settings: DataSettings) -> Problems:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from groupwise.core.errors import UsageError, nearest
+from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.rewards.verifiers.answers import CHECKERS
 from groupwise.tasks.settings import PickledSettings, field_defaults
 
@@ -67,11 +67,12 @@ class DataSettings(PickledSettings):
         if not (self.answer or self.check == "learned") or not (self.prompt or self.messages):
             raise UsageError("task.prompt and task.answer must name columns")
         if self.check not in CHECKERS:
-            raise UsageError(f"task.check = {self.check!r}: there is no such check; {nearest(self.check, CHECKERS)}")
+            near = nearest(self.check, CHECKERS)
+            raise UsageError(f"task.check = {brief(self.check)}: there is no such check; {near}")
         try:
             re.compile(self.solution_without)
-        except re.error as error:
-            what = f"task.solution_without = {self.solution_without!r}"
+        except (re.error, RecursionError, OverflowError) as error:
+            what = f"task.solution_without = {brief(self.solution_without)}"
             raise UsageError(f"{what}: no regular expression: {error}") from None
         _require_filter(self.filter)
         template_columns(self.prompt)
@@ -93,10 +94,11 @@ def template_columns(prompt: str) -> list[str]:
         parsed = string.Formatter().parse(prompt)
         fields = [(name, form, conversion) for _, name, form, conversion in parsed if name is not None]
     except ValueError as error:
-        raise UsageError(f"task.prompt = {prompt!r}: no template: {error}; a brace itself is written twice") from None
+        what = f"task.prompt = {brief(prompt)}"
+        raise UsageError(f"{what}: no template: {error}; a brace itself is written twice") from None
     for name, form, conversion in fields:
         if form or conversion or not name or any(mark in name for mark in ".["):
-            raise UsageError(f"task.prompt = {prompt!r}: {{{name}}} must be the name of a column and nothing else")
+            raise UsageError(f"task.prompt = {brief(prompt)}: {{{name}}} must be the name of a column and nothing else")
     return [name for name, _, _ in fields]
 
 
@@ -133,7 +135,9 @@ def _fits(wanted: Any, value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
+    if isinstance(value, int):  # of any size: one of hundreds of digits is no float
+        return None if isinstance(value, bool) else value
     try:
-        return None if isinstance(value, bool) else float(value)
+        return float(value)
     except (TypeError, ValueError):
         return None

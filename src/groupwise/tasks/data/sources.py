@@ -5,13 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, brief, listed
+from groupwise.core.paths import location, require_regular
+from groupwise.core.plain import require_plain
 from groupwise.tasks.data.formats import Csv, JsonLines, JsonList, Source, open_bytes
 from groupwise.tasks.data.libraries import Parquet, hub_splits, is_saved_dataset, saved_splits
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 #: What held-out rows are called, first the one that is taken where there are several.
 HELDOUT = ("heldout", "test", "validation", "valid", "val", "dev", "eval")
+#: Data files of a folder, at most.
+MOST_FILES = 10_000
 
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.,=-]+)?")
 
@@ -40,21 +44,23 @@ def sources_of(path: str, heldout: str) -> Sources:
 
 def sources_at(key: str, path: str) -> Sources:
     """The sources behind a file, a folder or a `datasets` id. `key` is the recipe's, for messages."""
-    place = Path(path).expanduser()
+    place = location(path, key)
     if place.is_dir():
         return _dataset(path, saved_splits(place)) if is_saved_dataset(place) else _folder(key, place)
     if place.exists():
         return Sources([_file(key, place)])
     if path.endswith(SUFFIXES) or not _ID.fullmatch(path):
-        raise UsageError(f"{key} = {path!r}: there is no such file or folder")
+        raise UsageError(f"{key} = {brief(path)}: there is no such file or folder")
     return _dataset(path, hub_splits(key, path))
 
 
 def _folder(key: str, folder: Path) -> Sources:
     """Files whose names begin with "train" and, say, "test" are what they say; other files are training rows all."""
-    files = sorted(file for file in folder.glob("[!.]*") if file.is_file() and file.name.endswith(SUFFIXES))
+    files = sorted(file for file in folder.glob("[!.]*") if not file.is_dir() and file.name.endswith(SUFFIXES))
     if not files:
-        raise UsageError(f"{key} = {str(folder)!r}: no data file in this folder ({', '.join(SUFFIXES)})")
+        raise UsageError(f"{key} = {brief(str(folder))}: no data file in this folder ({', '.join(SUFFIXES)})")
+    if len(files) > MOST_FILES:
+        raise UsageError(f"{key} = {brief(str(folder))}: {len(files)} data files; {MOST_FILES} are the most: join some")
     words: dict[str, list[Path]] = {}
     for file in files:
         words.setdefault(re.split(r"[^a-z]", file.name.lower())[0], []).append(file)
@@ -74,7 +80,7 @@ def _dataset(path: str, splits: Mapping[str, Source]) -> Sources:
     if len(splits) == 1:
         return Sources(list(splits.values()))
     if "train" not in splits:
-        raise UsageError(f"{path}: none of its splits is called train: {', '.join(splits)}; save one of them as a file")
+        raise UsageError(f"{path}: none of its splits is called train: {listed(splits)}; save one of them as a file")
     heldout = [name for name in HELDOUT if name in splits][:1]
     unread = [source.name for name, source in splits.items() if name not in ("train", *heldout)]
     return Sources([splits["train"]], [splits[name] for name in heldout], unread)
@@ -82,6 +88,8 @@ def _dataset(path: str, splits: Mapping[str, Source]) -> Sources:
 
 def _file(key: str, file: Path) -> Source:
     name, path = file.name.lower(), str(file)
+    require_plain(key, path)
+    require_regular(file, f"{key} = {brief(path)}")
     if name.endswith((".jsonl", ".jsonl.gz")):
         return JsonLines(path)
     if name.endswith((".csv", ".tsv")):
@@ -90,7 +98,7 @@ def _file(key: str, file: Path) -> Source:
         return Parquet(path)
     if name.endswith(".json"):
         return JsonLines(path) if _begins_object(file) else JsonList(path)
-    raise UsageError(f"{key} = {path!r}: of no known kind; known endings: {', '.join(SUFFIXES)}")
+    raise UsageError(f"{key} = {brief(path)}: of no known kind; known endings: {', '.join(SUFFIXES)}")
 
 
 def _begins_object(file: Path) -> bool:

@@ -5,11 +5,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.core.task import Demonstration
+from groupwise.core.task import Demonstration, Starting
 from groupwise.rewards.verifiers.answers import CHECKERS
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.index import IndexedSamples
@@ -25,6 +25,8 @@ class Data(DataSettings):
     A process that only scores reads no file: problems are read when they are used first.
     """
 
+    late: ClassVar[float] = 0.0  # what mathematics cannot verify in time is wrong
+
     @property
     def alphabet(self) -> str:
         """Empty: the texts may hold any character."""
@@ -34,6 +36,11 @@ class Data(DataSettings):
     def quick(self) -> bool:
         """Whether scoring takes microseconds and cannot hang."""
         return self._checker.quick
+
+    def start_inside(self, starting: Starting) -> None:
+        """From now on what the checker asks starts inside of `starting()`."""
+        if not self.quick:
+            self._checker.start_inside(starting)
 
     @property
     def judged(self) -> bool:

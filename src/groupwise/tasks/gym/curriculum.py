@@ -27,8 +27,8 @@ class Curriculum:
     completions: int = 32
 
     def __post_init__(self) -> None:
-        if self.levels < 1:
-            raise UsageError(f"task.curriculum.levels must be at least 1, not {self.levels}")
+        if not 1 <= self.levels <= 100:
+            raise UsageError(f"task.curriculum.levels must be at least 1 and at most 100, not {self.levels}")
         if self.completions < 1:
             raise UsageError(f"task.curriculum.completions must be at least 1, not {self.completions}")
         if not 0 <= self.down < self.up <= 1:

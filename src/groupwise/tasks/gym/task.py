@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.core.task import Demonstration
+from groupwise.core.task import Demonstration, Starting
 from groupwise.tasks.gym.answers import final_answer, harmless
 from groupwise.tasks.gym.curriculum import Curriculum, curriculum, parameters_at
 from groupwise.tasks.gym.generators import Generator, distinct_samples, entry_of, level_of, make_dataset, make_generator
@@ -60,15 +60,19 @@ class Gym(PickledSettings):
     curriculum: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     quick: ClassVar[bool] = False  # its scorers are many people's code
+    late: ClassVar[float] = 0.0  # and some look for ever at an answer that is none
 
     def __post_init__(self) -> None:
-        if self.problems < 2:
-            raise UsageError(f"task.problems must be at least 2, not {self.problems}")
-        require_shares(self.heldout_share, self.worked_share)
+        require_shares(self.heldout_share, self.worked_share, self.problems)
         if self.tags and self.answer_after:
             raise UsageError("task.tags and task.answer_after both say where the answer stands; set one of them")
         self._require_question()
         self._datasets  # noqa: B018  refuses impossible parameters before anything starts
+
+    def start_inside(self, starting: Starting) -> None:
+        """Loads the generators' scorers inside of `starting()`."""
+        with starting():
+            self._datasets  # noqa: B018
 
     @property
     def sources(self) -> tuple[str, ...]:

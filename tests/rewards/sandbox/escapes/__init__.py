@@ -13,12 +13,15 @@ import select
 import socket
 import time
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 
-from groupwise.rewards.sandbox import Limits, Outcome, Sandbox, judge, wire
+from groupwise.rewards.sandbox import Layers, Limits, Outcome, Sandbox, judge, wire
 
 HERE = Path(__file__).parent
 MODES = {"namespaces": (), "bubblewrap": ("namespaces",), "landlock": ("namespaces", "bubblewrap")}
+#: Every set of layers that may be had: those of MODES, and namespaces on a kernel without Landlock.
+SETS = {**MODES, "namespaces without landlock": ("landlock",)}
 ESCAPES = ("network", "files", "processes", "syscalls")
 SECRET_NAME = "GROUPWISE_TEST_CANARY"
 LIMITS = Limits(seconds=20.0)
@@ -58,6 +61,11 @@ class Case:
     name: str
     slow: bool
     text: str
+
+
+def offered(layers: Layers, name: str) -> bool:
+    """Whether the layers are those of the set of this name."""
+    return bool(getattr(layers, name.split()[0])) and not (name not in MODES and layers.landlock)
 
 
 def corpus(name: str) -> list[Case]:
@@ -151,6 +159,22 @@ def honest_faults(box: Sandbox, case: Case) -> list[str]:
     return [f"scored wrong by {way}: {box.run(ways['output'][0])}" for way in wrong]
 
 
+def steering_faults(box: Sandbox) -> list[str]:
+    """Programs that raise instead of answering, against tests that take answers one by one; which of these they pass.
+
+    An honest program passes them all.
+    """
+    tests = tuple(case.text for case in corpus("taking"))
+    verdicts = {case.name: judge.passed(box, case.text, [judge.Asserts(tests, ("f",))]) for case in corpus("steering")}
+    honest = judge.passed(box, "def f(x): return x + 1", [judge.Asserts(tests, ("f",))])
+    names = [case.name for case in corpus("taking")]
+    steered = [(name, test) for name, passes in verdicts.items() for test in compress(names, passes)]
+    failed = [test for test, passes in zip(names, honest, strict=True) if not passes]
+    return [f"steering: {name}: passes {test}" for name, test in steered] + [
+        f"steering: an honest program: fails {test}" for test in failed
+    ]
+
+
 def descendants(process: int) -> list[int]:
     """The processes below this one."""
     found: list[int] = []
@@ -183,7 +207,7 @@ def every_fault(box: Sandbox, outside: Outside, slow: bool = False) -> list[str]
             else:
                 faults = escape_faults(box, case, outside)[0]
             told += [f"{name}: {case.name}: {fault}" for fault in faults]
-    return told
+    return told + steering_faults(box)
 
 
 def _faults(outcome: Outcome, outside: Outside) -> list[str]:

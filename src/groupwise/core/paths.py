@@ -1,0 +1,37 @@
+"""Paths that a person names: expanded once, and refused where no file can have such a name or be read to its end."""
+
+import os
+from pathlib import Path
+
+from groupwise.core.errors import UsageError, brief
+
+
+def expanded(text: str) -> str:
+    """A path with `~` expanded. Raises ValueError, in words, for one that cannot even be looked up."""
+    if not text:
+        raise ValueError("an empty path")
+    try:
+        path = os.path.expanduser(text)
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # whether it must be there is for others to say
+    except OSError as error:  # too long, a folder that nobody may look into, links in a circle
+        raise ValueError(error.strerror) from None
+    if path.startswith("~"):
+        raise ValueError("there is no such user; a name that begins with ~ is written ./~")
+    return path
+
+
+def location(text: str, what: str = "path") -> Path:
+    """The path, `expanded`. Raises UsageError, `what` first, where it cannot be."""
+    try:
+        return Path(expanded(text))
+    except ValueError as error:  # UnicodeEncodeError and "embedded null byte" among them
+        raise UsageError(f"{what} = {brief(text)}: {error}") from None
+
+
+def require_regular(path: Path, what: str) -> None:
+    """Raises UsageError, `what` first, unless the path is a file: reading a pipe or a terminal could last for ever."""
+    if not path.is_file():
+        other = "a directory, not a file" if path.is_dir() else "not a regular file"
+        raise UsageError(f"{what}: {other if path.exists() else 'there is no such file'}")

@@ -1,0 +1,43 @@
+"""Text on a terminal: whatever stands in data is shown and steers nothing. The one place that makes a console."""
+
+import re
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+#: What steers a terminal or turns a line around: control characters but newline and tab, and bidirectional marks.
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+#: A text, or a text with its style.
+Part = str | tuple[str, str]
+
+
+def clean(text: str, encoding: str = "utf-8") -> str:
+    r"""The text with escapes for what steers a terminal, and for what the encoding cannot say.
+
+    >>> print(clean("\x1b[2J red" + chr(0xDC80)))
+    \x1b[2J red\udc80
+    """
+    shown = _STEERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+class Terminal:
+    """Prints cleaned text, without markup, highlighting or breaks of its own; `options` are those of rich's Console."""
+
+    def __init__(self, stderr: bool = False, **options: Any) -> None:
+        self.console = Console(stderr=stderr, highlight=False, soft_wrap=True, **options)
+
+    @property
+    def coloured(self) -> bool:
+        return self.console.is_terminal and not self.console.no_color
+
+    def print(self, *parts: Part) -> None:
+        """The parts, one behind the other, and the end of a line."""
+        self.console.print(self.text(*parts))
+
+    def text(self, *parts: Part) -> Text:
+        """What `print` prints, for a table or a panel."""
+        pairs = ((part, "") if isinstance(part, str) else part for part in parts)
+        return Text.assemble(*((clean(text, self.console.encoding), style) for text, style in pairs))

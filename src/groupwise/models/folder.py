@@ -1,0 +1,204 @@
+"""A Hugging Face folder before and while a library reads it: what it may hold, and one line for whatever is wrong."""
+
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging import CRITICAL
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers.utils import logging
+
+from groupwise.core.errors import GroupwiseError, UsageError
+
+WEIGHTS, INDEX, GENERATION = "model.safetensors", "model.safetensors.index.json", "generation_config.json"
+#: Files by which transformers would load other weights than those, or more.
+NO_WEIGHTS = {
+    "adapter_config.json": "an adapter; merge it into the weights first",
+    "shard-*-model-*.safetensors": "a distributed checkpoint; save it in one folder with save_pretrained",
+}
+#: Formats whose loading can run code, or that nothing here reads.
+OTHER_FORMATS = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack", "*.gguf")
+#: Counts of config.json that objects are made by before any weight is looked at, and the most that they may be.
+COUNTS = ((re.compile(r"\w*layers?"), 1024), (re.compile(r"\w*(labels|heads?|experts)"), 2**14))
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Inside, transformers is quiet, and all that it raises becomes a UsageError that begins with `what`.
+
+    A field of another type fails anywhere and with any kind of error; a panic in Rust is not even an Exception.
+    """
+    try:
+        with quiet():
+            yield
+    except (GroupwiseError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        raise UsageError(f"{what}: {kind}{error_line(error)}") from None
+
+
+def read_config(folder: Path, what: str, **changes: Any) -> Any:
+    """config.json as transformers takes it, with `changes` to its fields.
+
+    Raises UsageError, `what` first, where it does not load or would load something else than whole weights, and where a
+    field has a value that breaks later or takes all memory.
+    """
+    with loading(what):
+        for path in folder.iterdir():
+            if path.exists() and not path.is_file() and not path.is_dir():
+                raise UsageError(f"{what}: {path.name} is not a regular file")
+        for pattern, held in NO_WEIGHTS.items():
+            for path in folder.glob(pattern):
+                raise UsageError(f"{what}: {path.name} is of {held}")
+    with loading(f"{what}: config.json"):
+        fields, _ = PreTrainedConfig.get_config_dict(folder, local_files_only=True)
+        for key, value in _fields(fields):
+            if expected := _expected(key, value):
+                raise UsageError(f"{what}: config.json: {key} = {str(value)[:40]}: expected {expected}")
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **changes)
+
+
+def read_generation(folder: Path, what: str) -> GenerationConfig | None:
+    """generation_config.json, where there is one. Raises UsageError, `what` first, where it does not load."""
+    if not (folder / GENERATION).exists():
+        return None
+    with loading(f"{what}: {GENERATION}"):
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+
+
+def require_printable(folder: Path, what: str) -> None:
+    """Raises UsageError, `what` first, where an added token has a field whose name holds control characters.
+
+    The tokenizers library prints the names of fields that it does not know, as they are.
+    """
+    for name, place in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
+        if (folder / name).is_file():
+            tokens = json.loads((folder / name).read_text(encoding="utf-8")).get(place) or ()
+            odd = [key for key, _ in _fields({str(i): token for i, token in enumerate(_values(tokens))})]
+            if wrong := [key for key in odd if not key.isprintable()]:
+                raise UsageError(f"{what}: {name}: {place} has a field of the name {wrong[0]!a:.80}")
+
+
+def weight_files(folder: Path, what: str) -> list[Path]:
+    """The safetensors files of a folder's weights. Raises UsageError, `what` first, where there are none.
+
+    No other format is read: to load one can mean to run its code.
+    """
+    others = sorted(path.name for pattern in OTHER_FORMATS for path in folder.glob(pattern))
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        with loading(f"{what}: {INDEX}"):
+            names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+            others = [name for name in names if not name.endswith(".safetensors")]
+            if names and not others:
+                return [folder / name for name in names]
+    if others:
+        raise UsageError(
+            f"{what}: its weights are in {some(others)}, and only safetensors are read, because other formats can run "
+            "code; save them again with save_pretrained"
+        )
+    raise UsageError(f"{what}: no weights in it ({WEIGHTS})")
+
+
+def require_room(empty: Any, files: list[Path], what: str) -> None:
+    """Raises UsageError, `what` first, where a model without memory (device meta) is far larger than the files.
+
+    What is missing would be drawn at random before it could be refused, whatever memory that takes. Of the densest
+    formats a byte holds two weights.
+    """
+    size = sum(tensor.numel() for tensor in (*empty.parameters(), *empty.buffers()))
+    stored = sum(path.stat().st_size for path in files)
+    if size > 2 * stored + 2**20:
+        raise UsageError(f"{what}: config.json describes {size:,} numbers, but its weights are {stored:,} bytes")
+
+
+def require_whole(model: Any, info: dict[str, Any], what: str, other_head: bool) -> None:
+    """Raises UsageError, `what` first, where a model's weights were not all in its files and nothing else.
+
+    info        what transformers says about the loading
+    other_head  beside the backbone there may be another layer than the model's, or none
+    """
+
+    def counts(name: str) -> bool:
+        return not other_head or name.startswith(f"{model.base_model_prefix}.") or name.count(".") > 1
+
+    kinds = {
+        "missing": [name for name in info["missing_keys"] if counts(name)],
+        "unexpected": [name for name in info["unexpected_keys"] if counts(name)],
+        "of another shape": [name for name, *_ in info["mismatched_keys"]],
+    }
+    wrong = [f"{len(names)} {kind} ({some(names)})" for kind, names in kinds.items() if names]
+    if wrong:
+        raise UsageError(f"{what}: its weights are not those of its config.json: {', '.join(wrong)}")
+
+
+def require_finite(model: torch.nn.Module, what: str) -> None:
+    """Raises UsageError, `what` first, where a weight, or a frequency made of config.json, is NaN or infinite.
+
+    Attention takes NaN for masked, so that the output alone would not show it. Other buffers may be infinite.
+    """
+    tensors = [*model.named_parameters(), *((name, t) for name, t in model.named_buffers() if "inv_freq" in name)]
+    floats = [(name, t) for name, t in tensors if t.is_floating_point() and t.numel()]
+    wrong = [name for name, t in floats if not torch.stack(torch.aminmax(t.detach())).isfinite().all()]
+    if wrong:
+        raise UsageError(f"{what}: {len(wrong)} of its tensors hold NaN or infinity ({some(wrong)})")
+
+
+def some(names: list[str]) -> str:
+    """The first names of a list, in order.
+
+    >>> some(["d", "b", "c", "a"])
+    'a, b, c, ...'
+    """
+    return ", ".join([*sorted(names)[:3], *(["..."] if len(names) > 3 else [])])
+
+
+def error_line(error: BaseException) -> str:
+    """A library's message as one line of bounded length."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, libraries show no progress bars and no warnings: a run has its own."""
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity(CRITICAL)  # what it says of an error, it also raises
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every key of nested JSON objects with its value."""
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield str(key), inner
+        yield from _fields(inner)
+
+
+def _values(table: Any) -> list[Any]:
+    return list(table.values()) if isinstance(table, dict) else list(table)
+
+
+def _expected(key: str, value: Any) -> str:
+    """What a field of config.json must be, where `value` is something else; else ""."""
+    if key == "transformers_weights" and value is not None:
+        return f"no such key; the weights are in {WEIGHTS}"
+    if key == "max_position_embeddings" and value is not None and (type(value) is not int or value < 1):
+        return "a whole number of at least 1"
+    if isinstance(value, (int, float)) and re.search("dropout|pdrop", key) and not 0 <= value <= 1:
+        return "a number from 0 to 1"
+    most = next((most for counts, most in COUNTS if counts.fullmatch(key)), None)
+    return f"at most {most}" if most is not None and isinstance(value, (int, float)) and not value <= most else ""

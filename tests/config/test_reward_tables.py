@@ -1,0 +1,94 @@
+"""What a recipe may say under [rewards.NAME], and how long a task may take beside [scoring]."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from groupwise.config import recipe
+from groupwise.config.resolve import resolve
+from groupwise.config.rewards import mix_of
+from groupwise.core.errors import UsageError
+from groupwise.core.task import Bounded
+from groupwise.rewards.functions.form import Repetition, Tags
+from groupwise.rewards.functions.user import User
+from groupwise.rollout.scoring import ScoringSettings
+from groupwise.tasks.code.task import Code
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "words"),
+    [
+        ("repetition", {"tokens": "no"}, "tokens = 'no': input should be a valid boolean"),
+        ("repetition", {"tokens": 1}, "tokens = 1: input should be a valid boolean"),
+        ("repetition", {"n": 2.0}, "n = 2.0: input should be a valid integer"),
+        ("repetition", {"n": True}, "n = True: input should be a valid integer"),
+        ("repetition", {"n": 10**9}, ": n must be from 1 to 100"),
+        ("repetition", {"largest": math.nan}, "largest"),
+        ("repetition", {"largest": -math.inf}, "largest"),
+        ("repetition", {"largest": "-1"}, "largest = '-1': input should be a valid number"),
+        ("tags", {"opened": "yes"}, "opened = 'yes': input should be a valid boolean"),
+        ("tags", {"tags": "think"}, "tags = 'think': "),
+        ("tags", {"tags": [1, 2]}, "tags.0 = 1: input should be a valid string"),
+        ("tags", {"weight": math.nan}, "weight = nan"),
+        ("tags", {"weight": math.inf}, "weight = inf"),
+        ("tags", {"weight": 1e300}, "weight = 1e+300"),
+        ("tags", {"weight": True}, "weight = True: input should be a valid number"),
+        ("task", {"weight": "1"}, "weight = '1': input should be a valid number"),
+        ("learned", {"weight": math.nan}, "weight = nan"),
+        ("format", {}, "pattern is missing"),
+        ("format", {"pattern": 5}, "pattern = 5: input should be a valid string"),
+        ("format", {"pattern": "("}, ": pattern '(' is not a regular expression: missing )"),
+        ("format", {"pattern": "a{99999999999}"}, ": pattern 'a{99999999999}' is not a regular expression: the repet"),
+        ("format", {"pattern": "a", "longest": "9"}, "longest = '9': input should be a valid integer"),
+        ("mine", {"use": 5}, "use = 5: input should be a valid string"),
+        ("mine", {"kind": "user"}, "use is missing"),
+        ("mine", {"use": "x:f", "settings": "fast"}, "settings = 'fast': "),
+        ("mine", {"use": "x:f", "setting": {}}, "setting: user has no such key; did you mean 'settings'"),
+        ("mine", {"kind": ["tags"]}, "kind = ['tags']: there is no such reward"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_one_line_with_its_key(name: str, table: dict[str, Any], words: str):
+    with pytest.raises(UsageError) as told:
+        mix_of({name: table}, each=False)
+    assert str(told.value).startswith(f"rewards.{name}")
+    assert words in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_right_values_arrive_as_they_are():
+    tables = {
+        "task": {},
+        "tags": {"tags": ["a", "b"], "weight": 2},
+        "twice": {"kind": "repetition", "n": 2, "largest": -1, "tokens": True, "weight": -0.5},
+        "mine": {"use": "x:f", "settings": {"a": [1, "b"], "c": {"d": 0.5}}},
+    }
+    mix = mix_of(tables, each=False)
+    assert mix.weights == {"task": 1.0, "tags": 2.0, "twice": -0.5, "mine": 1.0}
+    assert mix.own == {
+        "tags": Tags(("a", "b")),
+        "twice": Repetition(2, -1.0, True),
+        "mine": User("x:f", {"a": [1, "b"], "c": {"d": 0.5}}),
+    }
+    assert type(mix.own["twice"].largest) is float
+    assert mix_of(None, each=False).weights == {}
+
+
+def test_a_task_ends_a_score_before_its_deadline_unless_the_recipe_is_refused():
+    task = Code(problems=50)
+    assert isinstance(task, Bounded)
+    assert task.seconds < task.longest <= ScoringSettings().deadline, "the defaults fit each other"
+    words = (
+        "task.seconds = 30, scoring.deadline = 10: a score may take 32 s, and a program that hangs would have none "
+        "instead of a wrong one; set scoring.deadline = 32 or more, or task.seconds = 8 or less"
+    )
+    changes: dict[str, object] = {"task.problems": 400, "evaluation.problems": 8}
+    with pytest.raises(UsageError) as told:
+        resolve(recipe.load("code-tiny", {**changes, "task.seconds": 30.0}))
+    assert str(told.value) == words
+    for fitting in ({"task.seconds": 30.0, "scoring.deadline": 32.0}, {"task.seconds": 8.0}, {}):
+        resolve(recipe.load("code-tiny", {**changes, **fitting}))
+    with pytest.raises(UsageError, match=r"set scoring.deadline = 7 or more$"):
+        resolve(recipe.load("code-tiny", {**changes, "scoring.deadline": 1.0}))

@@ -1,0 +1,55 @@
+"""Files that appear whole or not at all, and files that are opened only where they are files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from groupwise.core import jsonl
+from groupwise.core.atomic import open_regular, open_to_append, whole_file
+from groupwise.core.errors import RunError
+
+
+def test_a_file_that_fails_half_way_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), whole_file(path) as file:
+        file.write(b"half" * (1 // 0))
+    assert path.read_text() == "old"
+    with whole_file(path) as file:
+        file.write(b"new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_draft_is_never_a_file_that_was_there(tmp_path: Path) -> None:
+    """What an older version or somebody else left beside it, such as a link or a FIFO, is not written to."""
+    os.mkfifo(tmp_path / "rows.jsonl.partial")
+    (tmp_path / "rows.jsonl").write_text('{"step":1}\n{"step":2}\n')
+    jsonl.cut(tmp_path / "rows.jsonl", 1)
+    assert (tmp_path / "rows.jsonl").read_text() == '{"step":1}\n'
+
+
+def test_a_fifo_and_a_device_are_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("fifo", "zero"):
+        with pytest.raises(OSError, match="no regular file"):
+            open_regular(tmp_path / name)
+    with pytest.raises(OSError):
+        open_to_append(tmp_path / "fifo")
+    with pytest.raises(RunError, match="fifo: cannot be written anew: it is no regular file"):
+        jsonl.cut(tmp_path / "fifo", 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'{"step":' + b"9" * 5000 + b"}\n", b'{"step":true}\n', b"[" * 900 + b"]" * 900 + b"\n", b'{"step":1e400}\n'],
+    ids=["long", "true", "deep", "infinite"],
+)
+def test_a_line_that_no_run_writes_has_no_step(line: bytes, tmp_path: Path) -> None:
+    assert jsonl.step_of(line) is None
+    (tmp_path / "rows").write_bytes(line + b'{"step":1,"a":' + b"[" * 900 + b"]" * 900 + b"}\n")
+    assert [row for row in jsonl.rows(tmp_path / "rows") if row.get("step") is not True] == []

@@ -1,0 +1,282 @@
+"""The run folder under hostile conditions: begun whole or not at all, gone on with wherever it lies, damaged or not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import groupwise
+import groupwise.commands.train as starts
+from groupwise.commands.evaluate import evaluate_folder
+from groupwise.commands.train import resume
+from groupwise.core.errors import GroupwiseError, RunError, UsageError
+from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics, whole_recipe
+from groupwise.training import checkpoint
+from tests.report.test_report_place import full_disk, snapshot
+
+
+def test_a_full_disk_while_the_recipe_is_written_leaves_the_name_free(small) -> None:
+    changes = small(name="mine", steps=1)
+    with full_disk(100), pytest.raises(UsageError, match=r"mine: the run folder cannot be made: File too large"):
+        groupwise.train("quickstart", changes)
+    assert os.listdir(changes["runs"]) == [".cache"]
+
+
+@pytest.mark.parametrize("at", ["touch", "rename"])
+def test_a_disk_that_refuses_at_any_moment_leaves_nothing(at: str, tmp_path: Path, monkeypatch) -> None:
+    def refuse(*given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, at, refuse)
+        with pytest.raises(UsageError, match="the run folder cannot be made: No space left on device"):
+            Journal.create(tmp_path / "run", "steps = 1\n")
+    assert list(tmp_path.iterdir()) == []
+    Journal.create(tmp_path / "run", "steps = 1\n").close()
+    assert "\nsteps = 1\n" in (tmp_path / "run" / "recipe.toml").read_text()
+
+
+@pytest.mark.parametrize("there", ["file", "link", "fifo", "folder"])
+def test_whatever_has_the_name_keeps_it(there: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    {
+        "file": path.touch,
+        "link": lambda: path.symlink_to("nowhere"),
+        "fifo": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+    }[there]()
+    before = snapshot(tmp_path)
+    with pytest.raises(UsageError, match="exists already"):
+        Journal.create(path, "")
+    assert snapshot(tmp_path) == before
+
+
+ENDS = [
+    UsageError("no"),
+    RunError("no"),
+    RuntimeError("Overflow when unpacking long"),
+    OSError("x"),
+    KeyboardInterrupt(),
+]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: type(end).__name__)
+def test_a_run_that_could_not_be_built_leaves_no_folder_and_a_resumed_one_keeps_its(
+    end: BaseException, small, monkeypatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise end
+
+    changes = small(name="mine")
+    monkeypatch.setattr(starts, "build", refuse)
+    with pytest.raises(type(end)):
+        groupwise.train("quickstart", changes)
+    assert os.listdir(changes["runs"]) == [".cache"]
+    folder = Path(changes["runs"]) / "mine"
+    Journal.create(folder, 'steps = 1\nname = "x"\n[task]\nname = "arithmetic"\n[algorithm]\nname = "grpo"\n').close()
+    with pytest.raises(type(end)):
+        resume(folder)
+    assert (folder / "recipe.toml").is_file()
+
+
+def test_an_about_that_cannot_be_written_leaves_no_folder(small, monkeypatch) -> None:
+    def refuse(*given: object) -> None:
+        raise RunError("about.json: cannot be written: No space left on device")
+
+    changes = small(name="mine")
+    monkeypatch.setattr(Journal, "replace", refuse)
+    with pytest.raises(RunError, match=r"about\.json"):
+        groupwise.train("quickstart", changes)
+    assert os.listdir(changes["runs"]) == [".cache"]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest, _ = checkpoint.newest_good(folder / "checkpoints")
+    assert newest is not None
+    return load_file(newest / checkpoint.POLICY / "model.safetensors")
+
+
+def test_a_run_goes_on_wherever_it_lies_and_whatever_it_is_called(small, capfd) -> None:
+    """Its name is no recipe's, and would steer a terminal; beside its checkpoints lies what others put there."""
+    run = groupwise.train("quickstart", small(steps=2))
+    last, good = weights(run.folder), read_metrics(run.folder)
+    folder = run.folder.parent / "a run [" / "x] \x1b[31m"
+    folder.parent.mkdir()
+    (folder.parent / ".cache").symlink_to(run.folder.parent / ".cache")
+    run.folder.rename(folder)
+    inside = folder / "checkpoints"
+    (inside / "step-000002" / checkpoint.MANIFEST).write_text("{}")
+    for name in ("step-000003.bak", "step-x", ".partial-step-000002", "step-000009.tmp"):
+        (inside / name).mkdir()
+    (inside / "step-000004").symlink_to(inside / "step-000001")
+    capfd.readouterr()
+    done = resume(folder)
+    assert done.folder == folder
+    assert done.summary["name"] == folder.name
+    assert all(torch.equal(last[name], tensor) for name, tensor in weights(folder).items())
+    assert [row["step"] for row in read_metrics(folder)] == [row["step"] for row in good]
+    assert evaluate_folder(str(folder), {}, None).avg_at_k == done.summary["heldout_after"]
+    told = "".join(capfd.readouterr())
+    assert "\x1b[31m" not in told
+    assert r"a run [/x] \x1b[31m" in told
+    assert (inside / "step-000003.bak").is_dir()
+    # Damaged in every checkpoint: what evaluation falls back from is said, and then that there is none.
+    for step in checkpoint.steps(inside):
+        (checkpoint.folder_of(inside, step) / checkpoint.STATE).write_text("{}")
+    with pytest.raises(UsageError, match="no checkpoint to evaluate"):
+        evaluate_folder(str(folder), {}, None)
+    assert "step-000001 is damaged (state.json does not match its hash)" in capfd.readouterr().err
+
+
+def test_a_run_whose_rows_are_damaged_sums_up_what_is_whole(small, capfd) -> None:
+    """The first evaluation is lost and said to be; the last one is made again, to the same bits."""
+    run = groupwise.train("quickstart", small(steps=2))
+    rows = read_metrics(run.folder)
+    rows[0]["evaluation"] = 5
+    rows[1]["seconds"] = {"update": "x"}
+    rows[2]["checks"]["learner = engine"] = None
+    rows[3]["evaluation"]["avg_at_k"] = "0.5"
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert sound_metrics(run.folder) == []
+    capfd.readouterr()
+    done = resume(run.folder)
+    assert done.summary["heldout_after"] == run.summary["heldout_after"]
+    assert done.summary["heldout_before"] != done.summary["heldout_before"]
+    assert json.loads((run.folder / "summary.json").read_text())["heldout_before"] is None
+    assert "metrics.jsonl has no evaluation before step 1" in capfd.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_is_one_line(small) -> None:
+    changes = small(steps=1, warm_start__steps=0, algorithm__name="dapo", algorithm__filter__kind="none")
+    run = groupwise.train("quickstart", changes)
+    recipe = run.folder / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace('model = "tiny-dense"', 'model = "tiny-moe"'))
+    with pytest.raises(UsageError, match="step-000001: does not fit what the run's recipe makes now: ") as told:
+        resume(run.folder)
+    assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A run folder in which nothing happened yet."""
+    Journal.create(tmp_path / "run", "steps = 1\n").close()
+    return tmp_path / "run"
+
+
+def test_a_recipe_that_is_cut_off_anywhere_is_no_recipe_with_defaults(tmp_path: Path) -> None:
+    """Half of it is whole TOML at the end of every line, and an older run's has no last line to miss."""
+    Journal.create(tmp_path / "run", 'steps = 1\nname = "x"\n[learner]\nlearning_rate = 0.5\n').close()
+    path = tmp_path / "run" / "recipe.toml"
+    text = path.read_text()
+    assert whole_recipe(path.parent) == path
+    for at, character in enumerate(text):
+        if character == "\n" and at < len(text) - 1:
+            path.write_text(text[: at + 1])
+            with pytest.raises(UsageError, match=r"recipe\.toml: cut off"):
+                resume(path.parent)
+            with pytest.raises(UsageError, match=r"recipe\.toml: cut off"):
+                evaluate_folder(str(path.parent), {}, None)
+    path.write_text(text.replace("steps = 1", "steps = 2") + "[sampling]\ntop_k = 3\n")
+    assert whole_recipe(path.parent) == path
+    path.write_text("steps = 1\n")
+    assert whole_recipe(path.parent) == path
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"])
+def test_a_fifo_in_a_run_folder_is_not_waited_for(name: str, begun: Path) -> None:
+    (begun / name).unlink(missing_ok=True)
+    os.mkfifo(begun / name)
+    with pytest.raises(GroupwiseError, match=re.escape(name)):
+        Journal.reopen(begun, 1)
+    (begun / name).unlink()
+    Journal.reopen(begun, 1).close()
+
+
+def test_what_a_run_appends_to_is_never_waited_for(begun: Path) -> None:
+    os.mkfifo(begun / "log.txt")
+    (begun / "metrics.jsonl").symlink_to("/dev/full")
+    book = Journal(begun)
+    with pytest.raises(RunError, match=r"log\.txt: cannot be written: "):
+        book.log("a")
+    with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left on device"):
+        book.metrics({"step": 1})
+    book.close()
+
+
+def test_a_lock_that_is_a_link_does_not_empty_what_it_leads_to(begun: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (begun / ".lock").unlink()
+    (begun / ".lock").symlink_to(tmp_path / "mine")
+    Journal(begun).close()
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "about", [b"", b"{", b"[1]", b'{"resumed": 5}', b'{"a":' * 600 + b"1" + b"}" * 600, b'{"a": "\\ud800"}', b"\xff"]
+)
+def test_an_about_of_any_kind_is_written_again(about: bytes, begun: Path) -> None:
+    (begun / "about.json").write_bytes(about)
+    assert read_about(begun) == {}
+    (begun / "about.json").unlink()
+    os.mkfifo(begun / "about.json")
+    assert read_about(begun) == {}
+    book = Journal(begun)
+    book.replace("about.json", {"started": 1})
+    book.close()
+    assert read_about(begun) == {"started": 1}
+
+
+def test_the_log_can_be_shown_on_a_terminal(begun: Path) -> None:
+    book = Journal(begun)
+    book.log("a reward said \x1b[2J \x9b \udc80 ä")
+    book.close()
+    assert (begun / "log.txt").read_text() == "a reward said \\x1b[2J \\x9b \\udc80 ä\n"
+
+
+ROW: dict[str, Any] = {
+    "step": 1,
+    "seconds": {"a": 1},
+    "checks": {"c": {"value": None, "limit": 0.5, "verdict": "pass"}},
+}
+EVALUATION = {"problems": 2, "samples": 1, "avg_at_k": None, "learned_mean": 1.5, "length_mean": 2.0}
+EVALUATED = {"step": 1, "evaluation": {**EVALUATION, "by_source": {"a": {"avg_at_k": None}}}, "seconds": {}}
+
+
+@pytest.mark.parametrize(
+    ("row", "sound"),
+    [
+        (ROW, True),
+        (EVALUATED, True),
+        ({"step": 1}, True),
+        ({**ROW, "step": "1"}, False),
+        ({**ROW, "seconds": {"a": None}}, False),
+        ({**ROW, "seconds": {"a": 1e300}}, False),
+        ({**ROW, "seconds": [1]}, False),
+        ({**ROW, "checks": {"c": 5}}, False),
+        ({**ROW, "checks": {"c": {"value": "x", "limit": 1}}}, False),
+        ({**EVALUATED, "evaluation": None}, False),
+        ({**EVALUATED, "evaluation": {**EVALUATED["evaluation"], "length_mean": True}}, False),
+        ({**EVALUATED, "evaluation": EVALUATION}, False),
+    ],
+)
+def test_a_row_of_another_kind_is_passed_over(row: dict[str, Any], sound: bool, begun: Path) -> None:
+    (begun / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert sound_metrics(begun) == [row] * sound
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[", '{"pairs": "x"}', "NaN", "[" * 9000])
+def test_a_reward_models_report_that_is_damaged_is_one_line(text: str, tmp_path: Path) -> None:
+    from groupwise.training.reward_report import read_report
+
+    (tmp_path / "preference.json").write_text(text)
+    with pytest.raises(UsageError, match=r"preference\.json: damaged: ") as told:
+        read_report(tmp_path / "preference.json")
+    assert len(str(told.value).splitlines()) == 1

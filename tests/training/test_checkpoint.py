@@ -1,0 +1,152 @@
+"""Which folders are checkpoints, and which of them are whole."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from groupwise.core.errors import RunError, UsageError
+from groupwise.core.records import StreamState
+from groupwise.training import checkpoint
+from groupwise.training.state import Progress, RunState
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three checkpoints."""
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path / "root", step, lambda folder: checkpoint.write_state(folder, {"step": 1}), keep=3)
+    return tmp_path / "root"
+
+
+def test_only_what_is_named_exactly_so_is_a_checkpoint(root: Path) -> None:
+    """Copies, rests, links and files beside them are nobody's checkpoints: ignored, and left where they are."""
+    newest = checkpoint.folder_of(root, 3)
+    others = ("step-000004.bak", "step-x", "step-", "step-4", "step-0000004", "step-00000４", "step-000004 ", ".step-9")
+    for name in (*others, ".partial-step-000005", "step-" + "9" * 200):
+        shutil.copytree(newest, root / name)
+    (root / "step-000006").symlink_to(newest)
+    (root / "step-000007").write_text("a file")
+    os.mkfifo(root / "step-000008")
+    assert checkpoint.steps(root) == [1, 2, 3]
+    assert checkpoint.newest_good(root) == (newest, [])
+    before = len(list(root.iterdir()))
+    checkpoint.save(root, 4, lambda folder: checkpoint.write_state(folder, {}), keep=1)
+    assert checkpoint.steps(root) == [4]
+    assert len(list(root.iterdir())) == before + 1 - 3
+
+
+def test_a_place_that_cannot_be_read_is_not_taken_for_one_without_checkpoints(tmp_path: Path) -> None:
+    """A run that took it so would start over, and cut away what it had written."""
+    assert checkpoint.steps(tmp_path / "nowhere") == []
+    (tmp_path / "gone").symlink_to(tmp_path / "unmounted")
+    (tmp_path / "file").write_text("")
+    for name in ("gone", "file"):
+        with pytest.raises(RunError, match=f"{name}: cannot be read: "):
+            checkpoint.steps(tmp_path / name)
+
+
+MANIFESTS = [b"", b"{", b"5", b"[]", b"null", b'{"sha256": 5}', b'{"sha256": []}', b'{"sha256": null}', b"\xff"]
+MANIFESTS += [b"[" * 100_000, b'{"sha256": {"state.json": ' + b"9" * 5000 + b"}}", b'{"sha256": {}}']
+MANIFESTS += [b'{"sha256": {"state.json": [1]}}', b'{"sha256": {"state.json": "0", "\\u0000": "1"}}']
+MANIFESTS += [json.dumps({"sha256": {name: "0"}}).encode() for name in ("/etc/passwd", "../x", "x" * 5000, "\ud800")]
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda text: repr(text[:30]))
+def test_a_manifest_of_any_kind_makes_a_checkpoint_damaged_and_nothing_else(manifest: bytes, root: Path) -> None:
+    (checkpoint.folder_of(root, 3) / checkpoint.MANIFEST).write_bytes(manifest)
+    newest, (line,) = checkpoint.newest_good(root)
+    assert newest == checkpoint.folder_of(root, 2)
+    assert "step-000003 is damaged (" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("name", [checkpoint.MANIFEST, checkpoint.STATE])
+def test_a_file_of_a_checkpoint_that_is_a_fifo_is_not_waited_for(name: str, root: Path) -> None:
+    (checkpoint.folder_of(root, 3) / name).unlink()
+    os.mkfifo(checkpoint.folder_of(root, 3) / name)
+    assert checkpoint.newest_good(root)[0] == checkpoint.folder_of(root, 2)
+
+
+def test_parameters_of_another_shape_are_not_spread_over_the_model(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    save_file({"weight": torch.ones(1, 3), "bias": torch.ones(2)}, tmp_path / "critic")
+    with pytest.raises(ValueError, match="other parameters than the model has"):
+        checkpoint.read_parameters(tmp_path, model, "critic")
+
+
+SAVED = {
+    "step": 3,
+    "start": "",
+    "updates": 0,
+    "critic_updates": 0,
+    "skipped_in_a_row": 0,
+    "seconds_total": 1.5,
+    "seconds_training": 1,
+    "stream": {"cursor": 8, "surplus": [], "keep_rate": 0.5, "levels": {"sums": 1}},
+}
+
+
+class Fits:
+    """A learner that takes whatever is in a checkpoint, or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def restore(self, folder: Path, updates: int) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def restored(root: Path, saved: object, error: Exception | None = None) -> tuple[Progress, StreamState]:
+    folder = checkpoint.folder_of(root, 3)
+    (folder / "state.json").write_text(json.dumps(saved))
+    return RunState(root, 1, "", False, None, Fits(error), None).restore(folder)  # type: ignore[arg-type]
+
+
+ERRORS = [
+    RuntimeError("size\n mismatch " * 999),
+    KeyError("model.x"),
+    OSError(2, "no file"),
+    SafetensorError("header too small"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_checkpoint_that_does_not_fit_is_one_line(error: Exception, root: Path) -> None:
+    assert restored(root, SAVED)[1] == StreamState(8, (), 0.5, {"sums": 1})
+    with pytest.raises(UsageError, match="does not fit what the run's recipe makes now: ") as refused:
+        restored(root, SAVED, error)
+    assert len(str(refused.value).splitlines()) == 1
+    assert len(str(refused.value)) < 1000
+
+
+OTHER_KINDS = [
+    (key, value)
+    for key in [*SAVED, "stream.cursor", "stream.keep_rate", "stream.levels"]
+    for value in (None, "x", -1, [], {}, 1e300, True)
+    if (key, value) not in (("start", "x"), ("stream.levels", {}))
+]
+
+
+@pytest.mark.parametrize(("key", "value"), OTHER_KINDS)
+def test_a_state_with_a_value_of_another_kind_is_one_line(key: str, value: object, root: Path) -> None:
+    saved = copy.deepcopy(SAVED)
+    outer, _, inner = key.rpartition(".")
+    (saved[outer] if outer else saved)[inner] = value  # type: ignore[index]
+    with pytest.raises(UsageError, match=r"does not fit what the|not the state of a checkpoint"):
+        restored(root, saved)
+
+
+@pytest.mark.parametrize("saved", [[], 5, {}], ids=repr)
+def test_what_is_no_state_is_one_line(saved: object, root: Path) -> None:
+    with pytest.raises(UsageError, match="not the state of a checkpoint; remove step-000003"):
+        restored(root, saved)
