@@ -85,7 +85,8 @@ def find(recipe: str) -> Path:
     if path.suffix == ".toml" or path.is_file():
         require_regular(path, f"recipe {brief(recipe)}")
         return path
-    known = sorted(p.relative_to(recipe_folder()).with_suffix("").as_posix() for p in recipe_folder().rglob("*.toml"))
+    every = (p.relative_to(recipe_folder()).with_suffix("").as_posix() for p in recipe_folder().rglob("*.toml"))
+    known = sorted(every, key=lambda name: ("/" in name, name))  # the first dozen is what a message lists
     if recipe not in known:
         raise UsageError(f"recipe {brief(recipe)}: there is no such recipe; {nearest(recipe, known)}")
     return recipe_folder() / f"{recipe}.toml"
