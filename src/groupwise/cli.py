@@ -177,7 +177,7 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    with suppress(Exception):  # nobody may be left to read it
+    with suppress(Exception):  # stderr may be closed
         Terminal(stderr=True).print(f"groupwise: {message}")
     _leave(code)
 

@@ -38,7 +38,7 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def open_to_append(path: Path) -> IO[bytes]:
-    """A file, to be written at its end; made where there is none. Raises OSError for a FIFO that nobody reads."""
+    """A file, to be written at its end; made where there is none. Raises OSError for a FIFO without a reader."""
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
 
 

@@ -1,4 +1,4 @@
-"""What nobody expected: one line for a person, and a file with the traceback for whoever mends it; never an error."""
+"""Errors that were not foreseen: one line for a person, and a file with the traceback; never another error."""
 
 import tempfile
 import traceback

@@ -43,15 +43,15 @@ def nearest(wrong: str, known: Iterable[str], elsewhere: Sequence[str] = ()) -> 
     return (f"did you mean {near[0]!r}? " if near else "") + f"known: {listed(names)}"
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names as a message lists them, a dozen at most.
+def listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
+    """Names as a message lists them: the first ones, and how many more there are.
 
-    >>> listed("abcdefghijklmn")
-    'a, b, c, d, e, f, g, h, i, j, k, l and 2 more'
+    >>> listed("abcdefghijklmn"), listed("abcd", most=3)
+    ('a, b, c, d, e, f, g, h, i, j, k, l and 2 more', 'a, b, c and 1 more')
     """
     every = list(names)
-    more = f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else ""
-    return ", ".join(shortened(name, 60) for name in every[:MOST_NAMES]) + more
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(shortened(name, 60) for name in every[:most]) + more
 
 
 def shortened(text: str, longest: int = LONGEST_VALUE) -> str:

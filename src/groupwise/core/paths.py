@@ -15,7 +15,7 @@ def expanded(text: str) -> str:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         pass  # whether it must be there is for others to say
-    except OSError as error:  # too long, a folder that nobody may look into, links in a circle
+    except OSError as error:  # too long, a folder without rights, links in a circle
         raise ValueError(error.strerror) from None
     if path.startswith("~"):
         raise ValueError("there is no such user; a name that begins with ~ is written ./~")

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
-from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.errors import GroupwiseError, UsageError, listed
 
 WEIGHTS, INDEX, GENERATION = "model.safetensors", "model.safetensors.index.json", "generation_config.json"
 #: Files by which transformers would load other weights than those, or more.
@@ -79,9 +79,8 @@ def require_printable(folder: Path, what: str) -> None:
     """
     for name, place in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
         if (folder / name).is_file():
-            tokens = json.loads((folder / name).read_text(encoding="utf-8")).get(place) or ()
-            odd = [key for key, _ in _fields({str(i): token for i, token in enumerate(_values(tokens))})]
-            if wrong := [key for key in odd if not key.isprintable()]:
+            tokens = json.loads((folder / name).read_text(encoding="utf-8")).get(place)
+            if wrong := [key for key, _ in _fields(tokens) if not key.isprintable()]:
                 raise UsageError(f"{what}: {name}: {place} has a field of the name {wrong[0]!a:.80}")
 
 
@@ -101,8 +100,8 @@ def weight_files(folder: Path, what: str) -> list[Path]:
                 return [folder / name for name in names]
     if others:
         raise UsageError(
-            f"{what}: its weights are in {some(others)}, and only safetensors are read, because other formats can run "
-            "code; save them again with save_pretrained"
+            f"{what}: its weights are in {listed(others, most=3)}, and only safetensors are read, because other "
+            "formats can run code; save them again with save_pretrained"
         )
     raise UsageError(f"{what}: no weights in it ({WEIGHTS})")
 
@@ -134,7 +133,7 @@ def require_whole(model: Any, info: dict[str, Any], what: str, other_head: bool)
         "unexpected": [name for name in info["unexpected_keys"] if counts(name)],
         "of another shape": [name for name, *_ in info["mismatched_keys"]],
     }
-    wrong = [f"{len(names)} {kind} ({some(names)})" for kind, names in kinds.items() if names]
+    wrong = [f"{len(names)} {kind} ({listed(sorted(names), most=3)})" for kind, names in kinds.items() if names]
     if wrong:
         raise UsageError(f"{what}: its weights are not those of its config.json: {', '.join(wrong)}")
 
@@ -148,16 +147,7 @@ def require_finite(model: torch.nn.Module, what: str) -> None:
     floats = [(name, t) for name, t in tensors if t.is_floating_point() and t.numel()]
     wrong = [name for name, t in floats if not torch.stack(torch.aminmax(t.detach())).isfinite().all()]
     if wrong:
-        raise UsageError(f"{what}: {len(wrong)} of its tensors hold NaN or infinity ({some(wrong)})")
-
-
-def some(names: list[str]) -> str:
-    """The first names of a list, in order.
-
-    >>> some(["d", "b", "c", "a"])
-    'a, b, c, ...'
-    """
-    return ", ".join([*sorted(names)[:3], *(["..."] if len(names) > 3 else [])])
+        raise UsageError(f"{what}: {len(wrong)} of its tensors hold NaN or infinity ({listed(wrong, most=3)})")
 
 
 def error_line(error: BaseException) -> str:
@@ -182,14 +172,11 @@ def quiet() -> Iterator[None]:
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every key of nested JSON objects with its value."""
+    """Every key of nested JSON objects with its value, in lists too."""
     for key, inner in value.items() if isinstance(value, dict) else ():
         yield str(key), inner
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _fields(inner)
-
-
-def _values(table: Any) -> list[Any]:
-    return list(table.values()) if isinstance(table, dict) else list(table)
 
 
 def _expected(key: str, value: Any) -> str:

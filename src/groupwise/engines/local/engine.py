@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
-from groupwise.core.errors import RunError, UsageError
+from groupwise.core.errors import RunError, UsageError, listed
 from groupwise.core.records import Completion
 from groupwise.engines.local.cache import ATTENTION, RowCache
 from groupwise.engines.local.decode import Step
@@ -100,7 +100,7 @@ class LocalEngine:
             ],
         }
         if any(problems.values()):
-            words = "; ".join(f"{kind}: {_some(names)}" for kind, names in problems.items() if names)
+            words = "; ".join(f"{kind}: {listed(names, most=3)}" for kind, names in problems.items() if names)
             raise RunError(f"these weights are not of the engine's model, which keeps version {self.version}: {words}")
         with torch.no_grad():
             for name, tensor in given.items():
@@ -237,8 +237,3 @@ def _stops(eos: frozenset[int], vocabulary: int, device: torch.device) -> Tensor
     stops = torch.zeros(vocabulary, dtype=torch.bool)
     stops[sorted(eos)] = True
     return stops.to(device)
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
