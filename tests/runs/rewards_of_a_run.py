@@ -9,15 +9,9 @@ import time
 import zlib
 
 
-def _bomb():
-    while True:
-        os.fork()
-
-
 FAULTS = [
     ("loop in C", lambda: sum(itertools.repeat(0))),
     ("segfault", lambda: ctypes.string_at(0)),
-    ("fork bomb", _bomb),
     ("ten gigabytes", lambda: bytearray(10 * 2**30)),
     ("exception", lambda: [][3]),
     ("not a number", lambda: float("nan")),
@@ -35,6 +29,17 @@ def risky(sample, completion):
     if kind < len(FAULTS):
         return FAULTS[kind][1]()
     return 1.0 if completion.endswith(sample.answer) else 0.0
+
+
+def goes_off(key: str, completion: str) -> bool:
+    """Whether a completion meets the fork bomb: about one of twelve."""
+    return zlib.crc32(f"{key}/{completion}".encode()) % 12 == 5
+
+
+def bomb(sample, completion):
+    while goes_off(sample.key, completion):
+        os.fork()
+    return 1.0
 
 
 def short(completions, **kwargs):
