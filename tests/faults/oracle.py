@@ -24,7 +24,7 @@ from tests.faults.forked import Limits, Outcome
 from tests.faults.ground import Ground, final_policy
 from tests.faults.mutant import Mutant
 
-#: How the line of a refusal begins, and how it goes on where nobody foresaw the error. Such a line is a fault here:
+#: How the line of a refusal begins, and how it goes on where the error was not foreseen. Such a line is a fault here:
 #: what a mutant can reach has a line of its own.
 BEGINS, UNFORESEEN = "groupwise: ", "unexpected"
 #: Characters of the line.

@@ -205,7 +205,7 @@ def _value(draw: st.DrawFn, key: str, kind: str, train: bool) -> tuple[Any, bool
 
 @st.composite
 def _structure(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """Keys that are not there, or are there and nobody knows them; rows and kinds that exist, put together at will."""
+    """Keys that are not there, or are there and unknown; rows and kinds that exist, put together at will."""
     table, train = copy.deepcopy(RECIPE), draw(st.booleans())
     how = draw(one("unknown key", "missing key", "parts at will", "reward at will"))
     if how == "unknown key":

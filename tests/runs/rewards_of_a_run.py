@@ -8,7 +8,6 @@ import os
 import time
 import zlib
 
-
 FAULTS = [
     ("loop in C", lambda: sum(itertools.repeat(0))),
     ("segfault", lambda: ctypes.string_at(0)),
@@ -32,8 +31,8 @@ def risky(sample, completion):
 
 
 def goes_off(key: str, completion: str) -> bool:
-    """Whether a completion meets the fork bomb: about one of twelve."""
-    return zlib.crc32(f"{key}/{completion}".encode()) % 12 == 5
+    """Whether a completion meets the fork bomb: about one of eight."""
+    return zlib.crc32(f"{key}/{completion}".encode()) % 8 == 5
 
 
 def bomb(sample, completion):

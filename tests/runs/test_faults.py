@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +20,7 @@ from groupwise.journal.journal import read_metrics
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
 from groupwise.training.learner import Learner
+from tests.command_process import CommandProcess
 
 
 def steps_done(folder: Path) -> int:
@@ -227,12 +224,12 @@ def test_a_disk_that_is_full_while_saving(small):
         if path.is_file():
             path.unlink()
     before = {p: p.read_bytes() for p in checkpoint.folder_of(folder / "checkpoints", 2).rglob("*") if p.is_file()}
-    limited = limited_call("--resume", str(folder))
-    assert limited.returncode == 1, limited.stderr
-    told = limited.stderr.strip().splitlines()[-1]
+    code, said = limited_call("--resume", str(folder))
+    assert code == 1, said
+    told = said.strip().splitlines()[-1]
     assert "step 3: the checkpoint cannot be saved: " in told
     assert f"checkpoints/step-000002 is untouched. Free space, then: groupwise train --resume {folder}" in told
-    assert "Traceback" not in limited.stderr
+    assert "Traceback" not in said
     assert {p: p.read_bytes() for p in before} == before
     assert not list((folder / "checkpoints").glob(".partial-*"))
     assert resume(folder).finished
@@ -247,18 +244,11 @@ def test_what_a_kill_left_of_a_save_is_in_no_checkpoint(tmp_path):
     assert checkpoint.damaged(made) == ""
 
 
-def limited_call(*words: str) -> subprocess.CompletedProcess[str]:
-    """`groupwise train` in a process that the system lets write no file above 100 kB."""
-    return subprocess.run(
-        [sys.executable, "-m", "groupwise.cli", "train", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        # The cached policy was made with one thread, and the number of threads belongs to its name.
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
-    )
+def limited_call(*words: str) -> tuple[int | None, str]:
+    """`groupwise train` in a process that the system lets write no file above 100 kB: its exit code, what it said."""
+    process = CommandProcess("train", *words, file_size=100_000)
+    said = process.communicate(timeout=120)
+    return process.returncode, said
 
 
 def test_a_disk_that_is_full_before_the_first_step(tmp_path):
@@ -270,10 +260,10 @@ def test_a_disk_that_is_full_before_the_first_step(tmp_path):
         "--set",
         "warm_start.demonstrations=64",
     ]
-    limited = limited_call("quickstart", *settings)
-    assert limited.returncode == 1
-    assert "the warm-started policy cannot be saved: " in limited.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in limited.stderr
+    code, said = limited_call("quickstart", *settings)
+    assert code == 1
+    assert "the warm-started policy cannot be saved: " in said.strip().splitlines()[-1]
+    assert "Traceback" not in said
 
 
 def test_a_reference_that_is_not_the_one_the_run_began_with(small):

@@ -132,7 +132,7 @@ def test_a_resumed_run_with_replay_gives_the_same_bits(replay, name, base):
 def test_five_kills_and_resumes_with_replay_give_the_same_bits(replay, name, small):
     changes = small(model="tiny-moe", routing__replay=replay, algorithm__name=name, steps=20)
     whole = start({**changes, "name": "whole"})
-    told, _ = whole.communicate(timeout=300)
+    told = whole.communicate(timeout=300)
     assert whole.returncode == 0, told
     cut = kill_again_and_again({**changes, "name": "cut"}, 5, seed=3)
     assert_same_run(Path(changes["runs"]) / "whole", cut)

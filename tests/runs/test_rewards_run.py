@@ -96,7 +96,7 @@ def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
 def test_a_fork_bomb_ends_at_its_deadline_and_leaves_no_process(small):
     """While it goes off it may starve what is scored beside it, so only its own completions are looked at."""
     before = children()
-    changes = small(prompts_per_step=8, steps=1, scoring__deadline=0.5, scoring__fault_limit=1.0)
+    changes = small(prompts_per_step=4, steps=1, scoring__deadline=0.5, scoring__fault_limit=1.0)
     done = groupwise.train("quickstart", {**changes, **own("mine", "bomb")})
     assert children() <= before
     bombs = [row for row in rollouts(done.folder) if goes_off(row["key"], row["completion"])]
@@ -228,5 +228,5 @@ def test_a_task_without_answers_trains_on_the_learned_score_alone(small, tmp_pat
     assert "nothing trains" not in (done.folder / "log.txt").read_text()
     with pytest.raises(UsageError, match="a reward model must score"):
         groupwise.train("quickstart", {**changes, "preference": {}})
-    with pytest.raises(UsageError, match="goes by what is right"):
+    with pytest.raises(UsageError, match="goes by right answers, and there are none"):
         groupwise.train("quickstart", {**changes, "algorithm.name": "dapo"})

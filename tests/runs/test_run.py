@@ -25,6 +25,10 @@ from groupwise.core.clock import Clock
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.training import checkpoint
+from tests.command_process import CommandProcess
+
+#: Threads of a run that is alone on its machine.
+CORES = os.cpu_count() or 1
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
@@ -251,56 +255,46 @@ def test_what_is_no_run_is_not_resumed(tmp_path: Path):
         resume(tmp_path)
 
 
-#: The environment of a process that computes as this one does, to the bit; without it, with all cores.
-LIKE_HERE = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-
-
-def command(*words: str, env: dict[str, str] | None) -> subprocess.Popen[str]:
-    """The command in a process of its own."""
-    whole = [sys.executable, "-m", "groupwise.cli", "train", *words]
-    return subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
-
-
-def start(changes: dict[str, Any], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+def start(changes: dict[str, Any], threads: int | None = None) -> CommandProcess:
     settings = [part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    return command("quickstart", *settings, env=env)
+    return CommandProcess("train", "quickstart", *settings, threads=threads)
 
 
-def go_on(folder: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    return command("--resume", str(folder), env=env)
+def go_on(folder: Path, threads: int | None = None) -> CommandProcess:
+    return CommandProcess("train", "--resume", str(folder), threads=threads)
 
 
-def wait_for(condition, process: subprocess.Popen[str], seconds: float = 60) -> None:
+def wait_for(condition, process: CommandProcess, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
 def test_sigterm_saves_at_the_next_step_and_says_how_to_go_on(small):
-    changes = small(name="cut", steps=30)
+    changes = small(name="cut", steps=14)
     folder = Path(changes["runs"]) / "cut"
-    process = start(changes, LIKE_HERE)
+    process = start(changes)
     wait_for(lambda: len(read_metrics(folder)) > 3, process)
     process.send_signal(signal.SIGTERM)
-    told, _ = process.communicate(timeout=60)
+    told = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, told
     assert f"go on with: groupwise train --resume {folder}" in told
     done = read_metrics(folder)[-1]["step"]
-    assert 0 < done < 30
+    assert 0 < done < 14
     assert checkpoint.steps(folder / "checkpoints")[-1] == done
-    process = go_on(folder, LIKE_HERE)
-    told, _ = process.communicate(timeout=60)
+    process = go_on(folder)
+    told = process.communicate(timeout=60)
     assert process.returncode == 0, told
     assert_same_run(groupwise.train("quickstart", {**changes, "name": "whole"}).folder, folder)
 
 
-def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int, env: dict[str, str] | None = None) -> Path:
+def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int, threads: int | None = None) -> Path:
     """kill -9 at moments drawn from `seed`, every second one inside a save; then to the end."""
     folder = Path(changes["runs"]) / changes["name"]
     generator = torch.Generator().manual_seed(seed)
     killed = 0
     while killed < kills:
-        process = go_on(folder, env) if (folder / "recipe.toml").is_file() else start(changes, env)
+        process = go_on(folder, threads) if (folder / "recipe.toml").is_file() else start(changes, threads)
         if killed % 2:
             wait_for(lambda: list((folder / "checkpoints").glob(".partial-*")), process)
         else:
@@ -312,8 +306,8 @@ def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int, env: di
         if process.returncode == 0:
             break
         killed += process.returncode == -signal.SIGKILL
-    process = go_on(folder, env)
-    told, _ = process.communicate(timeout=120)
+    process = go_on(folder, threads)
+    told = process.communicate(timeout=120)
     assert process.returncode == 0, told
     assert killed == kills, f"the run ended after {killed} kills; make it longer"
     assert not list((folder / "checkpoints").glob(".partial-*"))
@@ -324,25 +318,27 @@ def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int, env: di
 def test_kill_and_resume_gives_the_same_bits(name: str, kills: int, small):
     changes = small(algorithm__name=name, steps=8)
     whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
-    assert_same_run(whole, kill_again_and_again({**changes, "name": "cut"}, kills, 1, LIKE_HERE))
+    assert_same_run(whole, kill_again_and_again({**changes, "name": "cut"}, kills, 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "dapo"])
 def test_ten_kills_and_resumes_give_the_same_bits(name: str, small):
     changes = small(algorithm__name=name, steps=40, prompts_per_step=16)
-    whole = start({**changes, "name": "whole"})
+    whole = start({**changes, "name": "whole"}, CORES)
     whole.communicate(timeout=300)
-    assert_same_run(Path(changes["runs"]) / "whole", kill_again_and_again({**changes, "name": "cut"}, 10, seed=2))
+    cut = kill_again_and_again({**changes, "name": "cut"}, 10, 2, CORES)
+    assert_same_run(Path(changes["runs"]) / "whole", cut)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "dapo"])
 def test_the_quickstart_learns_to_show_its_work(name: str, tmp_path):
     """The main job as a stranger runs it, in a process of its own: the bars of the README."""
-    process = start({"runs": str(tmp_path), "name": "whole", "algorithm.name": name})
-    told, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, told
+    words = ["--set", f"runs={tmp_path}", "--set", "name=whole", "--set", f"algorithm.name={name}"]
+    command = [sys.executable, "-m", "groupwise.cli", "train", "quickstart", *words]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert process.returncode == 0, process.stderr
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert summary["heldout_problems"] >= 512
     assert summary["heldout_before"] <= 0.60

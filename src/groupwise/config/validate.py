@@ -91,7 +91,7 @@ def _require_judge(plan: Plan) -> None:
         )
     if not isinstance(plan.algorithm.filter, KeepAll):
         raise UsageError(
-            f"algorithm.filter.kind: {describe(plan.algorithm.filter)} goes by what is right, and nobody knows that "
+            f"algorithm.filter.kind: {describe(plan.algorithm.filter)} goes by right answers, and there are none "
             'here; set algorithm.filter.kind = "none"'
         )
     if TASK in plan.mix.weights:

@@ -58,7 +58,7 @@ def model_folder(model: str) -> Path:
     """
     if os.path.isdir(model):
         return Path(model)
-    with loading(f"model = {model!r}: no such folder, and as an id it cannot be had"):
+    with loading(f"model = {model!r}: no such folder, and no model of that id can be downloaded"):
         return Path(snapshot_download(model))
 
 

@@ -373,7 +373,7 @@ def test_a_lost_process_that_starts_workers_is_said_in_words(monkeypatch: pytest
     child = Child("no.such.module")
     child.process.wait()
     monkeypatch.setattr(Dispatcher, "_zygote", lambda self: child)
-    words = "cannot be had: the process that starts them is lost: it ended: exit code 1$"
+    words = "do not start: the process that starts them is lost: it ended: exit code 1$"
     with Pool({"mine": ONE}) as pool, pytest.raises(RunError, match=words):
         score(pool, "mine", attempts("good"))
 

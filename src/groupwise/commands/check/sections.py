@@ -60,7 +60,7 @@ def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
         task, *own = score_trials(scorer, known, encode)
     limit = plan.recipe.scoring.fault_limit
     if scorer.judged:
-        findings.append(note("a reward model scores, and nobody knows the right answers: nothing to try it on"))
+        findings.append(note("a reward model scores, and there are no right answers to try it on"))
     else:
         findings += [*task_findings(task, known), *unscored_findings(task, limit)]
     return findings + [f for scores in own for f in (*own_reward_findings(scores), *unscored_findings(scores, limit))]

@@ -146,7 +146,7 @@ def comparable(groups: Sequence[Group]) -> tuple[bool, list[str]]:
     if len(measures(groups)) > 1:
         remarks.append(f"Measures differ: {', '.join(measures(groups))}: scores are not comparable.")
     if missing := [member.label for group in groups if not group.recipe for member in group.members]:
-        remarks.append(f"Without a recipe, so that nobody can tell what was run: {', '.join(missing)}.")
+        remarks.append(f"Without a recipe, so that it is not known what was run: {', '.join(missing)}.")
     return unlike, remarks
 
 

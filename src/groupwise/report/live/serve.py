@@ -189,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
         fields |= {"Content-Encoding": "gzip"} if packed else {}
         fields |= {"ETag": reply.tag} if reply.tag else {}
         fields |= {"Allow": "GET"} if reply.code == 405 else {}
-        # What was refused may have a body that nobody reads: the connection cannot go on after it.
+        # What was refused may have a body that is not read: the connection cannot go on after it.
         fields |= {"Connection": "close"} if reply.code >= 400 else {}
         for name, value in fields.items():
             self.send_header(name, value)

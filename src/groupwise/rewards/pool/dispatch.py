@@ -130,7 +130,7 @@ class Dispatcher:
                 self._finish()
         except Exception as error:  # whatever it is: every thread that waits must get it
             why = "the process that starts them is lost" if isinstance(error, ChildLost) else type(error).__name__
-            self._break(RunError(f"rewards: the processes that score cannot be had: {why}: {error}"))
+            self._break(RunError(f"rewards: the processes that score do not start: {why}: {error}"))
         with self.changed:
             self.changed.notify_all()
 
