@@ -8,9 +8,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from groupwise.core.boundary import unexpected
-from groupwise.core.errors import GroupwiseError, UsageError, shortened
+from groupwise.core.errors import LONGEST_MESSAGE, GroupwiseError, UsageError, shortened
 from groupwise.core.paths import location
-from groupwise.core.terminal import Terminal
+from groupwise.core.terminal import Terminal, clean
 
 app = typer.Typer(
     add_completion=False,
@@ -178,7 +178,7 @@ def main() -> None:
 
 def _fail(message: str, code: int) -> NoReturn:
     with suppress(Exception):  # stderr may be closed
-        Terminal(stderr=True).print(f"groupwise: {message}")
+        Terminal(stderr=True).print(f"groupwise: {shortened(clean(message), LONGEST_MESSAGE)}")  # escapes are longer
     _leave(code)
 
 

@@ -30,9 +30,8 @@ BEGINS, UNFORESEEN = "groupwise: ", "unexpected"
 #: Characters of the line.
 LONGEST_LINE = len(BEGINS) + LONGEST_MESSAGE
 #: Lines that may stand on stderr before it, or beside a success: what was passed over on the way.
-NOTICE = re.compile(
-    r".* is damaged \(.*\); falling back to an older one|.* has no evaluation before step 1: the summary will lack it"
-)
+LACKS_BEFORE = "has no evaluation before step 1: the summary will lack it"
+NOTICE = re.compile(rf".* is damaged \(.*\); falling back to an older one|.* {LACKS_BEFORE}")
 #: What moves a terminal's cursor, colours it, rings, or ends a line in another way than a newline. A tab may stand.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 #: A page of the product's has it in its beginning.
@@ -159,7 +158,8 @@ def _change(before: Snapshot, after: Snapshot, name: str) -> str:
 
 def _own(mutant: Mutant, outcome: Outcome, before: Snapshot) -> list[str]:
     """The places that a command may change."""
-    verb, words = mutant.words[0] if mutant.words else "", mutant.words
+    words = tuple(word for word in mutant.words if word != "--")
+    verb = words[0] if words else ""
     if outcome.late or outcome.code < 0:  # a killed process leaves its temporary files
         return ["tmp", *_own(mutant, Outcome(1, "", "", 0), before)]
     if verb == "train" and (run := option(words, "--resume")) is not None:
@@ -247,6 +247,8 @@ def _trained(mutant: Mutant, outcome: Outcome, box: Path, ground: Ground) -> str
     summary = json.loads((folder / "summary.json").read_text())
     recipe = flat(tomllib.loads((folder / "recipe.toml").read_text()))
     rates = [summary["heldout_before"], summary["heldout_after"]]
+    if rates[0] is None and LACKS_BEFORE in outcome.err:
+        rates = rates[1:]
     if not all(isinstance(rate, float | int) and 0 <= rate <= 1 for rate in rates):
         return f"rates {rates}"
     if summary["steps"] != recipe["steps"]:

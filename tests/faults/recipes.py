@@ -181,7 +181,7 @@ def _value(draw: st.DrawFn, key: str, kind: str, train: bool) -> tuple[Any, bool
     """A value for a key, and whether it is known to be wrong there."""
     if draw(st.integers(0, 9)) < 5:
         value = draw(st.sampled_from(WRONG[kind]))
-        if kind == "choice" and value == "none":
+        if kind == "choice" and value in ("none", ""):  # choices of some keys; "" leaves chat.thinking to the template
             return value, False
         unread = key.split(".")[0] == "algorithm" and kind != "choice"  # another row's part may not have the key at all
         return value, not (unread and isinstance(value, dict))

@@ -131,10 +131,18 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(error: Exception, root: Path
 
 OTHER_KINDS = [
     (key, value)
-    for key in [*SAVED, "stream.cursor", "stream.keep_rate", "stream.levels"]
+    for key in [*SAVED, "stream.cursor", "stream.keep_rate", "stream.levels", "stream.surplus"]
     for value in (None, "x", -1, [], {}, 1e300, True)
-    if (key, value) not in (("start", "x"), ("stream.levels", {}))
+    if (key, value) not in (("start", "x"), ("stream.levels", {}), ("stream.surplus", []))
 ]
+
+
+@pytest.mark.parametrize("left", [".partial-step-000004", "step-000004"])
+def test_a_fifo_in_the_place_of_a_save_is_taken_away(left: str, root: Path) -> None:
+    os.mkfifo(root / left)
+    made = checkpoint.save(root, 4, lambda folder: checkpoint.write_state(folder, {}), keep=2)
+    assert checkpoint.damaged(made) == ""
+    assert not list(root.glob(".partial-*"))
 
 
 @pytest.mark.parametrize(("key", "value"), OTHER_KINDS)

@@ -42,6 +42,17 @@ def open_to_append(path: Path) -> IO[bytes]:
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
 
 
+def remove(path: Path) -> None:
+    """Take away what is at a path, if anything is: a folder with all that is in it, or a file, link or FIFO.
+
+    Raises OSError. shutil.rmtree opens whatever it is given as a folder, and would wait for who writes into a FIFO.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def make_folder(folder: Path, write: Callable[[Path], object], what: str) -> None:
     """Let `write` fill a folder beside its place, and move it there; a folder that exists already stays as it is.
 

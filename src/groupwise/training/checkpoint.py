@@ -5,8 +5,8 @@ import json
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from groupwise.core.atomic import open_regular
+from groupwise.core.atomic import open_regular, remove
 from groupwise.core.errors import RunError, UsageError, disk_words
 from groupwise.core.json_text import json_value
 from groupwise.core.settings import Settings
@@ -53,15 +53,16 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Pat
     final = folder_of(root, step)
     partial = root / f".partial-{final.name}"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
         partial.mkdir(parents=True)
         write(partial)
         seal(partial)
-        shutil.rmtree(final, ignore_errors=True)
+        remove(final)
         partial.rename(final)
         _sync(root)
     except Exception as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):
+            remove(partial)
         if not disk_words(error):
             raise
         good, _ = newest_good(root)
@@ -71,7 +72,7 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Pat
             f"Free space, then: groupwise train --resume {shlex.quote(str(root.parent))}"
         ) from None
     for old in steps(root)[:-keep]:
-        shutil.rmtree(folder_of(root, old))
+        remove(folder_of(root, old))
     return final
 
 

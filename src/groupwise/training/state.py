@@ -44,10 +44,11 @@ class _Stream(BaseModel):
     cursor: int = Field(ge=0)
     keep_rate: float = Field(ge=0, le=1)
     levels: dict[str, int]
+    surplus: list[dict[str, Any]]
 
 
 class _Saved(BaseModel):
-    """The types of what `RunState.save` writes; the groups that wait are read by their own."""
+    """The types of what `RunState.save` writes; what is in the groups that wait is read by their own."""
 
     step: int = Field(ge=0)
     start: str
@@ -131,7 +132,7 @@ class RunState:
                 seconds_training=state["seconds_training"],
             )
             return progress, from_json(StreamState, state["stream"])
-        except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:
             raise UsageError(
                 f"{folder}: does not fit what the run's recipe makes now: {one_line(error)[:LONGEST]}; "
                 "resume with the recipe and the model that it had"
