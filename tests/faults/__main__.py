@@ -43,6 +43,8 @@ def main() -> int:
             return _again(options.again, ground, Path(folder))
         from tests.faults.hunt import KINDS, Tally, heading, pieces
 
+        for before in (folder for kind in KINDS for folder in options.out.glob(f"{kind}-[0-9]*")):
+            shutil.rmtree(before)
         kinds = options.kinds or list(KINDS)
         print(f"seed {options.seed}: {options.mutants:,} mutants; SEED={options.seed} draws the same", flush=True)
         tallies = {kind: Tally() for kind in kinds}
@@ -52,11 +54,13 @@ def main() -> int:
                 for piece in pieces(options.mutants, kinds, options.seed)
             }
             for future in as_completed(futures):
-                tallies[futures[future]].add(future.result())
+                tally = future.result()
+                _show(tally, futures[future], options.out, ground)
+                tallies[futures[future]].add(tally)
         print(heading())
         for kind, tally in tallies.items():
             print(tally.line(kind))
-        failed = _keep(tallies, options.out, ground)
+        failed = any(tally.failures for tally in tallies.values())
     print(f"{time.monotonic() - began:.0f} s in all")
     return 1 if failed else 0
 
@@ -94,21 +98,15 @@ def _hunt(piece, ground, seconds: float, shrink: float):
     return hunt(piece, ground, Limits(seconds), shrink)
 
 
-def _keep(tallies, out: Path, ground) -> bool:
-    """Print every failure and write its folder."""
+def _show(tally, kind: str, out: Path, ground) -> None:
+    """Print every failure of a piece of work and write its folder: the first one can be mended while the rest runs."""
     from tests.faults.hunt import keep
 
-    failed = False
-    for kind, tally in tallies.items():
-        for number, (failure, (count, first)) in enumerate(sorted(tally.failures.items()), start=1):
-            folder = out / f"{kind}-{number}"
-            if not failed:
-                shutil.rmtree(out, ignore_errors=True)
-            failed = True
-            keep(first, folder, ground)
-            fault = first.verdict.faults[0][:300].encode("ascii", "backslashreplace").decode()
-            print(f"{count:>6,} x {kind}, {failure}\n         {first.mutant.what}: {fault}\n         {folder}")
-    return failed
+    for failure, (count, first) in sorted(tally.failures.items()):
+        folder = out / f"{kind}-{1 + len(list(out.glob(f'{kind}-*')))}"
+        keep(first, folder, ground)
+        fault = first.verdict.faults[0][:300].encode("ascii", "backslashreplace").decode()
+        print(f"{count:>6,} x {kind}, {failure}\n         {first.mutant.what}: {fault}\n         {folder}", flush=True)
 
 
 def _again(folder: Path, ground, into: Path) -> int:
