@@ -153,7 +153,8 @@ def _read(content: bytes, ending: str) -> list[Any]:
         rows = json.loads(words)
         assert isinstance(rows, list)
     else:
-        rows = [json.loads(line) for line in words.split("\n") if line.strip(" \t\r\n\v\f")]
+        lines = [line.strip(" \t\r\n\v\f") for line in words.split("\n")]
+        rows = [json.loads(line) for line in lines if line]
     for row in rows:
         assert isinstance(row["question"], str)
         assert row["question"].strip()
