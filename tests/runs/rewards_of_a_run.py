@@ -30,13 +30,13 @@ def risky(sample, completion):
     return 1.0 if completion.endswith(sample.answer) else 0.0
 
 
-def goes_off(key: str, completion: str) -> bool:
-    """Whether a completion meets the fork bomb: about one of eight."""
-    return zlib.crc32(f"{key}/{completion}".encode()) % 8 == 5
+def goes_off(key: str) -> bool:
+    """Whether the completions of a problem meet the fork bomb: about one problem in four, whatever is sampled."""
+    return zlib.crc32(key.encode()) % 4 == 1
 
 
 def bomb(sample, completion):
-    while goes_off(sample.key, completion):
+    while goes_off(sample.key):
         os.fork()
     return 1.0
 

@@ -99,7 +99,7 @@ def test_a_fork_bomb_ends_at_its_deadline_and_leaves_no_process(small):
     changes = small(prompts_per_step=4, steps=1, scoring__deadline=0.5, scoring__fault_limit=1.0)
     done = groupwise.train("quickstart", {**changes, **own("mine", "bomb")})
     assert children() <= before
-    bombs = [row for row in rollouts(done.folder) if goes_off(row["key"], row["completion"])]
+    bombs = [row for row in rollouts(done.folder) if goes_off(row["key"])]
     assert bombs
     # It ends at its deadline, or where the system refuses a fork.
     assert {row["fault"] for row in bombs} <= {f"{cause} in mine" for cause in ("timeout", "exception", "crash")}

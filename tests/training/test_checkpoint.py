@@ -76,6 +76,14 @@ def test_a_file_of_a_checkpoint_that_is_a_fifo_is_not_waited_for(name: str, root
     assert checkpoint.newest_good(root)[0] == checkpoint.folder_of(root, 2)
 
 
+@pytest.mark.parametrize("left", [".partial-step-000004", "step-000004"])
+def test_a_fifo_in_the_place_of_a_save_is_taken_away(left: str, root: Path) -> None:
+    os.mkfifo(root / left)
+    made = checkpoint.save(root, 4, lambda folder: checkpoint.write_state(folder, {}), keep=2)
+    assert checkpoint.damaged(made) == ""
+    assert not list(root.glob(".partial-*"))
+
+
 def test_parameters_of_another_shape_are_not_spread_over_the_model(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     save_file({"weight": torch.ones(1, 3), "bias": torch.ones(2)}, tmp_path / "critic")
@@ -135,14 +143,6 @@ OTHER_KINDS = [
     for value in (None, "x", -1, [], {}, 1e300, True)
     if (key, value) not in (("start", "x"), ("stream.levels", {}), ("stream.surplus", []))
 ]
-
-
-@pytest.mark.parametrize("left", [".partial-step-000004", "step-000004"])
-def test_a_fifo_in_the_place_of_a_save_is_taken_away(left: str, root: Path) -> None:
-    os.mkfifo(root / left)
-    made = checkpoint.save(root, 4, lambda folder: checkpoint.write_state(folder, {}), keep=2)
-    assert checkpoint.damaged(made) == ""
-    assert not list(root.glob(".partial-*"))
 
 
 @pytest.mark.parametrize(("key", "value"), OTHER_KINDS)
