@@ -160,6 +160,8 @@ OTHER: dict[str, Any] = {
     "routing.replay": "learner",
     "learner.schedule": "cosine",
     "learner.precision": "bf16",
+    "learner.shared_prompts": False,
+    "learner.recompute": True,
     "task": {"name": "arithmetic", "largest": 7},
     "algorithm": {"name": "dapo"},
     "sampling.top_p": 0.5,

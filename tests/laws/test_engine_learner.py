@@ -25,10 +25,11 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
+from groupwise.models.layout import padded
 from groupwise.models.load import Policy, load_policy, prompt_ids
 from groupwise.models.moe.metrics import changed
 from groupwise.models.moe.record import record_routes
-from groupwise.models.moe.replay import pad_routes
+from groupwise.models.moe.replay import place_routes
 from groupwise.models.tiny import TinySpec
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.engines.local.test_recording import is_recorded
@@ -119,6 +120,7 @@ def test_engine_and_learner_agree_on_mixtures_of_experts(name: str, experts: str
     assert float((old - batch.logp_engine)[batch.mask].abs().max()) < 1e-5
     with torch.no_grad(), record_routes(model) as learners:
         model(input_ids=batch.tokens[:, :-1], attention_mask=torch.ones_like(batch.tokens[:, :-1]))
-    engines, present = pad_routes([c.routes for group in answers for c in group], learners.tensor.shape[1])
+    layout = padded(batch.tokens, batch.length)
+    engines, present = place_routes([c.routes for group in answers for c in group], layout)
     assert torch.equal(present.sum(1), batch.length - 1)
     assert float(changed(engines, learners.tensor)[present].mean()) <= 1e-3

@@ -21,12 +21,12 @@ from tests.laws.test_split import budget_for, make_batch
 DAPO = groupwise.algorithm("dapo")
 
 
-def learner(model, budget: int = 10**6, **routing) -> Learner:
+def learner(model, budget: int = 10**6, shared: bool = True, **routing) -> Learner:
     settings = RoutingSettings(**routing)
     return Learner(
         model,
         None,
-        LearnerSettings(tokens_per_microbatch=budget),
+        LearnerSettings(tokens_per_microbatch=budget, shared_prompts=shared),
         1.0,
         1,
         settings,
@@ -87,13 +87,14 @@ def test_kept_routes_hold_no_padding_in_memory():
 
 @pytest.mark.parametrize("replay", [ReplayFrom.LEARNER, ReplayFrom.ENGINE])
 @pytest.mark.parametrize("budget", [10**6, 60])
-def test_every_update_uses_the_routes_that_are_replayed(replay, budget):
+@pytest.mark.parametrize("shared", [True, False])
+def test_every_update_uses_the_routes_that_are_replayed(shared, replay, budget):
     model = moe_models.build("qwen3_moe")
     batch = bare_batch()
     g = torch.Generator().manual_seed(2)
     places = [torch.rand(n - 1, 3, 8, generator=g).argsort(-1) for n in batch.length.tolist()]
     engine = tuple(place[..., :2].to(torch.uint8) for place in places)
-    trained = learner(model, budget, replay=replay)
+    trained = learner(model, budget, shared, replay=replay)
     done = trained.annotate(dataclasses.replace(batch, routes_engine=engine), old=True, ref=False)
     assert done.routes is not None
     if replay is ReplayFrom.ENGINE:
@@ -106,11 +107,17 @@ def test_every_update_uses_the_routes_that_are_replayed(replay, budget):
     assert seen.routing is not None
     assert equal(seen.routing.used, done.routes[::-1])
     assert not equal(seen.routing.own, done.routes[::-1])
-    shorter = sum(
-        int((batch.length[31 - rows] < batch.length[31 - rows].max()).sum())
-        for rows in microbatches(minibatch.length, budget)
+    has_gradient = DAPO.trained_rows(minibatch)
+    padded = [
+        rows[part]
+        for rows in (has_gradient.nonzero()[:, 0], (~has_gradient).nonzero()[:, 0])
+        for part in microbatches(minibatch.length[rows], budget)
+    ]
+    shorter = sum(int((minibatch.length[rows] < minibatch.length[rows].max()).sum()) for rows in padded)
+    assert shorter > 0
+    assert seen.routing.live == (0 if shared else shorter), (
+        "in a padded row that is not the longest the last token is run"
     )
-    assert seen.routing.live == shorter > 0
 
 
 def test_without_replay_the_routes_are_told_and_left_alone():

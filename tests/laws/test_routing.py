@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from groupwise import record_routes, replay_routes
+from groupwise.models import layout
 from groupwise.models.moe.metrics import changed
 from groupwise.models.moe.record import routers
-from groupwise.models.moe.replay import pad_routes
+from groupwise.models.moe.replay import place_routes
 from tests.laws.moe_models import BUILD, CHOSEN, EXPERTS, LAYERS, build, checkpoint_activations, text
 
 NAMES = sorted(BUILD)
@@ -91,14 +92,15 @@ def test_routes_follow_their_rows_into_sorted_microbatches(name: str) -> None:
     for pair in (order[0:2], order[2:4], order[4:6]):
         width = max(lengths[i] for i in pair) - 1
         inputs = {"input_ids": torch.stack([ids[i].where(torch.arange(11) < lengths[i], 0) for i in pair])[:, :width]}
-        laid, present = pad_routes([rows[i] for i in pair], width)
+        place = layout.padded(ids[pair, : width + 1], torch.tensor([lengths[i] for i in pair]))
+        laid, present = place_routes([rows[i][:-1] for i in pair], place)
         with torch.no_grad():
             plain = logits(model, inputs)
             with replay_routes(model, laid, present, watch=True) as replay:
                 replayed = logits(model, inputs)
         assert torch.equal(plain, replayed)
         assert not changed(laid, replay.own)[present].any()
-        assert replay.live == sum(max(0, width - lengths[i]) for i in pair)
+        assert replay.live == sum(width + 1 - lengths[i] for i in pair)
 
 
 @architectures

@@ -131,6 +131,17 @@ class Algorithm:
         """Adds `weight` [N,T], made once for the optimizer batch."""
         return minibatch.add(weight=self.aggregate(minibatch.mask, count(minibatch.mask)))
 
+    def trained_rows(self, minibatch: Batch) -> Tensor:
+        """[N] bool: the rows of a weighted minibatch whose loss can have a gradient.
+
+        Every surrogate is proportional to the advantage: a row whose advantages are 0, as where all scores of its group
+        are equal, trains nothing but a KL term or an entropy bonus.
+        """
+        weighted = minibatch.mask & (minibatch.need("weight") != 0)
+        if self.kl.in_loss or self.entropy_coefficient:
+            return weighted.any(1)
+        return (weighted & (minibatch.need("advantage") != 0)).any(1)
+
     def advantages(
         self, rewards: Tensor, groups: Tensor, mask: Tensor | None = None, step_end: Tensor | None = None
     ) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from groupwise.core.errors import UsageError
 
 
-def halves(model: Any) -> tuple[nn.Module, nn.Module]:
+def halves(model: Any) -> tuple[nn.Module, nn.Linear]:
     """-> (ids [N,T] -> object with last_hidden_state [N,T,H], hidden [..., H] -> logits [..., V])."""
     return model.base_model, model.get_output_embeddings()
 
@@ -20,8 +20,8 @@ def check_halves(model: Any) -> None:
     that changes the head's output (softcapping, scaling), which would make every ratio silently wrong.
     """
     backbone, head = halves(model)
-    if head is None or backbone is model:
-        raise UsageError(f"{type(model).__name__} has no separate output head; groupwise cannot train it")
+    if not isinstance(head, nn.Linear) or backbone is model:
+        raise UsageError(f"{type(model).__name__} has no separate linear output head; groupwise cannot train it")
     ids = torch.arange(4, device=next(model.parameters()).device)[None] % model.config.get_text_config().vocab_size
     with torch.no_grad():
         logits, own = head(hidden(backbone, ids)), model(input_ids=ids, use_cache=False).logits

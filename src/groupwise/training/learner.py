@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,14 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
-from groupwise.core.collate import collate
+from groupwise.core.collate import collate, family_microbatches, microbatches
 from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord, UpdateResult
 from groupwise.models.heads import halves
+from groupwise.models.layout import Layout, packed, padded
+from groupwise.models.line_attention import in_line, runs_in_line
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.logprobs import sequence_logprobs
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.routing_pass import RoutingPass, routes_to_replay
 from groupwise.models.moe.settings import ReplayFrom, RouterLosses, RoutingSettings
+from groupwise.models.recompute import recomputed
 from groupwise.training import checkpoint
 from groupwise.training.optimizer import OptimizerSettings, TrainedModel
 
@@ -27,10 +31,14 @@ SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
 class LearnerSettings(OptimizerSettings):
     """The section [learner]: how the policy is trained.
 
-    precision  "bf16" computes in bfloat16 over float32 master weights
+    precision       "bf16" computes in bfloat16 over float32 master weights
+    shared_prompts  a group's prompt is run once for all its completions, and no padding is run
+    recompute       activations are computed again in the backward pass instead of held: less memory, a third more time
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
+    shared_prompts: bool = True
+    recompute: bool = False
 
     @property
     def bf16(self) -> bool:
@@ -54,7 +62,9 @@ class Learner(TrainedModel):
         super().__init__(model, settings, total_updates, settings.bf16)
         self.routing, self.routers = routing, routers
         self.reference = None if reference is None else reference.eval().requires_grad_(False)
-        self.temperature = temperature
+        self.temperature, self.recompute = temperature, settings.recompute
+        models = [model] if reference is None else [model, reference]
+        self.in_line = settings.shared_prompts and all(runs_in_line(halves(m)[0]) for m in models)
 
     def annotate(self, batch: Batch, old: bool, ref: bool) -> Batch:
         """Adds `logp_old` and `logp_ref` [N,T] without gradient, each only where it is read.
@@ -83,12 +93,27 @@ class Learner(TrainedModel):
     def logprobs(self, model: nn.Module, batch: Batch, routing: RoutingPass | None = None) -> Tensor:
         """[N,T] nats on the CPU, 0 where masked; `routing` gathers the routes of the pass."""
         routing = routing or RoutingPass(model, (), batch)
+        out = torch.zeros(batch.tokens.shape, dtype=self.precision)
+        for index, micro, layout in self.pieces(batch, routing, torch.arange(len(batch))):
+            with self._attending(model, layout), routing.microbatch(index, layout):
+                logp, _ = self._forward(model, micro, layout, entropy_gradient=False)
+            out[index, : logp.shape[1]] = logp.cpu()
+        return out
 
-        def logp(index: Tensor, micro: Batch) -> Tensor:
-            with routing.microbatch(index, micro):
-                return self._forward(model, micro, entropy_gradient=False)[0]
-
-        return self.by_microbatch(batch, logp)
+    def pieces(self, batch: Batch, routing: RoutingPass, rows: Tensor) -> Iterator[tuple[Tensor, Batch, Layout]]:
+        """Microbatches of some of a batch's rows: their indices, they on the model's device, and how they are run."""
+        if not self.in_line:
+            for part in microbatches(batch.length[rows], self.tokens_per_microbatch):
+                micro = self.on_device(batch.rows(rows[part]))
+                yield rows[part], micro, padded(micro.tokens, micro.length)
+            return
+        prompt, family = batch.length, torch.arange(len(batch))
+        if batch.prompt is not None:
+            prompt, family = batch.prompt, routing.families(batch.group, batch.prompt)
+        for part in family_microbatches(batch.length[rows], prompt[rows], family[rows], self.tokens_per_microbatch):
+            index = rows[part]
+            micro = self.on_device(batch.rows(index))
+            yield index, micro, packed(micro.tokens, micro.length, prompt[index], family[index])
 
     def completion_logprobs(self, prompt: Prompt, pad: int, completions: Sequence[Completion]) -> list[Tensor]:
         """[tokens] nats of each completion of one prompt, under the weights as they are, and on the engine's experts
@@ -110,18 +135,38 @@ class Learner(TrainedModel):
         replays = self.routing.replay is not ReplayFrom.NONE
         replayed = routes_to_replay(minibatch, "routes", self.routers) if replays else None
         routing = self._routing_pass(minibatch, replayed, self.routing.losses)
-        for index, micro in self.microbatches(minibatch):
-            with routing.microbatch(index, micro) as add_router_losses:
-                live, entropy = self._forward(self.model, micro, entropy_gradient=algorithm.entropy_coefficient != 0)
+        for trains, index, micro, layout in self._trained_and_others(minibatch, algorithm, routing):
+            bonus = algorithm.entropy_coefficient != 0
+            with (
+                torch.set_grad_enabled(trains),
+                self._attending(self.model, layout),
+                routing.microbatch(index, layout) as add_router_losses,
+            ):
+                live, entropy = self._forward(self.model, micro, layout, entropy_gradient=bonus)
                 out = self._objective(algorithm, micro, live, entropy)
                 value = add_router_losses(out.value)
-                value.backward()
+                if trains:
+                    value.backward()
             loss += value.item()
             for name, column in zip(SEEN, (live, out.log_ratio, out.share, entropy, out.kl), strict=True):
                 if column is not None:
                     seen[name][index, : column.shape[1]] = column.detach().to("cpu", seen[name].dtype)
         kl = seen.pop("kl")
         return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routing.record)
+
+    def _trained_and_others(
+        self, minibatch: Batch, algorithm: Algorithm, routing: RoutingPass
+    ) -> Iterator[tuple[bool, Tensor, Batch, Layout]]:
+        """Microbatches of the rows that have a gradient, then of those that are run for the record alone: True, False.
+
+        Where no row has one, all are trained: an optimizer with momentum moves on a gradient of 0 too.
+        """
+        trained = algorithm.trained_rows(minibatch)
+        if self.routing.losses or not trained.any():
+            trained = torch.ones_like(trained)
+        for trains in (True, False):
+            for piece in self.pieces(minibatch, routing, (trained == trains).nonzero()[:, 0]):
+                yield trains, *piece
 
     def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
         """One optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
@@ -162,11 +207,22 @@ class Learner(TrainedModel):
             entropy=entropy,
         )
 
-    def _forward(self, model: nn.Module, micro: Batch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    def _forward(self, model: nn.Module, micro: Batch, layout: Layout, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         with self.autocast():
             return sequence_logprobs(
-                *halves(model), micro.tokens, micro.mask, self.temperature, micro.support, entropy_gradient
+                *halves(model), micro.tokens, micro.mask, self.temperature, micro.support, entropy_gradient, layout
             )
+
+    @contextmanager
+    def _attending(self, model: nn.Module, layout: Layout) -> Iterator[None]:
+        """Inside, a forward of the model and its backward run as the layout and the settings have it."""
+        backbone, _ = halves(model)
+        with ExitStack() as stack:
+            if layout.line is not None:
+                stack.enter_context(in_line(backbone))
+            if self.recompute and torch.is_grad_enabled():
+                stack.enter_context(recomputed(backbone))
+            yield
 
     def _routing_pass(
         self, batch: Batch, replayed: RowRoutes | None, losses: RouterLosses | None = None

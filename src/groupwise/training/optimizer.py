@@ -39,7 +39,7 @@ class OptimizerSettings(Settings):
 
     warmup_updates          optimizer updates over which the learning rate rises from 0
     clip_norm               gradients are scaled down to this norm; 0 leaves them alone
-    tokens_per_microbatch   padded tokens held at once; the gradient does not depend on it
+    tokens_per_microbatch   tokens run at once; the gradient does not depend on it
     """
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -117,15 +117,18 @@ class TrainedModel:
         weight = next(model.parameters())
         self.device, self.precision = weight.device, torch.promote_types(weight.dtype, torch.float32)
         self.optimizer = Optimizer.from_settings(model, settings, total_updates)
-        self._tokens = settings.tokens_per_microbatch
+        self.tokens_per_microbatch = settings.tokens_per_microbatch
 
     def microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         """The batch's microbatches, on the model's device, each with its row indices."""
-        for index in microbatches(batch.length, self._tokens):
-            rows = batch.rows(index)
-            columns = {name: x for name, x in vars(rows).items() if isinstance(x, Tensor)}
-            moved = {name: x.to(self.device, non_blocking=True) for name, x in columns.items()}
-            yield index, dataclasses.replace(rows, **moved)
+        for index in microbatches(batch.length, self.tokens_per_microbatch):
+            yield index, self.on_device(batch.rows(index))
+
+    def on_device(self, rows: Batch) -> Batch:
+        """The rows, their columns on the model's device."""
+        columns = {name: x for name, x in vars(rows).items() if isinstance(x, Tensor)}
+        moved = {name: x.to(self.device, non_blocking=True) for name, x in columns.items()}
+        return dataclasses.replace(rows, **moved)
 
     def autocast(self) -> torch.autocast:
         """Inside, the model computes in the precision that it was given."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from groupwise.core.errors import UsageError
+from groupwise.models.layout import Layout
 from groupwise.models.moe.record import (
     Router,
     Routes,
@@ -136,20 +137,21 @@ class _ForcedTopK(TorchFunctionMode):
         return torch.return_types.topk((values.gather(-1, self.answer), self.answer))  # type: ignore[attr-defined]
 
 
-def pad_routes(rows: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-    """Routes of sequences, [tokens_i,L,K] each -> [N,width,L,K], and present [N,width]: padding on the right.
+def place_routes(rows: Sequence[Tensor], layout: Layout) -> tuple[Tensor, Tensor]:
+    """Routes of rows, [tokens_i,L,K] each -> [R,S,L,K] where a layout runs their tokens, and present [R,S].
 
-    A sequence longer than `width` is cut: the learner does not run a row's last token.
-
-    >>> routes, present = pad_routes([torch.ones(2, 1, 1, dtype=torch.uint8)], width=3)
+    >>> from groupwise.models.layout import padded
+    >>> layout = padded(torch.zeros(2, 4, dtype=torch.long), torch.tensor([3, 4]))
+    >>> routes, present = place_routes([torch.ones(2, 1, 1), torch.ones(3, 1, 1)], layout)
     >>> routes.flatten().tolist(), present.tolist()
-    ([1, 1, 0], [[True, True, False]])
+    ([1.0, 1.0, 0.0, 1.0, 1.0, 1.0], [[True, True, False], [True, True, True]])
     """
-    cut = [row[:width] for row in rows]
-    present = torch.arange(width) < torch.tensor([len(row) for row in cut])[:, None]
-    padded = rows[0].new_zeros(len(rows), width, *rows[0].shape[1:])
-    padded[present] = torch.cat(cut)
-    return padded, present
+    places = layout.place[layout.run].cpu()
+    shape = layout.ids.shape
+    routes = rows[0].new_zeros(shape.numel(), *rows[0].shape[1:])
+    present = torch.zeros(shape.numel(), dtype=torch.bool)
+    routes[places], present[places] = torch.cat(list(rows)), True
+    return routes.unflatten(0, shape), present.view(shape)
 
 
 def _require_shape(routes: Tensor, present: Tensor | None, routers: Sequence[Router]) -> None:

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from groupwise.core.errors import RunError
 from groupwise.core.records import Batch, RoutingRecord
+from groupwise.models.layout import Layout
 from groupwise.models.moe.balance import load_shares
 from groupwise.models.moe.record import Router, Routes, RowRoutes, record_routes, router_logits
-from groupwise.models.moe.replay import Replay, pad_routes, replay_routes
+from groupwise.models.moe.replay import Replay, place_routes, replay_routes
 from groupwise.models.moe.settings import RouterLosses
 
 #: A microbatch's loss -> the same with what the routers add to it.
@@ -53,43 +54,50 @@ class RoutingPass:
             return None
         return RoutingRecord(tuple(self._used), tuple(self._own), self._live, self._sums)
 
+    def families(self, group: Tensor, prompt: Tensor) -> Tensor:
+        """group, prompt tokens [N] -> [N] ids from 0: rows of one id have one prompt, and its routes are the same."""
+        if self._replayed is None:
+            return group.unique(return_inverse=True)[1]
+        rows = zip(group.tolist(), prompt.tolist(), self._replayed, strict=True)
+        ids: dict[tuple[int, bytes], int] = {}
+        return torch.tensor([ids.setdefault((g, routes[:n].numpy().tobytes()), len(ids)) for g, n, routes in rows])
+
     @contextmanager
-    def microbatch(self, index: Tensor, micro: Batch) -> Iterator[AddLoss]:
+    def microbatch(self, index: Tensor, layout: Layout) -> Iterator[AddLoss]:
         """Run one forward of the microbatch that holds the rows `index`, and its backward, inside; yields what adds the
         routers' losses to a loss.
         """
         if not self._routers:
             yield lambda loss: loss
             return
-        # [n,T-1], True at tokens that are run and have a route: neither padding nor a row's last token.
-        columns = torch.arange(max(1, micro.tokens.shape[1] - 1), device=micro.length.device)
-        routed = columns < (micro.length - 1)[:, None]
         with ExitStack() as stack:
             replay = None
             if self._replayed is not None:
-                routes, present = pad_routes([self._replayed[i] for i in index.tolist()], routed.shape[1])
+                routes, present = place_routes([self._replayed[i] for i in index.tolist()], layout)
                 replay = stack.enter_context(replay_routes(self._backbone, routes, present, watch=True))
+                self._live += layout.tokens - int(present.sum())
             used = stack.enter_context(record_routes(self._backbone))
             logits = stack.enter_context(router_logits(self._routers)) if self._losses else []
-            yield partial(self._add_losses, logits, routed)
-            self._gather(index, micro, routed, used, replay)
+            yield partial(self._add_losses, logits, layout)
+            self._gather(index, layout, used, replay)
 
-    def _gather(self, index: Tensor, micro: Batch, routed: Tensor, used: Routes, replay: Replay | None) -> None:
-        inside, tokens = routed.cpu(), (micro.length - 1).tolist()
-        # Taken out of the padding, which views of the padded tensor would keep in memory.
-        rows = used.tensor[inside].split(tokens)
-        own_rows = rows if replay is None else replay.own[inside].split(tokens)
+    def _gather(self, index: Tensor, layout: Layout, used: Routes, replay: Replay | None) -> None:
+        places, tokens = layout.place[layout.run].cpu(), layout.run.sum(1).tolist()
+        # Indexed, so that neither padding nor other rows stay in memory behind a view.
+        rows = used.tensor.flatten(0, 1)[places].split(tokens)
+        own_rows = rows if replay is None else replay.own.flatten(0, 1)[places].split(tokens)
         for i, row, own in zip(index.tolist(), rows, own_rows, strict=True):
             self._used[i], self._own[i] = row, own
-        if replay is not None:  # of a row that is not the longest its last token is run too, without a route
-            self._live += int((micro.length <= routed.shape[1]).sum())
 
-    def _add_losses(self, logits: Sequence[Tensor], routed: Tensor, loss: Tensor) -> Tensor:
-        """The microbatch's loss with its part of the routers' own, each the mean over layers."""
-        inside = routed.flatten()
+    def _add_losses(self, logits: Sequence[Tensor], layout: Layout, loss: Tensor) -> Tensor:
+        """The microbatch's loss with its part of the routers' own, each the mean over layers.
+
+        They are means over the tokens of rows: a prompt that is run once counts as often as it has completions.
+        """
+        places = layout.place[layout.run]
         shares = self._shares or [layer.new_zeros(layer.shape[-1]) for layer in logits]
         for name, (coefficient, balance) in self._losses.items():
-            value = balance.mean_over_layers([layer[inside] for layer in logits], shares, self._tokens)
+            value = balance.mean_over_layers([layer[places] for layer in logits], shares, self._tokens)
             self._sums[name] += float(value.detach())
             loss = loss + coefficient * value
         return loss

@@ -1,0 +1,125 @@
+"""Attention over a line (models/layout.py): transformers' own models run it, through an attention function of ours.
+
+A token of a completion attends to its group's prompt and to its own completion before it; a prompt to itself. So the
+hidden states are those of each row by itself, and so are the gradients, which add up in the prompt.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from groupwise.models.heads import hidden
+from groupwise.models.layout import Block, Layout, Line, packed, padded
+
+#: The name under which transformers' models know this attention.
+NAME = "groupwise_line"
+
+
+def hidden_states(backbone: nn.Module, layout: Layout) -> Tensor:
+    """The hidden state of every token that a layout runs, [R*S,H]. A line is run inside `in_line`."""
+    if layout.line is None:
+        return hidden(backbone, layout.ids).flatten(0, 1)
+    out = backbone(input_ids=layout.ids, position_ids=layout.positions, use_cache=False, line=layout.line)
+    return out.last_hidden_state[0]
+
+
+@contextmanager
+def in_line(backbone: nn.Module) -> Iterator[None]:
+    """Inside, a forward of `backbone` (and its backward, where activations are recomputed) attends along a line."""
+    configs: dict[int, Any] = {id(m.config): m.config for m in backbone.modules() if hasattr(m, "config")}
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._attn_implementation = NAME
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
+
+
+def runs_in_line(backbone: nn.Module) -> bool:
+    """Whether a model gives in a line what it gives in rows: tried on a few tokens.
+
+    Not so where tokens mix other than by attention (state-space layers), or attention is more than a softmax over keys
+    (softcapping, sinks, chunks).
+    """
+    config: Any = backbone.config
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        return False
+    weight = next(backbone.parameters())
+    tokens = (torch.arange(4 * 9, device=weight.device).view(4, 9) * 7 + 3) % config.get_text_config().vocab_size
+    tokens[1, :3], tokens[3, :4] = tokens[0, :3], tokens[2, :4]
+    length, prompt = torch.tensor([9, 6, 8, 9]), torch.tensor([3, 3, 4, 4])
+    rows, line = padded(tokens, length.to(weight.device)), packed(tokens, length, prompt, torch.tensor([0, 0, 1, 1]))
+    try:
+        with torch.no_grad(), in_line(backbone):
+            ours = hidden_states(backbone, line)[line.place[line.run]]
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        return False
+    with torch.no_grad():
+        own = hidden_states(backbone, rows)[rows.place[rows.run]]
+    return torch.allclose(ours.float(), own.float(), rtol=1e-3, atol=1e-3)
+
+
+def line_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    line: Line | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """query [1,h,S,D], key, value [1,h or fewer,S,D] -> [1,S,h,D], as a model of transformers asks for it.
+
+    Raises NotImplementedError where the model asks for what this attention does not do.
+    """
+    more = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
+    if line is None or more:
+        raise NotImplementedError(f"attention in a line {f'with {more[0]}' if more else 'without a line'}")
+    shared = query.shape[1] // key.shape[1]
+    parts = []
+    for block in line.blocks:
+        keys, values = (_keys(x[0], block, shared) for x in (key, value))
+        plain = block.prompt is None and sliding_window is None
+        out = scaled_dot_product_attention(
+            _take(query[0], block.own),
+            keys,
+            values,
+            attn_mask=None if plain else block.mask(sliding_window),
+            dropout_p=dropout,
+            is_causal=plain,
+            scale=scaling,
+        )
+        parts.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, line.order)[None], None
+
+
+def _keys(x: Tensor, block: Block, shared: int) -> Tensor:
+    """[h,S,D] keys or values -> those that a block attends to, [n,h * shared,p+q,D]: its prompts', then its own."""
+    own = _take(x, block.own)
+    if block.prompt is not None and block.owner is not None:
+        own = torch.cat([_take(x, block.prompt).index_select(0, block.owner), own], dim=2)
+    return own if shared == 1 else own[:, :, None].expand(-1, -1, shared, -1, -1).flatten(1, 2)
+
+
+def _take(x: Tensor, places: Tensor) -> Tensor:
+    """[h,S,D] and places [n,q] -> [n,h,q,D]."""
+    return x.index_select(1, places.flatten()).unflatten(1, places.shape).transpose(0, 1)
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The mask that a model makes for itself: none, the line has its own."""
+
+
+AttentionInterface.register(NAME, line_attention)  # type: ignore[arg-type]
+AttentionMaskInterface.register(NAME, _no_mask)  # type: ignore[arg-type]

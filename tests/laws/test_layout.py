@@ -1,0 +1,257 @@
+"""Rows in a line, each prompt once and no padding: the same numbers and the same gradient as rows by themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+import groupwise
+from groupwise.core.collate import family_microbatches
+from groupwise.core.records import Batch
+from groupwise.models.layout import packed, padded
+from groupwise.models.line_attention import in_line, line_attention, runs_in_line
+from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
+from groupwise.training.learner import Learner, LearnerSettings
+from tests.laws import moe_models
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.4,
+}
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES)),
+    "mistral, window 5": lambda: MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=5)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
+    "qwen3-moe": lambda: moe_models.build("qwen3_moe", experts_implementation="eager"),
+    "deepseek-v3": lambda: moe_models.build("deepseek_v3", experts_implementation="eager"),
+}
+
+
+class InDouble(TorchFunctionMode):
+    """What asks for float32 gets float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        wide = {name: torch.float64 if x is torch.float32 else x for name, x in (kwargs or {}).items()}
+        return func(*(torch.float64 if x is torch.float32 else x for x in args), **wide)
+
+
+def in_double(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with InDouble():
+        return forward(*args, **kwargs)
+
+
+def model_of(name: str) -> Any:
+    """In float64 throughout: norms, routers and rotary angles of transformers compute in float32 of themselves."""
+    torch.manual_seed(0)
+    model = MODELS[name]().double().eval()
+    for module in model.modules():
+        if re.search("Norm|Router|Rotary", type(module).__name__):
+            module.forward = partial(in_double, module.forward)
+    return model
+
+
+def make_batch(seed: int = 0) -> Batch:
+    """Six groups of four, prompts of 3 to 9 tokens, completions of 1 to 12; two groups have equal scores."""
+    g = torch.Generator().manual_seed(seed)
+    group = torch.arange(24) // 4
+    prompt = torch.randint(3, 10, (6,), generator=g)[group]
+    length = prompt + torch.randint(1, 13, (24,), generator=g)
+    columns, width = torch.arange(int(length.max())), int(length.max())
+    prompts = torch.randint(3, 32, (6, width), generator=g)[group]
+    tokens = torch.where(columns < prompt[:, None], prompts, torch.randint(3, 32, (24, width), generator=g))
+    mask = (columns >= prompt[:, None]) & (columns < length[:, None])
+    mask[5] = False
+    old = -2 * torch.rand(24, width, generator=g, dtype=torch.float64)
+    return Batch(
+        tokens=tokens.where(columns < length[:, None], 0),
+        mask=mask,
+        length=length,
+        group=group,
+        score=torch.rand(24, generator=g, dtype=torch.float64).round() * (group % 3 > 0),
+        version=torch.zeros(24, dtype=torch.long),
+        logp_engine=old.float(),
+        prompt=prompt,
+        logp_old=old,
+        logp_ref=old + 0.1,
+    )
+
+
+def make_learner(model: Any, budget: int = 10**6, **changes: Any) -> Learner:
+    routing = changes.pop("routing", RoutingSettings())
+    settings = LearnerSettings(tokens_per_microbatch=budget, **changes)
+    return Learner(model, None, settings, 0.8, 1, routing, routers_to_record(model.base_model, routing))
+
+
+def gradient(learner: Learner, algo: Any, batch: Batch) -> tuple[float, Tensor, Any]:
+    learner.model.zero_grad(set_to_none=True)
+    loss, seen = learner.gradients(batch, algo)
+    return loss, torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]), seen
+
+
+def require_same(found: tuple[float, Tensor, Any], plain: tuple[float, Tensor, Any]) -> None:
+    assert found[0] == pytest.approx(plain[0], rel=1e-9)
+    assert (found[1] - plain[1]).norm() / plain[1].norm() < 1e-9
+    torch.testing.assert_close(found[2].logp_live, plain[2].logp_live, rtol=1e-9, atol=1e-9)
+    for column in ("entropy", "share"):  # kept in float32
+        torch.testing.assert_close(getattr(found[2], column), getattr(plain[2], column), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
+def test_the_gradient_in_a_line_is_that_of_padded_rows(name: str, algorithm: str) -> None:
+    """With a KL term, and with groups that train nothing; whole, cut into microbatches, and recomputed."""
+    model, algo = model_of(name), groupwise.algorithm(algorithm)
+    batch = algo.weigh(algo.credit(make_batch()))
+    plain = gradient(make_learner(model, shared_prompts=False), algo, batch)
+    assert plain[1].norm() > 1e-3
+    for budget in (10**6, 60, 1):
+        learner = make_learner(model, budget)
+        assert learner.in_line
+        require_same(gradient(learner, algo, batch), plain)
+    require_same(gradient(make_learner(model, 60, recompute=True), algo, batch), plain)
+
+
+@pytest.mark.parametrize("replay", [ReplayFrom.LEARNER, ReplayFrom.ENGINE])
+def test_the_gradient_in_a_line_on_replayed_routes_with_the_routers_losses(replay: ReplayFrom) -> None:
+    model, algo = model_of("qwen3-moe"), groupwise.algorithm("dapo")
+    routing = RoutingSettings(replay=replay, load_balance=0.3, z_loss=0.2)
+    bare = dataclasses.replace(make_batch(), logp_old=None)
+    other = make_learner(model, routing=RoutingSettings(replay=ReplayFrom.LEARNER)).annotate(bare, old=True, ref=False)
+    batch = dataclasses.replace(bare, routes_engine=other.routes)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1), dtype=weight.dtype)
+    found = {}
+    for shared in (False, True):
+        learner = make_learner(model, 60, shared_prompts=shared, routing=routing)
+        annotated = learner.annotate(batch, old=True, ref=False)
+        found[shared] = gradient(learner, algo, algo.weigh(algo.credit(annotated))), annotated
+    for column in ("routes", "routes_own"):
+        ours, plain = (getattr(found[shared][1], column) or () for shared in (True, False))
+        assert len(ours) == len(plain)
+        assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+    require_same(found[True][0], found[False][0])
+
+
+def test_rows_whose_prompts_took_other_experts_do_not_share_them() -> None:
+    """Replayed from an engine that ran each completion by itself: every row computes on its own routes."""
+    model = model_of("qwen3-moe")
+    learner = make_learner(model, routing=RoutingSettings(replay=ReplayFrom.ENGINE))
+    batch = dataclasses.replace(make_batch(), logp_old=None)
+    g = torch.Generator().manual_seed(2)
+    routes = tuple(
+        torch.rand(n - 1, 3, 8, generator=g).argsort(-1)[..., :2].to(torch.uint8) for n in batch.length.tolist()
+    )
+    done = learner.annotate(dataclasses.replace(batch, routes_engine=routes), old=True, ref=False)
+    plain = make_learner(model, shared_prompts=False, routing=learner.routing)
+    expected = plain.annotate(dataclasses.replace(batch, routes_engine=routes), old=True, ref=False)
+    torch.testing.assert_close(done.logp_old, expected.logp_old, rtol=1e-9, atol=1e-9)
+
+
+def test_nothing_is_padded_and_a_prompt_is_run_once() -> None:
+    batch = make_batch()
+    run = [int(n) - int(p) - 1 for n, p in zip(batch.length, batch.prompt, strict=True)]
+    line = packed(batch.tokens, batch.length, batch.need("prompt"), batch.group)
+    assert line.ids.shape == (1, sum(run) + sum(int(batch.prompt[batch.group == g][0]) for g in range(6)))
+    rows = padded(batch.tokens, batch.length)
+    assert torch.equal(line.run, rows.run)
+    assert torch.equal(line.ids.flatten()[line.place[line.run]], rows.ids.flatten()[rows.place[rows.run]])
+    assert torch.equal(line.positions.flatten()[line.place[line.run]], rows.positions.flatten()[rows.place[rows.run]])
+    assert line.tokens == line.ids.numel() == len(line.place[line.run].unique())
+
+
+def test_microbatches_of_families_hold_every_row_once_within_the_budget() -> None:
+    batch = make_batch()
+    prompt = batch.need("prompt")
+    for budget in (1, 25, 60, 10**6):
+        parts = family_microbatches(batch.length, prompt, batch.group, budget)
+        assert sorted(torch.cat(parts).tolist()) == list(range(24))
+        for part in parts:
+            shared = sum(int(prompt[part][batch.group[part] == g][0]) for g in batch.group[part].unique())
+            assert len(part) == 1 or int((batch.length - prompt)[part].sum()) + shared <= budget
+
+
+def test_a_row_without_a_gradient_is_not_run_backward() -> None:
+    """Tokens that gradients flow through: those of the groups with a signal, each prompt once; nothing else."""
+    model, algo = model_of("llama"), groupwise.algorithm("dapo")
+    batch = algo.weigh(algo.credit(make_batch()))
+    trained = algo.trained_rows(batch)
+    assert 0 < int(trained.sum()) < 24
+    through: list[int] = []
+    layer: Any = model.base_model.layers[0]
+    handle = layer.register_full_backward_hook(lambda module, given, out: through.append(out[0].shape[1]))
+    gradient(make_learner(model), algo, batch)
+    handle.remove()
+    rows = trained.nonzero()[:, 0]
+    one = packed(batch.tokens[rows], batch.length[rows], batch.need("prompt")[rows], batch.group[rows])
+    assert sum(through) == one.tokens
+
+
+def test_an_update_of_rows_without_any_gradient_has_a_gradient_of_zero() -> None:
+    """Momentum moves the weights then, as it does where the zeros are computed."""
+    model, algo = model_of("llama"), groupwise.algorithm("dapo")
+    batch = dataclasses.replace(make_batch(), score=torch.ones(24, dtype=torch.float64))
+    _, grad, _ = gradient(make_learner(model), algo, algo.weigh(algo.credit(batch)))
+    assert len(grad) == sum(p.numel() for p in model.parameters())
+    assert not grad.any()
+
+
+def test_dropout_reaches_attention_in_a_line() -> None:
+    """A model that drops out where it must not is seen by the checks in a line as in rows."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=32, n_layer=1, n_head=4, n_positions=64, resid_pdrop=0.0))
+    model.train()
+    model.transformer.drop.p = 0.0
+    batch = make_batch()
+    line = packed(batch.tokens, batch.length, batch.need("prompt"), batch.group)
+    with torch.no_grad(), in_line(model.base_model):
+        first, second = (
+            model.base_model(input_ids=line.ids, position_ids=line.positions, use_cache=False, line=line.line)[0]
+            for _ in range(2)
+        )
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Gemma2ForCausalLM(Gemma2Config(**_SIZES, attn_logit_softcapping=2.0, query_pre_attn_scalar=8)),
+        lambda: moe_models.build("gpt_oss"),
+    ],
+    ids=["softcapping", "sinks"],
+)
+def test_a_model_whose_attention_is_another_runs_in_rows(build: Any) -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    assert not runs_in_line(model.base_model)
+    before = model.config._attn_implementation
+    with pytest.raises(NotImplementedError), in_line(model.base_model):
+        line_attention(model, torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8), None)
+    assert model.config._attn_implementation == before
