@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from groupwise.core.errors import RunError, UsageError, disk_words
+from groupwise.core.paths import existing_parent
 
 
 @contextmanager
@@ -76,7 +77,7 @@ def make_folder(folder: Path, write: Callable[[Path], object], what: str) -> Non
 
 def require_place(folder: Path, size: int) -> None:
     """Raises UsageError where a folder of `size` bytes cannot be made: no place that can be written to, or no room."""
-    place = next(parent for parent in folder.absolute().parents if os.path.lexists(parent))
+    place = existing_parent(folder)
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise UsageError(f"{folder}: cannot be made: {place} is no folder that can be written to")
     free = shutil.disk_usage(place).free
