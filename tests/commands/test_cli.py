@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,19 @@ def test_a_prompt_is_encoded_without_an_end(policy):
     assert policy.decode(encode(policy, "3+1=")) == "3+1="
     assert policy.decode((*encode(policy, "42"), *policy.eos)) == "42"
     assert torch.is_tensor(policy.model(torch.tensor([encode(policy, "1+1=")])).logits)
+
+
+def test_completions_that_the_tokenizer_cannot_read(monkeypatch, capfd, tmp_path):
+    """Prompts of 0, 1 and signs can be read, the answer 2 cannot: a finding of `check`, a line of `train`."""
+    monkeypatch.chdir(tmp_path)
+    TinySpec().build("01+-=", tmp_path / "model", seed=0)
+    words = ["quickstart", "--set", "model=model", "--set", "task.operands=[2,2]", "--set", "task.largest=1"]
+    words += ["--set", "evaluation.problems=1"]
+    code, out, err = call(monkeypatch, capfd, "check", *words, "--no-model")
+    assert code == 1
+    assert re.search(r"fault completion '.*2.*': the model's tokenizer cannot read it", out)
+    assert not err
+    code, _, err = call(monkeypatch, capfd, "train", *words)
+    assert code == 2
+    assert "a demonstration: the model's tokenizer cannot read it" in err
+    assert len(err.strip().splitlines()) == 1

@@ -74,6 +74,11 @@ def command() -> None:
     main()
 
 
+def command_words(words: Sequence[str]) -> tuple[str, ...]:
+    """A command line from its verb on: a `--` before it ends the options before it, of which there are none."""
+    return tuple(words[1:] if words[:1] == ("--",) else words)
+
+
 def run(words: Sequence[str], folder: Path, limits: Limits = Limits(), entry: Callable[[], Any] = command) -> Outcome:
     """Run `entry` in a fork whose command line is `words` and whose working folder is `folder`."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what the command leaves behind becomes a child of this process
@@ -88,7 +93,7 @@ def run(words: Sequence[str], folder: Path, limits: Limits = Limits(), entry: Ca
         _become(words, folder, limits, out_end, err_end, begins, entry)
     for end in (out_end, err_end):
         os.close(end)
-    texts, late, replies = _follow(pid, out, err, began + limits.seconds, words[:1] == ("watch",))
+    texts, late, replies = _follow(pid, out, err, began + limits.seconds, command_words(words)[:1] == ("watch",))
     _, status, usage = os.wait4(pid, 0)
     seconds = time.monotonic() - began
     for stream, text in texts.items():

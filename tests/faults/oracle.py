@@ -14,13 +14,13 @@ import re
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from groupwise.core.errors import LONGEST_MESSAGE
 from groupwise.core.terminal import clean as as_shown
-from tests.faults.forked import Limits, Outcome
+from tests.faults.forked import Limits, Outcome, command_words
 from tests.faults.ground import Ground, final_policy
 from tests.faults.mutant import Mutant
 
@@ -60,6 +60,7 @@ KINDS = ("traceback", "unforeseen", "late", "memory", "died", "streams", "outsid
 
 def judge(mutant: Mutant, outcome: Outcome, box: Path, before: Snapshot, ground: Ground, limits: Limits) -> Verdict:
     """Everything that is wrong about what a command did to a box."""
+    mutant = replace(mutant, words=command_words(mutant.words))
     faults = [*_bounds(outcome, limits), *_streams(mutant, outcome), *_outside(mutant, outcome, box, before)]
     if not faults and outcome.code == 0 and (wrong := _result(mutant, outcome, box, ground)):
         faults.append(f"silent: {wrong}")

@@ -139,6 +139,7 @@ EVAL, CHECK = {"words": ("eval", "runs/done"), "kind": "run"}, {"words": ("check
         (lambda: give("problems\n"), CHECK),
         (lambda: give("page.html (0.1 MB, 0.1 s)\n"), {"words": ("report", "runs/done", "--out", "page.html")}),
         (lambda: give("nothing was served\n"), {"words": ("watch", "runs/done")}),
+        (lambda: give("nothing was served\n"), {"words": ("--", "watch", "runs/done")}),
         (trained(loss=None), train()),
         (trained(rate=1.5), train()),
         (trained(steps=2), train()),

@@ -15,7 +15,7 @@ from groupwise.core.paths import require_regular
 from groupwise.core.samples import Sample
 from groupwise.core.settings import Location, Settings
 from groupwise.models.folder import error_line, loading
-from groupwise.models.load import prompt_ids
+from groupwise.models.load import prompt_ids, text_ids
 from groupwise.models.trial_rendering import excess
 
 AUTO, NONE, TOKENIZER = "auto", "none", "tokenizer"
@@ -69,7 +69,7 @@ class Chat:
     def prompts(self, texts: list[str]) -> list[list[int]]:
         """The ids of prompts that are one text each, many at a time."""
         if self.template is None:
-            return prompt_ids(self.tokenizer, [text + self.settings.open for text in texts])
+            return prompt_ids(self.tokenizer, [text + self.settings.open for text in texts], "a prompt: ")
         return [list(self.encode(Sample(key="", prompt=text, answer=""))) for text in texts]
 
     def text(self, sample: Sample) -> str:
@@ -119,12 +119,9 @@ class Chat:
         """A prompt's text -> its ids. Plain text is encoded as everywhere else; rendered text without what the
         tokenizer would add, because the template has written it, but with its BOS where the template wrote none.
         """
-        try:
-            if self.template is None:
-                return tuple(prompt_ids(self.tokenizer, [text])[0])
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
-            raise UsageError(f"{where}the model's tokenizer cannot read it: {error_line(error)}") from None
+        if self.template is None:
+            return tuple(prompt_ids(self.tokenizer, [text], where)[0])
+        ids = text_ids(self.tokenizer, [text], where)[0]
         lacking = self.adds_bos and not _begins(self.tokenizer, ids)
         return (self.tokenizer.bos_token_id, *ids) if lacking else tuple(ids)
 

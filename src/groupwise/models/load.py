@@ -3,6 +3,8 @@
 import copy
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
 from groupwise.models.folder import (
+    error_line,
     loading,
     quiet,
     read_config,
@@ -151,10 +154,31 @@ def positions(model: Any) -> int:
     return int(getattr(model.config, "max_position_embeddings", 0)) or 1 << 30
 
 
-def prompt_ids(tokenizer: Any, prompts: list[str]) -> list[list[int]]:
-    """Ids of prompts that a completion will follow: with the tokenizer's BOS, without an end id it may add."""
+def prompt_ids(tokenizer: Any, prompts: list[str], where: str = "") -> list[list[int]]:
+    """Ids of prompts that a completion will follow: with the tokenizer's BOS, without an end id it may add.
+
+    Raises UsageError, `where` first, where the tokenizer cannot read one.
+    """
     end = tokenizer.eos_token_id
-    return [ids[:-1] if ids and ids[-1] == end else ids for ids in tokenizer(prompts)["input_ids"]]
+    with _reading(where):
+        return [ids[:-1] if ids and ids[-1] == end else ids for ids in tokenizer(prompts)["input_ids"]]
+
+
+def text_ids(tokenizer: Any, texts: list[str], where: str = "") -> list[list[int]]:
+    """Ids of texts as they are, without what the tokenizer adds to a prompt.
+
+    Raises UsageError, `where` first, where the tokenizer cannot read one.
+    """
+    with _reading(where):
+        return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
+        raise UsageError(f"{where}the model's tokenizer cannot read it: {error_line(error)}") from None
 
 
 def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.models.chat import Chat, Message
+from groupwise.models.load import text_ids
 from groupwise.models.thinking import CLOSE, OPEN, split_thinking
 
 #: Prompts that are looked at one by one.
@@ -179,7 +180,7 @@ def _where_they_part(text: str, other: str, reach: int = 30) -> tuple[str, str]:
 def _ending(chat: Chat, ends: Collection[int], after: str) -> Iterator[Finding]:
     """The first special id that the template writes after an answer must be one that ends a completion."""
     tokenizer, special = chat.tokenizer, {*_special(chat), *ends}
-    closing = [i for i in tokenizer(after, add_special_tokens=False)["input_ids"] if i in special]
+    closing = [i for i in text_ids(tokenizer, [after])[0] if i in special]
     named = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(ends))
     if closing and closing[0] not in ends:
         token = f"{tokenizer.convert_ids_to_tokens(closing[0])} ({closing[0]})"

@@ -16,8 +16,7 @@ from groupwise.core.json_text import encoded, json_value
 from groupwise.core.paths import require_regular
 from groupwise.core.records import Group
 from groupwise.core.seeds import derive, stream
-from groupwise.models.folder import error_line
-from groupwise.models.load import Policy, prompt_ids
+from groupwise.models.load import Policy, prompt_ids, text_ids
 from groupwise.rollout.collect import Prompts, scored_groups
 from groupwise.rollout.scoring import Scorer
 
@@ -82,11 +81,9 @@ def encode_pairs(policy: Policy, pairs: Sequence[Pair]) -> list[Comparison]:
     end = min(policy.eos) if end is None else end
     comparisons = []
     for number, pair in enumerate(pairs, start=1):
-        try:
-            prompt = prompt_ids(policy.tokenizer, [pair.prompt])[0]
-            texts = policy.tokenizer([pair.chosen, pair.rejected], add_special_tokens=False)["input_ids"]
-        except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
-            raise UsageError(f"pair {number}: the model's tokenizer cannot read it: {error_line(error)}") from None
+        where = f"pair {number}: "
+        prompt = prompt_ids(policy.tokenizer, [pair.prompt], where)[0]
+        texts = text_ids(policy.tokenizer, [pair.chosen, pair.rejected], where)
         chosen, rejected = [(*ids, end) for ids in texts]
         longest = len(prompt) + max(len(chosen), len(rejected))
         if longest > policy.positions:

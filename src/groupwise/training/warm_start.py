@@ -19,6 +19,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.settings import Settings
 from groupwise.core.task import Demonstration
 from groupwise.models.chat import Chat
+from groupwise.models.load import text_ids
 from groupwise.models.moe.balance import Balance, load_shares
 from groupwise.models.moe.record import record_routes, router_logits, routers
 from groupwise.training.muon import Muon
@@ -107,7 +108,7 @@ def _encode(chat: Chat, demonstrations: Sequence[Demonstration]) -> list[Example
     if chat.tokenizer.eos_token_id is None:
         raise UsageError("warm_start.steps: the tokenizer has no eos_token, which ends a demonstration; set it to 0")
     prompts = chat.prompts([d.prompt for d in demonstrations])
-    completions = chat.tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
+    completions = text_ids(chat.tokenizer, [d.completion for d in demonstrations], "a demonstration: ")
     end = [chat.tokenizer.eos_token_id]
     return [(prompt + answer + end, len(prompt)) for prompt, answer in zip(prompts, completions, strict=True)]
 

@@ -10,6 +10,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
 from groupwise.models.chat import Chat
+from groupwise.models.load import text_ids
 from groupwise.rollout.selection import select
 
 #: The largest share of gold completions that may be cut off at the limit.
@@ -19,9 +20,12 @@ SHOWN = 3000
 
 
 def completion_encoder(chat: Chat) -> Encode:
-    """(a completion's text) -> its ids with the end id, as a warm start trains them."""
-    end = chat.tokenizer.eos_token_id
-    return lambda text: (*chat.tokenizer(text, add_special_tokens=False)["input_ids"], *([] if end is None else [end]))
+    """(a completion's text) -> its ids with the end id, as a warm start trains them.
+
+    It raises UsageError where the tokenizer cannot read the text.
+    """
+    tokenizer, end = chat.tokenizer, chat.tokenizer.eos_token_id
+    return lambda text: (*text_ids(tokenizer, [text], f"completion {text!r:.60}: ")[0], *([] if end is None else [end]))
 
 
 def lengths(plan: Plan, chat: Chat, positions: int, samples: Sequence[Sample]) -> tuple[list[Finding], int]:
@@ -55,7 +59,10 @@ def shown_problems(chat: Chat, task: Task, samples: Sequence[Sample]) -> list[Sh
 
 def _gold_lengths(plan: Plan, chat: Chat, samples: Sequence[Sample]) -> list[Finding]:
     encode, limit = completion_encoder(chat), plan.recipe.sampling.max_new_tokens
-    sizes = sorted(len(encode(gold)) for sample in samples if (gold := gold_of(plan.task, sample)))
+    try:
+        sizes = sorted(len(encode(gold)) for sample in samples if (gold := gold_of(plan.task, sample)))
+    except UsageError as error:
+        return [fault(str(error))]
     if not sizes:
         return []
     over = sum(size > limit for size in sizes)

@@ -57,7 +57,11 @@ def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
         if not known:
             return [*findings, note("no problem shows a gold completion, so no reward can be tried")]
         scorer = Scorer(plan.task, str, plan.mix, pool)
-        task, *own = score_trials(scorer, known, encode)
+        try:
+            encoded = {text: encode(text) for trial in known for text in trial.completions.values()}
+        except UsageError as error:
+            return [*findings, fault(str(error))]
+        task, *own = score_trials(scorer, known, encoded.__getitem__)
     limit = plan.recipe.scoring.fault_limit
     if scorer.judged:
         findings.append(note("a reward model scores, and there are no right answers to try it on"))
