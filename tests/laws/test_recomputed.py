@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 
 import groupwise
 from groupwise.journal.journal import read_metrics
+from groupwise.report.folder.groups import row_of
 from tests.conftest import SMALL
-from tests.laws.recompute import recomputed
+from tests.laws.recompute import log_ratio, recomputed
 from tests.moe_policy import save_moe
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -88,6 +90,21 @@ def test_every_metric_is_decided_by_the_rollouts_or_listed(name: str, folders: d
             logged = math.nan if row[key] is None else row[key]
             same = math.isnan(value) and math.isnan(logged)
             assert same or abs(value - logged) <= 1e-9 * max(1.0, abs(value)), (key, value, logged)
+
+
+def test_a_log_ratio_that_is_live_minus_old_is_not_written_and_a_page_has_it_all_the_same(folders: dict[str, Path]):
+    lines = {
+        name: [json.loads(line) for line in (folders[name] / "rollouts.jsonl").read_text().splitlines()]
+        for name in ("grpo", "gspo")
+    }
+    trained = {name: [row for row in rows if row.get("updates")] for name, rows in lines.items()}
+    assert all("log_ratio" in row["updates"][-1] for row in trained["gspo"] if len(row["pieces"]) > 1), "a mean"
+    assert not any("log_ratio" in update for row in trained["grpo"] for update in row["updates"])
+    for row in trained["grpo"]:
+        shown = row_of(row, Counter())
+        assert shown is not None
+        assert shown.columns["log_ratio"] == pytest.approx(log_ratio(row, row["updates"][-1]["update"]), rel=1e-6)
+    assert any(any(log_ratio(row, row["updates"][-1]["update"])) for row in trained["grpo"])
 
 
 def test_the_runs_show_what_they_are_for(folders: dict[str, Path]):

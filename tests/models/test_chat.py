@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from groupwise.core.collate import collate
@@ -358,6 +358,15 @@ def test_an_end_of_turn_that_ends_no_completion_is_fatal() -> None:
     assert f"<|im_end|> ({turn_end})" in found.what
     assert f"</s> ({made.eos_token_id})" in found.what
     assert check_chat(Chat(made), {made.eos_token_id, turn_end}, [ASKED]) == []
+
+
+def test_an_end_of_turn_need_not_be_special() -> None:
+    made = tokenizer(CHATML.replace("<|im_end|>", "<turn|>"), eos="</s>")
+    assert not only(findings(made), "which holds no id that ends a completion").fatal, "it is plain text"
+    made.add_tokens([AddedToken("<turn|>", special=False)])
+    found = only(findings(made), "answers would run on to the limit")
+    assert found.fatal
+    assert f"closes an answer with <turn|> ({made.convert_tokens_to_ids('<turn|>')})" in found.what
 
 
 def test_an_answer_closed_by_plain_text_is_told() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from groupwise.report.make import make
+from tests.laws.recompute import log_ratio
 from tests.pages.conftest import DESKTOP, PHONE
 
 QUESTIONS = (
@@ -67,7 +68,8 @@ def test_the_heat_map_tells_the_numbers_of_rollouts_jsonl(look, run_folder):
         place = f'[data-step="{row["step"]}"][data-group="{row["group"]}"] [data-row="{group.index(row)}"]'
         seen.page.locator(f'{place} [data-index="{token}"]').hover()
         last = row["updates"][-1]
-        for name, column in {"log_ratio": last["log_ratio"], "share": last["share"], **row["per_token"]}.items():
+        ratios = log_ratio(row, last["update"]).tolist()
+        for name, column in {"log_ratio": ratios, "share": last["share"], **row["per_token"]}.items():
             wanted = column[token] if isinstance(column, list) else column
             shown = seen.page.locator(f'.rollouts-numbers[data-index="{token}"] [data-column="{name}"]')
             assert float(shown.inner_text().replace("−", "-")) == pytest.approx(wanted, rel=1e-5, abs=1e-12), name

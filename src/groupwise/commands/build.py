@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from groupwise.commands.disk import disk_plan, require_disk
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.atomic import make_folder
@@ -83,6 +84,9 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     critic = _critic(plan, policy)
     routers = _routers(plan, policy, view)
     view.note(memory_estimate(plan, policy, critic.model if critic else None, selection.longest))
+    disk = disk_plan(plan, policy.model, critic.model if critic else None)
+    require_disk(disk)
+    view.note(f"disk         {disk}")
     engine = training_engine(plan, policy, routers)
     learner = make_learner(
         plan, policy, routers, reference=copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from groupwise.core.errors import RunError, disk_words
+from groupwise.core.errors import RunError, UsageError, disk_words
+from groupwise.core.paths import existing_parent
 
 
 @contextmanager
@@ -72,3 +73,13 @@ def make_folder(folder: Path, write: Callable[[Path], object], what: str) -> Non
         if not disk_words(error):
             raise
         raise RunError(f"{folder.parent}: {what} cannot be saved: {disk_words(error)}; free space") from None
+
+
+def require_place(folder: Path, size: int) -> None:
+    """Raises UsageError where a folder of `size` bytes cannot be made: no place that can be written to, or no room."""
+    place = existing_parent(folder)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"{folder}: cannot be made: {place} is no folder that can be written to")
+    free = shutil.disk_usage(place).free
+    if free < size:
+        raise UsageError(f"{folder}: takes {size / 1e6:,.0f} MB, and {place} has {free / 1e6:,.0f} MB free; free space")

@@ -30,6 +30,11 @@ def location(text: str, what: str = "path") -> Path:
         raise UsageError(f"{what} = {brief(text)}: {error}") from None
 
 
+def existing_parent(path: Path) -> Path:
+    """What exists of the folders above a path, the nearest of them."""
+    return next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+
+
 def require_regular(path: Path, what: str) -> None:
     """Raises UsageError, `what` first, unless the path is a file: reading a pipe or a terminal could last for ever."""
     if not path.is_file():

@@ -30,8 +30,11 @@ class PerToken:
         row = minibatch.need("row")
         at = self._wanted[row].nonzero()[:, 0]
         columns = {"weight": minibatch.need("weight"), **{name: getattr(seen, name) for name in SEEN}}
-        for place, numbers in zip(row[at].tolist(), _cut(columns, at, self._span[row[at]]), strict=True):
-            self._updates[place].append({"update": self._count, **numbers})
+        follows = _follows(minibatch, seen)
+        for i, numbers in zip(at.tolist(), _cut(columns, at, self._span[row[at]]), strict=True):
+            if follows[i]:
+                del numbers["log_ratio"]
+            self._updates[int(row[i])].append({"update": self._count, **numbers})
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """By place in the batch: `per_token` and `updates`."""
@@ -53,6 +56,14 @@ def fitting(mask: Tensor, group: Tensor, budget: int) -> Tensor:
     tokens = mask.sum(-1)
     held = group_sum(tokens, group, int(group.max()) + 1).cumsum(0)
     return (held <= budget)[group] & (tokens > 0)
+
+
+def _follows(minibatch: Batch, seen: UpdateRecord) -> list[bool]:
+    """For each row, whether log_ratio is logp_live - logp_old to the last bit, so that it need not be written."""
+    if minibatch.logp_old is None:
+        return [False] * len(minibatch.mask)
+    difference = seen.logp_live.float() - minibatch.logp_old.to(seen.logp_live.device, torch.float32)
+    return ((difference == seen.log_ratio.float()) | ~minibatch.mask).all(-1).tolist()
 
 
 def _cut(columns: Mapping[str, Tensor | None], at: Tensor, span: Tensor) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from groupwise.models.folder import (
     weight_files,
 )
 from groupwise.models.heads import check_halves
+from groupwise.models.packaged import how_to_make
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def model_folder(model: str) -> Path:
     """
     if os.path.isdir(model):
         return Path(model)
+    if command := how_to_make(model):
+        raise UsageError(f"model = {model!r}: there is no such folder; make it with: {command}")
     with loading(f"model = {model!r}: no such folder, and no model of that id can be downloaded"):
         return Path(snapshot_download(model))
 

@@ -178,9 +178,11 @@ def _where_they_part(text: str, other: str, reach: int = 30) -> tuple[str, str]:
 
 
 def _ending(chat: Chat, ends: Collection[int], after: str) -> Iterator[Finding]:
-    """The first special id that the template writes after an answer must be one that ends a completion."""
-    tokenizer, special = chat.tokenizer, {*_special(chat), *ends}
-    closing = [i for i in text_ids(tokenizer, [after])[0] if i in special]
+    """The first id beside those of plain text that the template writes after an answer must be one that ends a
+    completion; some folders have it as an added token that is not special.
+    """
+    tokenizer, marks = chat.tokenizer, {*_special(chat), *chat.tokenizer.added_tokens_decoder, *ends}
+    closing = [i for i in text_ids(tokenizer, [after])[0] if i in marks]
     named = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(ends))
     if closing and closing[0] not in ends:
         token = f"{tokenizer.convert_ids_to_tokens(closing[0])} ({closing[0]})"

@@ -9,6 +9,7 @@ from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.code.task import Code
 from groupwise.tasks.data.task import Data
 from groupwise.tasks.gym.task import Gym
+from groupwise.tasks.products import Products
 from groupwise.tasks.settings import field_defaults, require_type
 
 #: Well-known data sets: name -> keys of the task `data` that the name sets. Any key of a recipe replaces the one here.
@@ -40,6 +41,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
 
 TASKS: Mapping[str, Any] = {
     "arithmetic": Arithmetic,
+    "products": Products,
     "reasoning_gym": Gym,
     "code": Code,
     "data": Data,

@@ -10,6 +10,7 @@ from typing import Any
 
 from groupwise.commands.build import make_learner, memory_estimate, training_engine
 from groupwise.commands.check.findings import Finding, fault, note, ok
+from groupwise.commands.disk import REMEDY, disk_plan
 from groupwise.config.plan import Plan
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request
@@ -97,6 +98,8 @@ def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], lo
     findings = [ok(f"the tokenizer's {len(policy.tokenizer):,} ids have embeddings, of which there are {size:,}")]
     critic = policy.model if plan.recipe.critic else None  # of the policy's size, but for one head
     findings.append(ok(" ".join(memory_estimate(plan, policy, critic, longest).split())))
+    disk = disk_plan(plan, policy.model, critic)
+    findings.append(ok(f"disk: {disk}") if disk.fits else fault(f"disk: {disk}; {REMEDY}"))
     if plan.recipe.model in TINY or plan.recipe.warm_start.steps:
         start = "random" if plan.recipe.model in TINY else "the folder's"
         warm = "; the warm start is not run here" if plan.recipe.warm_start.steps else ""

@@ -1,5 +1,6 @@
 """Lines of rollouts.jsonl as the groups that a page shows. Pure."""
 
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -75,9 +76,20 @@ def _table_of(line: bytes) -> dict[str, Any]:
 def _columns(row: Mapping[str, Any], tokens: int, odd: Counter[str]) -> dict[str, list[Number]]:
     """What is written per token, and by the last update that trained the row; a number stands for all tokens."""
     values = {**table(row.get("per_token")), **_last_update(row.get("updates"))}
-    columns = {name: _expanded(value, tokens) for name, value in values.items()}
-    odd["column"] += sum(column is None for column in columns.values())
-    return {name: column for name, column in columns.items() if column is not None}
+    listed = {name: _listed(value, tokens) for name, value in values.items()}
+    odd["column"] += sum(column is None for column in listed.values())
+    live, old = listed.get("logp_live"), listed.get("logp_old")
+    if "log_ratio" not in values and live and old:
+        listed["log_ratio"] = _difference(live, old)
+    return {name: [short(value) for value in column] for name, column in listed.items() if column is not None}
+
+
+def _difference(live: Sequence[Number], old: Sequence[Number]) -> list[Number]:
+    """live - old in float32, as the run computed what it did not write; all gaps where a number is missing."""
+    first, second = ([value for value in column if value is not None] for column in (live, old))
+    if len(first) != len(live) or len(second) != len(old):
+        return [None] * len(live)
+    return [*array("f", [a - b for a, b in zip(array("f", first), array("f", second), strict=True)])]
 
 
 def _last_update(updates: object) -> dict[str, Any]:
@@ -86,11 +98,11 @@ def _last_update(updates: object) -> dict[str, Any]:
     return {name: value for name, value in last.items() if name not in _OF_THE_ROW}
 
 
-def _expanded(value: object, tokens: int) -> list[Number] | None:
+def _listed(value: object, tokens: int) -> list[Number] | None:
     """A column as long as the tokens; None where it is not."""
     if isinstance(value, list):
-        return [short(number(one)) for one in value] if len(value) == tokens else None
-    return None if isinstance(value, (str, dict)) else [short(number(value))] * tokens
+        return [number(one) for one in value] if len(value) == tokens else None
+    return None if isinstance(value, (str, dict)) else [number(value)] * tokens
 
 
 def _shown(pieces: list[str], columns: dict[str, list[Number]]) -> tuple[list[str], dict[str, list[Number]]]:

@@ -1,0 +1,66 @@
+"""An ordinary Hugging Face folder from a model that a Python package carries."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from groupwise.core.atomic import make_folder, require_place
+from groupwise.core.errors import UsageError
+from groupwise.models.chat import Chat
+from groupwise.models.gguf import BYTES, GgufModel, read_gguf
+from groupwise.models.load import load_policy
+from groupwise.models.packaged import packaged_file, packaged_model
+from groupwise.models.template_checks import check_template, require_no_fatal
+
+#: Bytes that a folder takes beside its weights, generously: the tokenizer and the configurations.
+BESIDE = 2**25
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model folder that was written and loads.
+
+    title       the model's own name
+    parameters  how many numbers are trained
+    size        bytes of its files
+    """
+
+    folder: Path
+    title: str
+    parameters: int
+    size: int
+
+
+def write_packaged(name: str, folder: Path) -> ModelFolder:
+    """The packaged model of that name in a new folder, which appears whole and loads, or not at all.
+
+    Raises UsageError where there is no such model, its package is missing or unreadable, the folder is there already,
+    the disk has no room, or an answer would not end.
+    """
+    model = packaged_model(name)
+    if os.path.lexists(folder):
+        raise UsageError(f"{folder} exists already and stays as it is; name another folder, or remove it")
+    return ModelFolder(folder, model.title, *write_folder(packaged_file(model), folder))
+
+
+def write_folder(gguf: Path, folder: Path) -> tuple[int, int]:
+    """The model of a GGUF file in a new folder; its parameters, and the bytes of the files. Raises UsageError."""
+    model = read_gguf(gguf)
+    require_place(folder, model.parameters * BYTES + BESIDE)
+
+    def write(partial: Path) -> None:
+        partial.mkdir()
+        model.save(partial)
+        _require_sound(model, partial)
+
+    make_folder(folder, write, "the model")
+    return model.parameters, sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _require_sound(model: GgufModel, folder: Path) -> None:
+    """Raises UsageError where the folder does not load, or a conversation in its template has no end that it knows."""
+    policy = load_policy(folder, training=True)
+    try:
+        require_no_fatal(check_template(Chat(policy.tokenizer), policy.eos, {"user"}))
+    except UsageError as error:
+        raise UsageError(f"{model.path}: {error}") from None

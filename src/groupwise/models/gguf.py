@@ -1,0 +1,148 @@
+"""A model of the Llama architecture from one GGUF file, its weights as the float32 numbers that they stand for.
+
+transformers reads configuration and tokenizer of such a file, but its weights only where accelerate is installed. Here
+they come from the library that defines the format.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import pre_tokenizers
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+
+from groupwise.core.atomic import open_regular
+from groupwise.core.errors import UsageError, listed, need
+from groupwise.models.folder import WEIGHTS, loading, quiet
+
+#: The first bytes of every GGUF file.
+MAGIC = b"GGUF"
+#: The one architecture whose tensors are known here, and its weights' bytes a number once they are read.
+ARCHITECTURE, BYTES = "llama", 4
+#: Ids that end an answer, in a file's metadata.
+END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot"))
+#: How a text is cut before it is encoded, by the name that llama.cpp gives it, where transformers takes GPT-2's way.
+PRE_TOKENIZERS = {
+    "smollm": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+}
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """What a GGUF file holds beside its weights.
+
+    shapes  of every parameter, by transformers' names; a tied head is left out
+    ends    every id that ends an answer
+    """
+
+    path: Path
+    config: Any
+    tokenizer: PreTrainedTokenizerFast
+    shapes: dict[str, torch.Size]
+    ends: tuple[int, ...]
+
+    @property
+    def parameters(self) -> int:
+        return sum(shape.numel() for shape in self.shapes.values())
+
+    def save(self, folder: Path) -> None:
+        """A Hugging Face folder with float32 weights: a quantised one is a product of two numbers of 16 bits and fewer
+        and a sum, which bfloat16 would round once more.
+
+        Raises UsageError, naming the file, where its tensors are not the model's.
+        """
+        tensors = weights(self)
+        with quiet():
+            self.config.save_pretrained(folder)
+            GenerationConfig(
+                bos_token_id=self.config.bos_token_id,
+                eos_token_id=list(self.ends),
+                pad_token_id=self.tokenizer.pad_token_id,
+            ).save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def read_gguf(path: Path) -> GgufModel:
+    """Configuration, tokenizer and shapes. Raises UsageError, naming the file, where it does not hold them."""
+    _require_magic(path)
+    library = need("gguf", "real", path.name)
+    what = f"{path}: cannot be read as a GGUF file"
+    with loading(what):
+        reader = library.GGUFReader(path)
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        if config.model_type != ARCHITECTURE:
+            raise UsageError(f"{path}: its architecture is {config.model_type}, and only {ARCHITECTURE} is read")
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config)
+        config.architectures, config.dtype = [type(empty).__name__], torch.float32
+        vars(config).pop("_model_name_or_path", None)  # the file's title, which is no path
+        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        shapes = {name: tensor.shape for name, tensor in empty.state_dict().items() if name not in tied}
+        tokenizer = _tokenizer(path, _text(reader, "tokenizer.ggml.pre"), config.max_position_embeddings)
+        ends = {int(field.parts[-1][0]) for key in END_KEYS if (field := reader.get_field(key))}
+    return GgufModel(path, config, tokenizer, shapes, tuple(sorted(ends)))
+
+
+def weights(model: GgufModel) -> dict[str, Tensor]:
+    """Every parameter of the file, float32. Raises UsageError, naming the file, where one is missing or too many."""
+    library, shapes = need("gguf", "real", model.path.name), model.shapes
+    with loading(f"{model.path}: cannot be read as a GGUF file"):
+        names = library.get_tensor_name_map(library.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
+        stored = {tensor.name: tensor for tensor in library.GGUFReader(model.path).tensors}
+        stored_names = {name: f"{names.get_name(name.removesuffix('.weight'))}.weight" for name in shapes}
+        if wrong := sorted({*stored_names.values()} ^ stored.keys()):
+            raise UsageError(f"{model.path}: its tensors are not those of its configuration: {listed(wrong, most=3)}")
+        tensors = {
+            name: torch.tensor(library.dequantize(stored[other].data, stored[other].tensor_type), dtype=torch.float32)
+            for name, other in stored_names.items()
+        }
+        return {name: _in_halves(name, tensor, model.config).view(shapes[name]) for name, tensor in tensors.items()}
+
+
+def _in_halves(name: str, weight: Tensor, config: Any) -> Tensor:
+    """The rows of queries and keys, of each head in two halves that are turned together, as transformers has them.
+
+    A GGUF file has the two channels that one angle turns beside each other.
+    """
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    if heads is None:
+        return weight
+    rows, columns = weight.shape
+    return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+def _require_magic(path: Path) -> None:
+    """Raises UsageError where the file cannot be read or is of another kind: said before any library is asked for."""
+    try:
+        with open_regular(path) as file:
+            start = file.read(len(MAGIC))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    if start != MAGIC:
+        raise UsageError(f"{path}: not a GGUF file; it begins with {start!r}, not with {MAGIC!r}")
+
+
+def _text(reader: Any, key: str) -> str:
+    field = reader.get_field(key)
+    return bytes(field.parts[-1]).decode() if field else ""
+
+
+def _tokenizer(path: Path, pre_tokenizer: str, longest: int) -> PreTrainedTokenizerFast:
+    """The file's tokenizer with its chat template; `longest` is the model's number of positions."""
+    read = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    if pre_tokenizer in PRE_TOKENIZERS:
+        read.backend_tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre_tokenizer]
+    named = {key: getattr(read, key) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=read.backend_tokenizer,
+        chat_template=read.chat_template,
+        model_max_length=longest,
+        clean_up_tokenization_spaces=False,
+        **{key: token for key, token in named.items() if token is not None},
+    )

@@ -1,0 +1,43 @@
+"""The disk that a run's checkpoints take: the estimate is what is written, and no room is said before a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import groupwise
+from groupwise.commands.disk import DiskPlan, disk_plan, require_disk
+from groupwise.config.recipe import load
+from groupwise.config.resolve import resolve
+from groupwise.core.errors import UsageError
+from groupwise.models.load import load_policy
+from groupwise.training.checkpoint import CHECKPOINTS, POLICY, folder_of
+
+
+def test_the_estimate_is_what_a_checkpoint_takes(small: Callable[..., dict[str, Any]]) -> None:
+    changes = small(name="mine", steps=1, algorithm__name="ppo")
+    folder = folder_of(groupwise.train("quickstart", changes).folder / CHECKPOINTS, 1)
+    plan, policy = resolve(load("quickstart", changes)), load_policy(folder / POLICY).model
+    critic = policy  # of the same size, but for a head of one number instead of a vocabulary
+    disk = disk_plan(plan, policy, critic)
+    written = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+    assert disk.checkpoint == pytest.approx(written, rel=0.05)
+    assert disk_plan(plan, policy, None).checkpoint == disk.checkpoint / 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "keep", "count"), [(1, 50, 2, 1), (60, 20, 1, 2), (60, 20, 2, 3), (60, 20, 9, 3)]
+)
+def test_those_that_stay_and_one_that_is_written(steps: int, every: int, keep: int, count: int, policy: Any) -> None:
+    changes = {"steps": steps, "checkpoint.every": every, "checkpoint.keep": keep, "runs": "nowhere"}
+    disk = disk_plan(resolve(load("quickstart", changes)), policy.model, None)
+    assert disk.more == count * disk.checkpoint
+
+
+def test_no_room_is_one_line_with_the_numbers() -> None:
+    require_disk(DiskPlan(checkpoint=10, more=20, free=20))
+    words = "disk: a checkpoint takes about 1,614 MB, those to come 3,228 MB at once, and 2,000 MB are free; set "
+    with pytest.raises(UsageError, match=words):
+        require_disk(DiskPlan(checkpoint=1_614_000_000, more=3_228_000_000, free=2_000_000_000))
