@@ -6,6 +6,7 @@ them is not read: a fault in it must not widen the limits that are to find it.
 """
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,22 @@ class Precisions:
         return {self.learner, self.engine, self.reference} <= {"fp32", None}
 
 
+@dataclass(frozen=True)
+class Passes:
+    """The same tokens [M] by four arithmetics over the same weights, nats.
+
+    live       as the learner computes
+    exact      in float32
+    engine     as the engine computes
+    reference  as the learner computes over the reference's weights
+    """
+
+    live: Tensor
+    exact: Tensor
+    engine: Tensor
+    reference: Tensor
+
+
 def sampled_completions(
     engine: Engine, prompts: Sequence[Prompt], sampling: Sampling, seed: int
 ) -> list[tuple[Completion, ...]]:
@@ -63,22 +80,31 @@ def measured_tolerance(
         return FLOAT32
     logprobs = partial(_logprobs, prompts=prompts, pad=policy.pad, completions=completions)
     live, exact = logprobs(learner), logprobs(in_float32(learner))
-    engine, reference = exact, live
-    if "bf16" in (precisions.engine, precisions.reference):
-        cast = cast_weights(copy.deepcopy(policy.model), "bf16")
-        if precisions.engine == "bf16":
-            engine = logprobs(_with_model(learner, cast, "fp32"))
-        if precisions.reference == "bf16":
-            reference = logprobs(_with_model(learner, cast, precisions.learner))
+    passes = Passes(live=live, exact=exact, engine=exact, reference=live)
+    if "bf16" not in (precisions.engine, precisions.reference):
+        return tolerance_of(passes, precisions)
+    cast = cast_weights(copy.deepcopy(policy.model), "bf16")
+    if precisions.engine == "bf16":
+        passes = dataclasses.replace(passes, engine=logprobs(_with_model(learner, cast, "fp32")))
+    if precisions.reference == "bf16":
+        passes = dataclasses.replace(passes, reference=logprobs(_with_model(learner, cast, precisions.learner)))
+    return tolerance_of(passes, precisions)
+
+
+def tolerance_of(passes: Passes, precisions: Precisions) -> Tolerance:
+    """What the passes allow each comparison whose sides are not both float32."""
+    learner, engine, reference = (
+        precision == "bf16" for precision in (precisions.learner, precisions.engine, precisions.reference)
+    )
     # Two passes that round each for itself are sqrt(2) times as far apart as either is from what is exact.
-    passes = _rounding(live - exact).scaled(2**0.5) if precisions.learner == "bf16" else None
-    gap = _rounding(live - engine)
-    lean = tilt(live - engine, engine)
+    again = _rounding(passes.live - passes.exact).scaled(2**0.5) if learner else None
+    gap = passes.live - passes.engine
+    lean = tilt(gap, passes.engine)
     return Tolerance(
-        passes=passes,
-        engine=gap,
-        probe=gap if precisions.engine == "bf16" else None,
-        reference=_wider(_rounding(live - reference), passes) if precisions.reference else None,
+        passes=again,
+        engine=_rounding(gap) if learner or engine else None,
+        probe=_rounding(gap) if engine else None,
+        reference=_wider(_rounding(passes.live - passes.reference), again) if learner or reference else None,
         tilt=LEAST_TILT + (FACTOR * abs(lean.value) if lean.points > 0 else 0.0),
     )
 
