@@ -64,10 +64,12 @@ TINY: Mapping[str, object] = {
 CHAT: Mapping[str, object] = {
     "prompts_per_step": 4,
     "samples_per_prompt": 4,
-    "sampling.max_new_tokens": 16,
+    "sampling.max_new_tokens": 24,
     "learner.learning_rate": 2e-5,
     "warm_start.steps": 0,
     "task.operands": [2, 3],
+    "chat.system": "Add.",
+    "checkpoint.every": 10,
 }
 
 

@@ -58,13 +58,13 @@ def verdicts(logp: Tensor, logp_engine: Tensor) -> dict[str, Verdict]:
 
 
 def test_rounding_alone_is_no_fault_in_any_step():
-    for seed in range(200):
+    for seed in range(60):
         assert set(verdicts(*drawn(seed)).values()) == {Verdict.PASS}
 
 
 @pytest.mark.parametrize(
     ("fault", "finder"),
-    [({"temperature": 0.9}, GAP_IS_LEVEL), ({"temperature": 1.1}, GAP_IS_LEVEL), ({"top": 30}, RATIOS_AVERAGE_ONE)],
+    [({"temperature": 0.95}, GAP_IS_LEVEL), ({"temperature": 1.05}, GAP_IS_LEVEL), ({"top": 25}, RATIOS_AVERAGE_ONE)],
 )
 def test_a_fault_smaller_than_the_rounding_is_found_by_what_is_systematic_in_it(fault, finder):
     for seed in range(5):
