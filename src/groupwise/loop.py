@@ -16,6 +16,7 @@ from groupwise.diagnostics.checks import Check, Probe, require_passed
 from groupwise.diagnostics.groups import generation_metrics, in_words
 from groupwise.diagnostics.safeguards import MOST_SKIPPED, never_finite, require_scores, require_signal
 from groupwise.diagnostics.step import Expected, StepLog, step_row
+from groupwise.diagnostics.tolerance import Tolerance
 from groupwise.journal.output import Output
 from groupwise.journal.per_token import PerToken
 from groupwise.rollout.collect import Rollout
@@ -33,6 +34,7 @@ class LoopSettings:
     old_from_engine  whether logp_old is the engine's and not measured by the learner
     fault_limit      the largest share of a step's completions that may go without a score
     pad              the id that fills up rows
+    tolerance        what rounding may do to the checks' comparisons
     """
 
     seed: int
@@ -46,7 +48,7 @@ class LoopSettings:
     old_from_engine: bool
     fault_limit: float
     pad: int
-    bf16: bool
+    tolerance: Tolerance
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,10 @@ def train_step(run: Training) -> dict[str, Any]:
         batch = annotate(run, result)
     first = step == run.settings.waiting_steps + 1
     expected = Expected(
-        newest=step - 1, at_start=first, old_from_engine=run.settings.old_from_engine, bf16=run.settings.bf16
+        newest=step - 1,
+        at_start=first,
+        old_from_engine=run.settings.old_from_engine,
+        tolerance=run.settings.tolerance,
     )
     log = StepLog(batch, parts.algorithm, parts.learner.routing.replay, parts.learner.routers, expected)
     columns = run.output.columns(batch)

@@ -162,6 +162,8 @@ OTHER: dict[str, Any] = {
     "learner.precision": "bf16",
     "learner.shared_prompts": False,
     "learner.recompute": True,
+    "engine.precision": "bf16",
+    "reference.precision": "bf16",
     "task": {"name": "arithmetic", "largest": 7},
     "algorithm": {"name": "dapo"},
     "sampling.top_p": 0.5,
@@ -257,3 +259,21 @@ def test_the_plan_says_where_the_truth_reaches_a_policy_trained_on_a_learned_sco
     assert "the task's own score decides step rewards" in plans["ppo"]
     assert "the task's own score decides which groups train" in plans["dapo"]
     assert "the task's own score decides" not in resolve(recipe.load("rlhf")).describe()
+
+
+def test_a_precision_of_a_reference_that_nothing_reads_is_refused():
+    with pytest.raises(UsageError, match=r"^reference.precision: set, but nothing in this run reads it; take it out$"):
+        resolve(recipe.load("quickstart", {"algorithm.name": "dapo", "reference.precision": "fp32"}))
+    assert "reference" not in resolved_recipe(resolve(recipe.load("quickstart", {"algorithm.name": "dapo"})))
+    read = resolved_recipe(resolve(recipe.load("quickstart", {"reference.precision": "bf16"})))
+    assert read["reference"] == {"precision": "bf16"}
+
+
+def test_the_plan_says_what_is_not_in_float32():
+    assert "precision" not in resolve(recipe.load("quickstart")).describe()
+    mixed = resolve(recipe.load("quickstart", {"engine.precision": "bf16"})).describe()
+    assert "precision    learner fp32, engine bf16, reference fp32" in mixed
+    assert (
+        "engine fp32\n"
+        in resolve(recipe.load("quickstart", {"learner.precision": "bf16", "algorithm.name": "dapo"})).describe()
+    )

@@ -27,12 +27,12 @@ def test_rounding_of_single_tokens_passes_and_a_fault_does_not(check, spoiled, b
     live = old.clone()
     live.view(-1)[:spoiled] += by
     mask = torch.ones(10, 100, dtype=torch.bool)
-    assert check(live, old, mask, False).verdict is verdict
-    assert check(live, old, ~mask, False).verdict is Verdict.NOT_MEASURED
+    assert check(live, old, mask, None).verdict is verdict
+    assert check(live, old, ~mask, None).verdict is Verdict.NOT_MEASURED
 
 
 def test_what_is_masked_is_not_compared():
     old = torch.zeros(2, 50)
     mask = torch.zeros(2, 50, dtype=torch.bool)
     mask[0] = True
-    assert live_equals_old(old + torch.tensor([[0.0], [9.0]]), old, mask, False).verdict is Verdict.PASS
+    assert live_equals_old(old + torch.tensor([[0.0], [9.0]]), old, mask, None).verdict is Verdict.PASS

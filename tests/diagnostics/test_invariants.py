@@ -25,7 +25,7 @@ def test_every_check_that_a_run_makes_is_of_an_invariant_with_a_meaning() -> Non
     """Whatever code makes a Check names its invariant, and every invariant is one that a report knows."""
     invariants = {name for name, value in vars(checks).items() if isinstance(value, Invariant)}
     assert {getattr(checks, name) for name in invariants} == set(INVARIANTS), "checked and without a meaning"
-    makers = {"Check", "_check", "_gap", "_same", "_unmeasured"}
+    makers = {"Check", "_check", "_gap", "_bias", "_same", "_unmeasured"}
     calls = [node for node in calls_in(Path(checks.__file__)) if name_of(node) in makers]
     assert {ast.unparse(node.args[0]) for node in calls} == invariants | {"invariant"}
 
@@ -54,9 +54,9 @@ def test_a_meaning_says_all_three_things(invariant: Invariant) -> None:
 
 def test_a_check_cannot_be_made_without_an_invariant() -> None:
     assert dataclasses.fields(Check)[0].type is Invariant
-    check = checks.live_equals_old(LOGP, LOGP + 1, MASK, bf16=False)
+    check = checks.live_equals_old(LOGP, LOGP + 1, MASK, rounding=None)
     assert (check.verdict, check.name, check.cause) == (Verdict.FAIL, check.invariant.name, check.invariant.cause)
-    assert checks.live_equals_old(LOGP, None, MASK, bf16=False).cause == check.invariant.unmeasured
+    assert checks.live_equals_old(LOGP, None, MASK, rounding=None).cause == check.invariant.unmeasured
 
 
 def test_a_report_reads_the_meanings_without_torch() -> None:

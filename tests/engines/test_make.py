@@ -11,6 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import RunError, UsageError
+from groupwise.engines.local.sampler import Drawing
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.engines.settings import EngineSettings
 
@@ -55,3 +56,27 @@ def test_training_over_a_support_needs_an_engine_that_returns_it(sampling):
     assert "\n" not in str(caught.value)
     require_engine_support(Untold(), Sampling())  # type: ignore[arg-type]
     require_engine_support(SimpleNamespace(keeps_support=True), sampling)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("setting", "declared"), [("same", "fp32"), ("fp32", "fp32"), ("bf16", "bf16")])
+def test_the_engines_copy_has_the_precision_that_is_set(setting, declared):
+    master = policy()
+    engine = make_engine(policy=master, settings=EngineSettings(precision=setting))
+    assert (engine.precision, master.model.dtype) == (declared, torch.float32)
+    engine.load_weights(master.model.named_parameters(), version=1)
+    assert engine.precision == declared
+    (completion,) = engine.generate([Request((4, 5), 1, seed=0)], Sampling(max_new_tokens=9))[0]
+    assert len({*completion.logp_engine}) == len(completion.tokens)
+
+
+def test_log_probabilities_of_bf16_logits_are_float32s():
+    logits = 4 * torch.randn(7, 300, generator=torch.Generator().manual_seed(0))
+    uniform = torch.rand(7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rough, drawing = logits.bfloat16(), Drawing(torch.zeros(300, dtype=torch.bool))
+    for sampling in (Sampling(), Sampling(temperature=0.7), Sampling(top_p=0.9)):
+        draw, _ = drawing(rough, uniform, sampling)
+        exact = rough.double() / sampling.temperature
+        if draw.support is not None:
+            exact = exact.masked_fill(~draw.support, -torch.inf)
+        expected = exact.log_softmax(-1).gather(1, draw.tokens[:, None])[:, 0]
+        torch.testing.assert_close(draw.logp, expected, rtol=0, atol=2e-6)

@@ -1,6 +1,5 @@
 """From a plan to a run at step 0: the heavy things are loaded here, and what only they can tell is checked."""
 
-import copy
 import itertools
 import os
 import shutil
@@ -12,15 +11,15 @@ from typing import Any
 from torch import nn
 
 from groupwise.commands.disk import disk_plan, require_disk
+from groupwise.commands.parity import make_probe, run_tolerance
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.atomic import make_folder
-from groupwise.core.engine import Engine, Request
+from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
 from groupwise.core.samples import Sample
-from groupwise.core.seeds import derive
-from groupwise.diagnostics.checks import Probe
+from groupwise.diagnostics.tolerance import Tolerance
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
@@ -48,12 +47,11 @@ from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
 from groupwise.training.initial_policy import starting_policy
 from groupwise.training.learner import Learner
+from groupwise.training.reference import frozen_reference
 from groupwise.training.reward_model import PreferenceSettings
 from groupwise.training.reward_report import REPORT, read_report
 from groupwise.training.state import RunState
 
-#: How many completions the probe after a weight load asks for, and how long they may be.
-PROBE_SAMPLES, PROBE_TOKENS = 4, 8
 #: Rows that rewards are tried on before a run starts.
 TRIED_ROWS = 4
 
@@ -88,10 +86,13 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     require_disk(disk)
     view.note(f"disk         {disk}")
     engine = training_engine(plan, policy, routers)
-    learner = make_learner(
-        plan, policy, routers, reference=copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
-    )
+    reads_reference = plan.algorithm.needs_reference
+    reference = frozen_reference(policy.model, recipe.reference) if reads_reference else None
+    learner = make_learner(plan, policy, routers, reference=reference)
     prompts = Prompts(selection.train, chat.encode, recipe.seed)
+    tolerance = run_tolerance(plan, policy, engine, learner, prompts, journal)
+    for line in tolerance.lines():
+        view.note(f"tolerance    {line}")
     components = Components(
         algorithm=plan.algorithm,
         rollout=Rollout(
@@ -106,11 +107,12 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
         engine=engine,
         learner=learner,
         critic=critic,
-        probe=make_probe(plan, engine, learner, prompts, policy.pad),
+        probe=make_probe(plan, engine, learner, prompts, policy.pad, tolerance),
         evaluate=evaluation(plan, engine, scorer, chat, selection.heldout, judge),
         state=_run_state(plan, policy, learner, critic, start),
     )
-    return Training(loop_settings(plan, policy.pad), components, _output(plan, policy, journal, view), stop_requested)
+    settings = loop_settings(plan, policy.pad, tolerance)
+    return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
 
 
 def evaluation(
@@ -131,7 +133,7 @@ def evaluation(
     )
 
 
-def loop_settings(plan: Plan, pad: int) -> LoopSettings:
+def loop_settings(plan: Plan, pad: int, tolerance: Tolerance) -> LoopSettings:
     """What the loop goes by, from the plan."""
     recipe = plan.recipe
     return LoopSettings(
@@ -146,7 +148,7 @@ def loop_settings(plan: Plan, pad: int) -> LoopSettings:
         old_from_engine=recipe.logp_old == "engine",
         fault_limit=recipe.scoring.fault_limit,
         pad=pad,
-        bf16=recipe.learner.bf16,
+        tolerance=tolerance,
     )
 
 
@@ -304,8 +306,9 @@ def memory_estimate(plan: Plan, policy: Policy, critic: nn.Module | None, longes
     recipe = plan.recipe
     shape = policy.model.config.get_text_config()
     weights = _bytes(policy.model)
-    # Weights, gradient, two moments of AdamW, the engine's copy; the reference.
-    copies = 6 if plan.algorithm.needs_reference else 5
+    frozen = [recipe.engine.precision] + [recipe.reference.precision] * plan.algorithm.needs_reference
+    # Weights, gradient, two moments of AdamW; the engine's copy, the reference.
+    copies = 4 + sum(0.5 if precision == "bf16" else 1 for precision in frozen)
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     rows = min(recipe.engine.max_rows, recipe.prompts_per_step * recipe.samples_per_prompt)
@@ -320,14 +323,6 @@ def memory_estimate(plan: Plan, policy: Policy, critic: nn.Module | None, longes
 def _bytes(model: nn.Module) -> int:
     """Of a model's weights, float32."""
     return sum(p.numel() for p in model.parameters()) * 4
-
-
-def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, pad: int) -> Probe:
-    """The fixed question that engine and learner are both asked after each weight load."""
-    recipe, prompt = plan.recipe, prompts.draw(0)
-    request = Request(prompt.tokens, PROBE_SAMPLES, derive(recipe.seed, "probe"), PROBE_TOKENS)
-    measure = partial(learner.completion_logprobs, prompt, pad)
-    return Probe(engine, measure, request, recipe.sampling, recipe.learner.bf16)
 
 
 def too_long(plan: Plan, positions: int, longest: int) -> str:

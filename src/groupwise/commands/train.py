@@ -22,6 +22,7 @@ from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.engine import Engine
 from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.core.terminal import Terminal
+from groupwise.health.checks import of_limit
 from groupwise.journal import journal
 from groupwise.journal.journal import Journal, sound_metrics
 from groupwise.journal.terminal import LiveView, View
@@ -254,12 +255,13 @@ def _reward_model_in_short(path: Path) -> dict[str, Any]:
 
 
 def _worst_checks(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of each check over the whole run: how many steps measured it, and its largest value beside the limit."""
+    """Of each check over the whole run: how many steps measured it, and the value that came nearest to its limit."""
     worst: dict[str, dict[str, Any]] = {}
     for row in sound_metrics(folder):
         for name, check in row.get("checks", {}).items():
             known = worst.setdefault(name, {"steps": 0, "largest": 0.0, "limit": check["limit"]})
             if check["value"] is not None and check["limit"] is not None:
                 known["steps"] += 1
-                known["largest"], known["limit"] = max(known["largest"], check["value"]), check["limit"]
+                if of_limit(check["value"], check["limit"]) >= of_limit(known["largest"], known["limit"] or 0.0):
+                    known["largest"], known["limit"] = check["value"], check["limit"]
     return worst

@@ -73,6 +73,7 @@ class Plan:
             f"algorithm    {row.name} ({row.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in row.parts.items()),
             *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
+            *([f"precision    {_describe_precision(self)}"] if "bf16" in _precisions(self).values() else []),
             *([f"critic       {_describe_critic(recipe.critic)}"] if recipe.critic else []),
             *([f"reward model {_describe_preference(recipe.preference)}"] if recipe.preference else []),
             *(f"             beside it the task's own score decides {what}" for what in _decided_by_the_task(self)),
@@ -85,6 +86,18 @@ class Plan:
             f"evaluation   {recipe.evaluation.problems} held-out problems x {recipe.evaluation.samples} samples",
         ]
         return "\n".join(lines)
+
+
+def _precisions(plan: Plan) -> dict[str, str]:
+    """What each holds its weights or computes in; a reference where one is read."""
+    recipe = plan.recipe
+    known = {"learner": recipe.learner.precision, "engine": recipe.engine.precision}
+    return known | ({"reference": recipe.reference.precision} if plan.algorithm.needs_reference else {})
+
+
+def _describe_precision(plan: Plan) -> str:
+    master = {"same": "fp32"}
+    return ", ".join(f"{name} {master.get(precision, precision)}" for name, precision in _precisions(plan).items())
 
 
 def _describe_preference(settings: PreferenceSettings) -> str:

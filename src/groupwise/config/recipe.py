@@ -24,6 +24,7 @@ from groupwise.rollout.scoring import ScoringSettings
 from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
+from groupwise.training.reference import ReferenceSettings
 from groupwise.training.reward_model import PreferenceSettings
 from groupwise.training.warm_start import WarmStart
 
@@ -66,6 +67,7 @@ class Recipe(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     engine: EngineSettings = EngineSettings()
     learner: LearnerSettings = LearnerSettings()
+    reference: ReferenceSettings = ReferenceSettings()
     routing: RoutingSettings = RoutingSettings()
     critic: CriticSettings | None = None
     preference: PreferenceSettings | None = None

@@ -32,7 +32,7 @@ def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
     problems = task(*_name_and_keys("task", recipe.task, "arithmetic"))
     critic = _critic(recipe) if row.advantage.reads_value else None
     mix = mix_of(recipe.rewards, recipe.scoring.combine == "after")
-    _require_all_read(recipe, critic)
+    _require_all_read(recipe, row, critic)
     keys = dataclasses.asdict(problems)  # type: ignore[call-overload]
     complete = recipe.replace(
         device=device,
@@ -49,17 +49,21 @@ def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
 def resolved_recipe(plan: Plan) -> dict[str, Any]:
     """The recipe's table with nothing left to a default; keys that nothing reads, which would be refused, left out."""
     preference = plan.recipe.preference
-    unread = {"preference": preference.unread} if preference else {}
+    unread: dict[str, Any] = {"preference": preference.unread} if preference else {}
+    if not plan.algorithm.needs_reference:
+        unread["reference"] = True
     return plan.recipe.model_dump(exclude_none=True, exclude=unread)
 
 
-def _require_all_read(recipe: Recipe, critic: CriticSettings | None) -> None:
+def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | None) -> None:
     """Raises UsageError naming the keys that were set and that nothing in this run reads.
 
-    A component reads its whole section, but for [critic] where the algorithm reads no values, and for the keys of
-    [preference] that the reward model's source leaves unread.
+    A component reads its whole section, but for [critic] where the algorithm reads no values, [reference] where it
+    reads none, and the keys of [preference] that the reward model's source leaves unread.
     """
     unread = [f"critic.{key}" for key in recipe.critic.model_fields_set] if recipe.critic and not critic else []
+    if not row.needs_reference:
+        unread += [f"reference.{key}" for key in recipe.reference.model_fields_set]
     if recipe.preference is not None:
         unread += [f"preference.{key}" for key in recipe.preference.model_fields_set & recipe.preference.unread]
     if unread:

@@ -9,6 +9,7 @@ from groupwise.config.rewards import require_mix
 from groupwise.core.errors import UsageError
 from groupwise.core.paths import location
 from groupwise.core.task import Bounded, Judged, Notes, ScoresSteps
+from groupwise.models.precision import require_precision
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import LEARNED, TASK
 from groupwise.training.critic import CriticSettings
@@ -41,6 +42,8 @@ def require_runnable(plan: Plan) -> None:
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
     if recipe.critic is not None:
         _require_critic(plan, recipe.critic)
+    for section in ("learner", "engine", "reference"):
+        require_precision(f"{section}.precision", getattr(recipe, section).precision, recipe.device)
     _require_time_to_score(plan)
     _require_steps(plan)
     _require_sources(plan)

@@ -12,10 +12,14 @@ from groupwise.algorithms.parts.aggregate import Aggregate, count
 from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.errors import CheckFailed
 from groupwise.core.records import Completion
+from groupwise.diagnostics.bias import Estimate, ratio_excess, tilt
+from groupwise.diagnostics.tolerance import SIGMAS, Rounding, Tolerance
 from groupwise.health.checks import (
     ENGINE_IS_LOADED,
+    GAP_IS_LEVEL,
     LEARNER_IS_ENGINE,
     LIVE_IS_OLD,
+    RATIOS_AVERAGE_ONE,
     REFERENCE_IS_START,
     REPLAYED_ARE_USED,
     WEIGHTS_REACH_TOTAL,
@@ -27,9 +31,11 @@ from groupwise.health.checks import (
 LIVE_OLD_LIMIT = 1e-5
 MOST_TOKENS, OUTLIER = 0.99, 10
 ENGINE_LIMIT = 1e-4
-#: nats, in bfloat16, where single tokens may differ a lot: a limit on the mean
-MEAN_LIMIT_BF16 = 2e-2
 WEIGHT_LIMIT = 1e-9
+#: Tokens that a bias rests on at least: with fewer, chance goes beyond SIGMAS.
+FEWEST_POINTS = 30
+#: Nats in the mean by which the learner's answers move when its weights surely changed in bfloat16 too.
+MOVED_BF16 = 1e-3
 
 
 class Verdict(Enum):
@@ -82,18 +88,26 @@ def _badness(check: Check) -> tuple[bool, float]:
     return check.verdict is Verdict.FAIL, -math.inf if math.isnan(check.value) else check.value
 
 
-def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, bf16: bool) -> Check:
+def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, rounding: Rounding | None) -> Check:
     """On the first update of a batch the live and the old log-probabilities are one: every ratio is 1."""
     if logp_old is None:
         return _unmeasured(LIVE_IS_OLD, LIVE_IS_OLD.unmeasured)
-    return _same(LIVE_IS_OLD, (logp_live - logp_old)[mask], bf16)
+    return _same(LIVE_IS_OLD, (logp_live - logp_old)[mask], rounding)
 
 
-def learner_equals_engine(logp: Tensor, logp_engine: Tensor, fresh: Tensor, bf16: bool) -> Check:
-    """The learner and the engine give one log-probability for each token that the current weights sampled, `fresh`."""
+def learner_equals_engine(logp: Tensor, logp_engine: Tensor, fresh: Tensor, tolerance: Tolerance) -> list[Check]:
+    """The learner and the engine give one log-probability for each token that the current weights sampled, `fresh`.
+
+    Where rounding allows no limit on each token, its systematic part is checked as well.
+    """
     if not fresh.any():
-        return _unmeasured(LEARNER_IS_ENGINE, "no row of this batch was sampled by the current weights")
-    return _gap(LEARNER_IS_ENGINE, (logp - logp_engine)[fresh], ENGINE_LIMIT, bf16)
+        return [_unmeasured(LEARNER_IS_ENGINE, "no row of this batch was sampled by the current weights")]
+    gap, rounding = (logp - logp_engine)[fresh], tolerance.engine
+    size = _gap(LEARNER_IS_ENGINE, gap, ENGINE_LIMIT, rounding)
+    if rounding is None:
+        return [size]
+    excess = _bias(RATIOS_AVERAGE_ONE, ratio_excess(gap), rounding.divergence)
+    return [size, excess, _bias(GAP_IS_LEVEL, tilt(gap, logp_engine[fresh]), tolerance.tilt)]
 
 
 def weights_reach_total(weight: Tensor, mask: Tensor, aggregate: Aggregate) -> Check:
@@ -103,11 +117,13 @@ def weights_reach_total(weight: Tensor, mask: Tensor, aggregate: Aggregate) -> C
     return _check(WEIGHTS_REACH_TOTAL, gap, WEIGHT_LIMIT)
 
 
-def reference_is_start(logp_ref: Tensor | None, logp_start: Tensor | None, mask: Tensor, bf16: bool) -> Check:
+def reference_is_start(
+    logp_ref: Tensor | None, logp_start: Tensor | None, mask: Tensor, rounding: Rounding | None
+) -> Check:
     """Before the first update the policy is the reference: their log-probabilities are one and the KL is 0."""
     if logp_ref is None or logp_start is None:
         return _unmeasured(REFERENCE_IS_START, "no reference is read, or the start is not measured")
-    return _same(REFERENCE_IS_START, (logp_start - logp_ref)[mask], bf16)
+    return _same(REFERENCE_IS_START, (logp_start - logp_ref)[mask], rounding)
 
 
 def replayed_are_used(share: float) -> Check:
@@ -120,13 +136,14 @@ class Probe:
     """A fixed question to engine and learner after each weight load: do they hold the same weights?
 
     logprobs  completions of the request's prompt -> the learner's [tokens] nats of each
+    rounding  between them, where one of them is not float32
     """
 
     engine: Engine
     logprobs: Callable[[Sequence[Completion]], Sequence[Tensor]]
     request: Request
     sampling: Sampling
-    bf16: bool
+    rounding: Rounding | None = None
 
     def __post_init__(self) -> None:
         self.restart()
@@ -139,7 +156,8 @@ class Probe:
     def __call__(self) -> Check:
         """Ask again. An engine that answers with the very bits of before, while the learner moved, has old weights."""
         before = [c.logp_engine for c in self._answers]
-        moved = any(not torch.equal(a, b) for a, b in zip(self.logprobs(self._answers), self._learner, strict=True))
+        shift = float((torch.cat(list(self.logprobs(self._answers))) - torch.cat(list(self._learner))).abs().mean())
+        moved = shift > (0.0 if self.rounding is None else MOVED_BF16)
         self.restart()
         now = [c.logp_engine for c in self._answers]
         gap = torch.cat(list(self._learner)) - torch.tensor([x for logp in now for x in logp])
@@ -147,29 +165,37 @@ class Probe:
             "after the load the engine does not give the learner's log-probabilities; the weights did not arrive, or "
             "a cache of the old ones is served"
         )
-        check = _gap(ENGINE_IS_LOADED, gap, ENGINE_LIMIT, self.bf16, cause)
+        check = _gap(ENGINE_IS_LOADED, gap, ENGINE_LIMIT, self.rounding, cause)
         if moved and now == before:
             cause = "the load changed nothing: the engine still serves the weights of before, bit for bit"
             check = Check(ENGINE_IS_LOADED, Verdict.FAIL, check.value, check.limit, cause)
         return check
 
 
-def _same(invariant: Invariant, difference: Tensor, bf16: bool) -> Check:
+def _same(invariant: Invariant, difference: Tensor, rounding: Rounding | None) -> Check:
     """Two passes of the learner over the same weights: |difference| of most tokens, or a tenth of the worst."""
-    if bf16 or not len(difference):
-        return _gap(invariant, difference, LIVE_OLD_LIMIT, bf16)
+    if rounding is not None or not len(difference):
+        return _gap(invariant, difference, LIVE_OLD_LIMIT, rounding)
     size = difference.abs()
     most = size.kthvalue(math.ceil(MOST_TOKENS * len(size))).values
     return _check(invariant, float(torch.maximum(most, size.max() / OUTLIER)), LIVE_OLD_LIMIT)
 
 
-def _gap(invariant: Invariant, difference: Tensor, limit: float, bf16: bool, cause: str = "") -> Check:
-    """Largest |difference| in float32; the mean of it in bfloat16."""
+def _gap(invariant: Invariant, difference: Tensor, limit: float, rounding: Rounding | None, cause: str = "") -> Check:
+    """Largest |difference| in float32; else the mean of it, which rounding limits."""
     if not len(difference):
         return _unmeasured(invariant, "no token to measure on")
     size = difference.abs()
-    value, limit = (float(size.mean()), MEAN_LIMIT_BF16) if bf16 else (float(size.max()), limit)
-    return _check(invariant, value, limit, cause)
+    if rounding is not None:
+        return _check(invariant, float(size.mean()), rounding.limit(len(size)), cause)
+    return _check(invariant, float(size.max()), limit, cause)
+
+
+def _bias(invariant: Invariant, estimate: Estimate, allowed: float) -> Check:
+    """|estimate| against what rounding may do to it and SIGMAS of its own standard errors."""
+    if estimate.points < FEWEST_POINTS:
+        return _unmeasured(invariant, f"it would rest on {estimate.points:.0f} tokens, of {FEWEST_POINTS} needed")
+    return _check(invariant, abs(estimate.value), allowed + SIGMAS * estimate.error)
 
 
 def _check(invariant: Invariant, value: float, limit: float, cause: str = "") -> Check:

@@ -16,6 +16,7 @@ from groupwise.diagnostics.checks import (
     worst,
 )
 from groupwise.diagnostics.routing import RoutingLog
+from groupwise.diagnostics.tolerance import Tolerance
 from groupwise.diagnostics.updates import (
     batch_metrics,
     engine_gap,
@@ -35,13 +36,13 @@ class Expected:
     newest           the version of the weights that are trained, before the update
     at_start         whether these are the starting policy's
     old_from_engine  whether logp_old is the engine's, so that the learner's own is not measured
-    bf16             whether the learner computes in bfloat16, where single tokens may differ more
+    tolerance        what rounding may do
     """
 
     newest: int
     at_start: bool
     old_from_engine: bool
-    bf16: bool
+    tolerance: Tolerance
 
 
 class StepLog:
@@ -75,6 +76,7 @@ class StepLog:
     def _first_update(self, minibatch: Batch, seen: UpdateRecord) -> None:
         """What the live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
         expected, used = self._expected, seen.routing and seen.routing.used
+        tolerance = expected.tolerance
         old = None if expected.old_from_engine else self._batch.logp_old
         learner, rows, routes = (
             (seen.logp_live, minibatch, used) if old is None else (old, self._batch, self._batch.routes)
@@ -85,9 +87,11 @@ class StepLog:
         same_own_experts = comparable(minibatch.mask, used, minibatch.routes_own or minibatch.routes)
         start = seen.logp_live if expected.at_start else None
         self._checks += [
-            live_equals_old(seen.logp_live, None if old is None else minibatch.logp_old, same_experts, expected.bf16),
-            learner_equals_engine(learner, rows.logp_engine, sampled, expected.bf16),
-            reference_is_start(minibatch.logp_ref, start, same_own_experts, expected.bf16),
+            live_equals_old(
+                seen.logp_live, None if old is None else minibatch.logp_old, same_experts, tolerance.passes
+            ),
+            *learner_equals_engine(learner, rows.logp_engine, sampled, tolerance),
+            reference_is_start(minibatch.logp_ref, start, same_own_experts, tolerance.reference),
         ]
         self._updates.append(engine_gap(learner, rows.logp_engine, fresh))
 

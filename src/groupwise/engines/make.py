@@ -12,7 +12,14 @@ def make_engine(*, policy: Policy, settings: EngineSettings, routes: bool = Fals
 
     Raises UsageError where the policy's model cannot be sampled, or has no experts to record.
     """
-    return LocalEngine(policy.model, eos=policy.eos, pad=policy.pad, max_rows=settings.max_rows, routes=routes)
+    return LocalEngine(
+        policy.model,
+        eos=policy.eos,
+        pad=policy.pad,
+        max_rows=settings.max_rows,
+        routes=routes,
+        precision=settings.precision,
+    )
 
 
 def require_engine_support(engine: Engine, sampling: Sampling) -> None:

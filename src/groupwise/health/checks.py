@@ -21,6 +21,15 @@ class Invariant:
     unmeasured: str
 
 
+def of_limit(value: float, limit: float) -> float:
+    """How much of its limit a value takes up; the value itself where the limit is 0.
+
+    >>> of_limit(0.5, 2.0), of_limit(0.5, 0.0)
+    (0.25, 0.5)
+    """
+    return value / limit if limit else value
+
+
 LIVE_IS_OLD = Invariant(
     "live = old on the first update",
     held="Two passes of the learner over the same weights gave the same log-probabilities: no dropout, and splitting a "
@@ -35,6 +44,20 @@ LEARNER_IS_ENGINE = Invariant(
     cause="the sampler's distribution is not the one being trained; look at temperature, top-p and top-k, the prompt's "
     "template, or old weights in the engine",
     unmeasured="no trained row was sampled by the then current weights",
+)
+RATIOS_AVERAGE_ONE = Invariant(
+    "the mean of learner / engine is 1",
+    held="Over the engine's own samples the learner's probabilities added up to the engine's, as those of any two "
+    "distributions over the same tokens do.",
+    cause="the engine draws from other tokens than the learner counts, or not from what it says it draws from; look at "
+    "top-p and top-k, and at what the engine's log-probabilities are of",
+    unmeasured="every token is compared in float32, or too few rows were sampled by the then current weights",
+)
+GAP_IS_LEVEL = Invariant(
+    "learner - engine does not depend on the probability",
+    held="The learner gave rare and likely tokens the engine's probabilities alike: one temperature on both sides.",
+    cause="rare and likely tokens are off in opposite ways, as under another temperature; look at it on both sides",
+    unmeasured="every token is compared in float32, or too few tokens were anything but certain",
 )
 REFERENCE_IS_START = Invariant(
     "KL to the reference is 0 at step 0",
@@ -65,6 +88,8 @@ REPLAYED_ARE_USED = Invariant(
 INVARIANTS = (
     LIVE_IS_OLD,
     LEARNER_IS_ENGINE,
+    RATIOS_AVERAGE_ONE,
+    GAP_IS_LEVEL,
     REFERENCE_IS_START,
     WEIGHTS_REACH_TOTAL,
     ENGINE_IS_LOADED,

@@ -11,6 +11,7 @@ from typing import Any
 from groupwise.commands.build import make_learner, memory_estimate, training_engine
 from groupwise.commands.check.findings import Finding, fault, note, ok
 from groupwise.commands.disk import REMEDY, disk_plan
+from groupwise.commands.parity import tolerance_on
 from groupwise.config.plan import Plan
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request
@@ -114,30 +115,35 @@ def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], lo
     if routers:
         chosen = f"{routers[0].chosen} of {routers[0].experts} experts a token"
         findings.append(ok(f"{len(routers)} layers, {chosen}"))
-    return [*findings, _parity(plan, policy, routers, files.chat, samples)]
+    return [*findings, *_parity(plan, policy, routers, files.chat, samples)]
 
 
-def _parity(plan: Plan, policy: Policy, routers: Sequence[Router], chat: Chat, samples: Sequence[Sample]) -> Finding:
+def _parity(
+    plan: Plan, policy: Policy, routers: Sequence[Router], chat: Chat, samples: Sequence[Sample]
+) -> list[Finding]:
     """Whether engine and learner give one log-probability for each sampled token."""
     tokens = min(PARITY_TOKENS, plan.recipe.sampling.max_new_tokens)
     prompts = [Prompt(sample, chat.encode(sample)) for sample in samples]
     prompts = [prompt for prompt in prompts if len(prompt.tokens) + tokens <= policy.positions][:PARITY_PROMPTS]
     if not prompts:
-        return note("learner = engine: not measured (no prompt leaves room for an answer)")
+        return [note("learner = engine: not measured (no prompt leaves room for an answer)")]
     try:
-        check = engine_check(plan, policy, routers, prompts, tokens)
+        checks = engine_checks(plan, policy, routers, prompts, tokens)
     except GroupwiseError as error:
-        return fault(str(error))
-    count = f"on {len(prompts)} prompts x {PARITY_SAMPLES} completions"
+        return [fault(str(error))]
+    return [_check_finding(check, f"on {len(prompts)} prompts x {PARITY_SAMPLES} completions") for check in checks]
+
+
+def _check_finding(check: Check, count: str) -> Finding:
     if check.verdict is Verdict.FAIL:
         return fault(f"{check} {count}: {check.cause}")
     return ok(f"{check} {count}") if check.verdict is Verdict.PASS else note(str(check))
 
 
-def engine_check(
+def engine_checks(
     plan: Plan, policy: Policy, routers: Sequence[Router], prompts: Sequence[Prompt], tokens: int
-) -> Check:
-    """The check of every training step, on one batch under the weights as they are, with the run's own replay."""
+) -> list[Check]:
+    """The checks of every training step, on one batch under the weights as they are, with the run's own replay."""
     recipe = plan.recipe if routers else plan.recipe.replace(routing=RoutingSettings())
     plan = dataclasses.replace(plan, recipe=recipe)
     engine, learner = training_engine(plan, policy, routers), make_learner(plan, policy, routers)
@@ -145,11 +151,12 @@ def engine_check(
     requests = [Request(p.tokens, PARITY_SAMPLES, seed, tokens) for p, seed in zip(prompts, seeds, strict=True)]
     with closing(engine):
         completions = engine.generate(requests, recipe.sampling)
+        tolerance = tolerance_on(plan, policy, engine, learner, prompts)
     groups = [Group(p, _with_scores(members)) for p, members in zip(prompts, completions, strict=True)]
     batch = collate(groups, policy.pad)
     batch = learner.annotate(batch, old=True, ref=False)
     sampled = comparable(batch.mask, batch.routes, batch.routes_engine)
-    return learner_equals_engine(batch.need("logp_old"), batch.logp_engine, sampled, recipe.learner.bf16)
+    return learner_equals_engine(batch.need("logp_old"), batch.logp_engine, sampled, tolerance)
 
 
 def _with_scores(completions: Sequence[Any]) -> tuple[Any, ...]:

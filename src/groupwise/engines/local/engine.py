@@ -37,6 +37,7 @@ from groupwise.engines.local.prefill import Prefill
 from groupwise.engines.local.rotary import fuse_rotation
 from groupwise.engines.local.sampler import Drawing
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
+from groupwise.models.precision import WeightPrecision, cast_weights
 
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
 # of them need, and fresh pages take longer than a second pass (docs/log.md).
@@ -48,19 +49,29 @@ KEEP_BYTES = 2**26
 class LocalEngine:
     """Samples from its own copy of `model`; what the learner does to the original arrives by load_weights only.
 
-    eos       ids that end a completion; empty for none
-    pad       any valid id, written where a shorter prompt has no token
-    max_rows  completions sampled at the same time
-    routes    say which experts were chosen (Completion.routes); a UsageError for a model that has none
+    eos        ids that end a completion; empty for none
+    pad        any valid id, written where a shorter prompt has no token
+    max_rows   completions sampled at the same time
+    routes     say which experts were chosen (Completion.routes); a UsageError for a model that has none
+    precision  what the copy's weights are cast to, and the model computes in; log-probabilities are float32 at least
     """
 
     keeps_support = True
 
-    def __init__(self, model: Any, eos: frozenset[int], pad: int, max_rows: int = 512, routes: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        eos: frozenset[int],
+        pad: int,
+        max_rows: int = 512,
+        routes: bool = False,
+        precision: WeightPrecision = "same",
+    ) -> None:
         if max_rows < 1:
             raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
         self._model: Any = copy.deepcopy(model).eval().requires_grad_(False)
         self._model.zero_grad(set_to_none=True)
+        cast_weights(self._model, precision)
         _require_attention_layers(self._model.config)
         if self._model.config._attn_implementation == "sdpa":
             self._model.set_attn_implementation(ATTENTION)

@@ -1,13 +1,16 @@
 """How the policy's probabilities change: ratio tails, entropy, and the gap between sampler and learner."""
 
 import math
+from collections.abc import Mapping
 from statistics import fmean
 
+from groupwise.health.checks import LEARNER_IS_ENGINE
 from groupwise.health.symptoms.base import (
     BAD,
     History,
     Seen,
     many,
+    numbers,
     per_sequence,
     percent,
     short,
@@ -125,14 +128,16 @@ def no_entropy_left(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"engine_probability_error above {ENGINE_ERROR:g} (without it: exp(engine_gap_mean))",
-    why="from there on runs are known to drift apart, whatever the learning rate",
+    limit=f"engine_probability_error above {ENGINE_ERROR:g} and above exp(limit of the check 'learner = engine') "
+    "(without the metric: exp(engine_gap_mean))",
+    why="from there on runs are known to drift apart, whatever the learning rate; where precisions differ, the check's "
+    "limit is the rounding that was measured at the start",
 )
 def engine_gap(h: History) -> Seen | None:
     error, gap = h.mean("engine_probability_error"), h.mean("engine_gap_mean")
     if error is None and gap is not None:
         error = math.exp(min(gap, 60.0))  # an older run: the factor that the mean gap stands for
-    if error is None or error <= ENGINE_ERROR:
+    if error is None or error <= max(ENGINE_ERROR, math.exp(min(_engine_limit(h), 60.0))):
         return None
     return Seen(
         f"Over {h.over}, the sampler's probability of a token and the learner's differ by a factor of {short(error)} "
@@ -156,6 +161,13 @@ def few_engine_samples(h: History) -> Seen | None:
         "worth: single tokens are far apart.",
         'algorithm.mismatch.kind = "tis", or learner.precision = "fp32"',
     )
+
+
+def _engine_limit(h: History) -> float:
+    """Nats that the check 'learner = engine' allows in the recent steps; 0 where it was not measured."""
+    tables = (row.get("checks") for row in h.recent)
+    checks = (table.get(LEARNER_IS_ENGINE.name) for table in tables if isinstance(table, Mapping))
+    return max(numbers("limit", (check for check in checks if isinstance(check, Mapping))), default=0.0)
 
 
 def ends(h: History, name: str) -> tuple[float | None, float | None]:

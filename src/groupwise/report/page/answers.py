@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from groupwise.core.statistics import Interval, rate_difference
-from groupwise.health.checks import INVARIANTS
+from groupwise.health.checks import INVARIANTS, of_limit
 from groupwise.health.symptoms.base import (
     BAD,
     GOOD,
@@ -193,8 +193,9 @@ def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> C
         held, cause, unmeasured = invariant.held, _sentence(invariant.cause), _sentence(invariant.unmeasured)
     measured = [check for _, check in checks if check.get("verdict") in ("pass", "fail")]
     failed = [step for step, check in checks if check.get("verdict") == "fail"]
-    limits, values = numbers("limit", measured), numbers("value", measured)
-    limit, largest = (limits[-1] if limits else None), (max(values) if values else None)
+    sound = [check for check in measured if numbers("value", [check]) and numbers("limit", [check])]
+    worst = max(sound, key=lambda check: of_limit(check["value"], check["limit"]), default={})
+    largest, limit = worst.get("value"), worst.get("limit")
     if failed:
         steps = f"at step {failed[0]}" if len(failed) == 1 else f"at {len(failed)} steps, first at step {failed[0]}"
         words = f"It failed {steps}. {cause}"

@@ -1,0 +1,78 @@
+"""How a run's engine and learner are compared: what rounding may do, measured or read again, and the probe."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from pydantic import ValidationError
+
+from groupwise.config.plan import Plan
+from groupwise.core.atomic import open_regular
+from groupwise.core.engine import Engine, Request
+from groupwise.core.records import Prompt
+from groupwise.core.seeds import derive
+from groupwise.diagnostics.checks import Probe
+from groupwise.diagnostics.tolerance import FLOAT32, Tolerance
+from groupwise.journal.journal import Journal
+from groupwise.models.load import Policy
+from groupwise.rollout.collect import Prompts
+from groupwise.training.learner import Learner
+from groupwise.training.rounding import PROMPTS, Precisions, in_float32, measured_tolerance, sampled_completions
+
+#: The tolerance's place in the run folder: a run that goes on has the limits that it began with.
+TOLERANCE = "tolerance.json"
+#: How many completions the probe after a weight load asks for, and how long they may be.
+PROBE_SAMPLES, PROBE_TOKENS = 4, 8
+
+
+def run_tolerance(
+    plan: Plan, policy: Policy, engine: Engine, learner: Learner, prompts: Prompts, journal: Journal
+) -> Tolerance:
+    """The run's tolerance: as its folder has it, else measured on its first prompts and left there."""
+    if precisions(plan, engine).exact:
+        return FLOAT32
+    known = _read(journal)
+    if known is not None:
+        return known
+    tolerance = tolerance_on(plan, policy, engine, learner, [prompts.draw(i) for i in range(PROMPTS)])
+    journal.replace(TOLERANCE, tolerance.model_dump())
+    return tolerance
+
+
+def tolerance_on(plan: Plan, policy: Policy, engine: Engine, learner: Learner, prompts: Sequence[Prompt]) -> Tolerance:
+    """What rounding does under the weights as they are, on short completions of these prompts."""
+    each = precisions(plan, engine)
+    if each.exact:
+        return FLOAT32
+    completions = sampled_completions(engine, prompts, plan.recipe.sampling, plan.recipe.seed)
+    return measured_tolerance(policy, learner, each, prompts, completions)
+
+
+def precisions(plan: Plan, engine: Engine) -> Precisions:
+    """What each side of the run's comparisons computes in."""
+    recipe = plan.recipe
+    reference = "bf16" if recipe.reference.precision == "bf16" else "fp32"
+    return Precisions(recipe.learner.precision, engine.precision, reference if plan.algorithm.needs_reference else None)
+
+
+def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, pad: int, tolerance: Tolerance) -> Probe:
+    """The fixed question that engine and learner are both asked after each weight load.
+
+    A float32 engine is answered in float32, whatever the policy is trained in: the probe compares weights.
+    """
+    recipe, prompt = plan.recipe, prompts.draw(0)
+    request = Request(prompt.tokens, PROBE_SAMPLES, derive(recipe.seed, "probe"), PROBE_TOKENS)
+    answering = in_float32(learner) if learner.bf16 and engine.precision == "fp32" else learner
+    measure: Callable = partial(answering.completion_logprobs, prompt, pad)
+    return Probe(engine, measure, request, recipe.sampling, tolerance.probe)
+
+
+def _read(journal: Journal) -> Tolerance | None:
+    """As an earlier process of the run measured it; None where there is none that can be read."""
+    try:
+        with open_regular(journal.folder / TOLERANCE) as file:
+            return Tolerance.model_validate_json(file.read())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError):
+        journal.log(f"{journal.folder / TOLERANCE} cannot be read: it is measured again")
+        return None

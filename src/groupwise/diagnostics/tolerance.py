@@ -1,0 +1,66 @@
+"""How far two sound passes over the same tokens may lie apart: the record `Tolerance`, the limits of the checks."""
+
+import math
+
+from pydantic import BaseModel, ConfigDict, Field
+
+#: A limit is this many times the rounding measured at the start: another batch, and a policy that has learned, round
+#: up to half as much again (docs/checks.md).
+FACTOR = 2.0
+#: And this many standard errors of the batch at hand: of 200 steps not one in a million goes so far by chance.
+SIGMAS = 7.0
+#: A tilt that is let go: a temperature that is off by 1 % has about this one.
+LEAST_TILT = 0.01
+
+
+class Rounding(BaseModel):
+    """Of |difference| of two passes that differ in their arithmetic alone: mean and standard deviation, nats."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    mean: float = Field(ge=0, lt=10)
+    spread: float = Field(ge=0, lt=10)
+
+    def limit(self, tokens: int) -> float:
+        """Of the mean |difference| of `tokens` tokens: FACTOR mean + SIGMAS spread / sqrt(tokens), nats."""
+        return FACTOR * self.mean + SIGMAS * self.spread / math.sqrt(tokens)
+
+    def scaled(self, factor: float) -> "Rounding":
+        """Of differences that are `factor` times as large."""
+        return Rounding(mean=factor * self.mean, spread=factor * self.spread)
+
+    @property
+    def divergence(self) -> float:
+        """KL of one pass from the other, nats a token, as small differences d have it: mean d^2 / 2."""
+        return (self.mean**2 + self.spread**2) / 2
+
+
+class Tolerance(BaseModel):
+    """What rounding alone may do to each comparison of a run. None: both sides are float32, and the limit is on every
+    token.
+
+    passes     two passes of the learner over the same weights
+    engine     learner against engine
+    probe      learner against engine on the probe's question
+    reference  learner against the frozen reference, before the first update
+    tilt       the slope of learner - engine over the engine's log-probability, of either sign
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    passes: Rounding | None = None
+    engine: Rounding | None = None
+    probe: Rounding | None = None
+    reference: Rounding | None = None
+    tilt: float = Field(default=0.0, ge=0, lt=10)
+
+    def lines(self) -> list[str]:
+        """A line for each comparison whose limit was measured."""
+        names = {"live = old": self.passes, "learner = engine": self.engine, "probe": self.probe}
+        return [
+            f"{name}: rounding {rounding.mean:.2g} nats in the mean, limit {rounding.limit(1000):.2g} on 1,000 tokens"
+            for name, rounding in {**names, "reference": self.reference}.items()
+            if rounding is not None
+        ]
+
+
+#: Both sides in float32, or better: nothing is measured.
+FLOAT32 = Tolerance()

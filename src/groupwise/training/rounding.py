@@ -1,0 +1,137 @@
+"""A run's Tolerance, measured before its first step: how far its arithmetics lie apart on its own model and prompts.
+
+Some prompts are answered by the engine, and the learner's own forward gives the log-probabilities of those tokens three
+times: as the learner computes, as the engine does (weights cast, no autocast), and in float32. What the engine says of
+them is not read: a fault in it must not widen the limits that are to find it.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from groupwise.core.engine import Engine, Precision, Request, Sampling
+from groupwise.core.records import Completion, Prompt
+from groupwise.core.seeds import derive
+from groupwise.diagnostics.bias import tilt
+from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, Rounding, Tolerance
+from groupwise.models.heads import halves
+from groupwise.models.load import Policy
+from groupwise.models.moe.settings import routers_to_record
+from groupwise.models.precision import cast_weights
+from groupwise.training.learner import Learner, LearnerSettings
+
+#: What is measured on: prompts, completions of each, tokens of each at most.
+PROMPTS, SAMPLES, TOKENS = 8, 2, 32
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """What each side of a comparison computes in; the reference's is that of its weights, None where there is none."""
+
+    learner: Precision
+    engine: Precision
+    reference: Precision | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether every side is float32."""
+        return {self.learner, self.engine, self.reference} <= {"fp32", None}
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The same tokens [M] by four arithmetics over the same weights, nats.
+
+    live       as the learner computes
+    exact      in float32
+    engine     as the engine computes
+    reference  as the learner computes over the reference's weights
+    """
+
+    live: Tensor
+    exact: Tensor
+    engine: Tensor
+    reference: Tensor
+
+
+def sampled_completions(
+    engine: Engine, prompts: Sequence[Prompt], sampling: Sampling, seed: int
+) -> list[tuple[Completion, ...]]:
+    """Some short completions of each prompt, under random numbers that nothing else in a run draws."""
+    tokens = min(TOKENS, sampling.max_new_tokens)
+    requests = [Request(p.tokens, SAMPLES, derive(seed, "rounding", i), tokens) for i, p in enumerate(prompts)]
+    return engine.generate(requests, sampling)
+
+
+def measured_tolerance(
+    policy: Policy,
+    learner: Learner,
+    precisions: Precisions,
+    prompts: Sequence[Prompt],
+    completions: Sequence[tuple[Completion, ...]],
+) -> Tolerance:
+    """The tolerance of these precisions on these completions; nothing is run where every side is float32."""
+    if precisions.exact:
+        return FLOAT32
+    logprobs = partial(_logprobs, prompts=prompts, pad=policy.pad, completions=completions)
+    live, exact = logprobs(learner), logprobs(in_float32(learner))
+    passes = Passes(live=live, exact=exact, engine=exact, reference=live)
+    if "bf16" not in (precisions.engine, precisions.reference):
+        return tolerance_of(passes, precisions)
+    cast = cast_weights(copy.deepcopy(policy.model), "bf16")
+    if precisions.engine == "bf16":
+        passes = dataclasses.replace(passes, engine=logprobs(_with_model(learner, cast, "fp32")))
+    if precisions.reference == "bf16":
+        passes = dataclasses.replace(passes, reference=logprobs(_with_model(learner, cast, precisions.learner)))
+    return tolerance_of(passes, precisions)
+
+
+def tolerance_of(passes: Passes, precisions: Precisions) -> Tolerance:
+    """What the passes allow each comparison whose sides are not both float32."""
+    learner, engine, reference = (
+        precision == "bf16" for precision in (precisions.learner, precisions.engine, precisions.reference)
+    )
+    # Two passes that round each for itself are sqrt(2) times as far apart as either is from what is exact.
+    again = _rounding(passes.live - passes.exact).scaled(2**0.5) if learner else None
+    gap = passes.live - passes.engine
+    lean = tilt(gap, passes.engine)
+    return Tolerance(
+        passes=again,
+        engine=_rounding(gap) if learner or engine else None,
+        probe=_rounding(gap) if engine else None,
+        reference=_wider(_rounding(passes.live - passes.reference), again) if learner or reference else None,
+        tilt=LEAST_TILT + (FACTOR * abs(lean.value) if lean.points > 0 else 0.0),
+    )
+
+
+def in_float32(learner: Learner) -> Learner:
+    """The same weights, computed in float32; for log-probabilities only."""
+    return _with_model(learner, learner.model, "fp32")
+
+
+def _with_model(learner: Learner, model: torch.nn.Module, precision: Precision) -> Learner:
+    routers = routers_to_record(halves(model)[0], learner.routing) if learner.routers else ()
+    settings = LearnerSettings(precision=precision)
+    return Learner(model, None, settings, learner.temperature, 1, learner.routing, routers)
+
+
+def _logprobs(
+    learner: Learner, prompts: Sequence[Prompt], pad: int, completions: Sequence[tuple[Completion, ...]]
+) -> Tensor:
+    """[M] nats of every token of every completion."""
+    pairs = zip(prompts, completions, strict=True)
+    return torch.cat([logp for prompt, own in pairs for logp in learner.completion_logprobs(prompt, pad, own)])
+
+
+def _rounding(difference: Tensor) -> Rounding:
+    size = difference.double().abs()
+    return Rounding(mean=float(size.mean()), spread=float(size.std(correction=0)))
+
+
+def _wider(one: Rounding, other: Rounding | None) -> Rounding:
+    return one if other is None or one.mean > other.mean else other

@@ -1,0 +1,38 @@
+"""Weights cast to a precision: what is cast, what stays, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from groupwise.core.errors import UsageError
+from groupwise.models.load import Policy
+from groupwise.models.precision import cast_weights, require_precision
+
+
+def test_parameters_are_cast_and_tied_ones_stay_tied_and_buffers_stay(policy: Policy):
+    model = cast_weights(copy.deepcopy(policy.model), "bf16")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {b.dtype for b in model.buffers() if b.is_floating_point()} == {torch.float32}
+    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
+    assert len(list(model.parameters())) == len(list(policy.model.parameters()))
+    for cast, master in zip(model.parameters(), policy.model.parameters(), strict=True):
+        assert torch.equal(cast, master.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_same_is_what_the_weights_are_in(policy: Policy, dtype: torch.dtype):
+    model = policy.model.to(dtype)
+    assert {p.dtype for p in cast_weights(copy.deepcopy(model), "same").parameters()} == {dtype}
+    assert {p.dtype for p in cast_weights(copy.deepcopy(model), "fp32").parameters()} == {torch.float32}
+
+
+def test_a_precision_that_the_device_has_not_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: emulated)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old Card")
+    with pytest.raises(UsageError, match=r"^engine.precision = 'bf16': Old Card has no bfloat16; set it to 'fp32'"):
+        require_precision("engine.precision", "bf16", "cuda")
+    for precision, device in (("same", "cuda"), ("fp32", "cuda"), ("bf16", "cpu")):
+        require_precision("engine.precision", precision, device)

@@ -1,0 +1,102 @@
+"""The tolerance of a run, measured on a real policy: what is compared, and what must not widen it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from groupwise.core.engine import Request, Sampling
+from groupwise.core.records import Prompt
+from groupwise.core.samples import Sample
+from groupwise.diagnostics.checks import Probe, Verdict
+from groupwise.diagnostics.tolerance import FLOAT32, Rounding
+from groupwise.engines.local.engine import LocalEngine
+from groupwise.models.load import Policy
+from groupwise.training.learner import Learner, LearnerSettings
+from groupwise.training.rounding import Passes, Precisions, measured_tolerance, sampled_completions, tolerance_of
+
+PROMPTS = [Prompt(Sample(text, text, ""), tuple(range(2, 6 + i))) for i, text in enumerate("abcd")]
+
+
+def parts(policy: Policy, precisions: Precisions) -> tuple[Learner, LocalEngine]:
+    learner = Learner(policy.model, None, LearnerSettings(precision=precisions.learner), 1.0, 1)
+    return learner, LocalEngine(policy.model, policy.eos, policy.pad, precision=precisions.engine)
+
+
+def test_in_float32_nothing_is_measured(policy: Policy):
+    learner, _ = parts(policy, Precisions("fp32", "fp32", "fp32"))
+    assert measured_tolerance(policy, learner, Precisions("fp32", "fp32", "fp32"), [], []) is FLOAT32
+
+
+def test_each_comparison_has_the_rounding_of_its_own_two_sides():
+    exact = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
+    live, engine, reference = exact + 0.1, exact + torch.tensor([0.0, 0.2, 0.1]), exact - 0.3
+    passes = Passes(live=live, exact=exact, engine=engine, reference=reference)
+    every = tolerance_of(passes, Precisions("bf16", "bf16", "bf16"))
+    assert every.passes is not None
+    assert every.engine is not None
+    assert every.reference is not None
+    assert (every.passes.mean, every.passes.spread) == (pytest.approx(0.1 * 2**0.5), pytest.approx(0, abs=1e-9))
+    assert every.engine.mean == pytest.approx(0.2 / 3)
+    assert every.engine.spread == pytest.approx((0.01 * 2 / 3 - (0.2 / 3) ** 2) ** 0.5)
+    assert every.probe == every.engine
+    assert every.reference.mean == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("precisions", "measured"),
+    [
+        (Precisions("bf16", "fp32"), {"passes", "engine", "reference"}),
+        (Precisions("fp32", "bf16", "fp32"), {"engine", "probe"}),
+        (Precisions("fp32", "fp32", "bf16"), {"reference"}),
+        (Precisions("bf16", "bf16", "bf16"), {"passes", "engine", "probe", "reference"}),
+    ],
+    ids=str,
+)
+def test_what_is_float32_on_both_sides_keeps_its_limit_on_each_token(policy: Policy, precisions, measured):
+    learner, engine = parts(policy, precisions)
+    completions = sampled_completions(engine, PROMPTS, Sampling(), seed=0)
+    tolerance = measured_tolerance(policy, learner, precisions, PROMPTS, completions)
+    sizes = {name: getattr(tolerance, name) for name in ("passes", "engine", "probe", "reference")}
+    assert {name for name, rounding in sizes.items() if rounding is not None} == measured
+    assert all(1e-4 < rounding.mean < 0.1 for rounding in sizes.values() if rounding is not None)
+
+
+def test_what_the_engine_says_does_not_widen_the_limits(policy: Policy):
+    """A fault that is there from the start must not be taken for rounding."""
+    precisions = Precisions("bf16", "bf16")
+    learner, engine = parts(policy, precisions)
+    completions = sampled_completions(engine, PROMPTS, Sampling(), seed=0)
+    wrong = [tuple(dataclasses.replace(c, logp_engine=(-9.0,) * len(c.tokens)) for c in g) for g in completions]
+    sound, same = (measured_tolerance(policy, learner, precisions, PROMPTS, each) for each in (completions, wrong))
+    assert sound == same
+
+
+def test_measuring_leaves_weights_and_random_numbers_alone(policy: Policy):
+    precisions = Precisions("bf16", "bf16", "bf16")
+    learner, engine = parts(policy, precisions)
+    request = Request(PROMPTS[0].tokens, 4, seed=5)
+    weights = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+    state, before = torch.get_rng_state(), engine.generate([request], Sampling())
+    completions = sampled_completions(engine, PROMPTS, Sampling(), seed=5)
+    measured_tolerance(policy, learner, precisions, PROMPTS, completions)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in policy.model.state_dict().items())
+    assert [c.logp_engine for c in engine.generate([request], Sampling())[0]] == [c.logp_engine for c in before[0]]
+
+
+@pytest.mark.parametrize(("by", "verdict"), [(1e-7, Verdict.PASS), (0.05, Verdict.FAIL)])
+def test_a_bf16_engine_that_answers_as_before_has_old_weights_only_where_they_surely_moved(policy: Policy, by, verdict):
+    """An update below bfloat16's last digit changes none of its answers, and that is no fault."""
+    learner, engine = parts(policy, Precisions("fp32", "bf16"))
+
+    def logprobs(completions):
+        return learner.completion_logprobs(PROMPTS[0], policy.pad, completions)
+
+    probe = Probe(engine, logprobs, Request(PROMPTS[0].tokens, 4, 0, 8), Sampling(), Rounding(mean=1.0, spread=1.0))
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1 + by * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    assert probe().verdict is verdict
