@@ -41,7 +41,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *wo
         (["train", "quickstart", "--resume", "x"], "a recipe or --resume RUN"),
         (["train", "--resume", "nowhere"], "nowhere: not a run folder"),
         (["train", "--resume", "nowhere", "--set", "steps=3"], "--set cannot change it"),
-        (["eval", "quickstart"], "no checkpoint to evaluate"),
+        (["eval", "quickstart"], "no checkpoint in it"),
         (["eval", "quickstart", "--model", "nowhere"], "model = 'nowhere': there is no such folder"),
         (["trian"], "No such command 'trian'"),
         (["train", "quickstart", "--stps", "3"], "No such option"),

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 
 from torch import nn
 
+from groupwise.commands.policies import base_policy
+from groupwise.commands.run_reward_model import run_reward_model
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
-from groupwise.core.atomic import make_folder
 from groupwise.core.engine import Engine, Request
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
@@ -27,13 +27,14 @@ from groupwise.journal.output import Output
 from groupwise.journal.rollout_rows import Spelling
 from groupwise.journal.terminal import View
 from groupwise.loop import Components, LoopSettings, Training
+from groupwise.models.adapters.targets import adapted_weights, adapter_size, in_short
 from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
 from groupwise.models.load import Policy, digest
 from groupwise.models.logprobs import CHUNK_ELEMENTS
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import require_engine_routes, routers_to_record
-from groupwise.models.reward import RewardModel, load_reward_model
+from groupwise.models.reward import RewardModel
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
 from groupwise.rewards.functions.user import TaskScore
@@ -42,13 +43,10 @@ from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.collect import Prompts, Rollout, evaluate
 from groupwise.rollout.scoring import TASK, Scorer
 from groupwise.rollout.selection import Selection, select
-from groupwise.training.cached_reward_model import cached_reward_model
+from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
-from groupwise.training.initial_policy import starting_policy
 from groupwise.training.learner import Learner
-from groupwise.training.reward_model import PreferenceSettings
-from groupwise.training.reward_report import REPORT, read_report
 from groupwise.training.state import RunState
 
 #: How many completions the probe after a weight load asks for, and how long they may be.
@@ -63,30 +61,21 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     pool = pool_of(plan)
     for line in reward_forms(plan, pool):
         view.note(line)
-    policy = starting_policy(
-        recipe.model,
-        plan.task,
-        recipe.warm_start,
-        seed=recipe.seed,
-        cache=plan.cache,
-        device=recipe.device,
-        on_step=partial(view.preparing, "warm start"),
-        chat=recipe.chat,
-        note=view.note,
-    )
+    policy = base_policy(plan, view.note, partial(view.preparing, "warm start"))
+    if recipe.adapter.rank:
+        view.note(f"adapters     {in_short(policy.model, recipe.adapter)}")
     chat = Chat(policy.tokenizer, recipe.chat)
     selection = _selection(plan, policy, chat, view)
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
     scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
-    judge = _reward_model(plan, policy, chat, scorer, journal, view)
+    judge = run_reward_model(plan, policy, chat, scorer, journal, view)
     critic = _critic(plan, policy)
     routers = _routers(plan, policy, view)
     view.note(memory_estimate(plan, policy, critic.model if critic else None, selection.longest))
     engine = training_engine(plan, policy, routers)
-    learner = make_learner(
-        plan, policy, routers, reference=copy.deepcopy(policy.model) if plan.algorithm.needs_reference else None
-    )
+    copied = plan.algorithm.needs_reference and not recipe.adapter.rank
+    learner = make_learner(plan, policy, routers, reference=copy.deepcopy(policy.model) if copied else None)
     prompts = Prompts(selection.train, chat.encode, recipe.seed)
     components = Components(
         algorithm=plan.algorithm,
@@ -179,16 +168,21 @@ def training_engine(plan: Plan, policy: Policy, routers: Sequence[Router]) -> En
 
 
 def make_learner(plan: Plan, policy: Policy, routers: Sequence[Router], reference: nn.Module | None = None) -> Learner:
-    """The policy's learner; `reference` is a frozen copy of the policy, where the algorithm reads one."""
-    return Learner(
-        policy.model,
-        reference,
-        plan.recipe.learner,
-        temperature=plan.recipe.sampling.temperature,
-        total_updates=plan.total_updates,
-        routing=plan.recipe.routing,
-        routers=routers,
-    )
+    """The policy's learner; `reference` is a frozen copy of the policy, where the algorithm reads one.
+
+    With adapters these are in the policy's model from here on, and it is its own reference.
+    """
+    recipe = plan.recipe
+    common: dict[str, Any] = {
+        "settings": recipe.learner,
+        "temperature": recipe.sampling.temperature,
+        "total_updates": plan.total_updates,
+        "routing": recipe.routing,
+        "routers": routers,
+    }
+    if recipe.adapter.rank:
+        return AdaptedLearner(policy.model, recipe.adapter, recipe.seed, **common)
+    return Learner(policy.model, reference, **common)
 
 
 def _routers(plan: Plan, policy: Policy, view: View) -> Sequence[Router]:
@@ -237,51 +231,6 @@ def reward_forms(plan: Plan, pool: Pool | None) -> list[str]:
     return [f"reward       {name} is {form}" for name, form in pool.check(first).items() if name != TASK]
 
 
-def _reward_model(
-    plan: Plan, policy: Policy, chat: Chat, scorer: Scorer, journal: Journal, view: View
-) -> RewardModel | None:
-    """The run's reward model, kept in its folder: a resumed run scores with the very same one."""
-    preference = plan.recipe.preference
-    if preference is None:
-        return None
-    folder = plan.folder / REWARD_MODEL
-    make_folder(folder, partial(_bring_reward_model, plan, preference, policy, chat, scorer, view), "the reward model")
-    report = read_report(folder / REPORT) if (folder / REPORT).is_file() else None
-    for line in report.in_words() if report else ():
-        journal.log(line)
-        view.note(line)
-    judge = load_reward_model(folder, device=plan.recipe.device)
-    if judge.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise UsageError(
-            f"reward model {preference.source!r}: its tokenizer is not the policy's, it would read other words; "
-            "take one that shares it"
-        )
-    return judge
-
-
-def _bring_reward_model(
-    plan: Plan, preference: PreferenceSettings, policy: Policy, chat: Chat, scorer: Scorer, view: View, folder: Path
-) -> None:
-    """A copy of the one that the recipe names, or of one made now (or before, the same)."""
-    if preference.model is not None:
-        origin = Path(preference.model)
-        load_reward_model(origin)
-    else:
-        origin = cached_reward_model(
-            policy,
-            chat,
-            scorer,
-            plan.recipe.sampling,
-            preference,
-            seed=plan.recipe.seed,
-            cache=plan.cache,
-            engine_settings=plan.recipe.engine,
-            on_step=partial(view.preparing, "reward model"),
-            note=view.note,
-        )
-    shutil.copytree(origin, folder)
-
-
 def _critic(plan: Plan, policy: Policy) -> Critic | None:
     """The critic of an algorithm that reads values."""
     critic = plan.recipe.critic
@@ -300,14 +249,18 @@ def memory_estimate(plan: Plan, policy: Policy, critic: nn.Module | None, longes
     recipe = plan.recipe
     shape = policy.model.config.get_text_config()
     weights = _bytes(policy.model)
-    # Weights, gradient, two moments of AdamW, the engine's copy; the reference.
-    copies = 6 if plan.algorithm.needs_reference else 5
+    # Weights, gradient, two moments of AdamW, the engine's copy; the reference. With adapters: weights, the engine's
+    # copy, and the merged ones on their way there.
+    copies = 3 if recipe.adapter.rank else 6 if plan.algorithm.needs_reference else 5
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     rows = min(recipe.engine.max_rows, recipe.prompts_per_step * recipe.samples_per_prompt)
     cache = 2 * shape.num_hidden_layers * heads * size * rows * (longest + recipe.sampling.max_new_tokens) * 4
     logits = 4 * 4 * min(CHUNK_ELEMENTS, recipe.learner.tokens_per_microbatch * shape.vocab_size)
     parts = {"weights and optimizer": weights * copies, "engine cache": cache, "logits": logits}
+    if recipe.adapter.rank:  # the same four of the adapters
+        adapters = adapter_size(adapted_weights(policy.model, recipe.adapter), recipe.adapter.rank)
+        parts["weights and optimizer"] += 4 * 4 * adapters
     if critic is not None:  # weights, gradient, two moments of AdamW
         parts["critic and optimizer"] = 4 * _bytes(critic)
     return "memory       about " + ", ".join(f"{size / 2**20:,.0f} MiB {name}" for name, size in parts.items())

@@ -72,6 +72,7 @@ class Plan:
             *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
             f"algorithm    {row.name} ({row.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in row.parts.items()),
+            *([f"adapters     {_describe_adapters(recipe)}"] if recipe.adapter.rank else []),
             *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
             *([f"critic       {_describe_critic(recipe.critic)}"] if recipe.critic else []),
             *([f"reward model {_describe_preference(recipe.preference)}"] if recipe.preference else []),
@@ -85,6 +86,11 @@ class Plan:
             f"evaluation   {recipe.evaluation.problems} held-out problems x {recipe.evaluation.samples} samples",
         ]
         return "\n".join(lines)
+
+
+def _describe_adapters(recipe: Recipe) -> str:
+    rate, factor = recipe.learner.learning_rate, recipe.adapter.rate_factor
+    return f"{recipe.adapter}, learning rate {factor:g} x {rate:g} = {factor * rate:g}"
 
 
 def _describe_preference(settings: PreferenceSettings) -> str:

@@ -49,17 +49,18 @@ def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
 def resolved_recipe(plan: Plan) -> dict[str, Any]:
     """The recipe's table with nothing left to a default; keys that nothing reads, which would be refused, left out."""
     preference = plan.recipe.preference
-    unread = {"preference": preference.unread} if preference else {}
+    unread = {"adapter": plan.recipe.adapter.unread} | ({"preference": preference.unread} if preference else {})
     return plan.recipe.model_dump(exclude_none=True, exclude=unread)
 
 
 def _require_all_read(recipe: Recipe, critic: CriticSettings | None) -> None:
     """Raises UsageError naming the keys that were set and that nothing in this run reads.
 
-    A component reads its whole section, but for [critic] where the algorithm reads no values, and for the keys of
-    [preference] that the reward model's source leaves unread.
+    A component reads its whole section, but for [critic] where the algorithm reads no values, for the keys of
+    [preference] that the reward model's source leaves unread, and for those of [adapter] without a rank.
     """
     unread = [f"critic.{key}" for key in recipe.critic.model_fields_set] if recipe.critic and not critic else []
+    unread += [f"adapter.{key}" for key in recipe.adapter.model_fields_set & recipe.adapter.unread]
     if recipe.preference is not None:
         unread += [f"preference.{key}" for key in recipe.preference.model_fields_set & recipe.preference.unread]
     if unread:
