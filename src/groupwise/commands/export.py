@@ -1,4 +1,4 @@
-"""A run's policy as a folder of its own: copied, or its adapters merged into the weights that they were trained over."""
+"""A run's policy as a folder of its own: copied, or with its adapters merged into the base's weights."""
 
 import os
 import shutil

@@ -65,7 +65,7 @@ def checkpoint_of(run: Path, step: int | None, note: Callable[[str], None]) -> P
         for line in damaged:
             note(line)
         if newest is None:
-            raise UsageError(f"{run}: no checkpoint in it; name a run folder, or, to evaluate, a model with --model PATH")
+            raise UsageError(f"{run}: no checkpoint in it; name a run folder, or to evaluate a model --model PATH")
         return newest
     steps = checkpoint.steps(root)
     if step not in steps:

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, one_line, shortened
 from groupwise.core.json_text import json_value
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.folder import ADAPTERS
@@ -29,30 +30,36 @@ def write_adapters(folder: Path, adapters: Adapters, base: str) -> None:
 def read_adapters(folder: Path, adapters: Adapters) -> None:
     """A and B as they were saved, bit for bit.
 
-    Raises UsageError where there are none, or those are of other settings or of another base; ValueError where the
-    file holds something else.
+    Raises UsageError where there are none, where they are of other settings, another base or other layers, and where
+    the files hold something else.
     """
-    path = folder / ADAPTERS
+    rank = adapters.settings.rank
     if not holds_adapters(folder):
-        rank = adapters.settings.rank
         raise UsageError(
-            f"{folder}: every weight was trained here, without adapters; a run cannot go on with adapter.rank = {rank}: "
-            "set it to 0"
+            f"{folder}: trained without adapters, so adapter.rank = {rank} cannot go on with it: set it to 0"
         )
-    saved: Any = json_value(path.read_bytes(), str(path))
-    for key, value in _description(adapters).items():
-        if saved[key] == value:
-            continue
-        if key == "digest":
+    path = folder / ADAPTERS
+    try:
+        _require_same(json_value(path.read_bytes(), str(path)), adapters, path)
+        adapters.load(load_file(folder / MATRICES))
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise UsageError(f"{folder}: not adapters of this model: {shortened(one_line(error))}") from None
+
+
+def _require_same(saved: Any, adapters: Adapters, path: Path) -> None:
+    """Raises UsageError where the adapters that were saved have other settings or another base than these."""
+    now = _description(adapters)
+    for key in ("rank", "alpha", "targets"):
+        if saved[key] != now[key]:
             raise UsageError(
-                f"{path}: the adapters are of policy {saved[key]}, and the base now is {value}; it was {saved['base']}, "
-                "take the model folder, library versions and number of threads that it had"
+                f"{path}: adapter.{key} = {now[key]} and these adapters have {saved[key]}: it cannot change in a run; "
+                "set it back, or start another run"
             )
+    if saved["digest"] != now["digest"]:
         raise UsageError(
-            f"{path}: adapter.{key} = {value} and these adapters have {saved[key]}: it cannot change in a run; set it "
-            "back, or start another run"
+            f"{path}: the adapters are of policy {saved['digest']}, and the base now is {now['digest']}; it was in "
+            f"{saved['base']}: take the model folder, library versions and number of threads that it had"
         )
-    adapters.load(load_file(folder / MATRICES))
 
 
 def _description(adapters: Adapters) -> dict[str, Any]:

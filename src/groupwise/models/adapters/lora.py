@@ -16,12 +16,14 @@ from groupwise.models.load import digest
 
 #: peft's name of the adapters; a model has one set of them.
 NAME = "default"
+#: What a layer has of an adapter.
+PARTS = ("lora_A", "lora_B")
 
 
 class Adapters:
     """A model's adapters: y = W x + alpha/r B A x in each adapted layer, W frozen, A random and B zero at the start.
 
-    The model stays the object that it was, with the parts it had; it has more parameters, and only those want gradients.
+    The model stays the object that it was, with the parts it had; only its new parameters have a gradient.
     Experts in one parameter have matrices A and B each: W_e + alpha/r B_e A_e.
     """
 
@@ -88,10 +90,6 @@ class Adapters:
     def _merged(self, name: str) -> Tensor:
         weight, layer = self._base[name].detach(), self._layers.get(name)
         return weight if layer is None else weight + layer.get_delta_weight(NAME)
-
-
-#: What a layer has of an adapter.
-PARTS = ("lora_A", "lora_B")
 
 
 def _inject(model: Any, weights: list[str], settings: AdapterSettings, seed: int) -> None:

@@ -60,7 +60,7 @@ def in_short(model: Any, settings: AdapterSettings) -> str:
 
 
 def routing_modules(model: nn.Module) -> tuple[str, ...]:
-    """The modules that choose experts, by name: named as such, or with an output for each expert, beside the experts."""
+    """The modules that choose experts, by name: called so, or with an output for each expert and beside the experts."""
     config = model.config.get_text_config()  # type: ignore[union-attr]
     counts = {getattr(config, key, None) for key in EXPERT_COUNTS} - {None}
     named = (name for name, module in model.named_modules() if _named_as_router(module))
