@@ -89,6 +89,19 @@ def evaluate(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(parser=location, help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(parser=location, help="The folder to write; it must not exist.")],
+    step: Annotated[int | None, typer.Option(min=0, help="Of the checkpoint of this step; else of the newest.")] = None,
+) -> None:
+    """Write a run's policy as an ordinary Hugging Face folder; adapters are merged into its weights."""
+    from groupwise.commands.export import export as export_policy
+
+    done = export_policy(run, folder, step, Terminal(stderr=True).print)
+    Terminal().print(f"{folder} holds the policy after step {done}: from_pretrained loads it")
+
+
+@app.command()
 def check(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or its path.")],
     set: Settings = None,

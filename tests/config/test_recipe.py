@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
     for key, section in table.items():
         value = getattr(recipe.parse(table, "again"), key)
         if isinstance(value, Settings):
-            unread = {"model", "path"} if key == "preference" else set()
+            unread = {"preference": {"model", "path"}, "adapter": {"alpha", "targets", "rate_factor"}}.get(key, set())
             assert list(section) == [name for name in type(value).model_fields if name not in unread]
 
 
@@ -180,6 +181,7 @@ OTHER: dict[str, Any] = {
     "warm_start.warmup": 0.5,
     "journal.report": False,
     "journal.tracker": "wandb",
+    "adapter.targets": ["q_proj"],
 }
 
 
@@ -206,6 +208,8 @@ def test_every_key_changes_the_run(key: str):
         value, given = "after", {"rewards": {"task": {}, "learned": {}}, "preference": {}}
     elif value is None:
         value = now * 2 + 1
+    if key.startswith("adapter.") and key != "adapter.rank":
+        given = {"adapter.rank": 4}
     changed = resolve(recipe.load("quickstart", {**given, key: value}))
     before = resolve(recipe.load("quickstart", given))
     old, new = ({**vars(plan.recipe), **vars(plan), "recipe": None} for plan in (before, changed))
@@ -222,6 +226,29 @@ def test_every_key_of_a_reward_model_changes_it(key: str):
     assert changed is not None
     assert vars(changed) == {**vars(base), key: other}
     assert changed.source == (other if key in ("model", "path") else base.source)
+
+
+@pytest.mark.parametrize(("key", "value"), [("alpha", 32.0), ("targets", ["q_proj"]), ("rate_factor", 10.0)])
+def test_a_key_of_adapters_without_a_rank_is_refused(key: str, value: Any):
+    with pytest.raises(UsageError, match=f"^adapter.{key}: set, but nothing in this run reads it; take it out$"):
+        resolve(recipe.load("quickstart", {f"adapter.{key}": value}))
+
+
+def test_the_plan_says_the_rate_of_adapters_and_the_recipe_reads_back():
+    changes = {"adapter.rank": 16, "adapter.targets": ["q_proj", "v_proj"], "learner.learning_rate": 2e-5}
+    plan = resolve(recipe.load("quickstart", changes))
+    line = "adapters     rank 16, alpha 32, on q_proj, v_proj, learning rate 10 x 2e-05 = 0.0002"
+    assert line in plan.describe().splitlines()
+    again = resolve(recipe.parse(tomllib.loads(recipe.dump(resolved_recipe(plan))), "again"))
+    assert again.recipe.adapter == plan.recipe.adapter
+    assert "adapters" not in resolve(recipe.load("quickstart")).describe()
+
+
+def test_peft_is_asked_for_where_it_is_needed_and_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    resolve(recipe.load("quickstart"))
+    with pytest.raises(UsageError, match=r"^adapter.rank = 4 needs peft, .*: pip install 'groupwise\[adapters\]'$"):
+        resolve(recipe.load("quickstart", {"adapter.rank": 4}))
 
 
 @pytest.mark.parametrize("source", ["model", "path"])

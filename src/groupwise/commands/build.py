@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,10 @@ from torch import nn
 
 from groupwise.commands.disk import disk_plan, require_disk
 from groupwise.commands.parity import make_probe, run_tolerance
+from groupwise.commands.policies import base_policy
+from groupwise.commands.run_reward_model import run_reward_model
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
-from groupwise.core.atomic import make_folder
 from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
@@ -27,13 +27,14 @@ from groupwise.journal.output import Output
 from groupwise.journal.rollout_rows import Spelling
 from groupwise.journal.terminal import View
 from groupwise.loop import Components, LoopSettings, Training
+from groupwise.models.adapters.targets import adapted_weights, adapter_size, in_short
 from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
 from groupwise.models.load import Policy, digest
 from groupwise.models.logprobs import CHUNK_ELEMENTS
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import require_engine_routes, routers_to_record
-from groupwise.models.reward import RewardModel, load_reward_model
+from groupwise.models.reward import RewardModel
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
 from groupwise.rewards.functions.user import TaskScore
@@ -42,14 +43,11 @@ from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.collect import Prompts, Rollout, evaluate
 from groupwise.rollout.scoring import TASK, Scorer
 from groupwise.rollout.selection import Selection, select
-from groupwise.training.cached_reward_model import cached_reward_model
+from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
-from groupwise.training.initial_policy import starting_policy
 from groupwise.training.learner import Learner
 from groupwise.training.reference import frozen_reference
-from groupwise.training.reward_model import PreferenceSettings
-from groupwise.training.reward_report import REPORT, read_report
 from groupwise.training.state import RunState
 
 #: Rows that rewards are tried on before a run starts.
@@ -62,23 +60,15 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     pool = pool_of(plan)
     for line in reward_forms(plan, pool):
         view.note(line)
-    policy = starting_policy(
-        recipe.model,
-        plan.task,
-        recipe.warm_start,
-        seed=recipe.seed,
-        cache=plan.cache,
-        device=recipe.device,
-        on_step=partial(view.preparing, "warm start"),
-        chat=recipe.chat,
-        note=view.note,
-    )
+    policy = base_policy(plan, view.note, partial(view.preparing, "warm start"))
+    if recipe.adapter.rank:
+        view.note(f"adapters     {in_short(policy.model, recipe.adapter)}")
     chat = Chat(policy.tokenizer, recipe.chat)
     selection = _selection(plan, policy, chat, view)
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
     scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
-    judge = _reward_model(plan, policy, chat, scorer, journal, view)
+    judge = run_reward_model(plan, policy, chat, scorer, journal, view)
     critic = _critic(plan, policy)
     routers = _routers(plan, policy, view)
     view.note(memory_estimate(plan, policy, critic.model if critic else None, selection.longest))
@@ -86,8 +76,8 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     require_disk(disk)
     view.note(f"disk         {disk}")
     engine = training_engine(plan, policy, routers)
-    reads_reference = plan.algorithm.needs_reference
-    reference = frozen_reference(policy.model, recipe.reference) if reads_reference else None
+    copied = plan.algorithm.needs_reference and not recipe.adapter.rank
+    reference = frozen_reference(policy.model, recipe.reference) if copied else None
     learner = make_learner(plan, policy, routers, reference=reference)
     prompts = Prompts(selection.train, chat.encode, recipe.seed)
     tolerance = run_tolerance(plan, policy, engine, learner, prompts, journal)
@@ -185,16 +175,21 @@ def training_engine(plan: Plan, policy: Policy, routers: Sequence[Router]) -> En
 
 
 def make_learner(plan: Plan, policy: Policy, routers: Sequence[Router], reference: nn.Module | None = None) -> Learner:
-    """The policy's learner; `reference` is a frozen copy of the policy, where the algorithm reads one."""
-    return Learner(
-        policy.model,
-        reference,
-        plan.recipe.learner,
-        temperature=plan.recipe.sampling.temperature,
-        total_updates=plan.total_updates,
-        routing=plan.recipe.routing,
-        routers=routers,
-    )
+    """The policy's learner; `reference` is a frozen copy of the policy, where the algorithm reads one.
+
+    With adapters these are in the policy's model from here on, and it is its own reference.
+    """
+    recipe = plan.recipe
+    common: dict[str, Any] = {
+        "settings": recipe.learner,
+        "temperature": recipe.sampling.temperature,
+        "total_updates": plan.total_updates,
+        "routing": recipe.routing,
+        "routers": routers,
+    }
+    if recipe.adapter.rank:
+        return AdaptedLearner(policy.model, recipe.adapter, recipe.seed, **common)
+    return Learner(policy.model, reference, **common)
 
 
 def _routers(plan: Plan, policy: Policy, view: View) -> Sequence[Router]:
@@ -243,51 +238,6 @@ def reward_forms(plan: Plan, pool: Pool | None) -> list[str]:
     return [f"reward       {name} is {form}" for name, form in pool.check(first).items() if name != TASK]
 
 
-def _reward_model(
-    plan: Plan, policy: Policy, chat: Chat, scorer: Scorer, journal: Journal, view: View
-) -> RewardModel | None:
-    """The run's reward model, kept in its folder: a resumed run scores with the very same one."""
-    preference = plan.recipe.preference
-    if preference is None:
-        return None
-    folder = plan.folder / REWARD_MODEL
-    make_folder(folder, partial(_bring_reward_model, plan, preference, policy, chat, scorer, view), "the reward model")
-    report = read_report(folder / REPORT) if (folder / REPORT).is_file() else None
-    for line in report.in_words() if report else ():
-        journal.log(line)
-        view.note(line)
-    judge = load_reward_model(folder, device=plan.recipe.device)
-    if judge.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise UsageError(
-            f"reward model {preference.source!r}: its tokenizer is not the policy's, it would read other words; "
-            "take one that shares it"
-        )
-    return judge
-
-
-def _bring_reward_model(
-    plan: Plan, preference: PreferenceSettings, policy: Policy, chat: Chat, scorer: Scorer, view: View, folder: Path
-) -> None:
-    """A copy of the one that the recipe names, or of one made now (or before, the same)."""
-    if preference.model is not None:
-        origin = Path(preference.model)
-        load_reward_model(origin)
-    else:
-        origin = cached_reward_model(
-            policy,
-            chat,
-            scorer,
-            plan.recipe.sampling,
-            preference,
-            seed=plan.recipe.seed,
-            cache=plan.cache,
-            engine_settings=plan.recipe.engine,
-            on_step=partial(view.preparing, "reward model"),
-            note=view.note,
-        )
-    shutil.copytree(origin, folder)
-
-
 def _critic(plan: Plan, policy: Policy) -> Critic | None:
     """The critic of an algorithm that reads values."""
     critic = plan.recipe.critic
@@ -306,15 +256,20 @@ def memory_estimate(plan: Plan, policy: Policy, critic: nn.Module | None, longes
     recipe = plan.recipe
     shape = policy.model.config.get_text_config()
     weights = _bytes(policy.model)
-    frozen = [recipe.engine.precision] + [recipe.reference.precision] * plan.algorithm.needs_reference
-    # Weights, gradient, two moments of AdamW; the engine's copy, the reference.
-    copies = 4 + sum(0.5 if precision == "bf16" else 1 for precision in frozen)
+    copied = plan.algorithm.needs_reference and not recipe.adapter.rank
+    frozen = [recipe.engine.precision] + [recipe.reference.precision] * copied
+    # Weights, gradient, two moments of AdamW (with adapters: weights, and the merged ones on their way to the engine);
+    # the engine's copy, the reference.
+    copies = (2 if recipe.adapter.rank else 4) + sum(0.5 if precision == "bf16" else 1 for precision in frozen)
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     rows = min(recipe.engine.max_rows, recipe.prompts_per_step * recipe.samples_per_prompt)
     cache = 2 * shape.num_hidden_layers * heads * size * rows * (longest + recipe.sampling.max_new_tokens) * 4
     logits = 4 * 4 * min(CHUNK_ELEMENTS, recipe.learner.tokens_per_microbatch * shape.vocab_size)
     parts = {"weights and optimizer": weights * copies, "engine cache": cache, "logits": logits}
+    if recipe.adapter.rank:  # the same four of the adapters
+        adapters = adapter_size(adapted_weights(policy.model, recipe.adapter), recipe.adapter.rank)
+        parts["weights and optimizer"] += 4 * 4 * adapters
     if critic is not None:  # weights, gradient, two moments of AdamW
         parts["critic and optimizer"] = 4 * _bytes(critic)
     return "memory       about " + ", ".join(f"{size / 2**20:,.0f} MiB {name}" for name, size in parts.items())

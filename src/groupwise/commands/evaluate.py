@@ -6,10 +6,10 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 from groupwise.commands.build import evaluation, pool_of
+from groupwise.commands.policies import checkpoint_of, checkpoint_policy
 from groupwise.config import recipe
 from groupwise.config.plan import REWARD_MODEL
 from groupwise.config.resolve import resolve
-from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
 from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine
@@ -19,7 +19,6 @@ from groupwise.models.load import load_policy
 from groupwise.models.reward import load_reward_model
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import select
-from groupwise.training import checkpoint
 
 
 def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | None) -> Evaluation:
@@ -29,8 +28,13 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     Raises UsageError where there is nothing to evaluate.
     """
     is_run = os.path.lexists(os.path.join(name, journal.RECIPE))
-    plan = resolve(recipe.load(str(journal.whole_recipe(Path(name))) if is_run else name, overrides))
-    policy = load_policy(Path(model) if model else _last_policy(Path(name)), device=plan.recipe.device)
+    table = str(journal.whole_recipe(Path(name))) if is_run else name
+    plan = resolve(recipe.load(table, overrides), place=Path(os.path.realpath(name)) if is_run else None)
+    note = Terminal(stderr=True).print
+    if model:
+        policy = load_policy(Path(model), device=plan.recipe.device)
+    else:
+        policy = checkpoint_policy(plan, checkpoint_of(Path(name), None, note), note)
     engine = make_engine(policy=policy, settings=plan.recipe.engine)
     chat = Chat(policy.tokenizer, plan.recipe.chat)
     selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
@@ -38,12 +42,3 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
         scorer = Scorer(plan.task, policy.decode, pool=pool)
         judge = load_reward_model(Path(name) / REWARD_MODEL, device=plan.recipe.device) if scorer.judged else None
         return evaluation(plan, engine, scorer, chat, selection.heldout, judge)()
-
-
-def _last_policy(folder: Path) -> Path:
-    newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
-    for line in damaged:
-        Terminal(stderr=True).print(line)
-    if newest is None:
-        raise UsageError(f"{folder}: no checkpoint to evaluate; name a run folder, or a model with --model PATH")
-    return newest / checkpoint.POLICY

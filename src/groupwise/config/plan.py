@@ -72,6 +72,7 @@ class Plan:
             *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
             f"algorithm    {row.name} ({row.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in row.parts.items()),
+            *([f"adapters     {_describe_adapters(recipe)}"] if recipe.adapter.rank else []),
             *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
             *([f"precision    {_describe_precision(self)}"] if "bf16" in _precisions(self).values() else []),
             *([f"critic       {_describe_critic(recipe.critic)}"] if recipe.critic else []),
@@ -92,12 +93,18 @@ def _precisions(plan: Plan) -> dict[str, str]:
     """What each holds its weights or computes in; a reference where one is read."""
     recipe = plan.recipe
     known = {"learner": recipe.learner.precision, "engine": recipe.engine.precision}
-    return known | ({"reference": recipe.reference.precision} if plan.algorithm.needs_reference else {})
+    copied = plan.algorithm.needs_reference and not recipe.adapter.rank
+    return known | ({"reference": recipe.reference.precision} if copied else {})
 
 
 def _describe_precision(plan: Plan) -> str:
     master = {"same": "fp32"}
     return ", ".join(f"{name} {master.get(precision, precision)}" for name, precision in _precisions(plan).items())
+
+
+def _describe_adapters(recipe: Recipe) -> str:
+    rate, factor = recipe.learner.learning_rate, recipe.adapter.rate_factor
+    return f"{recipe.adapter}, learning rate {factor:g} x {rate:g} = {factor * rate:g}"
 
 
 def _describe_preference(settings: PreferenceSettings) -> str:

@@ -17,6 +17,7 @@ from groupwise.core.plain import require_plain
 from groupwise.core.settings import Location, Settings
 from groupwise.engines.settings import EngineSettings
 from groupwise.journal.journal import JournalSettings
+from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat import ChatSettings
 from groupwise.models.moe.settings import RoutingSettings
 from groupwise.rollout.collect import EvaluationSettings
@@ -68,6 +69,7 @@ class Recipe(Settings):
     engine: EngineSettings = EngineSettings()
     learner: LearnerSettings = LearnerSettings()
     reference: ReferenceSettings = ReferenceSettings()
+    adapter: AdapterSettings = AdapterSettings()
     routing: RoutingSettings = RoutingSettings()
     critic: CriticSettings | None = None
     preference: PreferenceSettings | None = None

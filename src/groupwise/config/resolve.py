@@ -49,20 +49,29 @@ def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
 def resolved_recipe(plan: Plan) -> dict[str, Any]:
     """The recipe's table with nothing left to a default; keys that nothing reads, which would be refused, left out."""
     preference = plan.recipe.preference
-    unread: dict[str, Any] = {"preference": preference.unread} if preference else {}
-    if not plan.algorithm.needs_reference:
+    unread: dict[str, Any] = {"adapter": plan.recipe.adapter.unread}
+    if preference:
+        unread["preference"] = preference.unread
+    if not _reads_reference(plan.recipe, plan.algorithm):
         unread["reference"] = True
     return plan.recipe.model_dump(exclude_none=True, exclude=unread)
+
+
+def _reads_reference(recipe: Recipe, row: Algorithm) -> bool:
+    """Whether a copy of the policy is kept as the reference: with adapters it is the policy without them."""
+    return row.needs_reference and not recipe.adapter.rank
 
 
 def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | None) -> None:
     """Raises UsageError naming the keys that were set and that nothing in this run reads.
 
     A component reads its whole section, but for [critic] where the algorithm reads no values, [reference] where it
-    reads none, and the keys of [preference] that the reward model's source leaves unread.
+    reads none or the reference is the policy without its adapters, the keys of [preference] that the reward model's
+    source leaves unread, and those of [adapter] without a rank.
     """
     unread = [f"critic.{key}" for key in recipe.critic.model_fields_set] if recipe.critic and not critic else []
-    if not row.needs_reference:
+    unread += [f"adapter.{key}" for key in recipe.adapter.model_fields_set & recipe.adapter.unread]
+    if not _reads_reference(recipe, row):
         unread += [f"reference.{key}" for key in recipe.reference.model_fields_set]
     if recipe.preference is not None:
         unread += [f"preference.{key}" for key in recipe.preference.model_fields_set & recipe.preference.unread]

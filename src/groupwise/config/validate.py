@@ -37,6 +37,7 @@ def require_runnable(plan: Plan) -> None:
             "split into more minibatches than that"
         )
     location(recipe.name, "name")
+    recipe.adapter.require_installed()
     check_model(recipe.model)
     if isinstance(plan.task, Notes):
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here

@@ -15,6 +15,8 @@ from transformers.utils import logging
 
 from groupwise.core.errors import GroupwiseError, UsageError, listed
 
+#: Of adapters, which are in a checkpoint in the place of a model.
+ADAPTERS = "adapters.json"
 WEIGHTS, INDEX, GENERATION = "model.safetensors", "model.safetensors.index.json", "generation_config.json"
 #: Files by which transformers would load other weights than those, or more.
 NO_WEIGHTS = {

@@ -64,7 +64,8 @@ def runs_in_line(backbone: nn.Module) -> bool:
         return False
     with torch.no_grad():
         own = hidden_states(backbone, rows)[rows.place[rows.run]]
-    return torch.allclose(ours.float(), own.float(), rtol=1e-3, atol=1e-3)
+    bound = 1e-3 if weight.dtype.itemsize >= 4 else 3e-2
+    return bool((ours.float() - own.float()).norm() <= bound * own.float().norm())
 
 
 def line_attention(

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
 from groupwise.models.folder import (
+    ADAPTERS,
     error_line,
     loading,
     quiet,
@@ -106,6 +107,11 @@ def load_policy(
 
 def require_config(folder: Path, where: str) -> None:
     """Raises UsageError, `where` first, for a folder that holds no model."""
+    if (folder / ADAPTERS).exists():
+        raise UsageError(
+            f"{where}: it holds adapters and no model; groupwise export RUN FOLDER makes a model of a run that has "
+            "adapters, and such a run goes on with the adapter.rank that it began with"
+        )
     if not (folder / "config.json").exists():
         raise UsageError(f"{where}: no config.json; expected a Hugging Face model folder")
 

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Demonstrates, Identified, Task
@@ -42,10 +43,12 @@ def starting_policy(
     on_step: OnStep,
     chat: ChatSettings = ChatSettings(),
     note: Callable[[str], None] = print,
+    require: Callable[[Any], object] | None = None,
 ) -> Policy:
     """The policy, ready to train. With a warm start it comes from `cache` where the same one is there already.
 
-    `note` says a line where what is there is damaged and made again.
+    `note` says a line where what is there is damaged and made again. `require` is called with the model before a warm
+    start, and raises UsageError where the run cannot use it.
     """
     if model not in TINY:
         model = str(model_folder(model))
@@ -61,6 +64,8 @@ def starting_policy(
         if model in TINY:
             TINY[model].build(task.alphabet, target, seed)
         policy = load_policy(target if model in TINY else Path(model))
+        if require is not None:
+            require(policy.model)
         if warm.steps:
             assert isinstance(task, Demonstrates)
             demonstrations = list(task.demonstrations(warm.demonstrations, seed))

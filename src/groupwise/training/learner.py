@@ -74,7 +74,7 @@ class Learner(TrainedModel):
         """
         with torch.no_grad():
             logp_old, routed = self._under_old_policy(batch, old)
-            logp_ref = self.logprobs(self.reference, batch) if ref and self.reference is not None else None
+            logp_ref = self.reference_logprobs(batch) if ref else None
         return batch.add(logp_old=logp_old, logp_ref=logp_ref, **routed)
 
     def _under_old_policy(self, batch: Batch, old: bool) -> tuple[Tensor | None, dict[str, RowRoutes]]:
@@ -89,6 +89,10 @@ class Learner(TrainedModel):
         logp, seen = self.logprobs(self.model, batch, routing), routing.record
         own = {"routes_own": seen.own} if seen and from_engine else {}
         return logp if old else None, {"routes": seen.used, **own} if seen else {}
+
+    def reference_logprobs(self, batch: Batch) -> Tensor | None:
+        """[N,T] nats under the policy that the run started from; None where no copy of it is kept."""
+        return None if self.reference is None else self.logprobs(self.reference, batch)
 
     def logprobs(self, model: nn.Module, batch: Batch, routing: RoutingPass | None = None) -> Tensor:
         """[N,T] nats on the CPU, 0 where masked; `routing` gathers the routes of the pass."""

@@ -20,6 +20,7 @@ from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
 from groupwise.diagnostics.checks import Check, Verdict, learner_equals_engine
+from groupwise.models.adapters.targets import adapted_weights, in_short
 from groupwise.models.chat import Chat
 from groupwise.models.folder import read_config, read_generation
 from groupwise.models.heads import halves
@@ -93,6 +94,7 @@ def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], lo
     """Vocabulary, memory, experts, and one batch that engine and learner both run; `longest` prompt, tokens."""
     try:
         policy = load_policy(files.folder, device=plan.recipe.device, training=True)
+        adapted_weights(policy.model, plan.recipe.adapter)
     except UsageError as error:
         return [fault(str(error))]
     size = policy.model.get_input_embeddings().weight.shape[0]
@@ -101,6 +103,8 @@ def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], lo
     findings.append(ok(" ".join(memory_estimate(plan, policy, critic, longest).split())))
     disk = disk_plan(plan, policy.model, critic)
     findings.append(ok(f"disk: {disk}") if disk.fits else fault(f"disk: {disk}; {REMEDY}"))
+    if plan.recipe.adapter.rank:
+        findings.append(ok(f"adapters on {in_short(policy.model, plan.recipe.adapter)}"))
     if plan.recipe.model in TINY or plan.recipe.warm_start.steps:
         start = "random" if plan.recipe.model in TINY else "the folder's"
         warm = "; the warm start is not run here" if plan.recipe.warm_start.steps else ""

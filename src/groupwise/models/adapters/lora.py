@@ -1,0 +1,118 @@
+"""Adapters (LoRA) that peft injects into a model's own layers: on, off, and merged into its weights."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.core.errors import UsageError, listed, need
+from groupwise.core.seeds import derive
+from groupwise.models.adapters.settings import EXTRA, AdapterSettings
+from groupwise.models.adapters.targets import adapted_weights
+from groupwise.models.folder import quiet
+from groupwise.models.load import digest
+
+#: peft's name of the adapters; a model has one set of them.
+NAME = "default"
+#: What a layer has of an adapter.
+PARTS = ("lora_A", "lora_B")
+
+
+class Adapters:
+    """A model's adapters: y = W x + alpha/r B A x in each adapted layer, W frozen, A random and B zero at the start.
+
+    The model stays the object that it was, with the parts it had; only its new parameters have a gradient.
+    Experts in one parameter have matrices A and B each: W_e + alpha/r B_e A_e.
+    """
+
+    def __init__(self, model: Any, settings: AdapterSettings, seed: int) -> None:
+        """Raises UsageError for targets that do not fit the model, or where peft is missing or cannot adapt it."""
+        weights = adapted_weights(model, settings)
+        self.settings, self.base_digest = settings, digest(model)
+        self._model, self._base = model, dict(model.named_parameters())
+        model.requires_grad_(False)
+        _inject(model, list(weights), settings, seed)
+        self._layers = _by_weight(model, self._base)
+        if missed := weights.keys() ^ self._layers.keys():
+            raise UsageError(f"peft adapts other layers of {type(model).__name__} than these: {listed(sorted(missed))}")
+
+    @property
+    def base(self) -> Mapping[str, nn.Parameter]:
+        """The frozen weights, by the names that they had before."""
+        return self._base
+
+    @property
+    def matrices(self) -> dict[str, nn.Parameter]:
+        """A and B of each adapted weight, as `<weight>.lora_A` and `<weight>.lora_B`."""
+        pairs = self._layers.items()
+        return {f"{name}.{part}": getattr(layer, part)[NAME].weight for name, layer in pairs for part in PARTS}
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Inside, the model computes what it did before it had adapters, to the bit."""
+        self._enable(False)
+        try:
+            yield
+        finally:
+            self._enable(True)
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight of the model without adapters, by name: W + alpha/r B A where it is adapted, one at a time."""
+        for name in self._base:
+            yield name, self._merged(name)
+
+    def load(self, matrices: Mapping[str, Tensor]) -> None:
+        """Sets A and B. Raises ValueError where they are of other weights or shapes."""
+        own = self.matrices
+        if {k: m.shape for k, m in matrices.items()} != {k: m.shape for k, m in own.items()}:
+            raise ValueError("the adapters are of other layers than the model has")
+        with torch.no_grad():
+            for name, matrix in own.items():
+                matrix.copy_(matrices[name])
+
+    def merge(self) -> None:
+        """Adds the adapters to the weights and takes them out: an ordinary model again, and nothing more to do here."""
+        with torch.no_grad():
+            for name in self._layers:
+                self._base[name].copy_(self._merged(name))
+        wrappers = {id(layer) for layer in self._layers.values()}
+        while wrapped := next((name for name, m in self._model.named_modules() if id(m) in wrappers), None):
+            self._model.set_submodule(wrapped, self._model.get_submodule(wrapped).get_base_layer())
+        self._layers = {}
+
+    def _enable(self, enabled: bool) -> None:
+        for layer in self._layers.values():
+            layer.enable_adapters(enabled)
+
+    @torch.no_grad()
+    def _merged(self, name: str) -> Tensor:
+        weight, layer = self._base[name].detach(), self._layers.get(name)
+        return weight if layer is None else weight + layer.get_delta_weight(NAME)
+
+
+def _inject(model: Any, weights: list[str], settings: AdapterSettings, seed: int) -> None:
+    """Adapters without dropout over the weights of these names; their random numbers are a function of the seed."""
+    peft = need("peft", EXTRA, f"adapter.rank = {settings.rank}")
+    stacks = [name for name in weights if model.get_parameter(name).dim() == 3]
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=0.0,
+        target_modules=[f"policy.{name.removesuffix('.weight')}" for name in weights if name not in stacks],
+        target_parameters=[f"policy.{name}" for name in stacks] or None,
+    )
+    with quiet(), torch.random.fork_rng(devices=[]):  # the caller's random stream stays where it is
+        torch.manual_seed(derive(seed, "adapters"))
+        # Where peft sees a transformers model, it takes names like gate_proj for those of experts in older versions.
+        peft.inject_adapter_in_model(config, nn.ModuleDict({"policy": model}), NAME)
+
+
+def _by_weight(model: nn.Module, base: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+    """peft's layers, by the name of the weight that each adapts."""
+    lora = need("peft", EXTRA, "adapters").tuners.lora
+    names = {id(parameter): name for name, parameter in base.items()}
+    layers = [module for module in model.modules() if isinstance(module, lora.LoraLayer)]
+    stacked = lora.layer.ParamWrapper
+    return {names[id(x.get_param() if isinstance(x, stacked) else x.get_base_layer().weight)]: x for x in layers}

@@ -1,0 +1,56 @@
+"""The learner of adapters: the policy is frozen, and with its adapters off it is the reference."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from groupwise.core.records import Batch
+from groupwise.models.adapters.files import read_adapters, write_adapters
+from groupwise.models.adapters.lora import Adapters
+from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.models.moe.record import Router
+from groupwise.models.moe.settings import RoutingSettings
+from groupwise.training import checkpoint
+from groupwise.training.learner import Learner, LearnerSettings
+
+
+class AdaptedLearner(Learner):
+    """Trains A and B of W + alpha/r B A alone, at rate_factor times the learning rate; no second copy of the policy."""
+
+    def __init__(
+        self,
+        model: Any,
+        adapter: AdapterSettings,
+        seed: int,
+        settings: LearnerSettings,
+        temperature: float,
+        total_updates: int,
+        routing: RoutingSettings = RoutingSettings(),
+        routers: Sequence[Router] = (),
+    ) -> None:
+        """Injects adapters into the model; `seed` is the run's, of which their random numbers are a function."""
+        self.adapters = Adapters(model, adapter, seed)
+        faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
+        super().__init__(model, None, faster, temperature, total_updates, routing, routers)
+
+    def reference_logprobs(self, batch: Batch) -> Tensor:
+        """[N,T] nats under the policy that the run started from: the model with its adapters off."""
+        with self.adapters.off():
+            return self.logprobs(self.model, batch)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight as an engine takes them, the adapters merged into it."""
+        return self.adapters.merged()
+
+    def save(self, folder: Path, tokenizer: Any) -> None:
+        """The adapters and their optimizer, into a checkpoint's folder; the base stays where it came from."""
+        write_adapters(folder / checkpoint.POLICY, self.adapters, self.model.name_or_path)
+        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw)
+
+    def restore(self, folder: Path, updates: int) -> None:
+        """Adapters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""
+        read_adapters(folder / checkpoint.POLICY, self.adapters)
+        checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw)
+        self.optimizer.updates = updates

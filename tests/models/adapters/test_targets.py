@@ -1,0 +1,96 @@
+"""Which weights get adapters, and which targets are refused, in one line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from groupwise.core.errors import UsageError
+from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.models.adapters.targets import adapted_weights, adapter_size, in_short, routing_modules
+from tests.laws import moe_models
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def ends(names, layer: int = 0) -> set[str]:
+    """Names of one layer's weights, from the part of the layer on."""
+    start = f"model.layers.{layer}."
+    return {name.removeprefix(start) for name in names if name.startswith(start)}
+
+
+def test_without_targets_every_linear_layer_but_the_head(policy):
+    weights = adapted_weights(policy.model, AdapterSettings(rank=4))
+    mlp = {f"mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")}
+    assert ends(weights) == ends(weights, 1) == {f"self_attn.{name}.weight" for name in ATTENTION} | mlp
+    assert len(weights) == 14
+    assert adapted_weights(policy.model, AdapterSettings()) == {}
+
+
+@pytest.mark.parametrize("name", sorted(moe_models.BUILD))
+def test_experts_are_adapted_and_routers_are_not(name: str):
+    model = moe_models.build(name)
+    weights = adapted_weights(model, AdapterSettings(rank=4))
+    experts = {each for each, weight in weights.items() if weight.dim() == 3}
+    assert ends(experts, 1) == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+    assert len(routing_modules(model)) == moe_models.LAYERS
+    assert not any(each.startswith(router + ".") for each in weights for router in routing_modules(model))
+    assert not any(each.startswith("lm_head") for each in weights)
+
+
+def test_a_router_that_is_a_linear_layer_beside_the_experts_is_known_without_its_name():
+    model = moe_models.build("qwen3_moe")
+    for layer in model.model.layers:
+        layer.mlp.gate = torch.nn.Linear(32, moe_models.EXPERTS)
+    assert routing_modules(model) == tuple(f"model.layers.{i}.mlp.gate" for i in range(moe_models.LAYERS))
+    assert not any("mlp.gate." in name for name in adapted_weights(model, AdapterSettings(rank=4)))
+
+
+def test_a_target_is_the_end_of_a_layers_name():
+    model = moe_models.build("deepseek_v3")
+    chosen = adapted_weights(model, AdapterSettings(rank=4, targets=("experts.down_proj", "layers.0.mlp.down_proj")))
+    stacks = [f"model.layers.{i}.mlp.experts.down_proj" for i in (1, 2, 3)]
+    assert sorted(chosen) == ["model.layers.0.mlp.down_proj.weight", *stacks]
+
+
+def test_the_layers_of_an_older_kind_are_linear_layers_too():
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8))
+    weights = adapted_weights(model, AdapterSettings(rank=2))
+    assert len(weights) == 4, "the head is tied to the embedding"
+
+
+def test_the_size_is_that_of_the_matrices(policy):
+    weights = adapted_weights(policy.model, AdapterSettings(rank=3, targets=("q_proj", "down_proj")))
+    assert adapter_size(weights, 3) == 2 * 3 * (64 + 64) + 2 * 3 * (256 + 64)
+    moe = moe_models.build("qwen3_moe")
+    settings = AdapterSettings(rank=3, targets=("experts.down_proj", "q_proj"))
+    assert adapter_size(adapted_weights(moe, settings), 3) == 3 * 8 * 3 * (32 + 16) + 3 * 3 * (32 + 32)
+    total = sum(p.numel() for p in moe.parameters())
+    assert in_short(moe, settings) == (
+        f"3 linear layers, 3 stacks of experts; {3 * 8 * 3 * 48 + 3 * 3 * 64:,} numbers train, the policy's "
+        f"{total:,} do not"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("qproj", "'qproj' matches no linear layer of Qwen3MoeForCausalLM; did you mean 'q_proj'? known: down_proj, "),
+        ("proj", "'proj' matches no linear layer"),
+        ("q_proj.weight", "'q_proj.weight' matches no linear layer"),
+        ("", "'' matches no linear layer"),
+        ("embed_tokens", "'embed_tokens' matches no linear layer"),
+        ("experts", "'experts' matches no linear layer"),
+        ("gate", "'gate' is a router (model.layers.0.mlp.gate), and a router is not adapted: "),
+        ("layers.2.mlp.gate", "'layers.2.mlp.gate' is a router (model.layers.2.mlp.gate)"),
+        ("lm_head", "'lm_head' is the output head, which is not adapted: "),
+    ],
+)
+def test_a_target_that_cannot_be_adapted_is_refused_in_one_line(target: str, words: str):
+    model = moe_models.build("qwen3_moe")
+    with pytest.raises(UsageError, match=re.escape(f"adapter.targets: {words}")) as error:
+        adapted_weights(model, AdapterSettings(rank=4, targets=("q_proj", target)))
+    assert "\n" not in str(error.value)
