@@ -1,10 +1,12 @@
 # On a machine with no GPU exactly this torch is installed: an open range would pull gigabytes of CUDA libraries.
 TORCH := torch==2.13.0
+# What benchmarks/trl is measured against, in an environment of its own.
+TRL := trl==1.16.0 accelerate datasets
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart real test test-slow test-fuzz check bench docs clean
+.PHONY: help install quickstart real test test-slow test-fuzz check bench bench-trl docs clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -51,9 +53,19 @@ bench: install  ## the engine against model.generate, dense and with experts, wh
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/logprob_memory.py
 
+.venv-trl/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(TRL)
+	@touch $@
+
+bench-trl: install .venv-trl/installed  ## whole steps against TRL, docs/benchmarks_trl.md; goes on where it stopped; ONLY=equal-48,curves
+	$(BIN)/python benchmarks/trl/run.py docs/evidence/bench-trl.jsonl $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python benchmarks/trl_pictures.py docs/evidence/bench-trl.jsonl docs
+
 docs: install  ## write docs/algorithms.md from the catalog and docs/floors.svg from the imports
 	$(BIN)/python -m groupwise.algorithms.explain > docs/algorithms.md
 	$(BIN)/python docs/floors.py
 
-clean:  ## remove .venv and caches; runs/ stays
-	rm -rf .venv .pytest_cache .ruff_cache
+clean:  ## remove .venv, .venv-trl and caches; runs/ stays
+	rm -rf .venv .venv-trl .pytest_cache .ruff_cache
