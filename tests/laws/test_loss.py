@@ -27,6 +27,16 @@ def value_and_gradient(algo, b, advantage=None, **columns):
 
 
 @pytest.mark.parametrize("name", ROWS)
+def test_a_row_without_an_advantage_has_no_gradient(name, batch):
+    """What lets the learner run such rows forward alone: Algorithm.trained_rows."""
+    advantage = batch.advantage.clone()
+    advantage[::2] = 0
+    _, gradient = value_and_gradient(groupwise.algorithm(name, {"kl.beta": 0.0}), batch, advantage)
+    assert not gradient[::2].any()
+    assert gradient[1::2].any()
+
+
+@pytest.mark.parametrize("name", ROWS)
 def test_masked_positions_change_nothing(name, batch):
     algo = groupwise.algorithm(name)
     out, gradient = value_and_gradient(algo, batch)
