@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import groupwise
 import groupwise.commands.train as starts
 from groupwise.commands.evaluate import evaluate_folder
 from groupwise.commands.train import resume
+from groupwise.core.boundary import save_traceback
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics, whole_recipe
 from groupwise.training import checkpoint
@@ -202,21 +204,33 @@ def test_a_fifo_in_a_run_folder_is_not_waited_for(name: str, begun: Path) -> Non
 
 def test_what_a_run_appends_to_is_never_waited_for(begun: Path) -> None:
     os.mkfifo(begun / "log.txt")
-    (begun / "metrics.jsonl").symlink_to("/dev/full")
     book = Journal(begun)
-    with pytest.raises(RunError, match=r"log\.txt: cannot be written: "):
+    with pytest.raises(RunError, match=r"log\.txt: cannot be written: .*; move it away, then resume"):
         book.log("a")
-    with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left on device"):
-        book.metrics({"step": 1})
     book.close()
 
 
-def test_a_lock_that_is_a_link_does_not_empty_what_it_leads_to(begun: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("mine")
-    (begun / ".lock").unlink()
-    (begun / ".lock").symlink_to(tmp_path / "mine")
-    Journal(begun).close()
-    assert (tmp_path / "mine").read_text() == "mine"
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("name", [".lock", "log.txt", "metrics.jsonl"])
+def test_a_run_never_writes_through_a_link(name: str, there: bool, begun: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    if there:
+        other.write_text("keep\n")
+    (begun / name).unlink(missing_ok=True)
+    (begun / name).symlink_to(other)
+    said = rf"{re.escape(name)}: .*: it is a link"
+    with pytest.raises(GroupwiseError, match=said), closing(Journal(begun)) as book:
+        book.log("a") if name == "log.txt" else book.metrics({"step": 1})
+    assert save_traceback(ValueError(), begun / name) != str(begun / name)
+    assert other.read_text() == "keep\n" if there else not other.exists()
+
+
+def test_a_full_disk_is_said(begun: Path) -> None:
+    book = Journal(begun)
+    said = r"metrics\.jsonl: cannot be written: File too large; free space, then resume"
+    with full_disk(100), pytest.raises(RunError, match=said):
+        book.metrics({"step": 1, "note": "x" * 1000})
+    book.close()
 
 
 @pytest.mark.parametrize(

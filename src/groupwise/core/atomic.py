@@ -39,8 +39,24 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def open_to_append(path: Path) -> IO[bytes]:
-    """A file, to be written at its end; made where there is none. Raises OSError for a FIFO without a reader."""
-    return open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
+    """A file, to be written at its end; made where there is none.
+
+    Raises OSError also for a link, which would lead the writing to another place, a FIFO or a device.
+    """
+    return open(path, "ab", opener=_open_own)
+
+
+def _open_own(name: str, flags: int) -> int:
+    try:
+        handle = os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.EINVAL, "it is a link", name) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file", name)
+    return handle
 
 
 def remove(path: Path) -> None:

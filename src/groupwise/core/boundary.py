@@ -5,6 +5,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from groupwise.core.atomic import open_to_append
 from groupwise.core.errors import one_line, shortened
 
 _PACKAGE = Path(__file__).parents[1]
@@ -43,8 +44,8 @@ def save_traceback(error: BaseException, log: Path | None = None) -> str:
 
 def _appended(log: Path | None, text: bytes) -> str:
     """The log's name; "" where nothing could be put at its end."""
-    if log is not None and (log.is_file() or not log.exists()):  # never wait for who reads a pipe
-        with suppress(OSError), log.open("ab") as file:
+    if log is not None:
+        with suppress(OSError), open_to_append(log) as file:
             file.write(text)
             return str(log)
     return ""

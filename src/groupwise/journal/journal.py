@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -23,6 +24,8 @@ from groupwise.core.terminal import clean
 METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
 LOG, RECIPE, ABOUT, SUMMARY, LOCK = "log.txt", "recipe.toml", "about.json", "summary.json", ".lock"
 #: The first and the last line of a recipe in a run folder: one that lost its end would have defaults for it.
+#: What the system says where a disk, a person's share of it, or a file may not grow.
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FIRST, LAST = "# All that this run was started with, down to the line: # end of the recipe\n", "# end of the recipe\n"
 
 
@@ -138,8 +141,9 @@ class Journal:
             with open_to_append(self.folder / name) as file:
                 file.writelines(lines)
         except OSError as error:
+            remedy = "free space" if error.errno in NO_SPACE else "move it away"
             raise RunError(
-                f"{self.folder / name}: cannot be written: {error.strerror}; free space, then resume"
+                f"{self.folder / name}: cannot be written: {error.strerror}; {remedy}, then resume"
             ) from None
 
 
