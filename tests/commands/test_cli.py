@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import subprocess
@@ -16,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from groupwise import cli
 from groupwise.core.errors import UsageError
 from groupwise.models.load import Policy, load_policy, prompt_ids
-from groupwise.models.tiny import TinySpec
+from groupwise.models.tiny import ByteSpec, TinySpec
 
 
 def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -58,6 +59,17 @@ def test_wrong_use_is_one_line_and_exit_code_2(words, told, monkeypatch, capfd, 
     assert told in err
     assert len(err.strip().splitlines()) == 1
     assert not list(tmp_path.glob("runs/[!.]*")), "nothing was started, so nothing is left behind"
+
+
+def test_an_evaluation_of_a_model_whose_answers_would_not_end(monkeypatch, capfd, tmp_path):
+    ByteSpec(chat=True).build("", tmp_path, seed=0)
+    for name, key, value in (("generation_config", "eos_token_id", 1), ("tokenizer_config", "eos_token", "<eos>")):
+        fields = json.loads((tmp_path / f"{name}.json").read_text())
+        (tmp_path / f"{name}.json").write_text(json.dumps({**fields, key: value}))
+    code, _, err = call(monkeypatch, capfd, "eval", "times-tables", "--model", str(tmp_path))
+    assert code == 2
+    assert "closes an answer with <|im_end|>" in err
+    assert "answers would run on to the limit" in err
 
 
 def test_help_is_not_an_error(monkeypatch, capfd):

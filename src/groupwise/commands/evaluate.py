@@ -17,6 +17,7 @@ from groupwise.journal import journal
 from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
 from groupwise.models.reward import load_reward_model
+from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import select
 
@@ -38,6 +39,7 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     engine = make_engine(policy=policy, settings=plan.recipe.engine)
     chat = Chat(policy.tokenizer, plan.recipe.chat)
     selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
+    require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
     with closing(engine), pool_of(plan) or nullcontext() as pool:
         scorer = Scorer(plan.task, policy.decode, pool=pool)
         judge = load_reward_model(Path(name) / REWARD_MODEL, device=plan.recipe.device) if scorer.judged else None
