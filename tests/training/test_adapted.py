@@ -162,7 +162,7 @@ def test_another_base_a_run_without_adapters_and_damaged_files_are_refused(polic
     own = learner(policy)
     own.save(tmp_path / "adapters", policy.tokenizer)
     full.save(tmp_path / "full", policy.tokenizer)
-    with pytest.raises(UsageError, match=r"trained without adapters; adapter.rank = 4 cannot go on with it: set it"):
+    with pytest.raises(UsageError, match=r"trained without adapters, so adapter.rank = 4 cannot go on with it: set it"):
         own.restore(tmp_path / "full", updates=0)
     with pytest.raises(UsageError, match=r"it holds adapters and no model; groupwise export RUN FOLDER makes a model"):
         full.restore(tmp_path / "adapters", updates=0)

@@ -113,6 +113,6 @@ def _by_weight(model: nn.Module, base: Mapping[str, nn.Parameter]) -> dict[str, 
     """peft's layers, by the name of the weight that each adapts."""
     lora = need("peft", EXTRA, "adapters").tuners.lora
     names = {id(parameter): name for name, parameter in base.items()}
-    layers = [module for module in model.modules() if isinstance(module, lora.LoraLayer)]
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, lora.LoraLayer)]
     stacked = lora.layer.ParamWrapper
     return {names[id(x.get_param() if isinstance(x, stacked) else x.get_base_layer().weight)]: x for x in layers}
