@@ -23,7 +23,7 @@ from groupwise.core.samples import Sample
 from learn_ours import CHANGES
 from start import folder
 from theirs import same_method
-from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+from trl import GRPOConfig, GRPOTrainer  # pyright: ignore  # of another environment
 
 
 def main(seed: int, models: Path, out: Path) -> None:

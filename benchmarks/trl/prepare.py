@@ -33,7 +33,9 @@ def main(case: Case, folder: Path) -> None:
     target = folder / case.model_name
     if not (target / "config.json").exists():
         if case.model is None:
-            subprocess.run([sys.executable, "-m", "groupwise.cli", "model", SMOLLM2, str(target)], check=True)
+            command = [sys.executable, "-m", "groupwise.cli", "model", SMOLLM2, str(target)]
+            if subprocess.run(command, check=False).returncode:  # it has said what is missing
+                sys.exit(1)
         else:
             build(case, case.model, target)
     problems = folder / f"{case.name}.jsonl"

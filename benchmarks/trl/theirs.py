@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from cases import CASES, Case
 from groupwise.rewards.functions.form import Repetition
 from process import finish, mean, peak_mib
-from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+from trl import GRPOConfig, GRPOTrainer  # pyright: ignore  # of another environment
 
 
 class Timed(GRPOTrainer):

@@ -40,7 +40,7 @@ def test_a_model_ends_as_often_as_its_case_says(module: Module, vocabulary: int,
         words = torch.randint(2, vocabulary, (64, 8), generator=torch.manual_seed(1))
         with torch.no_grad():
             probabilities = model(words).logits.softmax(-1).mean((0, 1))
-        assert float(probabilities[prepare.END]) == pytest.approx(share, rel=0.02, abs=1e-12)
+        assert float(probabilities[prepare.END]) == pytest.approx(share, rel=0.05, abs=1e-12)
         assert float(probabilities[prepare.PAD]) < 1e-12
         frequent = probabilities[prepare.END + 1 :][: prepare.FREQUENT].sum() / probabilities[prepare.END + 1 :].sum()
         expected = prepare.SHARE if vocabulary == 64 else prepare.FREQUENT / (vocabulary - 2)
