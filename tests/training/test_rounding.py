@@ -53,7 +53,7 @@ def test_each_comparison_has_the_rounding_of_its_own_two_sides():
         (Precisions("fp32", "fp32", "bf16"), {"reference"}),
         (Precisions("bf16", "bf16", "bf16"), {"passes", "engine", "probe", "reference"}),
     ],
-    ids=str,
+    ids=["bf16 learner", "bf16 engine", "bf16 reference", "bf16 all"],
 )
 def test_what_is_float32_on_both_sides_keeps_its_limit_on_each_token(policy: Policy, precisions, measured):
     learner, engine = parts(policy, precisions)
