@@ -29,7 +29,7 @@ LINES: list[tuple[str, ...]] = [
     ("explain", "grpo", "--set", "algorithm.kl.beta=0.1"),
     ("train", "--resume", "runs/half"),
 ]
-VERBS = ("train", "eval", "check", "report", "watch", "explain")
+VERBS = ("train", "eval", "check", "model", "report", "watch", "explain")
 OPTIONS = (
     "--set",
     "--resume",
@@ -177,6 +177,8 @@ def _values(draw: st.DrawFn) -> Mutant:
                 (("eval", "recipe.toml", "--model", nowhere), True),
                 (("eval", "runs/done", "--model", odd), odd not in (".", "")),
                 (("check", nowhere), True),
+                (("model", nowhere, "made"), True),
+                (("model", "smollm2", "model"), True),
                 (("report", nowhere), True),
                 (("report", "runs/done", nowhere, "--out", "page.html"), True),
                 (("watch", nowhere), True),

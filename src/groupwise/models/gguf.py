@@ -4,6 +4,7 @@ transformers reads configuration and tokenizer of such a file, but its weights o
 they come from the library that defines the format.
 """
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class GgufModel:
             ).save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        shutil.copymode(folder / "config.json", folder / WEIGHTS)  # safetensors lets nobody else read it
 
 
 def read_gguf(path: Path) -> GgufModel:
