@@ -54,7 +54,8 @@ def train(
     say(f"{s['steps']} steps of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all")
     for name, check in s["checks"].items():
         if check["steps"]:
-            say(f"checked on {check['steps']} steps: {name} (largest {check['largest']:.2g}, limit {check['limit']:g})")
+            far = f"largest {check['largest']:.2g}, limit {check['limit']:.3g}"
+            say(f"checked on {check['steps']} steps: {name} ({far})")
         else:
             say(f"not measured: {name}")
     say(f"the run is in {done.folder} (summary.json, metrics.jsonl, rollouts.jsonl, checkpoints)")

@@ -72,11 +72,11 @@ def test_every_check_passes_and_the_checkpoint_is_small(run: groupwise.Run, warm
         assert {check["verdict"] for check in row["checks"].values()} <= {"pass", "not measured"}
         assert row["checks"]["learner = engine"]["verdict"] == "pass"
         assert row["learning_rate"] == pytest.approx(1e-2), "ten times the recipe's"
-    assert read_metrics(run.folder)[-1]["kl_mean"] > 0
+    assert [row["kl_mean"] for row in read_metrics(run.folder) if "pass_rate" in row][-1] > 0
     policy = run.folder / "checkpoints" / "step-000004" / "policy"
     assert sorted(path.name for path in policy.iterdir()) == ["adapters.json", "adapters.safetensors"]
-    base = load_policy(next(path.parent for path in warm_cache.glob("*/config.json")))
-    assert json.loads((policy / "adapters.json").read_text())["digest"] == digest(base.model)
+    bases = {digest(load_policy(path.parent).model) for path in warm_cache.glob("*/config.json")}
+    assert json.loads((policy / "adapters.json").read_text())["digest"] in bases
 
 
 def test_resuming_an_earlier_checkpoint_gives_the_same_bits(run: groupwise.Run, other: Callable[[int], Path]):

@@ -133,7 +133,7 @@ def test_a_run_goes_on_wherever_it_lies_and_whatever_it_is_called(small, capfd) 
     # Damaged in every checkpoint: what evaluation falls back from is said, and then that there is none.
     for step in checkpoint.steps(inside):
         (checkpoint.folder_of(inside, step) / checkpoint.STATE).write_text("{}")
-    with pytest.raises(UsageError, match="no checkpoint to evaluate"):
+    with pytest.raises(UsageError, match="no checkpoint in it"):
         evaluate_folder(str(folder), {}, None)
     assert "step-000001 is damaged (state.json does not match its hash)" in capfd.readouterr().err
 

@@ -65,14 +65,14 @@ class Check:
     def __str__(self) -> str:
         if self.verdict is Verdict.NOT_MEASURED:
             return f"{self.name}: not measured ({self.cause})"
-        return f"{self.name}: {self.verdict.value} ({self.value:.2g}, limit {self.limit:g})"
+        return f"{self.name}: {self.verdict.value} ({self.value:.2g}, limit {self.limit:.3g})"
 
 
 def require_passed(checks: Sequence[Check], step: int) -> None:
     """Raises CheckFailed with every failed check and its cause."""
     failed = [c for c in checks if c.verdict is Verdict.FAIL]
     if failed:
-        causes = "; ".join(f"'{c.name}' is {c.value:.3g}, limit {c.limit:g}: {c.cause}" for c in failed)
+        causes = "; ".join(f"'{c.name}' is {c.value:.3g}, limit {c.limit:.3g}: {c.cause}" for c in failed)
         raise CheckFailed(f"step {step}: a check failed, and training on would be silently wrong. {causes}")
 
 
