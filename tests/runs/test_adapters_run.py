@@ -173,6 +173,9 @@ def test_a_mixture_of_experts_replays_through_its_adapters_and_is_exported(small
     evaluated = evaluate_folder(str(run.folder), {}, str(tmp_path / "exported"))
     assert evaluated == evaluate_folder(str(run.folder), {}, None)
     assert evaluated.avg_at_k == run.summary["heldout_after"]
-    plain, merged = (load_policy(path).model for path in (policy, tmp_path / "exported"))
+    newest, _ = checkpoint.newest_good(run.folder / "checkpoints")
+    assert newest is not None
+    base = json.loads((newest / "policy" / "adapters.json").read_text())["base"]
+    plain, merged = (load_policy(Path(path)).model for path in (base, tmp_path / "exported"))
     for (key, a), (_, b) in zip(plain.named_parameters(), merged.named_parameters(), strict=True):
         assert torch.equal(a, b) == (not key.endswith("proj.weight") and "experts" not in key), key

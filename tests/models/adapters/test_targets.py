@@ -49,6 +49,16 @@ def test_a_router_that_is_a_linear_layer_beside_the_experts_is_known_without_its
     assert not any("mlp.gate." in name for name in adapted_weights(model, AdapterSettings(rank=4)))
 
 
+class OwnRouter(torch.nn.Linear):
+    """A linear layer that is called a router, as some models' are."""
+
+
+def test_a_layer_that_is_called_a_router_is_one_wherever_it_is(policy):
+    policy.model.model.layers[1].mlp.choice = OwnRouter(64, 5)
+    assert routing_modules(policy.model) == ("model.layers.1.mlp.choice",)
+    assert len(adapted_weights(policy.model, AdapterSettings(rank=4))) == 14
+
+
 def test_a_target_is_the_end_of_a_layers_name():
     model = moe_models.build("deepseek_v3")
     chosen = adapted_weights(model, AdapterSettings(rank=4, targets=("experts.down_proj", "layers.0.mlp.down_proj")))
