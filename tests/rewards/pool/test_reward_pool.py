@@ -112,7 +112,7 @@ def mixed(*acts: str) -> list[Attempt]:
 @linux
 def test_every_fault_costs_its_own_completion_and_leaves_nothing(left: Callable[[], list[int]]) -> None:
     work = mixed(*EXPECTED)
-    with Pool({"mine": ONE}, Limits(workers=2, seconds=0.7)) as pool:
+    with Pool({"mine": ONE}, Limits(workers=2, seconds=1.5)) as pool:
         given = score(pool, "mine", work)
         assert left(), "the mark is not seen: this test would prove nothing"
     for attempt, one in zip(work, given, strict=True):
