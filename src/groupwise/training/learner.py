@@ -163,11 +163,13 @@ class Learner(TrainedModel):
     ) -> Iterator[tuple[bool, Tensor, Batch, Layout]]:
         """Microbatches of the rows that have a gradient, then of those that are run for the record alone: True, False.
 
-        Where no row has one, all are trained: an optimizer with momentum moves on a gradient of 0 too.
+        Where no row has one, the shortest is trained: an optimizer with momentum moves on a gradient of 0 too.
         """
         trained = algorithm.trained_rows(minibatch)
-        if self.routing.losses or not trained.any():
+        if self.routing.losses:
             trained = torch.ones_like(trained)
+        elif not trained.any():
+            trained[minibatch.length.argmin()] = True
         for trains in (True, False):
             for piece in self.pieces(minibatch, routing, (trained == trains).nonzero()[:, 0]):
                 yield trains, *piece
