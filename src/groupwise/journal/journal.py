@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 import tempfile
@@ -80,7 +81,7 @@ class Journal:
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as beside:
                 partial = Path(beside) / folder.name
                 partial.mkdir()
-                (partial / RECIPE).write_bytes(f"{FIRST}{recipe}{LAST}".encode())
+                (partial / RECIPE).write_bytes(_whole_recipe(recipe))
                 (partial / LOCK).touch()
                 partial.rename(folder)  # refused where another process was faster and has something there
         except OSError as error:
@@ -99,6 +100,13 @@ class Journal:
             journal.close()
             raise
         return journal
+
+    def resolve_recipe(self, recipe: str) -> None:
+        """The recipe, now with more of it resolved, under the comment that it had; whole or not at all."""
+        before = (self.folder / RECIPE).read_text(encoding="utf-8").removeprefix(FIRST).splitlines(keepends=True)
+        comment = "".join(itertools.takewhile(lambda line: line.startswith("#"), before))
+        with whole_file(self.folder / RECIPE) as file:
+            file.write(_whole_recipe(comment + recipe))
 
     def listen(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
         """Hand each row of metrics.jsonl to a listener too, once it is written."""
@@ -141,6 +149,10 @@ class Journal:
             raise RunError(
                 f"{self.folder / name}: cannot be written: {error.strerror}; free space, then resume"
             ) from None
+
+
+def _whole_recipe(recipe: str) -> bytes:
+    return f"{FIRST}{recipe}{LAST}".encode()
 
 
 class _Check(BaseModel):

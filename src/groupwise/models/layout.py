@@ -128,6 +128,15 @@ def packed(tokens: Tensor, length: Tensor, prompt: Tensor, family: Tensor) -> La
     return Layout(ids[None].to(device), place.to(device), positions[None].to(device), total, line)
 
 
+def moved(layout: Layout, device: torch.device | str) -> Layout:
+    """The layout on a device."""
+    line = layout.line
+    if line is not None:
+        line = Line(tuple(_on(block, device) for block in line.blocks), line.order.to(device))
+    ids, place, positions = (x.to(device) for x in (layout.ids, layout.place, layout.positions))
+    return Layout(ids, place, positions, layout.tokens, line)
+
+
 def _starts(lengths: Tensor) -> Tensor:
     return lengths.cumsum(0) - lengths
 
@@ -178,5 +187,5 @@ def _order(blocks: Sequence[Block], total: int) -> Tensor:
     return order
 
 
-def _on(block: Block, device: torch.device) -> Block:
+def _on(block: Block, device: torch.device | str) -> Block:
     return Block(**{name: None if x is None else x.to(device) for name, x in vars(block).items()})

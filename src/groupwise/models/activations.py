@@ -1,0 +1,249 @@
+"""What a microbatch holds between its forward and its backward pass: both are run, on tensors that have a shape only.
+
+So every architecture is counted by its own code, in the learner's layout, precision and chunks. Of the layers that are
+alike one is run, and the others count as it.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import Cache
+
+from groupwise.models.folder import quiet
+from groupwise.models.heads import halves
+from groupwise.models.layout import Layout, moved, packed, padded
+from groupwise.models.line_attention import hidden_states, in_line
+from groupwise.models.live_bytes import LiveBytes
+from groupwise.models.logprobs import token_logprobs
+from groupwise.models.recompute import recomputed
+
+#: Tokens of a microbatch that are run, if only in shape: where each lies is computed with numbers.
+MOST_TOKENS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Computation:
+    """How a learner runs a microbatch.
+
+    in_line         a prompt is run once for the completions of its group
+    bf16            computed in bfloat16 over float32 weights
+    recompute       the backward pass runs each layer again
+    chunk_elements  logits computed at once
+    held_elements   log-probabilities held for the backward pass, at most
+    """
+
+    in_line: bool
+    bf16: bool
+    recompute: bool
+    chunk_elements: int
+    held_elements: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one microbatch: completions[i] of the i-th prompt; a prompt and a completion have that many tokens."""
+
+    completions: tuple[int, ...]
+    prompt: int
+    completion: int
+
+    def tokens(self, in_line: bool) -> int:
+        """Of all of them together."""
+        count = sum(self.completions)
+        return (len(self.completions) if in_line else count) * self.prompt + count * self.completion
+
+
+@dataclass(frozen=True)
+class MicrobatchBytes:
+    """The most that a microbatch takes, beside weights and gradients.
+
+    first  while the activations of every layer are held
+    last   when the backward pass is through the layers: nearly nothing of them is left
+    layer  the activations of one layer, of the largest kind
+    """
+
+    first: int
+    last: int
+    layer: int
+
+
+def without_memory(config: Any) -> Any:
+    """The causal language model of a configuration, its weights with a shape only."""
+    with quiet(), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False)
+
+
+def with_value_head(model: Any) -> Any:
+    """A copy of a model without memory whose head gives one number, as a critic's does."""
+    model = copy.deepcopy(model)
+    model.config.get_text_config().tie_word_embeddings = False
+    model.set_output_embeddings(nn.Linear(halves(model)[1].in_features, 1, device="meta"))
+    return model
+
+
+def weight_bytes(model: Any) -> int:
+    """Of its weights in float32, each counted once."""
+    return sum(parameter.numel() for parameter in model.parameters()) * 4
+
+
+def cached_widths(model: Any) -> list[int]:
+    """Numbers that a token has in each tensor of keys or values: two for each layer of a model without memory."""
+    thin, counts = _one_of_each_kind(copy.deepcopy(model))
+    cache = _Widths()
+    try:
+        with quiet(), torch.no_grad(), FakeTensorMode(), _ShapesLive():
+            ids = torch.zeros(1, 2, dtype=torch.long)
+            halves(thin.to_empty(device="cpu").eval())[0](input_ids=ids, past_key_values=cache, use_cache=True)
+        return [width for pair, count in zip(cache.pairs, counts, strict=True) for width in pair * count]
+    except Exception:  # as in microbatch_bytes
+        config = model.config.get_text_config()
+        return [config.hidden_size] * 2 * config.num_hidden_layers
+
+
+def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> MicrobatchBytes:
+    """`model` is without memory, and stays as it is. One that cannot be run on shapes alone is estimated."""
+    if rows.tokens(how.in_line) > MOST_TOKENS:
+        return _rough(model, rows, how)
+    try:
+        return _measured(model, rows, how, device)
+    except Exception:  # whatever a model does that needs numbers, such as a branch on one
+        return _rough(model, rows, how)
+
+
+def _rough(model: Any, rows: Rows, how: Computation) -> MicrobatchBytes:
+    """As if each linear layer held what goes in and what comes out."""
+    backbone, head = halves(model)
+    widths = [m.in_features + m.out_features for m in backbone.modules() if isinstance(m, nn.Linear)]
+    held, layer = rows.tokens(how.in_line) * sum(widths) * 4, rows.tokens(how.in_line) * max(widths, default=1) * 4
+    every = sum(rows.completions) * rows.completion * head.out_features
+    logits = min(how.held_elements + 3 * how.chunk_elements, every)
+    return MicrobatchBytes(held + 4 * logits, 4 * logits, layer)
+
+
+def _measured(model: Any, rows: Rows, how: Computation, device: str) -> MicrobatchBytes:
+    layout, trained = _layout(rows, how.in_line)
+    thin, counts = _one_of_each_kind(copy.deepcopy(model))
+    with quiet(), FakeTensorMode(allow_non_fake_inputs=True):
+        thin = thin.to_empty(device=device).eval()
+        thin.tie_weights()
+        for parameter in thin.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        return _run(thin, counts, moved(layout, device), trained.to(device), how)
+
+
+def _layout(rows: Rows, line: bool) -> tuple[Layout, Tensor]:
+    """How the rows are run, and the places from which the tokens of their completions are predicted."""
+    count, width = sum(rows.completions), rows.prompt + rows.completion
+    tokens, length = torch.zeros(count, width, dtype=torch.long), torch.full((count,), width)
+    family = torch.arange(len(rows.completions)).repeat_interleave(torch.tensor(rows.completions))
+    layout = packed(tokens, length, length - rows.completion, family) if line else padded(tokens, length)
+    mask = torch.arange(width).expand(count, -1) >= rows.prompt
+    return layout, layout.predecessors(mask)
+
+
+def _run(model: Any, counts: Sequence[int], layout: Layout, trained: Tensor, how: Computation) -> MicrobatchBytes:
+    backbone, head = halves(model)
+    live = _ShapesLive()
+    layers = [_Layer(module, live) for module in _layers(backbone)]
+    with ExitStack() as stack:
+        if how.in_line:
+            stack.enter_context(in_line(backbone))
+        if how.recompute:
+            stack.enter_context(recomputed(backbone))
+        stack.enter_context(live)
+        with torch.autocast(trained.device.type, torch.bfloat16, enabled=how.bf16):
+            states = hidden_states(backbone, layout).index_select(0, trained)
+            logp, _ = token_logprobs(
+                head,
+                states,
+                torch.zeros_like(trained),
+                chunk_elements=how.chunk_elements,
+                held_elements=how.held_elements,
+            )
+        del states
+        logp.sum().backward()
+    others = sum(layer.held * (count - 1) for layer, count in zip(layers, counts, strict=True))
+    first = layers[-1].peak if layers else live.peak
+    return MicrobatchBytes(first + others, live.peak, max((layer.held for layer in layers), default=first))
+
+
+class _ShapesLive(LiveBytes):
+    """Counts the tensors without memory. torch says of grouped products of bfloat16 alone what shape they have."""
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is not torch.ops.aten._grouped_mm.default:
+            return super().compute(func, args, kwargs)
+        one, other, ends = *args[:2], kwargs.get("offs", args[2] if len(args) > 2 else None)
+        groups = [len(ends)] if one.dim() == other.dim() == 2 else []
+        return one.new_empty(*groups, one.shape[0], other.shape[-1])
+
+
+class _Widths(Cache):
+    """Takes keys and values [1,H,W,D], and keeps how many numbers of each a token has."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.pairs: list[tuple[int, int]] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        self.pairs.append((key_states.shape[1] * key_states.shape[3], value_states.shape[1] * value_states.shape[3]))
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+
+class _Layer:
+    """What a layer leaves behind in the forward pass, and the peak when the backward pass is through it."""
+
+    def __init__(self, module: nn.Module, live: LiveBytes) -> None:
+        self.held = self.peak = 0
+        self._live = live
+        module.register_forward_pre_hook(self._begin, with_kwargs=True)
+        module.register_forward_hook(self._end)
+
+    def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states = args[0] if args else kwargs["hidden_states"]
+        states.register_hook(self._behind)
+        self._before = self._live.now
+
+    def _end(self, *_: object) -> None:
+        self.held = self._live.now - self._before
+
+    def _behind(self, _: Tensor) -> None:
+        self.peak = self._live.peak
+
+
+def _one_of_each_kind(model: Any) -> tuple[Any, list[int]]:
+    """The model with one layer of each kind, in place, and how many there were of each."""
+    backbone, _ = halves(model)
+    for parent in backbone.modules():
+        for name, child in parent.named_children():
+            if child is _layers(backbone):
+                kinds = [_kind(layer) for layer in child]
+                number = Counter(kinds)
+                setattr(parent, name, nn.ModuleList(child[kinds.index(kind)] for kind in number))
+                return model, list(number.values())
+    return model, []
+
+
+def _layers(backbone: nn.Module) -> Any:
+    """The list of the backbone's layers; empty where it has none that is known."""
+    lists = [m for m in backbone.modules() if isinstance(m, nn.ModuleList)]
+    return max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=[])
+
+
+def _kind(layer: nn.Module) -> tuple[Any, ...]:
+    """What two layers have in common that take the same memory."""
+    return type(layer), tuple((name, parameter.shape) for name, parameter in layer.named_parameters())
