@@ -6,9 +6,9 @@ alike one is run, and the others count as it.
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 from groupwise.models.folder import quiet
 from groupwise.models.heads import halves
 from groupwise.models.layout import Layout, moved, packed, padded
-from groupwise.models.line_attention import hidden_states, in_line
+from groupwise.models.line_attention import NAME, UNMASKED, attending, hidden_states
 from groupwise.models.live_bytes import LiveBytes
 from groupwise.models.logprobs import token_logprobs
 from groupwise.models.recompute import recomputed
@@ -99,7 +99,7 @@ def cached_widths(model: Any) -> list[int]:
     thin, counts = _one_of_each_kind(copy.deepcopy(model))
     cache = _Widths()
     try:
-        with quiet(), torch.no_grad(), FakeTensorMode(), _ShapesLive():
+        with quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _ShapesLive():
             ids = torch.zeros(1, 2, dtype=torch.long)
             halves(thin.to_empty(device="cpu").eval())[0](input_ids=ids, past_key_values=cache, use_cache=True)
         return [width for pair, count in zip(cache.pairs, counts, strict=True) for width in pair * count]
@@ -110,69 +110,100 @@ def cached_widths(model: Any) -> list[int]:
 
 def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> MicrobatchBytes:
     """`model` is without memory, and stays as it is. One that cannot be run on shapes alone is estimated."""
-    if rows.tokens(how.in_line) > MOST_TOKENS:
-        return _rough(model, rows, how)
+    _, head = halves(model)
+    tokens = sum(rows.completions) * rows.completion
+    inside = _backbone_bytes(model, rows, how.in_line, how.bf16, how.recompute, device)
+    logits = _head_bytes(head, tokens, how, device)
+    # A weight that is embedding and head waits for its second gradient until the backward pass is through.
+    waiting = head.weight.numel() * 4 if head.weight is model.get_input_embeddings().weight else 0
+    return MicrobatchBytes(
+        first=max(inside.held + logits, inside.first + waiting), last=inside.last + waiting, layer=inside.layer
+    )
+
+
+@dataclass(frozen=True)
+class _BackboneBytes:
+    """held  when the forward pass is through; first, last, layer  as in MicrobatchBytes, without the head."""
+
+    held: int
+    first: int
+    last: int
+    layer: int
+
+
+@lru_cache(maxsize=32)
+def _backbone_bytes(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> _BackboneBytes:
+    """Of the layers and what is beside them; a run tries several ways to cut its logits over the same."""
+    if rows.tokens(in_line) > MOST_TOKENS:
+        return _rough(model, rows, in_line)
     try:
-        return _measured(model, rows, how, device)
+        return _simulated(model, rows, in_line, bf16, recompute, device)
     except Exception:  # whatever a model does that needs numbers, such as a branch on one
-        return _rough(model, rows, how)
+        return _rough(model, rows, in_line)
 
 
-def _rough(model: Any, rows: Rows, how: Computation) -> MicrobatchBytes:
+def _rough(model: Any, rows: Rows, in_line: bool) -> _BackboneBytes:
     """As if each linear layer held what goes in and what comes out."""
-    backbone, head = halves(model)
+    backbone, _ = halves(model)
     widths = [m.in_features + m.out_features for m in backbone.modules() if isinstance(m, nn.Linear)]
-    held, layer = rows.tokens(how.in_line) * sum(widths) * 4, rows.tokens(how.in_line) * max(widths, default=1) * 4
-    every = sum(rows.completions) * rows.completion * head.out_features
-    logits = min(how.held_elements + 3 * how.chunk_elements, every)
-    return MicrobatchBytes(held + 4 * logits, 4 * logits, layer)
+    held, layer = (rows.tokens(in_line) * width * 4 for width in (sum(widths), max(widths, default=1)))
+    return _BackboneBytes(held=held, first=held + layer, last=layer, layer=layer)
 
 
-def _measured(model: Any, rows: Rows, how: Computation, device: str) -> MicrobatchBytes:
-    layout, trained = _layout(rows, how.in_line)
+def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> _BackboneBytes:
+    """Forward and backward of the layers, one of each kind, on tensors that have a shape only."""
+    layout = _layout(rows, in_line)
     thin, counts = _one_of_each_kind(copy.deepcopy(model))
-    with quiet(), FakeTensorMode(allow_non_fake_inputs=True):
-        thin = thin.to_empty(device=device).eval()
-        thin.tie_weights()
-        for parameter in thin.parameters():
+    with quiet(), FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
+        backbone, _ = halves(thin.to_empty(device=device).eval())
+        for parameter in backbone.parameters():
             parameter.grad = torch.empty_like(parameter)
-        return _run(thin, counts, moved(layout, device), trained.to(device), how)
+        # A model that sees no numbers would make the mask that real rows go without.
+        if in_line or backbone.config._attn_implementation == "sdpa":
+            stack.enter_context(attending(backbone, NAME if in_line else UNMASKED))
+        if recompute:
+            stack.enter_context(recomputed(backbone))
+        layout = moved(layout, device)
+        live = stack.enter_context(_ShapesLive())
+        layers = [_Layer(module, live) for module in _layers(backbone)]
+        with torch.autocast(layout.ids.device.type, torch.bfloat16, enabled=bf16):
+            states = hidden_states(backbone, layout)
+        held, live.peak = live.now, live.now
+        states.backward(torch.empty_like(states))
+    others = sum(layer.held * (count - 1) for layer, count in zip(layers, counts, strict=True))
+    first = layers[-1].peak if layers else live.peak
+    return _BackboneBytes(held + others, first + others, live.peak, max((each.held for each in layers), default=held))
 
 
-def _layout(rows: Rows, line: bool) -> tuple[Layout, Tensor]:
-    """How the rows are run, and the places from which the tokens of their completions are predicted."""
+def _head_bytes(head: nn.Linear, tokens: int, how: Computation, device: str) -> int:
+    """The most that log-probabilities of `tokens` tokens take, backward too. Chunks are alike: three are run."""
+    vocabulary, width = head.weight.shape
+    holds = tokens * vocabulary <= how.held_elements
+    run = min(tokens, 3 * max(1, how.chunk_elements // vocabulary))
+    with FakeTensorMode():
+        same = nn.Linear(width, vocabulary, bias=head.bias is not None, device=device)
+        for parameter in same.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        hidden = torch.empty(tokens, width, device=device, requires_grad=True)
+        with LiveBytes() as live, torch.autocast(hidden.device.type, torch.bfloat16, enabled=how.bf16):
+            states = hidden.index_select(0, torch.arange(tokens, device=device))[:run]
+            logp, _ = token_logprobs(
+                same,
+                states,
+                torch.zeros(run, dtype=torch.long, device=device),
+                chunk_elements=how.chunk_elements,
+                held_elements=run * vocabulary if holds else 0,
+            )
+            logp.sum().backward()
+    return live.peak + ((tokens - run) * vocabulary * 4 if holds else 0)
+
+
+def _layout(rows: Rows, line: bool) -> Layout:
+    """How the rows are run."""
     count, width = sum(rows.completions), rows.prompt + rows.completion
     tokens, length = torch.zeros(count, width, dtype=torch.long), torch.full((count,), width)
     family = torch.arange(len(rows.completions)).repeat_interleave(torch.tensor(rows.completions))
-    layout = packed(tokens, length, length - rows.completion, family) if line else padded(tokens, length)
-    mask = torch.arange(width).expand(count, -1) >= rows.prompt
-    return layout, layout.predecessors(mask)
-
-
-def _run(model: Any, counts: Sequence[int], layout: Layout, trained: Tensor, how: Computation) -> MicrobatchBytes:
-    backbone, head = halves(model)
-    live = _ShapesLive()
-    layers = [_Layer(module, live) for module in _layers(backbone)]
-    with ExitStack() as stack:
-        if how.in_line:
-            stack.enter_context(in_line(backbone))
-        if how.recompute:
-            stack.enter_context(recomputed(backbone))
-        stack.enter_context(live)
-        with torch.autocast(trained.device.type, torch.bfloat16, enabled=how.bf16):
-            states = hidden_states(backbone, layout).index_select(0, trained)
-            logp, _ = token_logprobs(
-                head,
-                states,
-                torch.zeros_like(trained),
-                chunk_elements=how.chunk_elements,
-                held_elements=how.held_elements,
-            )
-        del states
-        logp.sum().backward()
-    others = sum(layer.held * (count - 1) for layer, count in zip(layers, counts, strict=True))
-    first = layers[-1].peak if layers else live.peak
-    return MicrobatchBytes(first + others, live.peak, max((layer.held for layer in layers), default=first))
+    return packed(tokens, length, length - rows.completion, family) if line else padded(tokens, length)
 
 
 class _ShapesLive(LiveBytes):

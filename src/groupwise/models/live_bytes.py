@@ -1,6 +1,7 @@
 """Bytes of the tensors that live while code runs. With tensors that have shapes only, none of them is there."""
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, UntypedStorage
@@ -9,7 +10,7 @@ from torch.utils._pytree import tree_iter
 
 
 class LiveBytes(TorchDispatchMode):
-    """Inside, counts every tensor that an operation makes until the last reference to its storage is gone.
+    """Inside, counts every tensor that an operation makes, views of older ones not, until its storage is gone.
 
     now   bytes
     peak  the most that `now` has been
@@ -24,9 +25,10 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = self.compute(func, args, kwargs or {})
-        for value in tree_iter(out):
-            if isinstance(value, Tensor):
-                self._see(value.untyped_storage())
+        older = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(out):
+            if storage._cdata not in older:
+                self._see(storage)
         return out
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -45,3 +47,7 @@ class LiveBytes(TorchDispatchMode):
     def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now -= size
+
+
+def _storages(values: Any) -> Iterator[UntypedStorage]:
+    return (value.untyped_storage() for value in tree_iter(values) if isinstance(value, Tensor))

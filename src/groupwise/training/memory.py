@@ -127,14 +127,11 @@ def plan(
 
     `model` is without memory (models/activations.py); nothing here looks at the machine.
     """
-    sizes, smallest = _Sizes(model, shape, learner, critic is not None, device), None
-    for cuts in _cuts(learner, critic):
-        this = MemoryPlan(sizes.parts(cuts, held), sizes.phases, held, free, cuts)
-        if this.fits:
-            return this
-        smallest = this if smallest is None or this.peak < smallest.peak else smallest
-    assert smallest is not None
-    return smallest
+    sizes = _Sizes(model, shape, learner, critic is not None, device)
+    preferred = list(_cuts(learner, critic))
+    plans = (MemoryPlan(sizes.parts(c, held), sizes.phases, held, free, c) for c in (preferred[-1], *preferred))
+    smallest = next(plans)
+    return next((this for this in plans if this.fits), smallest) if smallest.fits else smallest
 
 
 def _cuts(learner: LearnerSettings, critic: CriticSettings | None) -> Iterator[Cuts]:
@@ -166,7 +163,6 @@ class _Sizes:
         standing = ("process", "weights", "moments", "engine's weights", "reference", "critic", "reward model")
         between = (*standing, "batch", "cache between steps")
         self.phases = {
-            "loading": ("process", "weights", "weight files"),
             "generating": (*standing, "batch", "engine's cache", "drawing"),
             "updating": (*between, "gradients", "activations"),
         }
@@ -185,7 +181,6 @@ class _Sizes:
         return {
             "process": held + LATER if on_cpu else 0,
             "weights": weights,
-            "weight files": weights if on_cpu else 0,
             "moments": 2 * weights,
             "engine's weights": weights,
             "reference": weights if shape.reference else 0,

@@ -24,7 +24,7 @@ def cache_bytes(widths: Sequence[int], rows: int, prompt: int, new: int, itemsiz
     widths  numbers that a token has in each tensor of keys or values: [heads * head size] for each layer, twice
     """
     buffers, spare, peak, window = [0] * len(widths), 0, 0, prompt
-    while window < prompt + new:
+    while not peak or window < prompt + new - 1:  # the last token is not run
         ahead = prompt + new - window
         columns = window + max(1, min(ahead, max(GAP, int(GAP_SHARE * window))))
         room = rows * (window + max(1, min(ahead, max(ROOM, window)))) * max(widths)
