@@ -28,16 +28,20 @@ UNTAUGHT = {"warm_start.steps": 0, "sampling.max_new_tokens": 32, "learner.learn
 def shapes(folder: Path, real: str | None) -> dict[str, tuple[str, dict[str, Any]]]:
     """Recipe and settings of each shape; models that are made lie in `folder`."""
     small = {"prompts_per_step": 16, "samples_per_prompt": 8, "updates_per_batch": 1, **UNTAUGHT}
+    tiny = {"warm_start.steps": 0, "sampling.max_new_tokens": 32}
     every = {
-        "tiny-dense, quickstart": ("quickstart", {"warm_start.steps": 20}),
-        "tiny-moe, quickstart-moe": ("quickstart-moe", {"warm_start.steps": 20}),
+        "2 layers of 64, 64 x 8": ("quickstart", {**tiny, "model": str(folder / "tiny")}),
+        "4 layers, 8 experts, 64 x 8": ("quickstart-moe", {**tiny, "model": str(folder / "experts")}),
         "4 x 128, vocabulary 151,936": ("quickstart", {**small, "model": str(folder / "wide")}),
         "4 x 128, prompts 512, 16 each": (
             "quickstart",
             {**small, "model": str(folder / "long"), "task": {"name": "data", "path": str(folder / "long.jsonl")}}
             | {"prompts_per_step": 8, "samples_per_prompt": 16},
         ),
-        "tiny-dense, ppo with a critic": ("quickstart", {"algorithm": {"name": "ppo"}, "warm_start.steps": 20}),
+        "2 layers of 64, ppo, a critic": (
+            "quickstart",
+            {**tiny, "model": str(folder / "tiny"), "algorithm": {"name": "ppo"}, "passes_per_batch": 1},
+        ),
     }
     if real:
         every["SmolLM2-135M, 64 x 32"] = ("quickstart", {**small, "model": real, "prompts_per_step": 8})
@@ -50,12 +54,15 @@ def shapes(folder: Path, real: str | None) -> dict[str, tuple[str, dict[str, Any
 
 def make_models(folder: Path) -> None:
     """Models with a character a token: one of a large vocabulary, one of many positions with its problems."""
-    from groupwise.models.tiny import TinySpec
+    from groupwise.models.tiny import MoeSpec, TinySpec
 
     sizes: dict[str, Any] = {"layers": 4, "width": 128, "mlp_width": 512, "heads": 4, "kv_heads": 4, "head_dim": 32}
+    # Ids are many, so that a random policy seldom draws the one that ends an answer: lengths are those of the plan.
     letters = "".join(map(chr, [*range(32, 127), *range(0x3400, 0xD000), *range(0x10000, 0x10000 + 151_936)]))
     TinySpec(**sizes, initializer_range=0.02).build(letters[: 151_936 - 2], folder / "wide", 0)
-    TinySpec(**sizes, initializer_range=0.02, max_length=1024).build(letters[:95], folder / "long", 0)
+    TinySpec(**sizes, initializer_range=0.02, max_length=1024).build(letters[:4000], folder / "long", 0)
+    TinySpec(initializer_range=0.02).build(letters[:4000], folder / "tiny", 0)
+    MoeSpec(initializer_range=0.02).build(letters[:4000], folder / "experts", 0)
     rows = [{"prompt": f"{i:05d} ".ljust(511, "x") + "=", "answer": str(i)} for i in range(200)]
     (folder / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -50,13 +50,16 @@ def empty_model(folder: Path, config: Any, what: str) -> Any:
 
 def memory_of(run: Plan, model: Any, longest: int) -> MemoryPlan:
     """Of a run of a model without memory; `longest` prompt, tokens. Raises UsageError where it cannot fit."""
-    recipe = run.recipe
     gc.collect()
-    held, free = held_memory(recipe.device), free_memory(recipe.device)
+    return fitting(run, model, longest, held_memory(run.recipe.device), free_memory(run.recipe.device))
+
+
+def fitting(run: Plan, model: Any, longest: int, held: int, free: int) -> MemoryPlan:
+    """The same on a machine that has so much free, by a process that holds so much."""
 
     def of(other: Plan) -> MemoryPlan:
         settings = other.recipe.learner, other.recipe.critic
-        return plan(model, run_shape(other, longest, positions(model)), *settings, recipe.device, held, free)
+        return plan(model, run_shape(other, longest, positions(model)), *settings, run.recipe.device, held, free)
 
     memory = of(run)
     if memory.needed > free:
@@ -120,10 +123,13 @@ def in_words(memory: MemoryPlan) -> str:
 
 def size_in_words(size: int) -> str:
     """
-    >>> size_in_words(3 << 29), size_in_words(5 << 20)
-    ('1.5 GiB', '5 MiB')
+    >>> size_in_words(3 << 29), size_in_words(5 << 20), size_in_words(1 << 40)
+    ('1.5 GiB', '5 MiB', '1.0 TiB')
     """
-    return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:,.0f} MiB"
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 2**20:,.0f} MiB"
 
 
 def _lighter(run: Plan) -> Iterator[tuple[str, Plan]]:

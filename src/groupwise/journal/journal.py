@@ -102,7 +102,16 @@ class Journal:
         return journal
 
     def resolve_recipe(self, recipe: str) -> None:
-        """The recipe, now with more of it resolved, under the comment that it had; whole or not at all."""
+        """The recipe, now with more of it resolved, under the comment that it had; whole or not at all.
+
+        Raises RunError where the disk refuses.
+        """
+        try:
+            self._resolve_recipe(recipe)
+        except OSError as error:
+            raise RunError(f"{self.folder / RECIPE}: cannot be written: {error.strerror}; free space") from None
+
+    def _resolve_recipe(self, recipe: str) -> None:
         before = (self.folder / RECIPE).read_text(encoding="utf-8").removeprefix(FIRST).splitlines(keepends=True)
         comment = "".join(itertools.takewhile(lambda line: line.startswith("#"), before))
         with whole_file(self.folder / RECIPE) as file:
