@@ -155,7 +155,7 @@ def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: boo
     layout = _layout(rows, in_line)
     thin, counts = _one_of_each_kind(copy.deepcopy(model))
     with quiet(), FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
-        backbone, _ = halves(thin.to_empty(device=device).eval())
+        backbone: Any = halves(thin.to_empty(device=device).eval())[0]
         for parameter in backbone.parameters():
             parameter.grad = torch.empty_like(parameter)
         # A model that sees no numbers would make the mask that real rows go without.
@@ -262,9 +262,10 @@ def _one_of_each_kind(model: Any) -> tuple[Any, list[int]]:
     for parent in backbone.modules():
         for name, child in parent.named_children():
             if child is _layers(backbone):
-                kinds = [_kind(layer) for layer in child]
+                layers = list(child.children())
+                kinds = [_kind(layer) for layer in layers]
                 number = Counter(kinds)
-                setattr(parent, name, nn.ModuleList(child[kinds.index(kind)] for kind in number))
+                setattr(parent, name, nn.ModuleList(layers[kinds.index(kind)] for kind in number))
                 return model, list(number.values())
     return model, []
 

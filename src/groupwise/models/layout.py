@@ -10,6 +10,7 @@ The last token of a row is not run: nothing is predicted from it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -188,4 +189,5 @@ def _order(blocks: Sequence[Block], total: int) -> Tensor:
 
 
 def _on(block: Block, device: torch.device | str) -> Block:
-    return Block(**{name: None if x is None else x.to(device) for name, x in vars(block).items()})
+    columns: dict[str, Any] = {name: None if x is None else x.to(device) for name, x in vars(block).items()}
+    return Block(**columns)
