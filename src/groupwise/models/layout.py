@@ -10,7 +10,6 @@ The last token of a row is not run: nothing is predicted from it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +34,11 @@ class Block:
     prompt: Tensor | None = None
     owner: Tensor | None = None
     before: Tensor | None = None
+
+    def on(self, device: torch.device | str) -> "Block":
+        """The same with its tensors on a device."""
+        prompt, owner, before = (x if x is None else x.to(device) for x in (self.prompt, self.owner, self.before))
+        return Block(self.own.to(device), self.inside.to(device), prompt=prompt, owner=owner, before=before)
 
     def mask(self, window: int | None = None) -> Tensor:
         """[n or 1,1,q,p+q] bool: which of the prompt's and of its own tokens each token attends to.
@@ -124,7 +128,7 @@ def packed(tokens: Tensor, length: Tensor, prompt: Tensor, family: Tensor) -> La
     ids[place[inside]] = tokens[:, :width].cpu()[inside]
     positions[place[inside]] = columns.expand(len(run), -1)[inside]
     blocks = [*_beginning(begins, before), *_going_on(goes_on, own, owner, begins, before)]
-    line = Line(tuple(_on(block, device) for block in blocks), _order(blocks, total).to(device))
+    line = Line(tuple(block.on(device) for block in blocks), _order(blocks, total).to(device))
     place = place.masked_fill(~inside, -1)
     return Layout(ids[None].to(device), place.to(device), positions[None].to(device), total, line)
 
@@ -133,7 +137,7 @@ def moved(layout: Layout, device: torch.device | str) -> Layout:
     """The layout on a device."""
     line = layout.line
     if line is not None:
-        line = Line(tuple(_on(block, device) for block in line.blocks), line.order.to(device))
+        line = Line(tuple(block.on(device) for block in line.blocks), line.order.to(device))
     ids, place, positions = (x.to(device) for x in (layout.ids, layout.place, layout.positions))
     return Layout(ids, place, positions, layout.tokens, line)
 
@@ -186,8 +190,3 @@ def _order(blocks: Sequence[Block], total: int) -> Tensor:
     order = torch.empty(total, dtype=torch.long)
     order[torch.cat([block.own.flatten() for block in blocks])[inside]] = inside.nonzero()[:, 0]
     return order
-
-
-def _on(block: Block, device: torch.device | str) -> Block:
-    columns: dict[str, Any] = {name: None if x is None else x.to(device) for name, x in vars(block).items()}
-    return Block(**columns)
