@@ -189,11 +189,10 @@ def test_a_run_without_a_critic_says_nothing_of_one(small):
     assert "critic" not in tomllib.loads((folder / "recipe.toml").read_text())
 
 
-def test_the_critic_is_planned_and_its_memory_counted(changes, capsys):
+def test_the_critic_is_planned(changes, capsys):
     groupwise.train("quickstart", {**changes, "steps": 2, "critic.warmup_steps": 1})
     told = capsys.readouterr().out
     assert "critic       from the policy, learning rate 0.001, clip 0.2, 1 step(s) before the policy's first" in told
-    assert "MiB critic and optimizer" in told
 
 
 def test_what_a_critic_cannot_be_is_told_before_the_run(changes):
@@ -218,7 +217,7 @@ def test_a_resolved_recipe_with_a_critic_reads_back(changes):
 def test_every_key_of_the_critic_changes_it(key: str, changes):
     base = resolve(recipe.load("quickstart", changes))
     now = getattr(base.recipe.critic, key)
-    others = {"schedule": "cosine", "start": ".", "beta1": 0.5, "beta2": 0.5}
+    others = {"schedule": "cosine", "start": ".", "beta1": 0.5, "beta2": 0.5, "tokens_per_microbatch": 9}
     other = others[key] if key in others else now * 2 + 1
     changed = resolve(recipe.load("quickstart", {**changes, f"critic.{key}": other}))
     assert vars(changed.recipe.critic) == {**vars(base.recipe.critic), key: other}

@@ -23,6 +23,7 @@ from groupwise.models.value import from_folder, from_policy, token_values
 from groupwise.training.critic import Critic, CriticSettings, clipped
 from groupwise.training.optimizer import Schedule, learning_rate
 from tests.laws.test_split import make_batch
+from tests.training.stepped import norm_of, stepped_with
 
 SHAPE = {"vocab_size": 15, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
 CONFIGS = {
@@ -101,12 +102,13 @@ def test_the_first_update_in_closed_form(policy):
     """At V = 0: loss = mean R^2 / 2 and the gradient of the head's bias is -mean R."""
     model, batch = from_policy(policy.model), credited(make_batch())
     critic = Critic(model, CriticSettings(clip_norm=0.0), 1)
+    steps = stepped_with(critic.optimizer.adamw, model)
     found = read(critic.update(batch))
     returns = batch.need("returns")[batch.mask]
     assert found["value_loss"] == pytest.approx(float((returns**2).mean() / 2), rel=1e-5)
-    assert float(model.score.bias.grad) == pytest.approx(-float(returns.mean()), rel=1e-5)
-    norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
-    assert found["critic_gradient_norm"] == pytest.approx(float(norm), rel=1e-5)
+    (gradients,) = steps
+    assert float(gradients["score.bias"]) == pytest.approx(-float(returns.mean()), rel=1e-5)
+    assert found["critic_gradient_norm"] == pytest.approx(norm_of(gradients), rel=1e-5)
     assert found["value_clipped_share"] == 0
     assert found["critic_updates_skipped"] == 0
 
@@ -161,10 +163,12 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(policy):
 def test_a_batch_without_a_trained_token_changes_nothing(policy):
     model, batch = from_policy(policy.model), credited(make_batch())
     empty = type(batch)(**{**vars(batch), "mask": torch.zeros_like(batch.mask)})
-    found = read(Critic(model, CriticSettings(), 1).update(empty))
+    critic = Critic(model, CriticSettings(), 1)
+    steps = stepped_with(critic.optimizer.adamw, model)
+    found = read(critic.update(empty))
     assert found["value_loss"] == 0
     assert math.isnan(found["value_clipped_share"])
-    assert all((p.grad == 0).all() for p in model.parameters())
+    assert [norm_of(gradients) for gradients in steps] == [0.0]
 
 
 def test_value_metrics_are_over_the_trained_tokens():

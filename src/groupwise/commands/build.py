@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from groupwise.commands.disk import disk_plan, require_disk
+from groupwise.commands.memory import in_words, memory_of, memory_of_folder, picks, record_cuts, with_cuts
 from groupwise.commands.parity import make_probe, run_tolerance
 from groupwise.commands.policies import base_policy
 from groupwise.commands.run_reward_model import run_reward_model
@@ -27,11 +28,11 @@ from groupwise.journal.output import Output
 from groupwise.journal.rollout_rows import Spelling
 from groupwise.journal.terminal import View
 from groupwise.loop import Components, LoopSettings, Training
-from groupwise.models.adapters.targets import adapted_weights, adapter_size, in_short
+from groupwise.models.activations import without_memory
+from groupwise.models.adapters.targets import in_short
 from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
 from groupwise.models.load import Policy, digest
-from groupwise.models.logprobs import CHUNK_ELEMENTS
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import require_engine_routes, routers_to_record
 from groupwise.models.reward import RewardModel
@@ -46,6 +47,7 @@ from groupwise.rollout.selection import Selection, select
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
+from groupwise.training.initial_policy import TINY
 from groupwise.training.learner import Learner
 from groupwise.training.reference import frozen_reference
 from groupwise.training.state import RunState
@@ -60,18 +62,23 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     pool = pool_of(plan)
     for line in reward_forms(plan, pool):
         view.note(line)
+    memory = None if recipe.model in TINY else memory_of_folder(plan)
     policy = base_policy(plan, view.note, partial(view.preparing, "warm start"))
     if recipe.adapter.rank:
         view.note(f"adapters     {in_short(policy.model, recipe.adapter)}")
     chat = Chat(policy.tokenizer, recipe.chat)
     selection = _selection(plan, policy, chat, view)
+    memory = memory or memory_of(plan, without_memory(policy.model.config), selection.longest)
+    view.note(in_words(memory))
+    if picks(plan):
+        plan = with_cuts(plan, memory)
+        record_cuts(plan, journal)
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
     scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
     judge = run_reward_model(plan, policy, chat, scorer, journal, view)
     critic = _critic(plan, policy)
     routers = _routers(plan, policy, view)
-    view.note(memory_estimate(plan, policy, critic.model if critic else None, selection.longest))
     disk = disk_plan(plan, policy.model, critic.model if critic else None)
     require_disk(disk)
     view.note(f"disk         {disk}")
@@ -249,35 +256,6 @@ def _critic(plan: Plan, policy: Policy) -> Critic | None:
         folder = plan.folder / REWARD_MODEL if critic.start == REWARD_START else Path(critic.start)
         model = from_folder(folder, policy.model)
     return Critic(model, critic, plan.recipe.steps * plan.updates_per_step, bf16=plan.recipe.learner.bf16)
-
-
-def memory_estimate(plan: Plan, policy: Policy, critic: nn.Module | None, longest: int) -> str:
-    """What the run will hold at its largest, as far as the shapes say; `critic` is the critic's model."""
-    recipe = plan.recipe
-    shape = policy.model.config.get_text_config()
-    weights = _bytes(policy.model)
-    copied = plan.algorithm.needs_reference and not recipe.adapter.rank
-    frozen = [recipe.engine.precision] + [recipe.reference.precision] * copied
-    # Weights, gradient, two moments of AdamW (with adapters: weights, and the merged ones on their way to the engine);
-    # the engine's copy, the reference.
-    copies = (2 if recipe.adapter.rank else 4) + sum(0.5 if precision == "bf16" else 1 for precision in frozen)
-    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    rows = min(recipe.engine.max_rows, recipe.prompts_per_step * recipe.samples_per_prompt)
-    cache = 2 * shape.num_hidden_layers * heads * size * rows * (longest + recipe.sampling.max_new_tokens) * 4
-    logits = 4 * 4 * min(CHUNK_ELEMENTS, recipe.learner.tokens_per_microbatch * shape.vocab_size)
-    parts = {"weights and optimizer": weights * copies, "engine cache": cache, "logits": logits}
-    if recipe.adapter.rank:  # the same four of the adapters
-        adapters = adapter_size(adapted_weights(policy.model, recipe.adapter), recipe.adapter.rank)
-        parts["weights and optimizer"] += 4 * 4 * adapters
-    if critic is not None:  # weights, gradient, two moments of AdamW
-        parts["critic and optimizer"] = 4 * _bytes(critic)
-    return "memory       about " + ", ".join(f"{size / 2**20:,.0f} MiB {name}" for name, size in parts.items())
-
-
-def _bytes(model: nn.Module) -> int:
-    """Of a model's weights, float32."""
-    return sum(p.numel() for p in model.parameters()) * 4
 
 
 def too_long(plan: Plan, positions: int, longest: int) -> str:

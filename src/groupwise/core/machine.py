@@ -27,10 +27,15 @@ def versions() -> dict[str, str]:
     }
 
 
+def peak_bytes() -> int:
+    """The most memory that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
+
+
 def machine_row(step: int) -> dict[str, Any]:
     """A line of machine.jsonl: the time, unix seconds, and the most memory held so far, MiB."""
     row = {"step": step, "time": round(time.time(), 3)}
-    row["memory_peak_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / 2**20, 1)
+    row["memory_peak_mib"] = round(peak_bytes() / 2**20, 1)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         row["device_memory_peak_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
     return row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import tempfile
@@ -83,7 +84,7 @@ class Journal:
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as beside:
                 partial = Path(beside) / folder.name
                 partial.mkdir()
-                (partial / RECIPE).write_bytes(f"{FIRST}{recipe}{LAST}".encode())
+                (partial / RECIPE).write_bytes(_whole_recipe(recipe))
                 (partial / LOCK).touch()
                 partial.rename(folder)  # refused where another process was faster and has something there
         except OSError as error:
@@ -102,6 +103,22 @@ class Journal:
             journal.close()
             raise
         return journal
+
+    def resolve_recipe(self, recipe: str) -> None:
+        """The recipe, now with more of it resolved, under the comment that it had; whole or not at all.
+
+        Raises RunError where the disk refuses.
+        """
+        try:
+            self._resolve_recipe(recipe)
+        except OSError as error:
+            raise RunError(f"{self.folder / RECIPE}: cannot be written: {error.strerror}; free space") from None
+
+    def _resolve_recipe(self, recipe: str) -> None:
+        before = (self.folder / RECIPE).read_text(encoding="utf-8").removeprefix(FIRST).splitlines(keepends=True)
+        comment = "".join(itertools.takewhile(lambda line: line.startswith("#"), before))
+        with whole_file(self.folder / RECIPE) as file:
+            file.write(_whole_recipe(comment + recipe))
 
     def listen(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
         """Hand each row of metrics.jsonl to a listener too, once it is written."""
@@ -145,6 +162,10 @@ class Journal:
             raise RunError(
                 f"{self.folder / name}: cannot be written: {error.strerror}; {remedy}, then resume"
             ) from None
+
+
+def _whole_recipe(recipe: str) -> bytes:
+    return f"{FIRST}{recipe}{LAST}".encode()
 
 
 class _Check(BaseModel):

@@ -35,7 +35,7 @@ class Block:
     owner: Tensor | None = None
     before: Tensor | None = None
 
-    def on(self, device: torch.device) -> "Block":
+    def on(self, device: torch.device | str) -> "Block":
         """The same with its tensors on a device."""
         prompt, owner, before = (x if x is None else x.to(device) for x in (self.prompt, self.owner, self.before))
         return Block(self.own.to(device), self.inside.to(device), prompt=prompt, owner=owner, before=before)
@@ -131,6 +131,15 @@ def packed(tokens: Tensor, length: Tensor, prompt: Tensor, family: Tensor) -> La
     line = Line(tuple(block.on(device) for block in blocks), _order(blocks, total).to(device))
     place = place.masked_fill(~inside, -1)
     return Layout(ids[None].to(device), place.to(device), positions[None].to(device), total, line)
+
+
+def moved(layout: Layout, device: torch.device | str) -> Layout:
+    """The layout on a device."""
+    line = layout.line
+    if line is not None:
+        line = Line(tuple(block.on(device) for block in line.blocks), line.order.to(device))
+    ids, place, positions = (x.to(device) for x in (layout.ids, layout.place, layout.positions))
+    return Layout(ids, place, positions, layout.tokens, line)
 
 
 def _starts(lengths: Tensor) -> Tensor:

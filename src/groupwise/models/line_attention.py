@@ -17,8 +17,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from groupwise.models.heads import hidden
 from groupwise.models.layout import Block, Layout, Line, packed, padded
 
-#: The name under which transformers' models know this attention.
-NAME = "groupwise_line"
+#: The names under which transformers' models know this attention, and their own without a mask of any kind.
+NAME, UNMASKED = "groupwise_line", "groupwise_unmasked"
 
 
 def hidden_states(backbone: nn.Module, layout: Layout) -> Tensor:
@@ -32,11 +32,18 @@ def hidden_states(backbone: nn.Module, layout: Layout) -> Tensor:
 @contextmanager
 def in_line(backbone: nn.Module) -> Iterator[None]:
     """Inside, a forward of `backbone` (and its backward, where activations are recomputed) attends along a line."""
+    with attending(backbone, NAME):
+        yield
+
+
+@contextmanager
+def attending(backbone: nn.Module, name: str) -> Iterator[None]:
+    """Inside, `backbone` attends by the attention function of that name."""
     configs: dict[int, Any] = {id(m.config): m.config for m in backbone.modules() if hasattr(m, "config")}
     before = {key: config._attn_implementation for key, config in configs.items()}
     try:
         for config in configs.values():
-            config._attn_implementation = NAME
+            config._attn_implementation = name
         yield
     finally:
         for key, config in configs.items():
@@ -124,3 +131,5 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 AttentionInterface.register(NAME, line_attention)  # type: ignore[arg-type]
 AttentionMaskInterface.register(NAME, _no_mask)  # type: ignore[arg-type]
+AttentionInterface.register(UNMASKED, AttentionInterface()["sdpa"])
+AttentionMaskInterface.register(UNMASKED, _no_mask)  # type: ignore[arg-type]

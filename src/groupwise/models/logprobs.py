@@ -25,6 +25,8 @@ def sequence_logprobs(
     supports: Sequence[Support | None] | None = None,
     entropy_gradient: bool = False,
     layout: Layout | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+    held_elements: int = HELD_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
     """tokens, mask [N,T] -> log-probability [N,T] and entropy [N,T] in nats, 0 where the mask is False.
 
@@ -37,7 +39,9 @@ def sequence_logprobs(
     layout = layout or padded(tokens, torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device))
     states = hidden_states(backbone, layout).index_select(0, layout.predecessors(wanted))
     support = None if supports is None else _join(supports, wanted)
-    logp, entropy = token_logprobs(head, states, tokens[wanted], temperature, support, entropy_gradient)
+    logp, entropy = token_logprobs(
+        head, states, tokens[wanted], temperature, support, entropy_gradient, chunk_elements, held_elements
+    )
     return _scatter(logp, wanted), _scatter(entropy, wanted)
 
 

@@ -12,6 +12,11 @@ WeightPrecision = Literal["same", "fp32", "bf16"]
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+def itemsize(precision: WeightPrecision) -> int:
+    """Bytes of a weight; master weights are float32."""
+    return DTYPES.get(precision, torch.float32).itemsize
+
+
 def cast_weights(model: Any, precision: WeightPrecision) -> Any:
     """The model itself, its parameters cast one after the other; tied ones stay tied.
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from groupwise.core.atomic import open_regular, remove
 from groupwise.core.errors import RunError, UsageError, disk_words
 from groupwise.core.json_text import json_value
 from groupwise.core.settings import Settings
+from groupwise.training.tensor_file import write_tensors
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
 #: The place of the checkpoints in a run folder.
@@ -119,7 +120,7 @@ def damaged(folder: Path, needed: Sequence[str] = (STATE,)) -> str:
 
 def write_parameters(folder: Path, model: nn.Module, name: str) -> None:
     """Every parameter of a model, by its name."""
-    save_file({k: p.detach().cpu().contiguous() for k, p in model.named_parameters()}, folder / name)
+    write_tensors(folder / name, dict(model.named_parameters()))
 
 
 def read_parameters(folder: Path, model: nn.Module, name: str) -> None:
@@ -137,8 +138,8 @@ def write_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     tensors: dict[str, Tensor] = {}
     for key, parameter in model.named_parameters():
         for entry, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{key}/{entry}"] = value.detach().cpu().contiguous()
-    save_file(tensors, folder / name)
+            tensors[f"{key}/{entry}"] = value
+    write_tensors(folder / name, tensors)
 
 
 def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:

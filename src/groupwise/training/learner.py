@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
@@ -16,13 +17,13 @@ from groupwise.models.heads import halves
 from groupwise.models.layout import Layout, packed, padded
 from groupwise.models.line_attention import in_line, runs_in_line
 from groupwise.models.load import load_policy, save_policy
-from groupwise.models.logprobs import sequence_logprobs
+from groupwise.models.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, sequence_logprobs
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.routing_pass import RoutingPass, routes_to_replay
 from groupwise.models.moe.settings import ReplayFrom, RouterLosses, RoutingSettings
 from groupwise.models.recompute import recomputed
 from groupwise.training import checkpoint
-from groupwise.training.optimizer import OptimizerSettings, TrainedModel
+from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel
 
 #: The columns of an UpdateRecord that are made inside the loss.
 SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
@@ -34,11 +35,15 @@ class LearnerSettings(OptimizerSettings):
     precision       "bf16" computes in bfloat16 over float32 master weights
     shared_prompts  a group's prompt is run once for all its completions, and no padding is run
     recompute       activations are computed again in the backward pass instead of held: less memory, a third more time
+    chunk_logits    logits computed at once; "auto": as many as memory has room for
+    held_logits     log-probabilities held for the backward pass, which computes them again where they are more
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
     shared_prompts: bool = True
     recompute: bool = False
+    chunk_logits: Count = AUTO
+    held_logits: Literal["auto"] | Annotated[int, Field(ge=0)] = AUTO
 
     @property
     def bf16(self) -> bool:
@@ -63,6 +68,8 @@ class Learner(TrainedModel):
         self.routing, self.routers = routing, routers
         self.reference = None if reference is None else reference.eval().requires_grad_(False)
         self.temperature, self.recompute = temperature, settings.recompute
+        self.chunk_logits = CHUNK_ELEMENTS if settings.chunk_logits == AUTO else settings.chunk_logits
+        self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
         models = [model] if reference is None else [model, reference]
         self.in_line = settings.shared_prompts and all(runs_in_line(halves(m)[0]) for m in models)
 
@@ -216,7 +223,15 @@ class Learner(TrainedModel):
     def _forward(self, model: nn.Module, micro: Batch, layout: Layout, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         with self.autocast():
             return sequence_logprobs(
-                *halves(model), micro.tokens, micro.mask, self.temperature, micro.support, entropy_gradient, layout
+                *halves(model),
+                micro.tokens,
+                micro.mask,
+                self.temperature,
+                micro.support,
+                entropy_gradient,
+                layout,
+                chunk_elements=self.chunk_logits,
+                held_elements=self.held_logits,
             )
 
     @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -26,6 +26,11 @@ def silent(step: int, steps: int, loss: float) -> None:
     """Shows no progress."""
 
 
+#: The setting that is picked from the free memory, and the tokens of a microbatch where nobody picks.
+AUTO: Literal["auto"] = "auto"
+MOST_TOKENS = 16384
+
+
 class Schedule(StrEnum):
     """How the learning rate goes on after its warmup."""
 
@@ -34,12 +39,16 @@ class Schedule(StrEnum):
     COSINE = "cosine"
 
 
+#: A number that a run with "auto" picks by itself (training/memory.py).
+Count = Literal["auto"] | Annotated[int, Field(ge=1)]
+
+
 class OptimizerSettings(Settings):
     """AdamW and what surrounds it: the keys that [learner] and [critic] share.
 
     warmup_updates          optimizer updates over which the learning rate rises from 0
     clip_norm               gradients are scaled down to this norm; 0 leaves them alone
-    tokens_per_microbatch   tokens run at once; the gradient does not depend on it
+    tokens_per_microbatch   tokens run at once, "auto": as many as memory has room for; the gradient is the same
     """
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -49,7 +58,7 @@ class OptimizerSettings(Settings):
     warmup_updates: int = Field(default=0, ge=0)
     schedule: Schedule = Field(default=Schedule.CONSTANT, strict=False)
     clip_norm: float = Field(default=1.0, ge=0)
-    tokens_per_microbatch: int = Field(default=16384, ge=1)
+    tokens_per_microbatch: Count = AUTO
     learning_rate: float = Field(default=1e-6, ge=0)
 
 
@@ -96,11 +105,12 @@ class Optimizer:
         return rate
 
     def finish(self, loss: float) -> UpdateOutcome:
-        """One update with the gradient as it is; skipped, and counted, where loss or gradient is not finite."""
+        """One update with the gradient, which is freed; skipped, and counted, where loss or gradient is not finite."""
         norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm or math.inf))
         applied = math.isfinite(loss) and math.isfinite(norm)
         if applied:
             self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
         self.updates += 1
         return UpdateOutcome(norm, applied)
 
@@ -117,7 +127,8 @@ class TrainedModel:
         weight = next(model.parameters())
         self.device, self.precision = weight.device, torch.promote_types(weight.dtype, torch.float32)
         self.optimizer = Optimizer.from_settings(model, settings, total_updates)
-        self.tokens_per_microbatch = settings.tokens_per_microbatch
+        chosen = settings.tokens_per_microbatch
+        self.tokens_per_microbatch = MOST_TOKENS if chosen == AUTO else chosen
 
     def microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         """The batch's microbatches, on the model's device, each with its row indices."""

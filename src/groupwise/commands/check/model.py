@@ -8,9 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from groupwise.commands.build import make_learner, memory_estimate, training_engine
+from groupwise.commands.build import make_learner, training_engine
 from groupwise.commands.check.findings import Finding, fault, note, ok
 from groupwise.commands.disk import REMEDY, disk_plan
+from groupwise.commands.memory import empty_model, in_words, memory_of
 from groupwise.commands.parity import tolerance_on
 from groupwise.config.plan import Plan
 from groupwise.core.collate import collate
@@ -93,15 +94,16 @@ def file_findings(files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]
 def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], longest: int) -> list[Finding]:
     """Vocabulary, memory, experts, and one batch that engine and learner both run; `longest` prompt, tokens."""
     try:
+        where = f"model = {str(files.folder)!r}: does not load as a causal language model"
+        memory = memory_of(plan, empty_model(files.folder, read_config(files.folder, where), where), longest)
         policy = load_policy(files.folder, device=plan.recipe.device, training=True)
         adapted_weights(policy.model, plan.recipe.adapter)
     except UsageError as error:
-        return [fault(str(error))]
+        return [fault(" ".join(str(error).split()))]
     size = policy.model.get_input_embeddings().weight.shape[0]
     findings = [ok(f"the tokenizer's {len(policy.tokenizer):,} ids have embeddings, of which there are {size:,}")]
-    critic = policy.model if plan.recipe.critic else None  # of the policy's size, but for one head
-    findings.append(ok(" ".join(memory_estimate(plan, policy, critic, longest).split())))
-    disk = disk_plan(plan, policy.model, critic)
+    findings.append(ok(" ".join(in_words(memory).split())))
+    disk = disk_plan(plan, policy.model, policy.model if plan.recipe.critic else None)  # but for one head
     findings.append(ok(f"disk: {disk}") if disk.fits else fault(f"disk: {disk}; {REMEDY}"))
     if plan.recipe.adapter.rank:
         findings.append(ok(f"adapters on {in_short(policy.model, plan.recipe.adapter)}"))

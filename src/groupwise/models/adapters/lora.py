@@ -1,5 +1,6 @@
 """Adapters (LoRA) that peft injects into a model's own layers: on, off, and merged into its weights."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -90,6 +91,17 @@ class Adapters:
     def _merged(self, name: str) -> Tensor:
         weight, layer = self._base[name].detach(), self._layers.get(name)
         return weight if layer is None else weight + layer.get_delta_weight(NAME)
+
+
+def with_adapters(model: Any, settings: AdapterSettings) -> Any:
+    """A copy of a model without memory, on the meta device, that has adapters and what is frozen as a real one has.
+
+    Raises UsageError as Adapters does.
+    """
+    weights, model = list(adapted_weights(model, settings)), copy.deepcopy(model).requires_grad_(False)
+    with torch.device("meta"):
+        _inject(model, weights, settings, seed=0)
+    return model
 
 
 def _inject(model: Any, weights: list[str], settings: AdapterSettings, seed: int) -> None:

@@ -1,0 +1,160 @@
+"""A run's memory, planned before its model is loaded: what cannot fit is refused, what is picked joins the plan.
+
+The numbers are those of training/memory.py; here the machine is looked at.
+"""
+
+import dataclasses
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from groupwise.config.plan import Plan
+from groupwise.config.recipe import dump
+from groupwise.config.resolve import resolved_recipe
+from groupwise.core.errors import UsageError
+from groupwise.core.free_memory import free_memory, held_memory
+from groupwise.journal.journal import Journal
+from groupwise.models.activations import without_memory
+from groupwise.models.chat import Chat
+from groupwise.models.folder import loading, read_config, require_room, weight_files
+from groupwise.models.load import load_tokenizer, model_folder, positions, require_config
+from groupwise.models.precision import itemsize
+from groupwise.rollout.selection import select
+from groupwise.training.memory import MemoryPlan, RunShape, plan
+from groupwise.training.optimizer import AUTO
+
+#: Parts of the largest phase that are said by name; the others are added up.
+NAMED = 4
+
+
+def memory_of_folder(run: Plan) -> MemoryPlan:
+    """Of a run whose policy is in a folder: no weight is read. Raises UsageError as loading it would."""
+    recipe = run.recipe
+    folder = model_folder(recipe.model)
+    where = f"model = {str(folder)!r}"
+    what = f"{where}: does not load as a causal language model"
+    require_config(folder, where)
+    config = read_config(folder, what)
+    encode = Chat(load_tokenizer(folder, config), recipe.chat).encode
+    longest = select(run.task, encode, recipe.max_prompt_tokens, recipe.evaluation.problems).longest
+    return memory_of(run, empty_model(folder, config, what), longest)
+
+
+def empty_model(folder: Path, config: Any, what: str) -> Any:
+    """The model of a folder without memory. Raises UsageError, `what` first, where it is none."""
+    with loading(what):
+        model = without_memory(config)
+    require_room(model, weight_files(folder, what), what)
+    return model
+
+
+def memory_of(run: Plan, model: Any, longest: int) -> MemoryPlan:
+    """Of a run of a model without memory; `longest` prompt, tokens. Raises UsageError where it cannot fit."""
+    gc.collect()
+    return fitting(run, model, longest, held_memory(run.recipe.device), free_memory(run.recipe.device))
+
+
+def fitting(run: Plan, model: Any, longest: int, held: int, free: int) -> MemoryPlan:
+    """The same on a machine that has so much free, by a process that holds so much."""
+
+    def of(other: Plan) -> MemoryPlan:
+        recipe, shape = other.recipe, run_shape(other, longest, positions(model))
+        return plan(model, shape, recipe.learner, recipe.critic, recipe.adapter, recipe.device, held, free)
+
+    memory = of(run)
+    if memory.needed > free:
+        ways = [(way, of(other)) for way, other in _lighter(run)]
+        raise UsageError(f"{' '.join(in_words(memory).split())}: more than is free; {_remedy(ways)}")
+    return memory
+
+
+def run_shape(run: Plan, longest: int, most: int) -> RunShape:
+    """What of the run its memory depends on; a model takes `most` tokens."""
+    copied = run.algorithm.needs_reference and not run.recipe.adapter.rank
+    recipe, evaluated = run.recipe, run.recipe.evaluation.problems * run.recipe.evaluation.samples
+    sampled = max(recipe.prompts_per_step * recipe.samples_per_prompt, evaluated)
+    return RunShape(
+        prompts=recipe.prompts_per_step,
+        samples=recipe.samples_per_prompt,
+        minibatches=recipe.updates_per_batch,
+        prompt=longest,
+        completion=max(1, min(recipe.sampling.max_new_tokens, most - longest)),
+        rows=min(recipe.engine.max_rows, sampled),
+        truncates=recipe.sampling.truncates,
+        engine=itemsize(recipe.engine.precision),
+        reference=itemsize(recipe.reference.precision) if copied else 0,
+        reward_model=recipe.preference is not None,
+    )
+
+
+def with_cuts(run: Plan, memory: MemoryPlan) -> Plan:
+    """The plan with what was picked in the place of "auto"."""
+    recipe, cuts = run.recipe, memory.cuts
+    learner = recipe.learner.replace(
+        tokens_per_microbatch=cuts.learner, chunk_logits=cuts.chunk_logits, held_logits=cuts.held_logits
+    )
+    critic = recipe.critic.replace(tokens_per_microbatch=cuts.critic) if recipe.critic else None
+    return dataclasses.replace(run, recipe=recipe.replace(learner=learner, critic=critic))
+
+
+def record_cuts(run: Plan, journal: Journal) -> None:
+    """What was picked stands in the run's recipe, so that a resumed run computes the same bits."""
+    journal.resolve_recipe(dump(resolved_recipe(run)))
+
+
+def picks(run: Plan) -> bool:
+    """Whether anything of the recipe is picked from the free memory."""
+    learner, critic = run.recipe.learner, run.recipe.critic
+    chosen = [learner.tokens_per_microbatch, learner.chunk_logits, learner.held_logits]
+    return AUTO in [*chosen, *([critic.tokens_per_microbatch] if critic else [])]
+
+
+def in_words(memory: MemoryPlan) -> str:
+    """One line: the peak, its phase and its largest parts, and what is free."""
+    parts = {part: memory.parts[part] for part in memory.phases[memory.phase] if memory.parts[part]}
+    largest = sorted(parts, key=lambda part: -parts[part])
+    named = [f"{part} {size_in_words(parts[part])}" for part in largest[:NAMED]]
+    rest = sum(parts[part] for part in largest[NAMED:])
+    named += [f"others {size_in_words(rest)}"] * (rest > 0)
+    return (
+        f"memory       about {size_in_words(memory.peak)} at most, while {memory.phase} ({', '.join(named)}); "
+        f"{size_in_words(memory.held)} are taken, {size_in_words(memory.free)} free; "
+        f"{memory.cuts.learner:,} tokens a microbatch"
+    )
+
+
+def size_in_words(size: int) -> str:
+    """
+    >>> size_in_words(3 << 29), size_in_words(5 << 20), size_in_words(1 << 40)
+    ('1.5 GiB', '5 MiB', '1.0 TiB')
+    """
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 2**20:,.0f} MiB"
+
+
+def _lighter(run: Plan) -> Iterator[tuple[str, Plan]]:
+    """Settings that take less memory, and the plan under each; the last under all of them."""
+    recipe = run.recipe
+    picked = {"tokens_per_microbatch": AUTO, "chunk_logits": AUTO, "held_logits": AUTO}
+    rows = max(1, min(recipe.engine.max_rows, 32))
+    changes = {
+        'learner.tokens_per_microbatch = "auto"': {"learner": recipe.learner.replace(**picked)},
+        "learner.recompute = true": {"learner": recipe.learner.replace(**picked, recompute=True)},
+        f"engine.max_rows = {rows}": {"engine": recipe.engine.replace(max_rows=rows)},
+    }
+    every: dict[str, Any] = {}
+    for change in changes.values():
+        every |= change
+    for words, change in {**changes, " and ".join(list(changes)[1:]): every}.items():
+        yield words, dataclasses.replace(run, recipe=recipe.replace(**change))
+
+
+def _remedy(ways: list[tuple[str, MemoryPlan]]) -> str:
+    for words, memory in ways:
+        if memory.fits:
+            return f"with {words} it is {size_in_words(memory.peak)}"
+    words, memory = min(ways, key=lambda way: way[1].peak)
+    return f"take a smaller model or a machine with more memory: with {words} it still is {size_in_words(memory.peak)}"

@@ -1,0 +1,65 @@
+"""How much memory a process holds, and how much more it can take: the machine's, a container's, or a GPU's."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from groupwise.core.machine import peak_bytes
+
+#: Where Linux says what the machine has, and what the containers do that this process is in.
+MEMINFO, CGROUPS, OWN_CGROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+#: Files of a container's limit and use: of the second version of cgroups, and of the first.
+LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+
+
+def held_memory(device: str) -> int:
+    """Bytes that this process holds now, on a GPU those of torch's tensors."""
+    if device != "cpu":
+        return torch.cuda.memory_allocated()
+    if sys.platform != "linux":
+        return peak_bytes()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_memory(device: str) -> int:
+    """Bytes that this process can take beside those that it holds."""
+    if device != "cpu":
+        free, _ = torch.cuda.mem_get_info()
+        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    if not MEMINFO.exists():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - held_memory(device)
+    return min([available(MEMINFO.read_text()), *containers(CGROUPS, OWN_CGROUPS)])
+
+
+def available(meminfo: str) -> int:
+    """Bytes that can be taken without swapping.
+
+    >>> available("MemTotal: 8 kB\\nMemAvailable:       3 kB")
+    3072
+    """
+    fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def containers(root: Path, own: Path) -> Iterator[int]:
+    """What each container around this process leaves; page cache that can be dropped counts as free."""
+    lines = own.read_text().splitlines() if own.exists() else []
+    places = {line.split(":", 2)[2].lstrip("/") for line in lines if line.count(":") >= 2}
+    folders = {folder for place in places for base in (root, root / "memory") for folder in _upward(base, base / place)}
+    for folder in sorted(folders):
+        for limit, used in LIMITS:
+            with suppress(OSError, ValueError):  # "max" is no number: no limit
+                yield int((folder / limit).read_text()) - int((folder / used).read_text()) + _droppable(folder)
+
+
+def _upward(base: Path, folder: Path) -> list[Path]:
+    return [each for each in (folder, *folder.parents) if each == base or base in each.parents]
+
+
+def _droppable(folder: Path) -> int:
+    fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))

@@ -1,0 +1,47 @@
+"""Bytes that sampling takes beside the weights, as cache.py and sampler.py lay them out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM
+from groupwise.engines.local.engine import KEEP_BYTES, PREFILL_TOKENS, PREFILL_TOKENS_CPU
+
+#: Bytes that a logit takes while a token is drawn: two steps' logits and a softmax; with top-p or top-k, ranks too.
+DRAWN, RANKED = 12, 40
+
+
+@dataclass(frozen=True)
+class CacheBytes:
+    """peak  the most that keys and values take, while their buffers grow; kept  between two calls."""
+
+    peak: int
+    kept: int
+
+
+def cache_bytes(widths: Sequence[int], rows: int, prompt: int, new: int, itemsize: int = 4) -> CacheBytes:
+    """Of `rows` rows that all begin with `prompt` tokens and sample `new`.
+
+    widths  numbers that a token has in each tensor of keys or values: [heads * head size] for each layer, twice
+    """
+    buffers, spare, peak, window = [0] * len(widths), 0, 0, prompt
+    while not peak or window < prompt + new - 1:  # the last token is not run
+        ahead = prompt + new - window
+        columns = window + max(1, min(ahead, max(GAP, int(GAP_SHARE * window))))
+        room = rows * (window + max(1, min(ahead, max(ROOM, window)))) * max(widths)
+        for i, width in enumerate(widths):
+            fits = spare >= rows * columns * width
+            peak = max(peak, sum(buffers) + spare + (0 if fits else room))
+            spare, buffers[i] = buffers[i], spare if fits else room
+        window = columns
+    size = (sum(buffers) + spare) * itemsize
+    return CacheBytes(max(peak * itemsize, size), size if size <= KEEP_BYTES else 0)
+
+
+def prefill_tokens(device: str) -> int:
+    """Padded prompt tokens of one forward."""
+    return PREFILL_TOKENS_CPU if device == "cpu" else PREFILL_TOKENS
+
+
+def drawing_bytes(rows: int, vocabulary: int, truncates: bool) -> int:
+    """Of the logits [rows,V] and what a token is drawn from them with."""
+    return rows * vocabulary * (RANKED if truncates else DRAWN)

@@ -1,0 +1,289 @@
+"""What a microbatch holds between its forward and its backward pass: both are run, on tensors that have a shape only.
+
+So every architecture is counted by its own code, in the learner's layout, precision and chunks. Of the layers that are
+alike one is run, and the others count as it.
+"""
+
+import copy
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import Cache
+
+from groupwise.models.folder import quiet
+from groupwise.models.heads import halves
+from groupwise.models.layout import Layout, moved, packed, padded
+from groupwise.models.line_attention import NAME, UNMASKED, attending, hidden_states
+from groupwise.models.live_bytes import LiveBytes
+from groupwise.models.logprobs import token_logprobs
+from groupwise.models.recompute import recomputed
+
+#: Tokens of a microbatch that are run, if only in shape: where each lies is computed with numbers.
+MOST_TOKENS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Computation:
+    """How a learner runs a microbatch.
+
+    in_line         a prompt is run once for the completions of its group
+    bf16            computed in bfloat16 over float32 weights
+    recompute       the backward pass runs each layer again
+    chunk_elements  logits computed at once
+    held_elements   log-probabilities held for the backward pass, at most
+    """
+
+    in_line: bool
+    bf16: bool
+    recompute: bool
+    chunk_elements: int
+    held_elements: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one microbatch: completions[i] of the i-th prompt; a prompt and a completion have that many tokens."""
+
+    completions: tuple[int, ...]
+    prompt: int
+    completion: int
+
+    def tokens(self, in_line: bool) -> int:
+        """Of all of them together."""
+        count = sum(self.completions)
+        return (len(self.completions) if in_line else count) * self.prompt + count * self.completion
+
+
+@dataclass(frozen=True)
+class MicrobatchBytes:
+    """The most that a microbatch takes, beside weights and gradients.
+
+    first  while the activations of every layer are held
+    last   when the backward pass is through the layers: nearly nothing of them is left
+    layer  the activations of one layer, of the largest kind
+    """
+
+    first: int
+    last: int
+    layer: int
+
+
+def without_memory(config: Any) -> Any:
+    """The causal language model of a configuration, its weights with a shape only."""
+    with quiet(), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False)
+
+
+def with_value_head(model: Any) -> Any:
+    """A copy of a model without memory whose head gives one number, as a critic's does."""
+    model = copy.deepcopy(model)
+    model.config.get_text_config().tie_word_embeddings = False
+    model.set_output_embeddings(nn.Linear(halves(model)[1].in_features, 1, device="meta"))
+    return model
+
+
+def weight_bytes(model: Any) -> int:
+    """Of its weights in float32, each counted once."""
+    return sum(parameter.numel() for parameter in model.parameters()) * 4
+
+
+def trained_bytes(model: Any) -> int:
+    """The same of those that have a gradient."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) * 4
+
+
+def cached_widths(model: Any) -> list[int]:
+    """Numbers that a token has in each tensor of keys or values: two for each layer of a model without memory."""
+    thin, counts = _one_of_each_kind(copy.deepcopy(model))
+    cache = _Widths()
+    try:
+        with quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _ShapesLive():
+            ids = torch.zeros(1, 2, dtype=torch.long)
+            halves(thin.to_empty(device="cpu").eval())[0](input_ids=ids, past_key_values=cache, use_cache=True)
+        return [width for pair, count in zip(cache.pairs, counts, strict=True) for width in pair * count]
+    except Exception:  # as in microbatch_bytes
+        config = model.config.get_text_config()
+        return [config.hidden_size] * 2 * config.num_hidden_layers
+
+
+def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> MicrobatchBytes:
+    """`model` is without memory, and stays as it is. One that cannot be run on shapes alone is estimated."""
+    _, head = halves(model)
+    tokens = sum(rows.completions) * rows.completion
+    inside = _backbone_bytes(model, rows, how.in_line, how.bf16, how.recompute, device)
+    logits = _head_bytes(head, tokens, how, device)
+    # A weight that is embedding and head waits for its second gradient until the backward pass is through.
+    tied = head.weight is model.get_input_embeddings().weight and head.weight.requires_grad
+    waiting = head.weight.numel() * 4 if tied else 0
+    return MicrobatchBytes(
+        first=max(inside.held + logits, inside.first + waiting), last=inside.last + waiting, layer=inside.layer
+    )
+
+
+@dataclass(frozen=True)
+class _BackboneBytes:
+    """held  when the forward pass is through; first, last, layer  as in MicrobatchBytes, without the head."""
+
+    held: int
+    first: int
+    last: int
+    layer: int
+
+
+@lru_cache(maxsize=32)
+def _backbone_bytes(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> _BackboneBytes:
+    """Of the layers and what is beside them; a run tries several ways to cut its logits over the same."""
+    if rows.tokens(in_line) > MOST_TOKENS:
+        return _rough(model, rows, in_line)
+    try:
+        return _simulated(model, rows, in_line, bf16, recompute, device)
+    except Exception:  # whatever a model does that needs numbers, such as a branch on one
+        return _rough(model, rows, in_line)
+
+
+def _rough(model: Any, rows: Rows, in_line: bool) -> _BackboneBytes:
+    """As if each linear layer held what goes in and what comes out."""
+    backbone, _ = halves(model)
+    widths = [m.in_features + m.out_features for m in backbone.modules() if isinstance(m, nn.Linear)]
+    held, layer = (rows.tokens(in_line) * width * 4 for width in (sum(widths), max(widths, default=1)))
+    return _BackboneBytes(held=held, first=held + layer, last=layer, layer=layer)
+
+
+def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> _BackboneBytes:
+    """Forward and backward of the layers, one of each kind, on tensors that have a shape only."""
+    layout = _layout(rows, in_line)
+    thin, counts = _one_of_each_kind(copy.deepcopy(model))
+    with quiet(), FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
+        backbone: Any = halves(thin.to_empty(device=device).eval())[0]
+        for parameter in backbone.parameters():
+            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+        # A model that sees no numbers would make the mask that real rows go without.
+        if in_line or backbone.config._attn_implementation == "sdpa":
+            stack.enter_context(attending(backbone, NAME if in_line else UNMASKED))
+        if recompute:
+            stack.enter_context(recomputed(backbone))
+        layout = moved(layout, device)
+        live = stack.enter_context(_ShapesLive())
+        layers = [_Layer(module, live) for module in _layers(backbone)]
+        with torch.autocast(layout.ids.device.type, torch.bfloat16, enabled=bf16):
+            states = hidden_states(backbone, layout)
+        held, live.peak = live.now, live.now
+        states.backward(torch.empty_like(states))
+    others = sum(layer.held * (count - 1) for layer, count in zip(layers, counts, strict=True))
+    first = (layers[-1].peak if layers else 0) or live.peak
+    return _BackboneBytes(held + others, first + others, live.peak, max((each.held for each in layers), default=held))
+
+
+def _head_bytes(head: nn.Linear, tokens: int, how: Computation, device: str) -> int:
+    """The most that log-probabilities of `tokens` tokens take, backward too. Chunks are alike: three are run."""
+    vocabulary, width = head.weight.shape
+    holds = tokens * vocabulary <= how.held_elements
+    run = min(tokens, 3 * max(1, how.chunk_elements // vocabulary))
+    with FakeTensorMode():
+        same = nn.Linear(width, vocabulary, bias=head.bias is not None, device=device)
+        same.requires_grad_(head.weight.requires_grad)
+        for parameter in same.parameters():
+            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+        hidden = torch.empty(tokens, width, device=device, requires_grad=True)
+        with LiveBytes() as live, torch.autocast(hidden.device.type, torch.bfloat16, enabled=how.bf16):
+            states = hidden.index_select(0, torch.arange(tokens, device=device))[:run]
+            logp, _ = token_logprobs(
+                same,
+                states,
+                torch.zeros(run, dtype=torch.long, device=device),
+                chunk_elements=how.chunk_elements,
+                held_elements=run * vocabulary if holds else 0,
+            )
+            logp.sum().backward()
+    return live.peak + ((tokens - run) * vocabulary * 4 if holds else 0)
+
+
+def _layout(rows: Rows, line: bool) -> Layout:
+    """How the rows are run."""
+    count, width = sum(rows.completions), rows.prompt + rows.completion
+    tokens, length = torch.zeros(count, width, dtype=torch.long), torch.full((count,), width)
+    family = torch.arange(len(rows.completions)).repeat_interleave(torch.tensor(rows.completions))
+    return packed(tokens, length, length - rows.completion, family) if line else padded(tokens, length)
+
+
+class _ShapesLive(LiveBytes):
+    """Counts the tensors without memory. torch says of grouped products of bfloat16 alone what shape they have."""
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is not torch.ops.aten._grouped_mm.default:
+            return super().compute(func, args, kwargs)
+        one, other, ends = *args[:2], kwargs.get("offs", args[2] if len(args) > 2 else None)
+        groups = [len(ends)] if one.dim() == other.dim() == 2 else []
+        return one.new_empty(*groups, one.shape[0], other.shape[-1])
+
+
+class _Widths(Cache):
+    """Takes keys and values [1,H,W,D], and keeps how many numbers of each a token has."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.pairs: list[tuple[int, int]] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        self.pairs.append((key_states.shape[1] * key_states.shape[3], value_states.shape[1] * value_states.shape[3]))
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+
+class _Layer:
+    """What a layer leaves behind in the forward pass; the peak when the backward pass is through it, 0 at its end."""
+
+    def __init__(self, module: nn.Module, live: LiveBytes) -> None:
+        self.held = self.peak = 0
+        self._live = live
+        module.register_forward_pre_hook(self._begin, with_kwargs=True)
+        module.register_forward_hook(self._end)
+
+    def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states = args[0] if args else kwargs["hidden_states"]
+        if states.requires_grad:  # else the backward pass ends in this layer
+            states.register_hook(self._behind)
+        self._before = self._live.now
+
+    def _end(self, *_: object) -> None:
+        self.held = self._live.now - self._before
+
+    def _behind(self, _: Tensor) -> None:
+        self.peak = self._live.peak
+
+
+def _one_of_each_kind(model: Any) -> tuple[Any, list[int]]:
+    """The model with one layer of each kind, in place, and how many there were of each."""
+    backbone, _ = halves(model)
+    for parent in backbone.modules():
+        for name, child in parent.named_children():
+            if child is _layers(backbone):
+                layers = list(child.children())
+                kinds = [_kind(layer) for layer in layers]
+                number = Counter(kinds)
+                setattr(parent, name, nn.ModuleList(layers[kinds.index(kind)] for kind in number))
+                return model, list(number.values())
+    return model, []
+
+
+def _layers(backbone: nn.Module) -> Any:
+    """The list of the backbone's layers; empty where it has none that is known."""
+    lists = [m for m in backbone.modules() if isinstance(m, nn.ModuleList)]
+    return max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=[])
+
+
+def _kind(layer: nn.Module) -> tuple[Any, ...]:
+    """What two layers have in common that take the same memory."""
+    return type(layer), tuple((name, parameter.shape) for name, parameter in layer.named_parameters())

@@ -1,0 +1,40 @@
+"""Free memory is the least of what the machine and each container around the process leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from groupwise.core.free_memory import containers, free_memory, held_memory
+
+STAT = "inactive_file 30\n"
+
+
+def folder(path: Path, limit: str, used: int, names: tuple[str, str], stat: str = STAT) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    for name, text in zip((*names, "memory.stat"), (limit, str(used), stat), strict=True):
+        (path / name).write_text(text)
+
+
+def test_every_container_around_the_process_counts_and_page_cache_is_free(tmp_path: Path):
+    two, one = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    folder(tmp_path / "outer" / "inner", "max", 90, two)
+    folder(tmp_path / "outer", "1000", 200, two)
+    folder(tmp_path / "memory" / "box", "500", 100, one, "inactive_file 7\ntotal_inactive_file 50\n")
+    folder(tmp_path / "elsewhere", "1", 1, two)
+    own = tmp_path / "own"
+    own.write_text("0::/outer/inner\n4:memory:/box\n9:name=systemd:/\n")
+    assert sorted(containers(tmp_path, own)) == [500 - 100 + 50, 1000 - 200 + 30]
+
+
+def test_a_machine_without_containers_has_none(tmp_path: Path):
+    assert list(containers(tmp_path, tmp_path / "nothing")) == []
+
+
+def test_what_a_process_takes_it_holds():
+    before = held_memory("cpu")
+    taken = torch.ones(1 << 26)
+    assert held_memory("cpu") - before == pytest.approx(taken.nbytes, rel=0.02)
+    assert free_memory("cpu") > 0

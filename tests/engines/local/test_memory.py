@@ -1,0 +1,59 @@
+"""What the engine is planned to take is what its memory grows to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from groupwise.core.engine import Request, Sampling
+from groupwise.engines.local.cache import PrefilledPrompts, RowCache
+from groupwise.engines.local.engine import KEEP_BYTES, LocalEngine
+from groupwise.engines.local.memory import cache_bytes, drawing_bytes
+from groupwise.models.live_bytes import LiveBytes
+
+
+@pytest.mark.parametrize(("rows", "prompt", "new"), [(3, 5, 1), (3, 5, 30), (2, 40, 200), (4, 300, 40), (1, 1, 300)])
+def test_a_cache_grows_to_what_was_planned(rows: int, prompt: int, new: int):
+    layers, heads, sizes = 3, 2, (5, 7)
+    cache = RowCache()
+    keys, values = ([torch.ones(1, heads, prompt, size)] * layers for size in sizes)
+    prompts = PrefilledPrompts(((1,) * prompt,), keys, values, torch.tensor([prompt]), torch.zeros(1, 4))
+    with LiveBytes() as live:
+        cache.insert(prompts, torch.zeros(rows, dtype=torch.long), new)
+        before = live.peak
+        for column in range(new - 1):
+            cache.prepare(new - column, 10**6)
+            cache.advance()
+    planned = cache_bytes([heads * size for size in sizes] * layers, rows, prompt, new)
+    assert cache.size == planned.kept
+    assert planned.peak >= cache.size
+    assert max(before, live.peak) == pytest.approx(planned.peak, rel=0.1, abs=4096)
+
+
+def test_a_large_cache_is_not_held_between_calls():
+    rows = KEEP_BYTES // (4 * 8 * 200)
+    assert cache_bytes([8], rows, 50, 40).kept > 0
+    assert cache_bytes([8], 2 * rows, 50, 40).kept == 0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7), Sampling(top_k=50)])
+def test_drawing_takes_no_more_than_was_planned(sampling: Sampling):
+    rows, vocabulary = 64, 20_000
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+    )
+    engine = LocalEngine(Qwen3ForCausalLM(config), eos=frozenset(), pad=0)
+    engine.generate([Request((1, 2), 2, 0, 2)], sampling)  # recordings are made
+    with LiveBytes() as live:
+        engine.generate([Request((1, 2), rows, 0, 4)], sampling)
+    planned = drawing_bytes(rows, vocabulary, sampling.truncates)
+    assert 0.6 * planned < live.peak < 1.1 * planned

@@ -1,0 +1,173 @@
+"""What a microbatch takes, found from shapes, is what the learner's own forward and backward take in tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3MoeConfig
+
+from groupwise import algorithm
+from groupwise.core.records import Batch
+from groupwise.models.activations import (
+    Computation,
+    Rows,
+    cached_widths,
+    microbatch_bytes,
+    weight_bytes,
+    without_memory,
+)
+from groupwise.models.adapters.lora import with_adapters
+from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.models.live_bytes import LiveBytes
+from groupwise.training.adapted import AdaptedLearner
+from groupwise.training.learner import Learner, LearnerSettings
+
+ROWS = Rows(completions=(3, 3), prompt=20, completion=30)
+CONFIGS = {
+    "llama": LlamaConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+    "moe": Qwen3MoeConfig(
+        vocab_size=40,
+        hidden_size=64,
+        moe_intermediate_size=48,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        mlp_only_layers=[0],
+        tie_word_embeddings=False,
+    ),
+    "gpt2": GPT2Config(vocab_size=60, n_embd=64, n_layer=2, n_head=4, n_positions=64),
+}
+
+
+def batch(rows: Rows) -> Batch:
+    count, width = sum(rows.completions), rows.prompt + rows.completion
+    mask = (torch.arange(width) >= rows.prompt).expand(count, -1)
+    noise = torch.Generator().manual_seed(0)
+    return Batch(
+        tokens=torch.randint(40, (count, width), generator=noise),
+        mask=mask,
+        length=torch.full((count,), width),
+        group=torch.arange(len(rows.completions)).repeat_interleave(torch.tensor(rows.completions)),
+        score=torch.zeros(count, dtype=torch.float64),
+        version=torch.zeros(count, dtype=torch.long),
+        logp_engine=torch.zeros(count, width),
+        prompt=torch.full((count,), rows.prompt),
+        row=torch.arange(count),
+        advantage=torch.ones(count, width),
+        weight=mask / mask.sum(),
+    )
+
+
+def learner_of(config: Any, settings: LearnerSettings, adapter: AdapterSettings) -> Learner:
+    torch.manual_seed(0)
+    model, common = AutoModelForCausalLM.from_config(config), {"temperature": 1.0, "total_updates": 1}
+    if adapter.rank:
+        return AdaptedLearner(model, adapter, 0, settings, **common)
+    return Learner(model, None, settings, **common)
+
+
+def taken(learner: Learner) -> int:
+    """The most that a second microbatch takes beside weights and gradients: the first left gradients behind."""
+    minibatch, grpo = batch(ROWS), algorithm("grpo", {"kl.beta": 0.0})
+    learner.gradients(minibatch, grpo)
+    with LiveBytes() as live:
+        learner.gradients(minibatch, grpo)
+    return live.peak
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "rank"),
+    [
+        ("llama", {}, 0),
+        ("llama", {"precision": "bf16"}, 0),
+        ("llama", {"recompute": True}, 0),
+        ("llama", {"shared_prompts": False}, 0),
+        ("llama", {"chunk_logits": 3000, "held_logits": 0}, 0),
+        ("moe", {}, 0),
+        ("gpt2", {}, 0),
+        ("llama", {}, 8),
+        ("llama", {"recompute": True}, 8),
+        ("moe", {}, 8),
+    ],
+)
+def test_shapes_alone_tell_what_is_held(name: str, settings: dict[str, Any], rank: int):
+    chosen = LearnerSettings(**{"chunk_logits": 1 << 24, "held_logits": 1 << 26, **settings})
+    how = Computation(
+        in_line=chosen.shared_prompts,
+        bf16=chosen.bf16,
+        recompute=chosen.recompute,
+        chunk_elements=int(chosen.chunk_logits),
+        held_elements=int(chosen.held_logits),
+    )
+    model, adapter = without_memory(CONFIGS[name]), AdapterSettings(rank=rank)
+    sizes = microbatch_bytes(with_adapters(model, adapter) if rank else model, ROWS, how, "cpu")
+    held = taken(learner_of(CONFIGS[name], chosen, adapter))
+    assert max(sizes.first, sizes.last) == pytest.approx(held, rel=0.05)
+
+
+def test_more_layers_of_a_kind_are_counted_without_being_run():
+    how = Computation(in_line=True, bf16=False, recompute=False, chunk_elements=1 << 24, held_elements=1 << 26)
+    config = CONFIGS["llama"]
+    deep = LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 12})
+    few, many = (microbatch_bytes(without_memory(c), ROWS, how, "cpu") for c in (config, deep))
+    assert many.first - few.first == 9 * few.layer
+    assert many.layer == few.layer
+
+
+def test_a_model_that_cannot_be_run_on_shapes_is_estimated(monkeypatch: pytest.MonkeyPatch):
+    config = CONFIGS["llama"]
+    how = Computation(in_line=True, bf16=False, recompute=False, chunk_elements=1 << 24, held_elements=1 << 26)
+    model = without_memory(config)
+    measured = microbatch_bytes(model, ROWS, how, "cpu")
+    branch = type(model.model).forward
+
+    def branching(self: Any, *args: Any, **kwargs: Any) -> Any:
+        assert kwargs["input_ids"].sum() >= 0  # a number, which a shape has not
+        return branch(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model.model), "forward", branching)
+    rough = microbatch_bytes(without_memory(config), ROWS, how, "cpu")
+    assert rough != measured
+    assert rough.first == pytest.approx(measured.first, rel=0.6)
+
+
+def test_widths_of_keys_and_values():
+    assert cached_widths(without_memory(CONFIGS["llama"])) == [2 * 16] * 6
+    assert cached_widths(without_memory(CONFIGS["moe"])) == [64] * 8
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_are_counted_once(name: str):
+    model = AutoModelForCausalLM.from_config(CONFIGS[name])
+    assert weight_bytes(without_memory(CONFIGS[name])) == sum(p.nbytes for p in model.parameters())
+
+
+def test_what_lives_is_counted_until_it_is_gone():
+    older = torch.zeros(50)
+    with LiveBytes() as live:
+        older.t().add_(1)  # neither a view nor a sum in place takes memory
+        assert live.now == 0
+        one = torch.zeros(1000)
+        view = one[10:]
+        del one
+        assert live.now == 4000
+        two = view.double()
+        assert live.now == 4000 + 8 * 990
+        del view, two
+        torch.zeros(10)
+    assert live.now == 0
+    assert live.peak == 4000 + 8 * 990

@@ -1,0 +1,145 @@
+"""The plan of a run's memory: the largest phase, what is picked where there is less room, and what cannot fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from groupwise.models.activations import weight_bytes, without_memory
+from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.models.adapters.targets import adapted_weights, adapter_size
+from groupwise.training.critic import CriticSettings
+from groupwise.training.learner import LearnerSettings
+from groupwise.training.memory import LATER, MemoryPlan, RunShape, microbatch_rows, plan
+
+SHAPE = RunShape(
+    prompts=16,
+    samples=8,
+    minibatches=2,
+    prompt=30,
+    completion=20,
+    rows=128,
+    truncates=False,
+    engine=4,
+    reference=0,
+    reward_model=False,
+)
+MODEL = without_memory(
+    LlamaConfig(
+        vocab_size=5000,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+)
+HELD, ROOM = 10**8, 1 << 40
+RANK_4 = AdapterSettings(rank=4)
+
+
+def planned(
+    free: int = ROOM,
+    critic: CriticSettings | None = None,
+    shape: RunShape = SHAPE,
+    adapter: AdapterSettings = AdapterSettings(),
+    **keys: Any,
+) -> MemoryPlan:
+    return plan(MODEL, shape, LearnerSettings(**keys), critic, adapter, "cpu", HELD, free)
+
+
+def test_the_peak_is_that_of_the_largest_phase_not_the_sum_of_everything():
+    memory = planned()
+    assert memory.peak == max(memory.bytes_of(phase) for phase in memory.phases)
+    assert memory.phase == "updating"
+    assert memory.peak < sum(memory.parts.values())
+    weights = weight_bytes(MODEL)
+    of_weights = ("weights", "moments", "engine's weights", "gradients")
+    stands = ("process", *of_weights, "cache between steps", "batch", "activations")
+    assert memory.peak == sum(memory.parts[part] for part in stands)
+    assert memory.parts["process"] == HELD + LATER
+    assert [memory.parts[part] / weights for part in of_weights] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "share"),
+    [
+        ({"reference": 4}, "reference", 1),
+        ({"reference": 2}, "reference", 0.5),
+        ({"reward_model": True}, "reward model", 1),
+    ],
+)
+def test_a_frozen_copy_costs_its_weights(change: dict[str, Any], part: str, share: float):
+    more = planned(shape=dataclasses.replace(SHAPE, **change))
+    assert more.parts[part] == share * weight_bytes(MODEL)
+    assert more.peak - planned().peak == share * weight_bytes(MODEL)
+
+
+def test_an_engine_of_half_the_bytes_has_half_the_weights_and_half_the_cache():
+    half, full = planned(shape=dataclasses.replace(SHAPE, engine=2)).parts, planned().parts
+    assert all(half[part] * 2 == full[part] for part in ("engine's weights", "engine's cache"))
+
+
+def test_adapters_alone_have_gradients_and_moments_and_are_merged_on_their_way_to_the_engine():
+    memory, weights = planned(adapter=RANK_4), adapted_weights(MODEL, RANK_4)
+    adapters = 4 * adapter_size(weights, rank=4)
+    assert memory.parts["weights"] == weight_bytes(MODEL) + adapters
+    assert (memory.parts["moments"], memory.parts["gradients"]) == (2 * adapters, adapters)
+    assert memory.parts["merged weights"] == 4 * sum(weight.numel() for weight in weights.values())
+    assert "merged weights" in memory.phases["loading weights"]
+    assert all(parameter.requires_grad for parameter in MODEL.parameters()), "the model stays as it is"
+
+
+def test_less_room_cuts_an_update_into_smaller_pieces_until_nothing_fits():
+    roomy = planned()
+    tight = planned(free=int((roomy.needed - 1) / 0.9))
+    assert tight.fits
+    assert tight.peak < roomy.peak
+    assert tight.cuts != roomy.cuts
+    none = planned(free=10**6)
+    assert not none.fits
+    assert none.peak <= tight.peak
+    assert none.cuts.learner < roomy.cuts.learner
+
+
+def test_what_the_settings_say_is_not_picked():
+    keys = {"tokens_per_microbatch": 777, "chunk_logits": 12345, "held_logits": 0}
+    for free in (1 << 40, 10**6):
+        cuts = planned(free, critic=CriticSettings(tokens_per_microbatch=99), **keys).cuts
+        assert (cuts.learner, cuts.chunk_logits, cuts.held_logits, cuts.critic) == (777, 12345, 0, 99)
+
+
+def test_a_critic_has_moments_gradients_and_a_phase_of_its_own():
+    memory = planned(critic=CriticSettings())
+    value_weights = weight_bytes(MODEL) - 4 * 5000 * 64 + 4 * 65  # a head of one number
+    assert memory.parts["critic"] == 3 * value_weights
+    assert memory.parts["critic's gradients"] == value_weights
+    assert memory.parts["critic's activations"] > 0
+    assert memory.cuts.critic == memory.cuts.learner
+    assert "updating the critic" not in planned().phases
+
+
+def test_recomputed_layers_and_fewer_rows_take_less():
+    assert planned(recompute=True).parts["activations"] < planned().parts["activations"]
+    fewer = planned(shape=dataclasses.replace(SHAPE, rows=8))
+    assert fewer.parts["engine's cache"] < planned().parts["engine's cache"]
+    assert fewer.parts["drawing"] < planned().parts["drawing"]
+
+
+def test_microbatches_are_those_of_the_learner():
+    rows = microbatch_rows(SHAPE, 16384, line=True)
+    assert [each.completions for each in rows] == [(8,) * 8]
+    assert rows[0].tokens(in_line=True) == 8 * (30 + 8 * 20)
+    assert rows[0].tokens(in_line=False) == 64 * 50
+    assert [each.completions for each in microbatch_rows(SHAPE, 250, line=True)][:2] == [(8, 1), (7, 2)]
+    assert [each.completions for each in microbatch_rows(SHAPE, 250, line=False)][:2] == [(5,), (5,)]
+
+
+def test_an_enormous_run_is_planned_at_once():
+    shape = dataclasses.replace(SHAPE, prompts=2**20, samples=2**16, completion=10**6, rows=2**36)
+    memory = planned(shape=shape)
+    assert not memory.fits
+    assert memory.phase == "generating"
