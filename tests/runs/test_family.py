@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import groupwise
 from groupwise.algorithms.settings import CATALOG, settings
+from groupwise.commands.memory import picks
 from groupwise.config import recipe
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
@@ -29,6 +30,7 @@ from groupwise.tasks import make
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
 from groupwise.training.initial_policy import starting_policy
+from groupwise.training.optimizer import AUTO
 
 #: What a small step may have no number for: nobody was right, or no advantage had that sign.
 MAY_BE_EMPTY = {"length_right_mean", "length_wrong_mean", "share_passed_positive", "share_passed_negative"}
@@ -60,6 +62,13 @@ def first_checks(folder: Path) -> dict[str, str]:
     return {name: check["verdict"] for name, check in steps(folder)[0]["checks"].items()}
 
 
+def unpicked(plan: Plan) -> Plan:
+    """The plan with "auto" where a run picks by itself."""
+    learner = plan.recipe.learner.replace(tokens_per_microbatch=AUTO, chunk_logits=AUTO, held_logits=AUTO)
+    critic = plan.recipe.critic and plan.recipe.critic.replace(tokens_per_microbatch=AUTO)
+    return dataclasses.replace(plan, recipe=plan.recipe.replace(learner=learner, critic=critic))
+
+
 @pytest.mark.parametrize("name", sorted(CATALOG))
 def test_every_row_trains(name: str, small):
     changes = small(algorithm__name=name, name="it", steps=2, evaluation__problems=4, checkpoint__every=9)
@@ -89,7 +98,9 @@ def test_every_row_trains(name: str, small):
     resolved = tomllib.loads((run.folder / "recipe.toml").read_text())
     assert resolved["algorithm"] == {"name": name, **settings(plan.algorithm)}
     assert (resolved["passes_per_batch"], "critic" in resolved) == ((4, True) if name == "ppo" else (1, False))
-    assert resolve(recipe.parse(resolved, "again")) == plan
+    again = resolve(recipe.parse(resolved, "again"))
+    assert not picks(again)
+    assert unpicked(again) == plan
 
 
 def test_ppos_critic_is_measured_in_every_step(small):

@@ -7,7 +7,7 @@ alike one is run, and the others count as it.
 import copy
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -76,9 +76,25 @@ class MicrobatchBytes:
 
 
 def without_memory(config: Any) -> Any:
-    """The causal language model of a configuration, its weights with a shape only."""
+    """The causal language model of a configuration, its weights with a shape only; not to be changed.
+
+    Runs of one configuration share it, and what is found of it.
+    """
+    return _shapes(_Configuration(config.to_json_string(use_diff=False), config))
+
+
+@dataclass(frozen=True)
+class _Configuration:
+    """A configuration that equals another of the same text."""
+
+    text: str
+    config: Any = field(compare=False)
+
+
+@lru_cache(maxsize=8)
+def _shapes(of: _Configuration) -> Any:
     with quiet(), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(copy.deepcopy(of.config), dtype=torch.float32, trust_remote_code=False)
 
 
 def with_value_head(model: Any) -> Any:

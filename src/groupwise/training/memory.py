@@ -134,10 +134,15 @@ def plan(
     `model` is without memory (models/activations.py); nothing here looks at the machine.
     """
     sizes = _Sizes(model, shape, learner, critic is not None, adapter, device)
+
+    def of(cuts: Cuts) -> MemoryPlan:
+        return MemoryPlan(sizes.parts(cuts, held), sizes.phases, held, free, cuts)
+
     preferred = list(_cuts(learner, critic))
-    plans = (MemoryPlan(sizes.parts(c, held), sizes.phases, held, free, c) for c in (preferred[-1], *preferred))
-    smallest = next(plans)
-    return next((this for this in plans if this.fits), smallest) if smallest.fits else smallest
+    largest = of(preferred[0])
+    if largest.fits or not (smallest := of(preferred[-1])).fits:
+        return largest if largest.fits else smallest
+    return next((this for this in map(of, preferred[1:]) if this.fits), smallest)
 
 
 def _cuts(learner: LearnerSettings, critic: CriticSettings | None) -> Iterator[Cuts]:
