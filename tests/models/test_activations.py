@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -140,14 +141,14 @@ def test_a_model_that_cannot_be_run_on_shapes_is_estimated(monkeypatch: pytest.M
         return branch(self, *args, **kwargs)
 
     monkeypatch.setattr(type(model.model), "forward", branching)
-    rough = microbatch_bytes(without_memory(config), ROWS, how, "cpu")
+    rough = microbatch_bytes(copy.deepcopy(model), ROWS, how, "cpu")
     assert rough != measured
     assert rough.first == pytest.approx(measured.first, rel=0.6)
 
 
 def test_widths_of_keys_and_values():
-    assert cached_widths(without_memory(CONFIGS["llama"])) == [2 * 16] * 6
-    assert cached_widths(without_memory(CONFIGS["moe"])) == [64] * 8
+    assert cached_widths(without_memory(CONFIGS["llama"])) == (2 * 16,) * 6
+    assert cached_widths(without_memory(CONFIGS["moe"])) == (64,) * 8
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -4,7 +4,6 @@ The numbers are those of training/memory.py; here the machine is looked at.
 """
 
 import dataclasses
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,6 @@ def empty_model(folder: Path, config: Any, what: str) -> Any:
 
 def memory_of(run: Plan, model: Any, longest: int) -> MemoryPlan:
     """Of a run of a model without memory; `longest` prompt, tokens. Raises UsageError where it cannot fit."""
-    gc.collect()
     return fitting(run, model, longest, held_memory(run.recipe.device), free_memory(run.recipe.device))
 
 

@@ -115,7 +115,8 @@ def trained_bytes(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) * 4
 
 
-def cached_widths(model: Any) -> list[int]:
+@lru_cache(maxsize=32)
+def cached_widths(model: Any) -> tuple[int, ...]:
     """Numbers that a token has in each tensor of keys or values: two for each layer of a model without memory."""
     thin, counts = _one_of_each_kind(copy.deepcopy(model))
     cache = _Widths()
@@ -123,10 +124,10 @@ def cached_widths(model: Any) -> list[int]:
         with quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _ShapesLive():
             ids = torch.zeros(1, 2, dtype=torch.long)
             halves(thin.to_empty(device="cpu").eval())[0](input_ids=ids, past_key_values=cache, use_cache=True)
-        return [width for pair, count in zip(cache.pairs, counts, strict=True) for width in pair * count]
+        return tuple(width for pair, count in zip(cache.pairs, counts, strict=True) for width in pair * count)
     except Exception:  # as in microbatch_bytes
         config = model.config.get_text_config()
-        return [config.hidden_size] * 2 * config.num_hidden_layers
+        return (config.hidden_size,) * 2 * config.num_hidden_layers
 
 
 def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> MicrobatchBytes:
