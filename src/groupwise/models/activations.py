@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
 from groupwise.models.folder import quiet
+from groupwise.models.fused_layers import FusedLayers
 from groupwise.models.heads import halves
 from groupwise.models.layout import Layout, moved, packed, padded
 from groupwise.models.line_attention import NAME, UNMASKED, attending, hidden_states
@@ -177,7 +178,8 @@ def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: boo
     """Forward and backward of the layers, one of each kind, on tensors that have a shape only."""
     layout = _layout(rows, in_line)
     thin, counts = _one_of_each_kind(copy.deepcopy(model))
-    with quiet(), FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
+    fused = FusedLayers(thin)  # tried on numbers, and so before there are shapes only
+    with quiet(), fused.running(), FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
         backbone: Any = halves(thin.to_empty(device=device).eval())[0]
         for parameter in backbone.parameters():
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None

@@ -35,6 +35,13 @@ class Block:
     owner: Tensor | None = None
     before: Tensor | None = None
 
+    @property
+    def keys(self) -> Tensor:
+        """[n,p+q] places of what each sequence's tokens may attend to: its prompt's tokens, then its own."""
+        if self.prompt is None or self.owner is None:
+            return self.own
+        return torch.cat([self.prompt[self.owner], self.own], dim=1)
+
     def on(self, device: torch.device | str) -> "Block":
         """The same with its tensors on a device."""
         prompt, owner, before = (x if x is None else x.to(device) for x in (self.prompt, self.owner, self.before))
@@ -61,11 +68,26 @@ class Block:
 class Line:
     """How the tokens of a line attend: blocks of sequences that begin it, and of those that go on from a prompt.
 
-    order  [S] for each token of the line its place among the blocks' tokens, block after block, padding included
+    queries  [Q] places of the blocks' own tokens, block after block, padding included
+    keys     [K] places of what they attend to, block after block
+    order    [S] for each token of the line its place among `queries`
     """
 
     blocks: tuple[Block, ...]
+    queries: Tensor
+    keys: Tensor
     order: Tensor
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], total: int) -> "Line":
+        """The line of `total` tokens that these blocks are."""
+        queries, keys = (torch.cat([x.flatten() for x in each]) for each in zip(*((b.own, b.keys) for b in blocks)))
+        return cls(tuple(blocks), queries, keys, _order(blocks, total))
+
+    def on(self, device: torch.device | str) -> "Line":
+        """The same with its tensors on a device."""
+        blocks = tuple(block.on(device) for block in self.blocks)
+        return Line(blocks, self.queries.to(device), self.keys.to(device), self.order.to(device))
 
 
 @dataclass(frozen=True)
@@ -128,16 +150,14 @@ def packed(tokens: Tensor, length: Tensor, prompt: Tensor, family: Tensor) -> La
     ids[place[inside]] = tokens[:, :width].cpu()[inside]
     positions[place[inside]] = columns.expand(len(run), -1)[inside]
     blocks = [*_beginning(begins, before), *_going_on(goes_on, own, owner, begins, before)]
-    line = Line(tuple(block.on(device) for block in blocks), _order(blocks, total).to(device))
+    line = Line.of(blocks, total).on(device)
     place = place.masked_fill(~inside, -1)
     return Layout(ids[None].to(device), place.to(device), positions[None].to(device), total, line)
 
 
 def moved(layout: Layout, device: torch.device | str) -> Layout:
     """The layout on a device."""
-    line = layout.line
-    if line is not None:
-        line = Line(tuple(block.on(device) for block in line.blocks), line.order.to(device))
+    line = layout.line and layout.line.on(device)
     ids, place, positions = (x.to(device) for x in (layout.ids, layout.place, layout.positions))
     return Layout(ids, place, positions, layout.tokens, line)
 

@@ -94,35 +94,34 @@ def line_attention(
     more = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if line is None or more:
         raise NotImplementedError(f"attention in a line {f'with {more[0]}' if more else 'without a line'}")
-    shared = query.shape[1] // key.shape[1]
+    queries = _take(query, line.queries).split([block.own.numel() for block in line.blocks])
+    keys, values = (_take(x, line.keys).split([block.keys.numel() for block in line.blocks]) for x in (key, value))
     parts = []
-    for block in line.blocks:
-        keys, values = (_keys(x[0], block, shared) for x in (key, value))
-        plain = block.prompt is None and sliding_window is None
-        out = scaled_dot_product_attention(
-            _take(query[0], block.own),
-            keys,
-            values,
-            attn_mask=None if plain else block.mask(sliding_window),
-            dropout_p=dropout,
-            is_causal=plain,
-            scale=scaling,
-        )
+    for block, *of_block in zip(line.blocks, queries, keys, values, strict=True):
+        q, k, v = (x.unflatten(0, (len(block.own), -1)).transpose(1, 2) for x in of_block)
+        out = _attend(block, q, k, v, sliding_window, dropout, scaling)
         parts.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(parts).index_select(0, line.order)[None], None
 
 
-def _keys(x: Tensor, block: Block, shared: int) -> Tensor:
-    """[h,S,D] keys or values -> those that a block attends to, [n,h * shared,p+q,D]: its prompts', then its own."""
-    own = _take(x, block.own)
-    if block.prompt is not None and block.owner is not None:
-        own = torch.cat([_take(x, block.prompt).index_select(0, block.owner), own], dim=2)
-    return own if shared == 1 else own[:, :, None].expand(-1, -1, shared, -1, -1).flatten(1, 2)
+def _attend(
+    block: Block, query: Tensor, key: Tensor, value: Tensor, window: int | None, dropout: float, scale: float | None
+) -> Tensor:
+    """query [n,h,q,D], key, value [n,h or fewer,p+q,D] -> [n,h,q,D]."""
+    heads, shared = query.shape[1], query.shape[1] // key.shape[1]
+    if block.prompt is None and window is None:
+        keys, values = (x.repeat_interleave(shared, 1) if shared > 1 else x for x in (key, value))
+        return scaled_dot_product_attention(query, keys, values, dropout_p=dropout, is_causal=True, scale=scale)
+    # Query heads that share a key stand below one another, so that no key is copied for each of them.
+    mask, query = block.mask(window), query.unflatten(1, (-1, shared)).flatten(2, 3)
+    mask = mask.repeat(1, 1, shared, 1)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
+    return out.unflatten(2, (shared, -1)).reshape(len(out), heads, -1, out.shape[-1])
 
 
 def _take(x: Tensor, places: Tensor) -> Tensor:
-    """[h,S,D] and places [n,q] -> [n,h,q,D]."""
-    return x.index_select(1, places.flatten()).unflatten(1, places.shape).transpose(0, 1)
+    """[1,h,S,D] and places [n] -> [n,h,D]."""
+    return x[0].transpose(0, 1).index_select(0, places)
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

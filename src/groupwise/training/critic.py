@@ -83,7 +83,7 @@ class Critic(TrainedModel):
         self.optimizer.updates = updates
 
     def _forward(self, micro: Batch) -> Tensor:
-        with self.autocast():
+        with self.autocast(), self.fused.running():
             return token_values(self.model, micro.tokens, micro.mask)
 
 

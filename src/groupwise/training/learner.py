@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate, family_microbatches, microbatches
 from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord, UpdateResult
+from groupwise.models.fused_layers import FusedLayers
 from groupwise.models.heads import halves
 from groupwise.models.layout import Layout, packed, padded
 from groupwise.models.line_attention import in_line, runs_in_line
@@ -72,6 +73,7 @@ class Learner(TrainedModel):
         self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
         models = [model] if reference is None else [model, reference]
         self.in_line = settings.shared_prompts and all(runs_in_line(halves(m)[0]) for m in models)
+        self.fused = FusedLayers(*models)
 
     def annotate(self, batch: Batch, old: bool, ref: bool) -> Batch:
         """Adds `logp_old` and `logp_ref` [N,T] without gradient, each only where it is read.
@@ -238,7 +240,7 @@ class Learner(TrainedModel):
     def _attending(self, model: nn.Module, layout: Layout) -> Iterator[None]:
         """Inside, a forward of the model and its backward run as the layout and the settings have it."""
         backbone, _ = halves(model)
-        with ExitStack() as stack:
+        with self.fused.running(), ExitStack() as stack:
             if layout.line is not None:
                 stack.enter_context(in_line(backbone))
             if self.recompute and torch.is_grad_enabled():

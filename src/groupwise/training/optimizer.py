@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from groupwise.core.collate import microbatches
 from groupwise.core.records import Batch
 from groupwise.core.settings import Settings
+from groupwise.models.fused_layers import FusedLayers
 
 #: Called after each update of a training loop with its number from 1, the number of all updates, and its loss.
 OnStep = Callable[[int, int, float], None]
@@ -119,11 +120,13 @@ class TrainedModel:
     """What learner and critic share: a model with its optimizer, which sees a batch in microbatches on its device.
 
     bf16       computes in bfloat16 over float32 master weights
+    fused      its layers that have a backward of their own
     precision  what the model's numbers are kept in: its own type, float32 at least
     """
 
     def __init__(self, model: Any, settings: OptimizerSettings, total_updates: int, bf16: bool) -> None:
         self.model, self.bf16 = model.eval(), bf16
+        self.fused = FusedLayers(model)
         weight = next(model.parameters())
         self.device, self.precision = weight.device, torch.promote_types(weight.dtype, torch.float32)
         self.optimizer = Optimizer.from_settings(model, settings, total_updates)
