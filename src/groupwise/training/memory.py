@@ -29,8 +29,9 @@ from groupwise.training.optimizer import AUTO, OptimizerSettings
 
 #: Logits of a chunk, and log-probabilities held, elements: what is taken where it fits, and less.
 LOGITS = ((1 << 24, 1 << 26), (1 << 22, 1 << 24), (1 << 20, 0))
-#: Tokens of a microbatch, from the most that pays to the fewest that are tried.
+#: Tokens of a microbatch, from the most that pays to the fewest that are tried; on a CPU more than 2,048 pay nothing.
 TOKENS = (16384, 8192, 4096, 2048, 1024, 512)
+MOST_ON_CPU = 2048
 #: Microbatches that are laid out to find the largest.
 ENOUGH = 4
 #: The share of the free memory that a run may take.
@@ -138,17 +139,17 @@ def plan(
     def of(cuts: Cuts) -> MemoryPlan:
         return MemoryPlan(sizes.parts(cuts, held), sizes.phases, held, free, cuts)
 
-    preferred = list(_cuts(learner, critic))
+    preferred = list(_cuts(learner, critic, MOST_ON_CPU if device == "cpu" else max(TOKENS)))
     largest = of(preferred[0])
     if largest.fits or not (smallest := of(preferred[-1])).fits:
         return largest if largest.fits else smallest
     return next((this for this in map(of, preferred[1:]) if this.fits), smallest)
 
 
-def _cuts(learner: LearnerSettings, critic: CriticSettings | None) -> Iterator[Cuts]:
-    """What may be tried, in the order of preference; a number of the settings stays as it is. None comes twice."""
+def _cuts(learner: LearnerSettings, critic: CriticSettings | None, most: int) -> Iterator[Cuts]:
+    """What may be tried with at most so many tokens, in the order of preference; a number of the settings stays as it is. None comes twice."""
     tried = set()
-    for tokens in TOKENS:
+    for tokens in (count for count in TOKENS if count <= most):
         for chunk, held in LOGITS:
             cuts = Cuts(
                 learner=_or_number(tokens, learner),
