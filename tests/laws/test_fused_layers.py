@@ -24,10 +24,13 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 import groupwise
+from groupwise.models import fused_layers, precision
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.fused_layers import FusedLayers, GatedDown, GatedProduct, RMSNorm
+from groupwise.models.linear import Linear
 from groupwise.models.live_bytes import LiveBytes
+from groupwise.models.precision import operand
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models
 from tests.laws.test_layout import gradient, in_double, make_batch, require_same
@@ -71,6 +74,11 @@ def model_of(name: str) -> Any:
     return model
 
 
+def parts_of(*models: Any) -> list[nn.Module]:
+    """Those that are always replaced: linear layers are so where a device has no instructions for bfloat16."""
+    return [part for part, _ in FusedLayers(*models).parts if not isinstance(part, nn.Linear)]
+
+
 def learner_of(model: Any, fused: FusedLayers, **settings: Any) -> Learner:
     learner = Learner(model, None, LearnerSettings(**settings), 0.8, 1)
     learner.fused = fused
@@ -103,9 +111,9 @@ def test_gradients_are_those_of_finite_differences() -> None:
 def test_a_models_gradient_is_its_own_in_float64(name: str) -> None:
     """Whole, and with activations computed again; transformers' norms held in float64, which they leave themselves."""
     model = model_of(name)
-    fused = FusedLayers(model)
-    assert len(fused.parts) == PARTS.get(name, len(fused.parts))
-    assert fused.parts
+    fused, parts = FusedLayers(model), parts_of(model)
+    assert len(parts) == PARTS.get(name, len(parts))
+    assert parts
     for module in model.double().modules():
         if re.search("Norm|Router|Rotary", type(module).__name__):
             module.forward = partial(in_double, module.forward)
@@ -114,7 +122,9 @@ def test_a_models_gradient_is_its_own_in_float64(name: str) -> None:
     assert own[1].norm() > 1e-3
     require_same(gradient(learner_of(model, fused), algo, weighed(algo)), own)
     if name != "gemma2":  # whose attention is not a softmax over keys alone: it runs in rows
-        require_same(gradient(learner_of(model, fused, recompute=True, tokens_per_microbatch=60), algo, weighed(algo)), own)
+        require_same(
+            gradient(learner_of(model, fused, recompute=True, tokens_per_microbatch=60), algo, weighed(algo)), own
+        )
 
 
 @pytest.mark.parametrize("form", [{}, {"shared_prompts": False}, {"recompute": True}, {"held_logits": 0}])
@@ -137,7 +147,9 @@ def test_adapters_learn_the_same() -> None:
         for matrix in adapters.matrices.values():
             matrix += 0.1 * torch.randn_like(matrix)
     algo = groupwise.algorithm("grpo")
-    own, ours = (gradient(learner_of(model, fused), algo, weighed(algo)) for fused in (FusedLayers(), FusedLayers(model)))
+    own, ours = (
+        gradient(learner_of(model, fused), algo, weighed(algo)) for fused in (FusedLayers(), FusedLayers(model))
+    )
     assert own[1].norm() > 1e-3
     assert (ours[1] - own[1]).norm() / own[1].norm() < 1e-5
 
@@ -174,8 +186,8 @@ def test_only_what_gives_the_same_is_replaced() -> None:
         nn.LayerNorm(8),
         GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2)),
     ]
-    assert [FusedLayers(other).parts for other in others] == [[]] * len(others)
-    assert len(FusedLayers(LlamaRMSNorm(8), LlamaMLP(config)).parts) == 2
+    assert parts_of(*others) == []
+    assert len(parts_of(LlamaRMSNorm(8), LlamaMLP(config))) == 2
 
 
 def test_a_model_is_as_it_was_afterwards() -> None:
@@ -186,10 +198,39 @@ def test_a_model_is_as_it_was_afterwards() -> None:
     ids = torch.arange(12)[None]
     own = model(input_ids=ids).logits
     norm.forward = before = partial(type(norm).forward, norm)  # a forward that something else has put there
-    with pytest.raises(ZeroDivisionError), fused.running():
+    with fused.running():
         assert norm.forward is not before
-        raise ZeroDivisionError
     assert norm.forward is before
     del norm.forward
     assert torch.equal(model(input_ids=ids).logits, own)
     assert not any("forward" in vars(module) for module in copy.deepcopy(model).modules())
+
+
+@pytest.mark.parametrize("name", ["llama", "llama with biases", "qwen3"])
+def test_without_instructions_for_bf16_the_roundings_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands rounded and multiplied in float32: off from torch's own bfloat16 by less than that is from float32."""
+    model, algo = model_of(name), groupwise.algorithm("grpo", {"kl.beta": 0.0})
+    batch = dataclasses.replace(weighed(algo), logp_old=None)
+    exact = gradient(learner_of(model, FusedLayers()), algo, batch)
+    found = {}
+    for has in (True, False):
+        for module in (fused_layers, precision):
+            monkeypatch.setattr(module, "multiplies_bf16", lambda kind, has=has: has)
+        found[has] = gradient(learner_of(model, FusedLayers(model), precision="bf16"), algo, batch)
+    off, between = (found[True][1] - exact[1]).norm(), (found[False][1] - found[True][1]).norm()
+    assert 0 < between < off / 2
+
+
+def test_a_product_of_rounded_numbers_is_bf16s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One column of 1 + 2^-7 and one of 1 + 2^-8, which bfloat16 has not: the second is rounded before the product."""
+    monkeypatch.setattr(precision, "multiplies_bf16", lambda kind: False)
+    x, weight = torch.tensor([[1 + 2.0**-7, 1 + 2.0**-8]]), torch.tensor([[1.0, 1.0]], requires_grad=True)
+    assert operand(x, torch.bfloat16).tolist() == [[1 + 2.0**-7, 1.0]]
+    assert operand(x, torch.bfloat16).dtype is torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        y = Linear.apply(x, weight, None)
+    assert (y.dtype, y.item()) == (torch.bfloat16, 2.0)  # 2 + 2^-7 lies between 2 and 2 + 2^-6, and 2 is the even one
+    y.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [[1 + 2.0**-7, 1.0]]
+    assert weight.grad.dtype is torch.float32

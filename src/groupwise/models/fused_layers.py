@@ -4,7 +4,8 @@
     gated MLP    y = W_down (silu(W_gate x) * (W_up x))               holds W_gate x and W_up x, and what it was given
 
 Plain autograd holds x r beside x, and silu(..) and the product beside the two. A model's part is replaced only where it
-gives, on a few numbers that are tried, what the function here gives; a part of another kind runs as it is.
+gives, on a few numbers that are tried, what the function here gives; a part of another kind runs as it is. Linear
+layers in bfloat16 are those of models/linear.py where the device has no instructions for them.
 """
 
 import copy
@@ -15,7 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
+
+from groupwise.models.linear import Linear, linear_of, linear_slopes
+from groupwise.models.precision import computes_in, multiplies_bf16
 
 
 class FusedLayers:
@@ -89,18 +93,16 @@ class GatedDown(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
-        return linear(silu(gate).mul_(up), weight, bias)
+        return linear_of(silu(gate).mul_(up), weight, bias, computes_in(weight))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         gate, up, weight = ctx.saved_tensors
-        rows, opened, to_weight, to_bias = slope.flatten(0, -2), silu(gate), None, None
-        if ctx.needs_input_grad[2]:
-            to_weight = (rows.T @ (opened * up).flatten(0, -2)).to(weight.dtype)
-        if ctx.needs_input_grad[3]:
-            to_bias = rows.sum(0).to(weight.dtype)
-        to_gate, to_up = _gated_slopes(gate, up, opened, slope @ weight.to(slope.dtype))
+        opened = silu(gate)
+        product = opened * up if ctx.needs_input_grad[2] else None
+        to_product, to_weight, to_bias = linear_slopes(slope, product, weight, ctx.needs_input_grad[3])
+        to_gate, to_up = _gated_slopes(gate, up, opened, to_product)
         return to_gate, to_up, to_weight, to_bias
 
 
@@ -126,8 +128,16 @@ def _gated_mlp(module: Any, x: Tensor) -> Tensor:
     return GatedDown.apply(gate, up, down.weight, down.bias)  # type: ignore[return-value]
 
 
+def _linear(module: Any, x: Tensor) -> Tensor:
+    if multiplies_bf16(x.device.type) or computes_in(x) is not torch.bfloat16:
+        return nn.functional.linear(x, module.weight, module.bias)
+    return Linear.apply(x, module.weight, module.bias)  # type: ignore[return-value]
+
+
 def _forward_of(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
     """The function that gives what the module gives, tried on the module with small weights in place of its own."""
+    if type(module) is nn.Linear:
+        return _linear
     numbers = torch.Generator().manual_seed(0)
     x = torch.randn(3, 6, generator=numbers) * torch.tensor([1e-3, 1.0, 30.0])[:, None]  # 1e-3: where eps counts
     if _is_norm(module):
@@ -136,7 +146,7 @@ def _forward_of(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
     elif _is_gated_mlp(module):
         small, candidates = copy.copy(module), (_gated_mlp,)
         sizes = {"gate_proj": (10, 6), "up_proj": (10, 6), "down_proj": (6, 10)}
-        small._modules = {**module._modules, **{n: _linear(size, numbers) for n, size in sizes.items()}}
+        small._modules = {**module._modules, **{n: _small_linear(size, numbers) for n, size in sizes.items()}}
     else:
         return None
     with torch.no_grad():
@@ -163,7 +173,7 @@ def _eps(module: Any) -> Any:
     return getattr(module, "variance_epsilon", getattr(module, "eps", None))
 
 
-def _linear(size: tuple[int, int], numbers: torch.Generator) -> nn.Linear:
+def _small_linear(size: tuple[int, int], numbers: torch.Generator) -> nn.Linear:
     linear = nn.Linear(size[1], size[0], bias=False, device="meta")  # so that it draws no numbers of its own
     linear.weight = nn.Parameter(torch.randn(size, generator=numbers))
     return linear

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from groupwise.core.records import Support
+from groupwise.models.precision import operand
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, up_logp: Tensor, up_entropy: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias, targets, entropy, log_total, *held = ctx.saved_tensors
         how: Scoring = ctx.how
-        product = _product(weight, bias, how)
+        product, across = _product(weight, bias, how), operand(weight, how.compute)
         to_states, to_weight, to_bias = (
             torch.zeros_like(x) if needed else None
             for x, needed in zip((states, weight, bias), ctx.needs_input_grad, strict=False)
@@ -90,11 +91,11 @@ class HeadLogprobs(torch.autograd.Function):
             slope = slope.div_(how.temperature)
             if to_bias is not None:
                 to_bias += slope.sum(0).to(to_bias.dtype)
-            slope = slope.to(how.compute)
+            slope = operand(slope, how.compute)
             if to_states is not None:
-                to_states[part] = (slope @ weight.to(how.compute)).to(states.dtype)
+                to_states[part] = (slope @ across).to(how.compute).to(states.dtype)
             if to_weight is not None:
-                to_weight += slope.T @ states[part].to(how.compute)
+                to_weight += (slope.T @ operand(states[part], how.compute)).to(how.compute)
         return to_states, to_weight, to_bias, None, None
 
 
@@ -104,10 +105,10 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _product(weight: Tensor, bias: Tensor | None, how: Scoring) -> Any:
     """states [m,H] -> fresh logits [m,V] over the temperature."""
-    across = weight.to(how.compute).T
+    across = operand(weight, how.compute).T
 
     def logits(states: Tensor) -> Tensor:
-        out = (states.to(how.compute) @ across).to(_wide(how.compute))
+        out = (operand(states, how.compute) @ across).to(how.compute).to(_wide(how.compute))
         return (out if bias is None else out.add_(bias)).div_(how.temperature)
 
     return logits

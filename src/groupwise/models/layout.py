@@ -81,8 +81,9 @@ class Line:
     @classmethod
     def of(cls, blocks: Sequence[Block], total: int) -> "Line":
         """The line of `total` tokens that these blocks are."""
-        queries, keys = (torch.cat([x.flatten() for x in each]) for each in zip(*((b.own, b.keys) for b in blocks)))
-        return cls(tuple(blocks), queries, keys, _order(blocks, total))
+        queries = torch.cat([block.own.flatten() for block in blocks])
+        keys = torch.cat([block.keys.flatten() for block in blocks])
+        return cls(tuple(blocks), queries=queries, keys=keys, order=_order(blocks, total))
 
     def on(self, device: torch.device | str) -> "Line":
         """The same with its tensors on a device."""

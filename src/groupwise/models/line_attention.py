@@ -16,6 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from groupwise.models.heads import hidden
 from groupwise.models.layout import Block, Layout, Line, packed, padded
+from groupwise.models.precision import computes_in, operand
 
 #: The names under which transformers' models know this attention, and their own without a mask of any kind.
 NAME, UNMASKED = "groupwise_line", "groupwise_unmasked"
@@ -94,13 +95,16 @@ def line_attention(
     more = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if line is None or more:
         raise NotImplementedError(f"attention in a line {f'with {more[0]}' if more else 'without a line'}")
+    compute, kind = computes_in(query), query.device.type
+    query, key, value = (operand(x, compute) for x in (query, key, value))
     queries = _take(query, line.queries).split([block.own.numel() for block in line.blocks])
     keys, values = (_take(x, line.keys).split([block.keys.numel() for block in line.blocks]) for x in (key, value))
     parts = []
     for block, *of_block in zip(line.blocks, queries, keys, values, strict=True):
         q, k, v = (x.unflatten(0, (len(block.own), -1)).transpose(1, 2) for x in of_block)
-        out = _attend(block, q, k, v, sliding_window, dropout, scaling)
-        parts.append(out.transpose(1, 2).flatten(0, 1))
+        with torch.autocast(kind, enabled=False):
+            out = _attend(block, q, k, v, sliding_window, dropout, scaling)
+        parts.append(out.to(compute).transpose(1, 2).flatten(0, 1))
     return torch.cat(parts).index_select(0, line.order)[None], None
 
 

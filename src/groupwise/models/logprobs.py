@@ -9,6 +9,7 @@ from groupwise.core.records import Support
 from groupwise.models.head_logprobs import HeadLogprobs, Scoring
 from groupwise.models.layout import Layout, padded
 from groupwise.models.line_attention import hidden_states
+from groupwise.models.precision import computes_in
 
 #: Logits of one chunk, elements: 64 MiB in float32.
 CHUNK_ELEMENTS = 1 << 24
@@ -60,15 +61,14 @@ def token_logprobs(
     At most `chunk_elements` logits are computed at once. Where all of them are more than `held_elements`, those of each
     chunk are computed again in the backward pass.
     """
-    vocabulary, kind = head.weight.shape[0], states.device.type
-    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
+    vocabulary = head.weight.shape[0]
     how = Scoring(
         temperature=temperature,
         support=support,
         entropy_gradient=entropy_gradient,
         rows=max(1, chunk_elements // vocabulary),
         hold=torch.is_grad_enabled() and len(targets) * vocabulary <= held_elements,
-        compute=compute,
+        compute=computes_in(head.weight),
     )
     return HeadLogprobs.apply(states, head.weight, head.bias, targets, how)  # type: ignore[return-value]
 

@@ -147,7 +147,10 @@ def plan(
 
 
 def _cuts(learner: LearnerSettings, critic: CriticSettings | None, most: int) -> Iterator[Cuts]:
-    """What may be tried with at most so many tokens, in the order of preference; a number of the settings stays as it is. None comes twice."""
+    """What may be tried, with at most so many tokens, in the order of preference; none comes twice.
+
+    A number of the settings stays as it is.
+    """
     tried = set()
     for tokens in (count for count in TOKENS if count <= most):
         for chunk, held in LOGITS:
