@@ -16,7 +16,7 @@ from groupwise.diagnostics.checks import Check, Probe, require_passed
 from groupwise.diagnostics.groups import generation_metrics, in_words
 from groupwise.diagnostics.safeguards import MOST_SKIPPED, never_finite, require_scores, require_signal
 from groupwise.diagnostics.step import Expected, StepLog, step_row
-from groupwise.diagnostics.tolerance import Tolerance
+from groupwise.diagnostics.tolerance import Limits
 from groupwise.journal.output import Output
 from groupwise.journal.per_token import PerToken
 from groupwise.rollout.collect import Rollout
@@ -34,7 +34,6 @@ class LoopSettings:
     old_from_engine  whether logp_old is the engine's and not measured by the learner
     fault_limit      the largest share of a step's completions that may go without a score
     pad              the id that fills up rows
-    tolerance        what rounding may do to the checks' comparisons
     """
 
     seed: int
@@ -48,12 +47,11 @@ class LoopSettings:
     old_from_engine: bool
     fault_limit: float
     pad: int
-    tolerance: Tolerance
 
 
 @dataclass(frozen=True)
 class Components:
-    """What acts in a run."""
+    """What acts in a run. `limits` say what rounding may do to the checks' comparisons."""
 
     algorithm: Algorithm
     rollout: Rollout
@@ -61,6 +59,7 @@ class Components:
     learner: Learner
     critic: Critic | None
     probe: Probe
+    limits: Limits
     evaluate: Callable[[], Evaluation]
     state: RunState
 
@@ -113,7 +112,6 @@ def train_step(run: Training) -> dict[str, Any]:
         newest=step - 1,
         at_start=first,
         old_from_engine=run.settings.old_from_engine,
-        tolerance=run.settings.tolerance,
     )
     log = StepLog(batch, parts.algorithm, parts.learner.routing.replay, parts.learner.routers, expected)
     columns = run.output.columns(batch)
@@ -123,11 +121,12 @@ def train_step(run: Training) -> dict[str, Any]:
                 before = dataclasses.replace(run.progress, step=step - 1, skipped_in_a_row=0)
                 saved = parts.state.save(before, stream_before, run.clock.total, updates_before)
                 raise never_finite(step, saved, has_critic=parts.critic is not None)
-    checks = log.checks()
+    with phase("check"):
+        checks = believed(run, log, result)
     with phase("load weights"):
         parts.engine.load_weights(parts.learner.weights(), version=step)
     with phase("check"):
-        checks.append(parts.probe())
+        checks.append(probed(run, result))
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
         report(run, result, checks)
@@ -180,6 +179,32 @@ def update(run: Training, minibatch: Batch, log: StepLog, columns: PerToken) -> 
         log.policy_updated(minibatch, result)
         columns.update(minibatch, result.seen)
     return applied and result.applied
+
+
+def believed(run: Training, log: StepLog, result: RolloutResult) -> list[Check]:
+    """The step's checks; where one fails, under what rounding does to the policy of today."""
+    limits = run.components.limits
+    checks = log.checks(limits.tolerance)
+    if any(check.failed for check in checks) and measured_again(run, result):
+        checks = log.checks(limits.tolerance)
+    return checks
+
+
+def probed(run: Training, result: RolloutResult) -> Check:
+    """Whether the engine has the learner's weights; where it seems not to, the same holds."""
+    probe = run.components.probe
+    probe.ask()
+    check = probe.judge()
+    return probe.judge() if check.failed and measured_again(run, result) else check
+
+
+def measured_again(run: Training, result: RolloutResult) -> bool:
+    """Measure rounding on the step's completions, and say so -> whether the limits are wider than they were."""
+    limits = run.components.limits
+    wider = limits.measure_again(result.groups)
+    for line in limits.tolerance.lines() if wider else ():
+        run.output.say(run.progress.step, f"tolerance measured again: {line}")
+    return wider
 
 
 def report(run: Training, result: RolloutResult, checks: list[Check]) -> None:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from groupwise.diagnostics.checks import Verdict, learner_equals_engine, live_equals_old
-from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, SIGMAS, Rounding, Tolerance
+from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, SIGMAS, Limits, Rounding, Tolerance
 from groupwise.health.checks import GAP_IS_LEVEL, LEARNER_IS_ENGINE, RATIOS_AVERAGE_ONE
 
 ROUNDING = Rounding(mean=0.045, spread=0.05)
@@ -27,6 +27,18 @@ def test_in_float32_nothing_but_the_limits_of_each_token():
     logp, mask = torch.zeros(2, 20), torch.ones(2, 20, dtype=torch.bool)
     (only,) = learner_equals_engine(logp, logp + 2e-4, mask, FLOAT32)
     assert (only.invariant, only.verdict, only.limit) == (LEARNER_IS_ENGINE, Verdict.FAIL, 1e-4)
+
+
+def test_limits_only_ever_widen_and_are_kept_then():
+    kept: list[Tolerance] = []
+    measured = iter([TOLERANCE, Tolerance(passes=ROUNDING, engine=ROUNDING.scaled(2.0), tilt=0.005), TOLERANCE])
+    limits = Limits(Tolerance(passes=ROUNDING, engine=ROUNDING, tilt=0.01), lambda _: next(measured), kept.append)
+    assert [limits.measure_again([]) for _ in range(3)] == [False, True, False]
+    assert limits.tolerance == Tolerance(passes=ROUNDING, engine=ROUNDING.scaled(2.0), tilt=0.01)
+    assert kept == [limits.tolerance]
+    exact = Limits(FLOAT32, lambda _: TOLERANCE, kept.append)
+    assert not exact.measure_again([])
+    assert exact.tolerance == FLOAT32
 
 
 def test_it_is_read_back_as_it_was_written():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import groupwise
 from groupwise.commands.parity import TOLERANCE
@@ -18,7 +19,7 @@ from groupwise.engines.local.engine import LocalEngine
 from groupwise.health.checks import GAP_IS_LEVEL, LEARNER_IS_ENGINE, RATIOS_AVERAGE_ONE
 from groupwise.journal.journal import read_metrics
 from groupwise.training import checkpoint
-from tests.runs.test_run import assert_same_run
+from tests.runs.test_run import assert_same_run, weights
 
 BF16 = {"learner__precision": "bf16", "engine__precision": "bf16", "reference__precision": "bf16"}
 
@@ -57,6 +58,24 @@ def test_a_resumed_run_has_the_same_bits_and_the_limits_that_it_began_with(small
     assert "cannot be read: it is measured again" in (damaged / "log.txt").read_text()
 
 
+def test_rounding_that_grew_is_measured_again_before_a_check_is_believed(small):
+    """As if the policy had rounded ten thousand times less when the run began; the bits stay as they are."""
+    changes = small(**BF16, steps=3, checkpoint__keep=3, learner__learning_rate=1e-4)
+    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
+    narrow = cut_back(whole, "narrow")
+    began = Tolerance.model_validate_json((whole / TOLERANCE).read_text())
+    names = ("passes", "engine", "probe", "reference")
+    less = {name: getattr(began, name).scaled(1e-4) for name in names}
+    (narrow / TOLERANCE).write_text(Tolerance(**less, tilt=began.tilt).model_dump_json())
+    assert resume(narrow).finished
+    assert (narrow / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
+    assert all(torch.equal(tensor, weights(narrow)[name]) for name, tensor in weights(whole).items())
+    now = Tolerance.model_validate_json((narrow / TOLERANCE).read_text())
+    for name in names:
+        assert getattr(now, name).mean == pytest.approx(getattr(began, name).mean, rel=0.9)
+    assert "step 3: tolerance measured again: learner = engine: rounding" in (narrow / "log.txt").read_text()
+
+
 def test_a_run_in_float32_measures_nothing(small):
     folder = groupwise.train("quickstart", small(steps=1)).folder
     assert not (folder / TOLERANCE).exists()
@@ -77,6 +96,8 @@ def test_a_support_that_is_not_told_is_found_in_bf16(engine: str, small, monkeyp
     changes = small(steps=1, learner__precision="bf16", engine__precision=engine, prompts_per_step=16)
     with pytest.raises(CheckFailed, match=r"step 1: .*'the mean of learner / engine is 1' is "):
         groupwise.train("quickstart", changes)
+    log = (Path(str(changes["runs"])) / "quickstart" / "log.txt").read_text()
+    assert log.count("tolerance measured again") in (0, 4 if engine == "bf16" else 3)  # a line for each comparison
 
 
 def test_a_bf16_learner_leaves_the_probe_of_a_float32_engine_exact(small):

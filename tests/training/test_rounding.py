@@ -11,7 +11,7 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.core.records import Prompt
 from groupwise.core.samples import Sample
 from groupwise.diagnostics.checks import Probe, Verdict
-from groupwise.diagnostics.tolerance import FLOAT32, Rounding
+from groupwise.diagnostics.tolerance import FLOAT32, Limits, Rounding, Tolerance
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.load import Policy
 from groupwise.training.learner import Learner, LearnerSettings
@@ -95,8 +95,10 @@ def test_a_bf16_engine_that_answers_as_before_has_old_weights_only_where_they_su
     def logprobs(completions):
         return learner.completion_logprobs(PROMPTS[0], policy.pad, completions)
 
-    probe = Probe(engine, logprobs, Request(PROMPTS[0].tokens, 4, 0, 8), Sampling(), Rounding(mean=1.0, spread=1.0))
+    limits = Limits(Tolerance(probe=Rounding(mean=1.0, spread=1.0)), lambda _: FLOAT32, lambda _: None)
+    probe = Probe(engine, logprobs, Request(PROMPTS[0].tokens, 4, 0, 8), Sampling(), limits)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1 + by * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    assert probe().verdict is verdict
+    probe.ask()
+    assert probe.judge().verdict is verdict

@@ -11,7 +11,7 @@ from torch import nn
 
 from groupwise.commands.disk import disk_plan, require_disk
 from groupwise.commands.memory import in_words, memory_of, memory_of_folder, picks, record_cuts, with_cuts
-from groupwise.commands.parity import make_probe, run_tolerance
+from groupwise.commands.parity import make_probe, run_limits
 from groupwise.commands.policies import base_policy
 from groupwise.commands.run_reward_model import run_reward_model
 from groupwise.config.plan import REWARD_MODEL, Plan
@@ -20,7 +20,6 @@ from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
 from groupwise.core.samples import Sample
-from groupwise.diagnostics.tolerance import Tolerance
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
@@ -87,8 +86,8 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     reference = frozen_reference(policy.model, recipe.reference) if copied else None
     learner = make_learner(plan, policy, routers, reference=reference)
     prompts = Prompts(selection.train, chat.encode, recipe.seed)
-    tolerance = run_tolerance(plan, policy, engine, learner, prompts, journal)
-    for line in tolerance.lines():
+    limits = run_limits(plan, policy, engine, learner, prompts, journal)
+    for line in limits.tolerance.lines():
         view.note(f"tolerance    {line}")
     components = Components(
         algorithm=plan.algorithm,
@@ -104,11 +103,12 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
         engine=engine,
         learner=learner,
         critic=critic,
-        probe=make_probe(plan, engine, learner, prompts, policy.pad, tolerance),
+        probe=make_probe(plan, engine, learner, prompts, policy.pad, limits),
+        limits=limits,
         evaluate=evaluation(plan, engine, scorer, chat, selection.heldout, judge),
         state=_run_state(plan, policy, learner, critic, start),
     )
-    settings = loop_settings(plan, policy.pad, tolerance)
+    settings = loop_settings(plan, policy.pad)
     return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
 
 
@@ -130,7 +130,7 @@ def evaluation(
     )
 
 
-def loop_settings(plan: Plan, pad: int, tolerance: Tolerance) -> LoopSettings:
+def loop_settings(plan: Plan, pad: int) -> LoopSettings:
     """What the loop goes by, from the plan."""
     recipe = plan.recipe
     return LoopSettings(
@@ -145,7 +145,6 @@ def loop_settings(plan: Plan, pad: int, tolerance: Tolerance) -> LoopSettings:
         old_from_engine=recipe.logp_old == "engine",
         fault_limit=recipe.scoring.fault_limit,
         pad=pad,
-        tolerance=tolerance,
     )
 
 

@@ -8,34 +8,49 @@ from pydantic import ValidationError
 from groupwise.config.plan import Plan
 from groupwise.core.atomic import open_regular
 from groupwise.core.engine import Engine, Request
-from groupwise.core.records import Prompt
+from groupwise.core.records import Group, Prompt
 from groupwise.core.seeds import derive
 from groupwise.diagnostics.checks import Probe
-from groupwise.diagnostics.tolerance import FLOAT32, Tolerance
+from groupwise.diagnostics.tolerance import FLOAT32, Limits, Tolerance
 from groupwise.journal.journal import Journal
 from groupwise.models.load import Policy
 from groupwise.rollout.collect import Prompts
 from groupwise.training.learner import Learner
-from groupwise.training.rounding import PROMPTS, Precisions, in_float32, measured_tolerance, sampled_completions
+from groupwise.training.rounding import (
+    PROMPTS,
+    SAMPLES,
+    Precisions,
+    in_float32,
+    measured_tolerance,
+    sampled_completions,
+)
 
-#: The tolerance's place in the run folder: a run that goes on has the limits that it began with.
+#: The tolerance's place in the run folder: a run that goes on has the limits that it had.
 TOLERANCE = "tolerance.json"
 #: How many completions the probe after a weight load asks for, and how long they may be.
 PROBE_SAMPLES, PROBE_TOKENS = 4, 8
 
 
-def run_tolerance(
+def run_limits(
     plan: Plan, policy: Policy, engine: Engine, learner: Learner, prompts: Prompts, journal: Journal
-) -> Tolerance:
-    """The run's tolerance: as its folder has it, else measured on its first prompts and left there."""
-    if precisions(plan, engine).exact:
-        return FLOAT32
-    known = _read(journal)
-    if known is not None:
-        return known
-    tolerance = tolerance_on(plan, policy, engine, learner, [prompts.draw(i) for i in range(PROMPTS)])
-    journal.replace(TOLERANCE, tolerance.model_dump())
-    return tolerance
+) -> Limits:
+    """The run's tolerance, as its folder has it, else measured on its first prompts; and how it is measured again."""
+    each = precisions(plan, engine)
+
+    def keep(tolerance: Tolerance) -> None:
+        journal.replace(TOLERANCE, tolerance.model_dump())
+
+    def measure(groups: Sequence[Group]) -> Tolerance:
+        few = [(group.prompt, group.completions[:SAMPLES]) for group in groups[:PROMPTS]]
+        return measured_tolerance(policy, learner, each, *zip(*few, strict=True))
+
+    if each.exact:
+        return Limits(FLOAT32, measure, keep)
+    tolerance = _read(journal)
+    if tolerance is None:
+        tolerance = tolerance_on(plan, policy, engine, learner, [prompts.draw(i) for i in range(PROMPTS)])
+        keep(tolerance)
+    return Limits(tolerance, measure, keep)
 
 
 def tolerance_on(plan: Plan, policy: Policy, engine: Engine, learner: Learner, prompts: Sequence[Prompt]) -> Tolerance:
@@ -54,7 +69,7 @@ def precisions(plan: Plan, engine: Engine) -> Precisions:
     return Precisions(recipe.learner.precision, engine.precision, reference if plan.algorithm.needs_reference else None)
 
 
-def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, pad: int, tolerance: Tolerance) -> Probe:
+def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, pad: int, limits: Limits) -> Probe:
     """The fixed question that engine and learner are both asked after each weight load.
 
     A float32 engine is answered in float32, whatever the policy is trained in: the probe compares weights.
@@ -63,7 +78,7 @@ def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, p
     request = Request(prompt.tokens, PROBE_SAMPLES, derive(recipe.seed, "probe"), PROBE_TOKENS)
     answering = in_float32(learner) if learner.bf16 and engine.precision == "fp32" else learner
     measure: Callable = partial(answering.completion_logprobs, prompt, pad)
-    return Probe(engine, measure, request, recipe.sampling, tolerance.probe)
+    return Probe(engine, measure, request, recipe.sampling, limits)
 
 
 def _read(journal: Journal) -> Tolerance | None:

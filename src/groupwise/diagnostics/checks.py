@@ -13,7 +13,7 @@ from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.errors import CheckFailed
 from groupwise.core.records import Completion
 from groupwise.diagnostics.bias import Estimate, ratio_excess, tilt
-from groupwise.diagnostics.tolerance import SIGMAS, Rounding, Tolerance
+from groupwise.diagnostics.tolerance import SIGMAS, Limits, Rounding, Tolerance
 from groupwise.health.checks import (
     ENGINE_IS_LOADED,
     GAP_IS_LEVEL,
@@ -62,6 +62,10 @@ class Check:
     def name(self) -> str:
         return self.invariant.name
 
+    @property
+    def failed(self) -> bool:
+        return self.verdict is Verdict.FAIL
+
     def __str__(self) -> str:
         if self.verdict is Verdict.NOT_MEASURED:
             return f"{self.name}: not measured ({self.cause})"
@@ -70,7 +74,7 @@ class Check:
 
 def require_passed(checks: Sequence[Check], step: int) -> None:
     """Raises CheckFailed with every failed check and its cause."""
-    failed = [c for c in checks if c.verdict is Verdict.FAIL]
+    failed = [c for c in checks if c.failed]
     if failed:
         causes = "; ".join(f"'{c.name}' is {c.value:.3g}, limit {c.limit:.3g}: {c.cause}" for c in failed)
         raise CheckFailed(f"step {step}: a check failed, and training on would be silently wrong. {causes}")
@@ -136,37 +140,42 @@ class Probe:
     """A fixed question to engine and learner after each weight load: do they hold the same weights?
 
     logprobs  completions of the request's prompt -> the learner's [tokens] nats of each
-    rounding  between them, where one of them is not float32
+    limits    what rounding may do between them, as it is known when they are compared
     """
 
     engine: Engine
     logprobs: Callable[[Sequence[Completion]], Sequence[Tensor]]
     request: Request
     sampling: Sampling
-    rounding: Rounding | None = None
+    limits: Limits
 
     def __post_init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
         """Take today's answers as what the next load must change."""
+        self._old = False
         self._answers = self.engine.generate([self.request], self.sampling)[0]
         self._learner = self.logprobs(self._answers)
 
-    def __call__(self) -> Check:
-        """Ask again. An engine that answers with the very bits of before, while the learner moved, has old weights."""
+    def ask(self) -> None:
+        """Take new answers. An engine that gives the very bits of before, while the learner moved, has old weights."""
         before = [c.logp_engine for c in self._answers]
         shift = float((torch.cat(list(self.logprobs(self._answers))) - torch.cat(list(self._learner))).abs().mean())
-        moved = shift > (0.0 if self.rounding is None else MOVED_BF16)
+        moved = shift > (0.0 if self.limits.tolerance.probe is None else MOVED_BF16)
         self.restart()
+        self._old = moved and before == [c.logp_engine for c in self._answers]
+
+    def judge(self) -> Check:
+        """What the last answers say."""
         now = [c.logp_engine for c in self._answers]
         gap = torch.cat(list(self._learner)) - torch.tensor([x for logp in now for x in logp])
         cause = (
             "after the load the engine does not give the learner's log-probabilities; the weights did not arrive, or "
             "a cache of the old ones is served"
         )
-        check = _gap(ENGINE_IS_LOADED, gap, ENGINE_LIMIT, self.rounding, cause)
-        if moved and now == before:
+        check = _gap(ENGINE_IS_LOADED, gap, ENGINE_LIMIT, self.limits.tolerance.probe, cause)
+        if self._old:
             cause = "the load changed nothing: the engine still serves the weights of before, bit for bit"
             check = Check(ENGINE_IS_LOADED, Verdict.FAIL, check.value, check.limit, cause)
         return check

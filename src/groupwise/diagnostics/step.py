@@ -1,6 +1,6 @@
 """What one step says about itself, gathered while it trains: metrics, and the checks that its updates allow."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +36,11 @@ class Expected:
     newest           the version of the weights that are trained, before the update
     at_start         whether these are the starting policy's
     old_from_engine  whether logp_old is the engine's, so that the learner's own is not measured
-    tolerance        what rounding may do
     """
 
     newest: int
     at_start: bool
     old_from_engine: bool
-    tolerance: Tolerance
 
 
 class StepLog:
@@ -55,6 +53,7 @@ class StepLog:
         self._batch, self._algorithm, self._expected = batch, algorithm, expected
         self._routing = RoutingLog(batch, replay, routers)
         self._updates: list[Metrics] = [] if batch.value is None else [value_metrics(batch)]
+        self._compare: Callable[[Tolerance], list[Check]] | None = None
         self._checks: list[Check] = []
 
     def critic_updated(self, metrics: Metrics) -> None:
@@ -67,7 +66,7 @@ class StepLog:
 
     def policy_updated(self, minibatch: Batch, update: UpdateResult) -> None:
         """The policy had an update on the minibatch; the first on a batch is the one that checks can be made of."""
-        if not self._checks:
+        if self._compare is None:
             self._first_update(minibatch, update.seen)
         self._checks.append(weights_reach_total(minibatch.need("weight"), minibatch.mask, self._algorithm.aggregate))
         self._updates.append(update_metrics(minibatch, update))
@@ -76,7 +75,6 @@ class StepLog:
     def _first_update(self, minibatch: Batch, seen: UpdateRecord) -> None:
         """What the live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
         expected, used = self._expected, seen.routing and seen.routing.used
-        tolerance = expected.tolerance
         old = None if expected.old_from_engine else self._batch.logp_old
         learner, rows, routes = (
             (seen.logp_live, minibatch, used) if old is None else (old, self._batch, self._batch.routes)
@@ -86,18 +84,22 @@ class StepLog:
         same_experts = comparable(minibatch.mask, used, minibatch.routes)
         same_own_experts = comparable(minibatch.mask, used, minibatch.routes_own or minibatch.routes)
         start = seen.logp_live if expected.at_start else None
-        self._checks += [
-            live_equals_old(
-                seen.logp_live, None if old is None else minibatch.logp_old, same_experts, tolerance.passes
-            ),
-            *learner_equals_engine(learner, rows.logp_engine, sampled, tolerance),
-            reference_is_start(minibatch.logp_ref, start, same_own_experts, tolerance.reference),
-        ]
+
+        def compare(tolerance: Tolerance) -> list[Check]:
+            before = None if old is None else minibatch.logp_old
+            return [
+                live_equals_old(seen.logp_live, before, same_experts, tolerance.passes),
+                *learner_equals_engine(learner, rows.logp_engine, sampled, tolerance),
+                reference_is_start(minibatch.logp_ref, start, same_own_experts, tolerance.reference),
+            ]
+
+        self._compare = compare
         self._updates.append(engine_gap(learner, rows.logp_engine, fresh))
 
-    def checks(self) -> list[Check]:
-        """One of each name, the worst."""
-        return worst([*self._checks, *self._routing.checks])
+    def checks(self, tolerance: Tolerance) -> list[Check]:
+        """One of each name, the worst; `tolerance` is what rounding may do."""
+        compared = self._compare(tolerance) if self._compare else []
+        return worst([*compared, *self._checks, *self._routing.checks])
 
     def metrics(self, generation: Metrics) -> dict[str, float]:
         """The whole step's, after those of what it generated."""

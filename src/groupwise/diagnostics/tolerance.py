@@ -1,8 +1,12 @@
 """How far two sound passes over the same tokens may lie apart: the record `Tolerance`, the limits of the checks."""
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from groupwise.core.records import Group
 
 #: A limit is this many times the rounding measured at the start: another batch, and a policy that has learned, round
 #: up to half as much again (docs/checks.md).
@@ -23,6 +27,10 @@ class Rounding(BaseModel):
     def limit(self, tokens: int) -> float:
         """Of the mean |difference| of `tokens` tokens: FACTOR mean + SIGMAS spread / sqrt(tokens), nats."""
         return FACTOR * self.mean + SIGMAS * self.spread / math.sqrt(tokens)
+
+    def widened(self, other: "Rounding | None") -> "Rounding":
+        """Of differences of either kind."""
+        return self if other is None or other.mean <= self.mean else other
 
     def scaled(self, factor: float) -> "Rounding":
         """Of differences that are `factor` times as large."""
@@ -52,6 +60,13 @@ class Tolerance(BaseModel):
     reference: Rounding | None = None
     tilt: float = Field(default=0.0, ge=0, lt=10)
 
+    def widened(self, other: "Tolerance") -> "Tolerance":
+        """What either allows; both are of one run's precisions."""
+        names = ("passes", "engine", "probe", "reference")
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
+        wider = {name: mine and mine.widened(theirs) for name, (mine, theirs) in pairs.items()}
+        return Tolerance(**wider, tilt=max(self.tilt, other.tilt))
+
     def lines(self) -> list[str]:
         """A line for each comparison whose limit was measured."""
         names = {"live = old": self.passes, "learner = engine": self.engine, "probe": self.probe}
@@ -64,3 +79,26 @@ class Tolerance(BaseModel):
 
 #: Both sides in float32, or better: nothing is measured.
 FLOAT32 = Tolerance()
+
+
+@dataclass
+class Limits:
+    """A run's tolerance, which is measured again before a failed check is believed: rounding grows as a policy learns.
+
+    tolerance  the widest so far
+    measure    what rounding does on completions of groups under the weights as they are
+    keep       takes a new tolerance to where a resumed run finds it
+    """
+
+    tolerance: Tolerance
+    measure: Callable[[Sequence[Group]], Tolerance]
+    keep: Callable[[Tolerance], None]
+
+    def measure_again(self, groups: Sequence[Group]) -> bool:
+        """Whether the tolerance is wider now. One of float32 never is: it has nothing that could be measured."""
+        if self.tolerance == FLOAT32:
+            return False
+        before, self.tolerance = self.tolerance, self.tolerance.widened(self.measure(groups))
+        if self.tolerance != before:
+            self.keep(self.tolerance)
+        return self.tolerance != before

@@ -104,7 +104,7 @@ def tolerance_of(passes: Passes, precisions: Precisions) -> Tolerance:
         passes=again,
         engine=_rounding(gap) if learner or engine else None,
         probe=_rounding(gap) if engine else None,
-        reference=_wider(_rounding(passes.live - passes.reference), again) if learner or reference else None,
+        reference=_rounding(passes.live - passes.reference).widened(again) if learner or reference else None,
         tilt=LEAST_TILT + (FACTOR * abs(lean.value) if lean.points > 0 else 0.0),
     )
 
@@ -131,7 +131,3 @@ def _logprobs(
 def _rounding(difference: Tensor) -> Rounding:
     size = difference.double().abs()
     return Rounding(mean=float(size.mean()), spread=float(size.std(correction=0)))
-
-
-def _wider(one: Rounding, other: Rounding | None) -> Rounding:
-    return one if other is None or one.mean > other.mean else other
