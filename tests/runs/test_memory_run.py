@@ -16,6 +16,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.models.activations import without_memory
 from groupwise.models.tiny import TinySpec
+from groupwise.training.memory import MOST_ON_CPU
 
 CONFIG = LlamaConfig(
     vocab_size=2000, hidden_size=64, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, eos_token_id=1
@@ -34,7 +35,7 @@ def test_what_was_picked_stands_in_the_recipe_of_the_run(small) -> None:
     assert "\n# from quickstart\n" in text
     again = resolve(recipe.load(str(run.folder / "recipe.toml")))
     assert not picks(again)
-    assert again.recipe.learner.tokens_per_microbatch == 16384
+    assert again.recipe.learner.tokens_per_microbatch == MOST_ON_CPU
     assert "memory about" not in text
 
 
@@ -49,7 +50,7 @@ def test_a_recipe_of_numbers_is_left_as_it_is() -> None:
 
 def test_too_little_memory_is_one_line_with_numbers_and_what_to_do() -> None:
     cuts = {"learner__tokens_per_microbatch": 16384, "learner__chunk_logits": 1 << 24, "learner__held_logits": 1 << 26}
-    model, plan = without_memory(CONFIG), quickstart(prompts_per_step=16, **cuts)
+    model, plan = without_memory(CONFIG), quickstart(prompts_per_step=16, engine__max_rows=32, **cuts)
     enough = fitting(plan, model, 20, HELD, 1 << 40)
     with pytest.raises(UsageError) as error:
         fitting(plan, model, 20, HELD, enough.needed - 1)
