@@ -28,7 +28,7 @@ from groupwise.training.rounding import (
 #: The tolerance's place in the run folder: a run that goes on has the limits that it had.
 TOLERANCE = "tolerance.json"
 #: How many completions the probe after a weight load asks for, and how long they may be.
-PROBE_SAMPLES, PROBE_TOKENS = 4, 8
+PROBE_SAMPLES, PROBE_TOKENS = 8, 4
 
 
 def run_limits(

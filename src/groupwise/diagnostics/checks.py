@@ -160,11 +160,13 @@ class Probe:
 
     def ask(self) -> None:
         """Take new answers. An engine that gives the very bits of before, while the learner moved, has old weights."""
-        before = [c.logp_engine for c in self._answers]
-        shift = float((torch.cat(list(self.logprobs(self._answers))) - torch.cat(list(self._learner))).abs().mean())
-        moved = shift > (0.0 if self.limits.tolerance.probe is None else MOVED_BF16)
+        bits, learner = [(c.tokens, c.logp_engine) for c in self._answers], self._learner
         self.restart()
-        self._old = moved and before == [c.logp_engine for c in self._answers]
+        if bits != [(c.tokens, c.logp_engine) for c in self._answers]:
+            return
+        # The same bits are of the same completions, so that the learner's log-probabilities of both compare.
+        shift = float((torch.cat(list(self._learner)) - torch.cat(list(learner))).abs().mean())
+        self._old = shift > (0.0 if self.limits.tolerance.probe is None else MOVED_BF16)
 
     def judge(self) -> Check:
         """What the last answers say."""
