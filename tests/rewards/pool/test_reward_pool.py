@@ -21,7 +21,7 @@ from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.form import Format
 from groupwise.rewards.functions.user import TaskScore, User
-from groupwise.rewards.pool import isolate
+from groupwise.rewards.pool import isolate, zygote
 from groupwise.rewards.pool.dispatch import Dispatcher, Limits
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool
@@ -175,7 +175,7 @@ def test_the_limit_on_tasks_is_never_the_machines() -> None:
     before = limit.read_text()
     inside = """
 from groupwise.rewards import system
-from groupwise.rewards.pool import isolate
+from groupwise.rewards.pool import isolate, zygote
 system.unshare(system.NEWNS)
 isolate.settle(isolate.space())
 """
@@ -479,3 +479,10 @@ def test_rewards_whose_completions_come_interleaved_each_score_their_own(tmp_pat
         for name, scale in names.items():
             results = pool.wait([ticket for own, ticket in tickets if own == name])
             assert [result.value for result in results] == [scale * float(i) for i in range(200)]
+
+
+def test_a_worker_that_ends_while_it_is_asked_where_it_is_is_no_fault():
+    """A pool that closes asks its workers, which may have ended a moment before."""
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    zygote._ask_where(ended.pid)

@@ -114,10 +114,15 @@ def _watch(child: int, leash: socket.socket, output: int, wakened: int) -> tuple
             if signal.SIGTERM in numbers:
                 return tail, None
         if leash.fileno() in ready:
-            with contextlib.suppress(OSError):
-                os.kill(child, worker.WHERE)
+            _ask_where(child)
             _listen(output, tail)
             return tail, None
+
+
+def _ask_where(process: int) -> None:
+    """The process writes where it is; one that has ended meanwhile does not."""
+    with contextlib.suppress(OSError):
+        os.kill(process, worker.WHERE)
 
 
 def _listen(output: int, tail: bytearray, seconds: float = 0.1) -> None:
@@ -148,7 +153,7 @@ def _first(jobs: socket.socket, printed: int, status_here: int, memory: int, out
         _scoring(jobs, printed, -1, memory, outside)
     jobs.close()
     os.close(printed)
-    signal.signal(worker.WHERE, lambda *_: os.kill(scoring, worker.WHERE))
+    signal.signal(worker.WHERE, lambda *_: _ask_where(scoring))
     while True:
         ended, status = os.wait()
         if ended == scoring:
