@@ -161,7 +161,7 @@ OTHER: dict[str, Any] = {
     "routing.replay": "learner",
     "learner.schedule": "cosine",
     "learner.precision": "bf16",
-    "learner.shared_prompts": False,
+    "learner.shared_prefixes": False,
     "learner.recompute": True,
     "engine.precision": "bf16",
     "reference.precision": "bf16",

@@ -127,7 +127,7 @@ def test_a_models_gradient_is_its_own_in_float64(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("form", [{}, {"shared_prompts": False}, {"recompute": True}, {"held_logits": 0}])
+@pytest.mark.parametrize("form", [{}, {"shared_prefixes": False}, {"recompute": True}, {"held_logits": 0}])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_the_gradient_in_bf16_is_off_by_no_more_than_its_roundings(name: str, form: dict[str, Any]) -> None:
     """Each rounding is off by at most U of a number. On the way from a token to the loss and back stand, in each of the

@@ -1,4 +1,4 @@
-"""Rows in a line, each prompt once and no padding: the same numbers and the same gradient as rows by themselves."""
+"""Rows in a line, each prefix once and no padding: the same numbers and the same gradient as rows by themselves."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from transformers import (
 )
 
 import groupwise
-from groupwise.core.collate import family_microbatches
+from groupwise.core.prefixes import prefix_microbatches, prefix_order
 from groupwise.core.records import Batch
+from groupwise.models import logprobs
 from groupwise.models.layout import packed, padded
 from groupwise.models.line_attention import in_line, line_attention, runs_in_line
+from groupwise.models.logprobs import token_logprobs
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models
@@ -78,14 +80,23 @@ def model_of(name: str) -> Any:
 
 
 def make_batch(seed: int = 0) -> Batch:
-    """Six groups of four, prompts of 3 to 9 tokens, completions of 1 to 12; two groups have equal scores."""
+    """Six groups of four, prompts of 3 to 9 tokens, completions of 1 to 12; two groups have equal scores.
+
+    All prompts begin with two tokens. Of each group the second completion begins as the first, and the fourth is the
+    third or begins it.
+    """
     g = torch.Generator().manual_seed(seed)
     group = torch.arange(24) // 4
     prompt = torch.randint(3, 10, (6,), generator=g)[group]
     length = prompt + torch.randint(1, 13, (24,), generator=g)
     columns, width = torch.arange(int(length.max())), int(length.max())
     prompts = torch.randint(3, 32, (6, width), generator=g)[group]
+    prompts[:, :2] = prompts[0, :2]
     tokens = torch.where(columns < prompt[:, None], prompts, torch.randint(3, 32, (24, width), generator=g))
+    alike = tokens.clone()
+    alike[1::4] = tokens[0::4].where(columns < prompt[1::4, None] + 3, tokens[1::4])
+    alike[3::4] = tokens[2::4]
+    tokens = alike
     mask = (columns >= prompt[:, None]) & (columns < length[:, None])
     mask[5] = False
     old = -2 * torch.rand(24, width, generator=g, dtype=torch.float64)
@@ -97,7 +108,6 @@ def make_batch(seed: int = 0) -> Batch:
         score=torch.rand(24, generator=g, dtype=torch.float64).round() * (group % 3 > 0),
         version=torch.zeros(24, dtype=torch.long),
         logp_engine=old.float(),
-        prompt=prompt,
         logp_old=old,
         logp_ref=old + 0.1,
     )
@@ -129,7 +139,7 @@ def test_the_gradient_in_a_line_is_that_of_padded_rows(name: str, algorithm: str
     """With a KL term, and with groups that train nothing; whole, cut into microbatches, and recomputed."""
     model, algo = model_of(name), groupwise.algorithm(algorithm)
     batch = algo.weigh(algo.credit(make_batch()))
-    plain = gradient(make_learner(model, shared_prompts=False), algo, batch)
+    plain = gradient(make_learner(model, shared_prefixes=False), algo, batch)
     assert plain[1].norm() > 1e-3
     for budget in (10**6, 60, 1):
         learner = make_learner(model, budget)
@@ -150,7 +160,7 @@ def test_the_gradient_in_a_line_on_replayed_routes_with_the_routers_losses(repla
             weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1), dtype=weight.dtype)
     found = {}
     for shared in (False, True):
-        learner = make_learner(model, 60, shared_prompts=shared, routing=routing)
+        learner = make_learner(model, 60, shared_prefixes=shared, routing=routing)
         annotated = learner.annotate(batch, old=True, ref=False)
         found[shared] = gradient(learner, algo, algo.weigh(algo.credit(annotated))), annotated
     for column in ("routes", "routes_own"):
@@ -170,16 +180,22 @@ def test_rows_whose_prompts_took_other_experts_do_not_share_them() -> None:
         torch.rand(n - 1, 3, 8, generator=g).argsort(-1)[..., :2].to(torch.uint8) for n in batch.length.tolist()
     )
     done = learner.annotate(dataclasses.replace(batch, routes_engine=routes), old=True, ref=False)
-    plain = make_learner(model, shared_prompts=False, routing=learner.routing)
+    plain = make_learner(model, shared_prefixes=False, routing=learner.routing)
     expected = plain.annotate(dataclasses.replace(batch, routes_engine=routes), old=True, ref=False)
     torch.testing.assert_close(done.logp_old, expected.logp_old, rtol=1e-9, atol=1e-9)
 
 
-def test_nothing_is_padded_and_a_prompt_is_run_once() -> None:
+def prefixes(tokens: Tensor, length: Tensor) -> set[tuple[int, ...]]:
+    """Of the tokens that are run."""
+    rows = zip(tokens.tolist(), length.tolist(), strict=True)
+    return {tuple(row[:stop]) for row, n in rows for stop in range(1, n)}
+
+
+def test_nothing_is_padded_and_a_prefix_is_run_once() -> None:
     batch = make_batch()
-    run = [int(n) - int(p) - 1 for n, p in zip(batch.length, batch.prompt, strict=True)]
-    line = packed(batch.tokens, batch.length, batch.need("prompt"), batch.group)
-    assert line.ids.shape == (1, sum(run) + sum(int(batch.prompt[batch.group == g][0]) for g in range(6)))
+    line = packed(batch.tokens, batch.length)
+    assert line.ids.shape == (1, len(prefixes(batch.tokens, batch.length)))
+    assert line.tokens < int((batch.length - 1).sum()) - 80
     rows = padded(batch.tokens, batch.length)
     assert torch.equal(line.run, rows.run)
     assert torch.equal(line.ids.flatten()[line.place[line.run]], rows.ids.flatten()[rows.place[rows.run]])
@@ -187,19 +203,41 @@ def test_nothing_is_padded_and_a_prompt_is_run_once() -> None:
     assert line.tokens == line.ids.numel() == len(line.place[line.run].unique())
 
 
-def test_microbatches_of_families_hold_every_row_once_within_the_budget() -> None:
+def test_what_a_row_shares_with_any_row_before_it_it_shares_with_the_one_just_before() -> None:
     batch = make_batch()
-    prompt = batch.need("prompt")
+    order, shared = prefix_order(batch.tokens, batch.length)
+    rows = [batch.tokens[i, : batch.length[i]].tolist() for i in order]
+    for i, common in enumerate(shared.tolist()):
+        starts = {tuple(row[:n]) for row in rows[:i] for n in range(len(row) + 1)}
+        assert common == max((n for n in range(len(rows[i]) + 1) if tuple(rows[i][:n]) in starts), default=0)
+
+
+def test_microbatches_hold_every_row_once_within_the_budget_and_the_first_is_the_largest() -> None:
+    batch = make_batch()
     for budget in (1, 25, 60, 10**6):
-        parts = family_microbatches(batch.length, prompt, batch.group, budget)
+        parts = prefix_microbatches(batch.tokens, batch.length, budget)
         assert sorted(torch.cat(parts).tolist()) == list(range(24))
-        for part in parts:
-            shared = sum(int(prompt[part][batch.group[part] == g][0]) for g in batch.group[part].unique())
-            assert len(part) == 1 or int((batch.length - prompt)[part].sum()) + shared <= budget
+        sizes = [len(prefixes(batch.tokens[part], batch.length[part])) for part in parts]
+        assert sizes == sorted(sizes, reverse=True)
+        assert all(size <= budget or len(part) == 1 for size, part in zip(sizes, parts, strict=True))
+
+
+def test_a_prediction_that_rows_have_in_common_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, counts = make_batch(), list[int]()
+
+    def counting(head: Any, states: Tensor, targets: Tensor, *rest: Any) -> Any:
+        counts.append(len(targets))
+        return token_logprobs(head, states, targets, *rest)
+
+    monkeypatch.setattr(logprobs, "token_logprobs", counting)
+    learner = make_learner(model_of("llama"))
+    learner.logprobs(learner.model, batch)
+    rows = zip(batch.tokens.tolist(), batch.mask.tolist(), strict=True)
+    assert counts == [len({tuple(row[: t + 1]) for row, inside in rows for t in range(len(row)) if inside[t]})]
 
 
 def test_a_row_without_a_gradient_is_not_run_backward() -> None:
-    """Tokens that gradients flow through: those of the groups with a signal, each prompt once; nothing else."""
+    """Tokens that gradients flow through: those of the groups with a signal, each prefix once; nothing else."""
     model, algo = model_of("llama"), groupwise.algorithm("dapo")
     batch = algo.weigh(algo.credit(make_batch()))
     trained = algo.trained_rows(batch)
@@ -210,7 +248,7 @@ def test_a_row_without_a_gradient_is_not_run_backward() -> None:
     gradient(make_learner(model), algo, batch)
     handle.remove()
     rows = trained.nonzero()[:, 0]
-    one = packed(batch.tokens[rows], batch.length[rows], batch.need("prompt")[rows], batch.group[rows])
+    one = packed(batch.tokens[rows], batch.length[rows])
     assert sum(through) == one.tokens
 
 
@@ -232,7 +270,7 @@ def test_dropout_reaches_attention_in_a_line() -> None:
     model.train()
     model.transformer.drop.p = 0.0
     batch = make_batch()
-    line = packed(batch.tokens, batch.length, batch.need("prompt"), batch.group)
+    line = packed(batch.tokens, batch.length)
     with torch.no_grad(), in_line(model.base_model):
         first, second = (
             model.base_model(input_ids=line.ids, position_ids=line.positions, use_cache=False, line=line.line)[0]

@@ -26,7 +26,7 @@ def learner(model, budget: int = 10**6, shared: bool = True, **routing) -> Learn
     return Learner(
         model,
         None,
-        LearnerSettings(tokens_per_microbatch=budget, shared_prompts=shared),
+        LearnerSettings(tokens_per_microbatch=budget, shared_prefixes=shared),
         1.0,
         1,
         settings,

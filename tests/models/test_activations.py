@@ -58,15 +58,17 @@ def batch(rows: Rows) -> Batch:
     count, width = sum(rows.completions), rows.prompt + rows.completion
     mask = (torch.arange(width) >= rows.prompt).expand(count, -1)
     noise = torch.Generator().manual_seed(0)
+    group = torch.arange(len(rows.completions)).repeat_interleave(torch.tensor(rows.completions))
+    tokens = torch.randint(40, (count, width), generator=noise).where(mask, group[:, None])
+    tokens[:, rows.prompt] = torch.arange(count)  # so that no two completions begin alike
     return Batch(
-        tokens=torch.randint(40, (count, width), generator=noise),
+        tokens=tokens,
         mask=mask,
         length=torch.full((count,), width),
-        group=torch.arange(len(rows.completions)).repeat_interleave(torch.tensor(rows.completions)),
+        group=group,
         score=torch.zeros(count, dtype=torch.float64),
         version=torch.zeros(count, dtype=torch.long),
         logp_engine=torch.zeros(count, width),
-        prompt=torch.full((count,), rows.prompt),
         row=torch.arange(count),
         advantage=torch.ones(count, width),
         weight=mask / mask.sum(),
@@ -96,7 +98,7 @@ def taken(learner: Learner) -> int:
         ("llama", {}, 0),
         ("llama", {"precision": "bf16"}, 0),
         ("llama", {"recompute": True}, 0),
-        ("llama", {"shared_prompts": False}, 0),
+        ("llama", {"shared_prefixes": False}, 0),
         ("llama", {"chunk_logits": 3000, "held_logits": 0}, 0),
         ("moe", {}, 0),
         ("gpt2", {}, 0),
@@ -108,7 +110,7 @@ def taken(learner: Learner) -> int:
 def test_shapes_alone_tell_what_is_held(name: str, settings: dict[str, Any], rank: int):
     chosen = LearnerSettings(**{"chunk_logits": 1 << 24, "held_logits": 1 << 26, **settings})
     how = Computation(
-        in_line=chosen.shared_prompts,
+        in_line=chosen.shared_prefixes,
         bf16=chosen.bf16,
         recompute=chosen.recompute,
         chunk_elements=int(chosen.chunk_logits),

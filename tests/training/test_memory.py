@@ -134,7 +134,7 @@ def test_microbatches_are_those_of_the_learner():
     assert [each.completions for each in rows] == [(8,) * 8]
     assert rows[0].tokens(in_line=True) == 8 * (30 + 8 * 20)
     assert rows[0].tokens(in_line=False) == 64 * 50
-    assert [each.completions for each in microbatch_rows(SHAPE, 250, line=True)][:2] == [(8, 1), (7, 2)]
+    assert [each.completions for each in microbatch_rows(SHAPE, 250, line=True)][:2] == [(8, 2), (6, 4)]
     assert [each.completions for each in microbatch_rows(SHAPE, 250, line=False)][:2] == [(5,), (5,)]
 
 

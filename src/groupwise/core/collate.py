@@ -44,7 +44,6 @@ def collate(
         score=torch.tensor([c.trains_on for _, _, c in rows], dtype=torch.float64),
         version=torch.tensor([c.version for _, _, c in rows]),
         logp_engine=logp,
-        prompt=torch.tensor([len(prompt.tokens) for _, prompt, _ in rows]),
         row=torch.arange(len(rows)),
         reward_scores=_reward_scores(rows, reward_names) if reward_names else None,
         support=_per_row(c.support for _, _, c in rows),
@@ -111,30 +110,3 @@ def microbatches(length: Tensor, tokens: int) -> list[Tensor]:
         parts.append(order[start : start + rows])
         start += rows
     return parts
-
-
-def family_microbatches(length: Tensor, prompt: Tensor, family: Tensor, tokens: int) -> list[Tensor]:
-    """Row lengths, prompt lengths and families [N] -> row indices of each microbatch, families side by side.
-
-    Rows of one family share their prompt, which counts once. A microbatch holds at most `tokens` tokens; a family that
-    is larger is cut, and a row beyond the budget is a microbatch of its own. The longest rows come first.
-
-    >>> length, prompt = torch.tensor([9, 8, 7, 5]), torch.tensor([4, 4, 4, 4])
-    >>> [part.tolist() for part in family_microbatches(length, prompt, torch.tensor([0, 0, 0, 1]), 14)]
-    [[0, 1], [2, 3]]
-    """
-    if not len(length):
-        return []
-    longest = torch.zeros(int(family.max()) + 1, dtype=torch.long).scatter_reduce(0, family, length, "amax")
-    order = sorted(range(len(length)), key=lambda i: (-int(longest[family[i]]), int(family[i]), -int(length[i]), i))
-    parts: list[list[int]] = []
-    held, last = 0, -1
-    for i in order:
-        own, shared, its = int(length[i] - prompt[i]), int(prompt[i]), int(family[i])
-        cost = own + (0 if its == last else shared)
-        if not parts or held + cost > tokens:
-            parts.append([])
-            held, cost = 0, own + shared
-        parts[-1].append(i)
-        held, last = held + cost, its
-    return [torch.tensor(part) for part in parts]

@@ -171,7 +171,6 @@ class Batch:
     tokens       [N,T] int64, prompt then completion, padded on the right
     mask         [N,T] bool, True where the policy sampled the token
     length       [N] int64, prompt and completion tokens, padding not counted
-    prompt       [N] int64, prompt tokens, which are the same in the rows of a group; 0 where a row shares none
     group        [N] int64, equal for the completions of one prompt
     score        [N] reward units (the task's, a reward model's where one scores, or the weighted sum of several)
     reward_scores  [N,K] reward units, one column a reward, where they are combined after group normalisation
@@ -201,7 +200,6 @@ class Batch:
     score: Tensor
     version: Tensor
     logp_engine: Tensor
-    prompt: Tensor | None = None
     row: Tensor | None = None
     reward_scores: Tensor | None = None
     support: tuple[Support | None, ...] | None = None

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
+from groupwise.core.prefixes import prompt_keys
 from groupwise.models.folder import quiet
 from groupwise.models.fused_layers import FusedLayers
 from groupwise.models.heads import halves
@@ -229,7 +230,7 @@ def _layout(rows: Rows, line: bool) -> Layout:
     count, width = sum(rows.completions), rows.prompt + rows.completion
     tokens, length = torch.zeros(count, width, dtype=torch.long), torch.full((count,), width)
     family = torch.arange(len(rows.completions)).repeat_interleave(torch.tensor(rows.completions))
-    return packed(tokens, length, length - rows.completion, family) if line else padded(tokens, length)
+    return packed(tokens, length, prompt_keys(family, rows.prompt, rows.completion)) if line else padded(tokens, length)
 
 
 class _ShapesLive(LiveBytes):

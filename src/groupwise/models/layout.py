@@ -1,9 +1,10 @@
-"""Where the tokens of rows lie in a forward: in padded rows, or in one line without padding.
+"""Where the tokens of rows lie in a forward: in padded rows, or in one line without padding and without repetition.
 
-In a line the prompt of a group stands once, and each of its completions attends to it:
+In a line what rows have in common at their start stands once: a prompt, or the opening of two completions.
 
-    rows           p p p a a .      line       p p p a b b b
-                   p p p b b b b    positions  0 1 2 3 3 4 5
+    rows           p p p a a .      line       p p p a a b c c
+                   p p p a b .      positions  0 1 2 3 4 4 3 4
+                   p p p c c .
 
 The last token of a row is not run: nothing is predicted from it.
 """
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from groupwise.core.prefixes import prefix_order
 
 #: A row joins a block of longer rows while it has at least this share of their length.
 TIGHT = 0.75
@@ -24,40 +27,36 @@ class Block:
 
     own     [n,q] places in the line of each sequence's tokens; where `inside` is False, any place
     inside  [n,q] bool
-    prompt  [u,p] places of the prompts that the sequences go on from, or None where they have none
-    owner   [n] which of the u prompts is a sequence's
-    before  [n] tokens of it
+    path    [n,p] places of the tokens that precede each sequence in its row, or None where it begins its row
+    before  [n] how many they are; behind them `path` holds any place
     """
 
     own: Tensor
     inside: Tensor
-    prompt: Tensor | None = None
-    owner: Tensor | None = None
+    path: Tensor | None = None
     before: Tensor | None = None
 
     @property
     def keys(self) -> Tensor:
-        """[n,p+q] places of what each sequence's tokens may attend to: its prompt's tokens, then its own."""
-        if self.prompt is None or self.owner is None:
-            return self.own
-        return torch.cat([self.prompt[self.owner], self.own], dim=1)
+        """[n,p+q] places of what each sequence's tokens may attend to: those that precede it, then its own."""
+        return self.own if self.path is None else torch.cat([self.path, self.own], dim=1)
 
     def on(self, device: torch.device | str) -> "Block":
         """The same with its tensors on a device."""
-        prompt, owner, before = (x if x is None else x.to(device) for x in (self.prompt, self.owner, self.before))
-        return Block(self.own.to(device), self.inside.to(device), prompt=prompt, owner=owner, before=before)
+        path, before = (x if x is None else x.to(device) for x in (self.path, self.before))
+        return Block(self.own.to(device), self.inside.to(device), path=path, before=before)
 
     def mask(self, window: int | None = None) -> Tensor:
-        """[n or 1,1,q,p+q] bool: which of the prompt's and of its own tokens each token attends to.
+        """[n or 1,1,q,p+q] bool: which of the tokens before it and of its own each token attends to.
 
         A window is that of a model's sliding attention: the tokens less than `window` positions back.
         """
         columns = torch.arange(self.own.shape[1], device=self.own.device)
         back = columns[:, None] - columns
         visible = (back >= 0) & (back < (window or len(columns)))
-        if self.prompt is None or self.before is None:
+        if self.path is None or self.before is None:
             return visible[None, None]
-        start, keys = self.before[:, None, None], torch.arange(self.prompt.shape[1], device=self.own.device)
+        start, keys = self.before[:, None, None], torch.arange(self.path.shape[1], device=self.own.device)
         seen = (keys < start).expand(-1, len(columns), -1)
         if window is not None:
             seen = seen & (start + columns[:, None] - keys < window)
@@ -66,7 +65,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Line:
-    """How the tokens of a line attend: blocks of sequences that begin it, and of those that go on from a prompt.
+    """How the tokens of a line attend: blocks of sequences that begin a row, and of those that go on from another row.
 
     queries  [Q] places of the blocks' own tokens, block after block, padding included
     keys     [K] places of what they attend to, block after block
@@ -128,32 +127,32 @@ def padded(tokens: Tensor, length: Tensor) -> Layout:
     return Layout(tokens[:, :width], place, columns.expand(rows, -1), ran)
 
 
-def packed(tokens: Tensor, length: Tensor, prompt: Tensor, family: Tensor) -> Layout:
-    """tokens [n,T], length, prompt (tokens of it), family [n] -> one line; rows of one family begin with one prompt.
+def packed(tokens: Tensor, length: Tensor, keys: Tensor | None = None) -> Layout:
+    """tokens [n,T], length [n] -> one line, in which rows share what their keys have in common at their start.
+
+    keys  [n,T] numbers >= 0 that tell apart what a token's computation depends on; None: the tokens
 
     >>> tokens = torch.tensor([[7, 7, 7, 1, 2, 0, 0], [7, 7, 7, 3, 4, 5, 6]])
-    >>> line = packed(tokens, torch.tensor([5, 7]), torch.tensor([3, 3]), torch.tensor([0, 0]))
+    >>> line = packed(tokens, torch.tensor([5, 7]))
     >>> line.ids.tolist(), line.positions.tolist()
     ([[7, 7, 7, 1, 3, 4, 5]], [[0, 1, 2, 3, 3, 4, 5]])
     """
     device, width = tokens.device, max(1, tokens.shape[1] - 1)
     run = (length - 1).clamp(min=0).cpu()
-    _, owner = family.cpu().unique(return_inverse=True)
-    first = prompt.cpu().minimum(run)
-    before = torch.zeros(int(owner.max()) + 1, dtype=torch.long).scatter_reduce(0, owner, first, "amax")
-    own = run - first
-    begins, goes_on = _starts(before), int(before.sum()) + _starts(own)
-    columns = torch.arange(width)
-    inside = columns < run[:, None]
-    place = torch.where(columns < first[:, None], begins[owner, None] + columns, (goes_on - first)[:, None] + columns)
-    total = int(before.sum() + own.sum())
+    order, shared = prefix_order((tokens if keys is None else keys).cpu(), run)
+    columns, run = torch.arange(width), run[order]
+    own = run - shared
+    starts, total = _starts(own), int(own.sum())
+    new = (columns >= shared[:, None]) & (columns < run[:, None])
+    place = torch.where(new, (starts - shared)[:, None] + columns, -1)
+    place = place.cummax(0).values  # what a row shares stands where the last row that ran it has it
     ids, positions = torch.zeros(2, total, dtype=torch.long)
-    ids[place[inside]] = tokens[:, :width].cpu()[inside]
-    positions[place[inside]] = columns.expand(len(run), -1)[inside]
-    blocks = [*_beginning(begins, before), *_going_on(goes_on, own, owner, begins, before)]
-    line = Line.of(blocks, total).on(device)
-    place = place.masked_fill(~inside, -1)
-    return Layout(ids[None].to(device), place.to(device), positions[None].to(device), total, line)
+    ids[place[new]] = tokens[:, :width].cpu()[order][new]
+    positions[place[new]] = columns.expand(len(run), -1)[new]
+    line = Line.of(_blocks(starts, own, place, shared), total).on(device)
+    in_rows = torch.empty_like(place)
+    in_rows[order] = place.masked_fill(columns >= run[:, None], -1)
+    return Layout(ids[None].to(device), in_rows.to(device), positions[None].to(device), total, line)
 
 
 def moved(layout: Layout, device: torch.device | str) -> Layout:
@@ -167,20 +166,15 @@ def _starts(lengths: Tensor) -> Tensor:
     return lengths.cumsum(0) - lengths
 
 
-def _beginning(begins: Tensor, lengths: Tensor) -> list[Block]:
-    """Blocks of the sequences that begin a line: prompts."""
-    return [Block(*_places(begins[rows], lengths[rows])) for rows in _of_like_length(lengths)]
-
-
-def _going_on(starts: Tensor, lengths: Tensor, owner: Tensor, begins: Tensor, before: Tensor) -> list[Block]:
-    """Blocks of the sequences that go on from a prompt: completions."""
-    blocks = []
-    for rows in _of_like_length(lengths):
-        prompts, which = owner[rows].unique(return_inverse=True)
-        prompt, _ = _places(begins[prompts], before[prompts])
-        own, inside = _places(starts[rows], lengths[rows])
-        blocks.append(Block(own=own, inside=inside, prompt=prompt, owner=which, before=before[owner[rows]]))
-    return blocks
+def _blocks(starts: Tensor, own: Tensor, place: Tensor, shared: Tensor) -> list[Block]:
+    """The sequences that rows do not share with the row before: `own` tokens from `starts`."""
+    begins = [Block(*_places(starts[rows], own[rows])) for rows in _of_like_length(own * (shared == 0))]
+    goes_on = []
+    for rows in _of_like_length(own * (shared > 0)):
+        before, places = shared[rows], _places(starts[rows], own[rows])
+        path = place[rows, : int(before.max())].clamp(min=0)
+        goes_on.append(Block(*places, path=path, before=before))
+    return begins + goes_on
 
 
 def _of_like_length(lengths: Tensor) -> list[Tensor]:

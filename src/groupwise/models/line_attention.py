@@ -1,7 +1,7 @@
 """Attention over a line (models/layout.py): transformers' own models run it, through an attention function of ours.
 
-A token of a completion attends to its group's prompt and to its own completion before it; a prompt to itself. So the
-hidden states are those of each row by itself, and so are the gradients, which add up in the prompt.
+A token attends to what precedes it in its row, wherever in the line that is. So the hidden states are those of each row
+by itself, and so are the gradients, which add up in what rows share.
 """
 
 from collections.abc import Iterator
@@ -63,8 +63,8 @@ def runs_in_line(backbone: nn.Module) -> bool:
     weight = next(backbone.parameters())
     tokens = (torch.arange(4 * 9, device=weight.device).view(4, 9) * 7 + 3) % config.get_text_config().vocab_size
     tokens[1, :3], tokens[3, :4] = tokens[0, :3], tokens[2, :4]
-    length, prompt = torch.tensor([9, 6, 8, 9]), torch.tensor([3, 3, 4, 4])
-    rows, line = padded(tokens, length.to(weight.device)), packed(tokens, length, prompt, torch.tensor([0, 0, 1, 1]))
+    length = torch.tensor([9, 6, 8, 9])
+    rows, line = padded(tokens, length.to(weight.device)), packed(tokens, length)
     try:
         with torch.no_grad(), in_line(backbone):
             ours = hidden_states(backbone, line)[line.place[line.run]]
@@ -113,7 +113,7 @@ def _attend(
 ) -> Tensor:
     """query [n,h,q,D], key, value [n,h or fewer,p+q,D] -> [n,h,q,D]."""
     heads, shared = query.shape[1], query.shape[1] // key.shape[1]
-    if block.prompt is None and window is None:
+    if block.path is None and window is None:
         keys, values = (x.repeat_interleave(shared, 1) if shared > 1 else x for x in (key, value))
         return scaled_dot_product_attention(query, keys, values, dropout_p=dropout, is_causal=True, scale=scale)
     # Query heads that share a key stand below one another, so that no key is copied for each of them.

@@ -38,12 +38,15 @@ def sequence_logprobs(
     wanted = mask.clone()
     wanted[:, 0] = False
     layout = layout or padded(tokens, torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device))
-    states = hidden_states(backbone, layout).index_select(0, layout.predecessors(wanted))
-    support = None if supports is None else _join(supports, wanted)
+    places, targets = layout.predecessors(wanted), tokens[wanted]
+    support, each = None if supports is None else _join(supports, wanted), None
+    if support is None and layout.line is not None:
+        places, targets, each = _distinct(places, targets, head.weight.shape[0])
+    states = hidden_states(backbone, layout).index_select(0, places)
     logp, entropy = token_logprobs(
-        head, states, tokens[wanted], temperature, support, entropy_gradient, chunk_elements, held_elements
+        head, states, targets, temperature, support, entropy_gradient, chunk_elements, held_elements
     )
-    return _scatter(logp, wanted), _scatter(entropy, wanted)
+    return _scatter(logp, wanted, each), _scatter(entropy, wanted, each)
 
 
 def token_logprobs(
@@ -87,6 +90,14 @@ def _join(supports: Sequence[Support | None], wanted: Tensor) -> Support:
     return Support(torch.cat(ids), torch.cat(starts))
 
 
-def _scatter(values: Tensor, where: Tensor) -> Tensor:
+def _distinct(places: Tensor, targets: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """places, targets [M] -> those of the m different predictions, and for each of the M which of these it is."""
+    pairs, each = (places * vocabulary + targets).unique(return_inverse=True)
+    return pairs // vocabulary, pairs % vocabulary, each
+
+
+def _scatter(values: Tensor, where: Tensor, each: Tensor | None) -> Tensor:
+    """values [m] -> [N,T], at the M places that are True the values `each` [M] of them, or one after the other."""
+    values = values if each is None else values.index_select(0, each)
     out = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
     return out.masked_scatter(where, values)

@@ -11,7 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
-from groupwise.core.collate import collate, family_microbatches, microbatches
+from groupwise.core.collate import collate, microbatches
+from groupwise.core.prefixes import prefix_microbatches
 from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord, UpdateResult
 from groupwise.models.fused_layers import FusedLayers
 from groupwise.models.heads import halves
@@ -34,14 +35,14 @@ class LearnerSettings(OptimizerSettings):
     """The section [learner]: how the policy is trained.
 
     precision       "bf16" computes in bfloat16 over float32 master weights
-    shared_prompts  a group's prompt is run once for all its completions, and no padding is run
+    shared_prefixes what rows have in common at their start, such as a prompt, is run once, and no padding is run
     recompute       activations are computed again in the backward pass instead of held: less memory, a third more time
     chunk_logits    logits computed at once; "auto": as many as memory has room for
     held_logits     log-probabilities held for the backward pass, which computes them again where they are more
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
-    shared_prompts: bool = True
+    shared_prefixes: bool = True
     recompute: bool = False
     chunk_logits: Count = AUTO
     held_logits: Literal["auto"] | Annotated[int, Field(ge=0)] = AUTO
@@ -72,7 +73,7 @@ class Learner(TrainedModel):
         self.chunk_logits = CHUNK_ELEMENTS if settings.chunk_logits == AUTO else settings.chunk_logits
         self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
         models = [model] if reference is None else [model, reference]
-        self.in_line = settings.shared_prompts and all(runs_in_line(halves(m)[0]) for m in models)
+        self.in_line = settings.shared_prefixes and all(runs_in_line(halves(m)[0]) for m in models)
         self.fused = FusedLayers(*models)
 
     def annotate(self, batch: Batch, old: bool, ref: bool) -> Batch:
@@ -120,13 +121,11 @@ class Learner(TrainedModel):
                 micro = self.on_device(batch.rows(rows[part]))
                 yield rows[part], micro, padded(micro.tokens, micro.length)
             return
-        prompt, family = batch.length, torch.arange(len(batch))
-        if batch.prompt is not None:
-            prompt, family = batch.prompt, routing.families(batch.group, batch.prompt)
-        for part in family_microbatches(batch.length[rows], prompt[rows], family[rows], self.tokens_per_microbatch):
+        keys = routing.keys(batch.tokens)
+        for part in prefix_microbatches(keys[rows], batch.length[rows], self.tokens_per_microbatch):
             index = rows[part]
             micro = self.on_device(batch.rows(index))
-            yield index, micro, packed(micro.tokens, micro.length, prompt[index], family[index])
+            yield index, micro, packed(micro.tokens, micro.length, keys[index])
 
     def completion_logprobs(self, prompt: Prompt, pad: int, completions: Sequence[Completion]) -> list[Tensor]:
         """[tokens] nats of each completion of one prompt, under the weights as they are, and on the engine's experts

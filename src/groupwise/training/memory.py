@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from groupwise.core.collate import family_microbatches, microbatches
+from groupwise.core.collate import microbatches
+from groupwise.core.prefixes import prefix_microbatches, prompt_keys
 from groupwise.engines.local.memory import cache_bytes, drawing_bytes, prefill_tokens
 from groupwise.models.activations import (
     Computation,
@@ -199,7 +200,7 @@ class _Sizes:
         """Every part by its name."""
         shape, weights, trained = self._shape, weight_bytes(self._base), trained_bytes(self._model)
         on_cpu = self._device == "cpu"
-        own, of_layer = self._activations(self._model, cuts, cuts.learner, line=self._learner.shared_prompts)
+        own, of_layer = self._activations(self._model, cuts, cuts.learner, line=self._learner.shared_prefixes)
         value_weights = critics = 0
         if self._value_model is not None:
             value_weights = weight_bytes(self._value_model)
@@ -254,7 +255,7 @@ def microbatch_rows(shape: RunShape, tokens: int, line: bool) -> list[Rows]:
     length = torch.full((count,), shape.prompt + shape.completion)
     family = torch.arange(count) // shape.samples
     if line:
-        parts = family_microbatches(length, torch.full((count,), shape.prompt), family, tokens)
+        parts = prefix_microbatches(prompt_keys(family, shape.prompt, shape.completion), length, tokens)
     else:
         parts = microbatches(length, tokens)
     of_each = (family[part].unique(return_counts=True)[1] if line else torch.tensor([len(part)]) for part in parts)

@@ -54,13 +54,19 @@ class RoutingPass:
             return None
         return RoutingRecord(tuple(self._used), tuple(self._own), self._live, self._sums)
 
-    def families(self, group: Tensor, prompt: Tensor) -> Tensor:
-        """group, prompt tokens [N] -> [N] ids from 0: rows of one id have one prompt, and its routes are the same."""
+    def keys(self, tokens: Tensor) -> Tensor:
+        """tokens [N,T] -> [N,T] numbers that two rows have in common as long as they are one computation.
+
+        Those are the tokens; on replayed routes, each token with its routes.
+        """
         if self._replayed is None:
-            return group.unique(return_inverse=True)[1]
-        rows = zip(group.tolist(), prompt.tolist(), self._replayed, strict=True)
-        ids: dict[tuple[int, bytes], int] = {}
-        return torch.tensor([ids.setdefault((g, routes[:n].numpy().tobytes()), len(ids)) for g, n, routes in rows])
+            return tokens
+        keys, numbers = torch.zeros_like(tokens), dict[tuple[int, bytes], int]()
+        for row, ids, routes in zip(keys, tokens, self._replayed, strict=True):
+            chosen = map(bytes, routes.flatten(1).contiguous().view(torch.uint8).numpy())
+            pairs = zip(ids[: len(routes)].tolist(), chosen, strict=True)
+            row[: len(routes)] = torch.tensor([numbers.setdefault(pair, len(numbers)) for pair in pairs])
+        return keys
 
     @contextmanager
     def microbatch(self, index: Tensor, layout: Layout) -> Iterator[AddLoss]:
