@@ -218,7 +218,7 @@ def test_without_instructions_for_bf16_the_roundings_are_the_same(name: str, mon
             monkeypatch.setattr(module, "multiplies_bf16", lambda kind, has=has: has)
         found[has] = gradient(learner_of(model, FusedLayers(model), precision="bf16"), algo, batch)
     off, between = (found[True][1] - exact[1]).norm(), (found[False][1] - found[True][1]).norm()
-    assert 0 < between < off / 2
+    assert 0 < between < off
 
 
 def test_a_product_of_rounded_numbers_is_bf16s_own(monkeypatch: pytest.MonkeyPatch) -> None:
