@@ -65,10 +65,8 @@ CHAT: Mapping[str, object] = {
     "prompts_per_step": 4,
     "samples_per_prompt": 4,
     "sampling.max_new_tokens": 24,
+    "algorithm.kl.beta": 0.04,
     "learner.learning_rate": 2e-5,
-    "warm_start.steps": 0,
-    "task.operands": [2, 3],
-    "chat.system": "Add.",
     "checkpoint.every": 10,
 }
 
@@ -168,7 +166,7 @@ def failed_checks() -> Iterator[list[Check]]:
         yield failed
 
 
-def one(key: Row, overrides: Mapping[str, object], runs: Path) -> Row:
+def one(key: Row, recipe: str, overrides: Mapping[str, object], runs: Path) -> Row:
     """One run, begun or gone on with -> its row."""
     folder = runs / "-".join(str(value).replace(" ", "_").replace("'", "") for value in key.values())
     begun, found, text = time.monotonic(), 0, ""
@@ -178,7 +176,7 @@ def one(key: Row, overrides: Mapping[str, object], runs: Path) -> Row:
                 resume(folder)
             else:
                 shutil.rmtree(folder, ignore_errors=True)
-                train("quickstart", {**overrides, "name": folder.name, "runs": str(runs)})
+                train(recipe, {**overrides, "name": folder.name, "runs": str(runs)})
         except CheckFailed as error:
             text = str(error)
             found = int(text.partition("step ")[2].partition(":")[0])
@@ -252,7 +250,7 @@ def main(
     runs: Path = Path("runs/planted-faults"),
 ) -> None:
     """Run what has no row yet; then print the tables."""
-    own = TINY if model == "tiny-dense" else CHAT
+    recipe, own = ("quickstart", TINY) if model == "tiny-dense" else ("times-tables", CHAT)
     for fault, precision in ((f, p) for f in faults.split(",") for p in precisions.split(",")):
         length = clean if fault == CLEAN else steps
         key = {"model": name, "precision": precision, "fault": fault, "steps": length, "seed": seed}
@@ -260,7 +258,9 @@ def main(
             continue
         learner, engine = PRECISIONS[precision]
         given = {"model": model, "seed": seed, "steps": length}
-        row = one(key, {**COMMON, **own, **given, "learner.precision": learner, "engine.precision": engine}, runs)
+        row = one(
+            key, recipe, {**COMMON, **own, **given, "learner.precision": learner, "engine.precision": engine}, runs
+        )
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as out:
             out.write(json.dumps(row) + "\n")
