@@ -173,10 +173,12 @@ def one(key: Row, recipe: str, overrides: Mapping[str, object], runs: Path) -> R
     with FAULTS[key["fault"]](), failed_checks() as failed:
         try:
             if key["fault"] == CLEAN and checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)[0]:
-                resume(folder)
+                run = resume(folder)
             else:
                 shutil.rmtree(folder, ignore_errors=True)
-                train(recipe, {**overrides, "name": folder.name, "runs": str(runs)})
+                run = train(recipe, {**overrides, "name": folder.name, "runs": str(runs)})
+            if not run.finished:  # a person stopped it
+                raise typer.Exit(1)
         except CheckFailed as error:
             text = str(error)
             found = int(text.partition("step ")[2].partition(":")[0])

@@ -26,7 +26,7 @@ class Shape:
 class Case:
     """One step of GRPO: `prompts` prompts of `prompt_tokens` words, `samples` completions of each.
 
-    model        None is SmolLM2-135M-Instruct, asked for products
+    model        None is SmolLM2-135M-Instruct, asked for products and rewarded for them
     limit        the most tokens of a completion
     mean_length  what the model's end token is set for, tokens; 0: it is never sampled
     warmup       steps of every process that are not counted; `timed` ones follow

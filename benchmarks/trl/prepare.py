@@ -20,6 +20,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from cases import CASES, SMOLLM2, Case, Shape
 from groupwise.models.load import save_policy
+from groupwise.tasks.products import question
 
 PAD, END = 0, 1
 #: Words whose probability is raised where there are many, and what they have together.
@@ -46,7 +47,7 @@ def main(case: Case, folder: Path) -> None:
 
 
 def write(path: Path, rows: list[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps({**row, "answer": "none"}) + "\n" for row in rows))
+    path.write_text("".join(json.dumps({"answer": "none", **row}) + "\n" for row in rows))
 
 
 def words(case: Case, vocabulary: int) -> list[dict[str, str]]:
@@ -62,7 +63,7 @@ def words(case: Case, vocabulary: int) -> list[dict[str, str]]:
 def products() -> list[dict[str, str]]:
     """Questions for SmolLM2, whose own end ids say where an answer ends."""
     pairs = [(a, b) for a in range(2, 13) for b in range(2, 13)]
-    return [{"prompt": f"What is {a} times {b}? Answer with the number only."} for a, b in pairs]
+    return [{"prompt": question(a, b), "answer": str(a * b)} for a, b in pairs]
 
 
 def build(case: Case, shape: Shape, target: Path) -> None:

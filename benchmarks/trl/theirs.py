@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from cases import CASES, Case
 from groupwise.rewards.functions.form import Repetition
+from groupwise.rewards.verifiers.answers import Numeric
 from process import finish, mean, peak_mib
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore  # of another environment
 
@@ -80,7 +81,7 @@ def main(case: Case, models: Path, out: Path, rows: int) -> None:
         trainer = Timed(
             model=AutoModelForCausalLM.from_pretrained(models / case.model_name, dtype=torch.float32),
             processing_class=AutoTokenizer.from_pretrained(models / case.model_name, padding_side="left"),
-            reward_funcs=repetition,
+            reward_funcs=correct if case.model is None else repetition,
             args=configuration(case, rows, folder),
             train_dataset=problems(models / f"{case.name}.jsonl", chat=case.model is None),
             callbacks=[steps],
@@ -142,8 +143,12 @@ def problems(path: Path, chat: bool) -> Dataset:
 
 def repetition(completions: list[Any], **columns: Any) -> list[float]:
     """recipe.toml's reward, by the same code."""
-    texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
-    return [Repetition(n=1).worth(text.lower().split()) for text in texts]
+    return [Repetition(n=1).worth(text.lower().split()) for text in completions]
+
+
+def correct(completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
+    """1 for the number that is the answer, by the code of the task's check."""
+    return [Numeric()(turns[0]["content"], gold) for turns, gold in zip(completions, answer, strict=True)]
 
 
 if __name__ == "__main__":

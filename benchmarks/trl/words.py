@@ -9,9 +9,9 @@ Whole steps of GRPO with beta = 0 and one update a batch, in float32, by groupwi
 machine. Written by `benchmarks/trl/table.py` from [evidence/bench-trl.jsonl](evidence/bench-trl.jsonl), a line for each
 finished run.
 
-- **The same**: model folder, prompts, group size, limit, temperature 1, reward (the share of repeated words, by the
-  same code), loss (a mean over each sequence, then over sequences; clip 0.2), AdamW, threads, versions of torch and
-  transformers.
+- **The same**: model folder, prompts, group size, limit, temperature 1, reward (the share of repeated words; of SmolLM2
+  1 for the right product, so that some groups are all right or all wrong; by the same code), loss (a mean over each
+  sequence, then over sequences; clip 0.2), AdamW, threads, versions of torch and transformers.
 - **The lengths** are the model's own: it is random, and ends at every token with one probability, the same for both
   sides; where lengths are equal its end token is never sampled. SmolLM2 ends where it wants to.
 - **groupwise** runs `benchmarks/trl/recipe.toml` through `groupwise.train`. A step is all of a line of metrics.jsonl:
