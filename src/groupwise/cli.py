@@ -31,15 +31,14 @@ def train(
     set: Settings = None,
     resume: Annotated[Path | None, typer.Option(parser=location, help="Go on with this run folder.")] = None,
 ) -> None:
-    """Train a policy: a recipe, or the rest of a run that was stopped."""
+    """Train a policy: a recipe, or the rest of a run, with other values of keys that may change."""
     from groupwise.commands import train as run  # torch takes seconds to import: not for --help
     from groupwise.config.recipe import assignment
 
     if (recipe is None) == (resume is None):
         raise UsageError("train takes a recipe or --resume RUN, one of them")
-    if resume is not None and set:
-        raise UsageError("--resume goes on with what the run was started with; --set cannot change it")
-    done = run.resume(resume) if resume is not None else run.train(str(recipe), dict(map(assignment, set or [])))
+    chosen = dict(map(assignment, set or []))
+    done = run.resume(resume, chosen) if resume is not None else run.train(str(recipe), chosen)
     if not done.finished:
         raise typer.Exit(128 + done.stopped_by)
     s = done.summary

@@ -42,7 +42,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *wo
         (["train"], "a recipe or --resume RUN"),
         (["train", "quickstart", "--resume", "x"], "a recipe or --resume RUN"),
         (["train", "--resume", "nowhere"], "nowhere: not a run folder"),
-        (["train", "--resume", "nowhere", "--set", "steps=3"], "--set cannot change it"),
+        (["train", "--resume", "nowhere", "--set", "steps=3"], "nowhere: not a run folder"),
         (["eval", "quickstart"], "no checkpoint in it"),
         (["eval", "quickstart", "--model", "nowhere"], "model = 'nowhere': there is no such folder"),
         (["train", "times-tables"], "there is no such folder; make it with: groupwise model smollm2 models/smollm2"),

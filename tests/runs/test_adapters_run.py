@@ -19,6 +19,7 @@ from groupwise.commands.train import resume
 from groupwise.config import recipe
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
+from groupwise.journal.recipe_file import create_recipe
 from groupwise.models.load import digest, load_policy
 from groupwise.training import checkpoint
 from tests.conftest import SMALL
@@ -99,7 +100,7 @@ def test_another_rank_is_refused_before_anything_is_trained(
 ):
     folder = other(2)
     path = folder / "recipe.toml"
-    path.write_text(recipe.dump({**recipe.read_table(path), "adapter": section}))
+    create_recipe(folder, recipe.dump({**recipe.read_table(path), "adapter": section}))
     with pytest.raises(UsageError, match=words) as error:
         resume(folder)
     assert "\n" not in str(error.value)

@@ -20,7 +20,8 @@ from groupwise.commands.evaluate import evaluate_folder
 from groupwise.commands.train import resume
 from groupwise.core.boundary import save_traceback
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
-from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics, whole_recipe
+from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics
+from groupwise.journal.recipe_file import create_recipe, whole_recipe
 from groupwise.training import checkpoint
 from tests.report.test_report_place import full_disk, snapshot
 
@@ -160,7 +161,7 @@ def test_a_checkpoint_of_another_model_is_one_line(small) -> None:
     changes = small(steps=1, warm_start__steps=0, algorithm__name="dapo", algorithm__filter__kind="none")
     run = groupwise.train("quickstart", changes)
     recipe = run.folder / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace('model = "tiny-dense"', 'model = "tiny-moe"'))
+    create_recipe(run.folder, recipe.read_text().replace('model = "tiny-dense"', 'model = "tiny-moe"'))
     with pytest.raises(UsageError, match="step-000001: does not fit what the run's recipe makes now: ") as told:
         resume(run.folder)
     assert len(str(told.value).splitlines()) == 1

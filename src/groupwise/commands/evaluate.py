@@ -13,7 +13,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.records import Evaluation
 from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine
-from groupwise.journal import journal
+from groupwise.journal.recipe_file import RECIPE, whole_recipe
 from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
 from groupwise.models.reward import load_reward_model
@@ -28,8 +28,8 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     model  a Hugging Face folder to evaluate; None takes the last checkpoint of the run folder `name`
     Raises UsageError where there is nothing to evaluate.
     """
-    is_run = os.path.lexists(os.path.join(name, journal.RECIPE))
-    table = str(journal.whole_recipe(Path(name))) if is_run else name
+    is_run = os.path.lexists(os.path.join(name, RECIPE))
+    table = str(whole_recipe(Path(name))) if is_run else name
     plan = resolve(recipe.load(table, overrides), place=Path(os.path.realpath(name)) if is_run else None)
     note = Terminal(stderr=True).print
     if model:

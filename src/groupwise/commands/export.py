@@ -10,7 +10,7 @@ from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.atomic import make_folder
 from groupwise.core.errors import UsageError
-from groupwise.journal import journal
+from groupwise.journal.recipe_file import whole_recipe
 from groupwise.models.adapters.files import holds_adapters
 from groupwise.models.load import save_policy
 from groupwise.training import checkpoint
@@ -21,7 +21,7 @@ def export(run: Path, folder: Path, step: int | None, note: Callable[[str], None
 
     `from_pretrained` loads it, without peft. Raises UsageError where the folder exists, or there is no such policy.
     """
-    table = journal.whole_recipe(run)
+    table = whole_recipe(run)
     if os.path.lexists(folder):
         raise UsageError(f"{folder}: it exists already, and is not written over; name another folder")
     source = checkpoint_of(run, step, note)

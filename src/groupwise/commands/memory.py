@@ -98,7 +98,7 @@ def with_cuts(run: Plan, memory: MemoryPlan) -> Plan:
 
 def record_cuts(run: Plan, journal: Journal) -> None:
     """What was picked stands in the run's recipe, so that a resumed run computes the same bits."""
-    journal.resolve_recipe(dump(resolved_recipe(run)))
+    journal.replace_recipe(dump(resolved_recipe(run)))
 
 
 def picks(run: Plan) -> bool:

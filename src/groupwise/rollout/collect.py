@@ -14,7 +14,7 @@ from groupwise.core.metrics import mean_of
 from groupwise.core.records import Evaluation, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Changeable, Settings
 from groupwise.core.statistics import pass_at_k, standard_error
 from groupwise.core.task import Streams
 from groupwise.rollout.scoring import Mix, Scorer, ScoringRound, with_learned
@@ -164,7 +164,7 @@ class EvaluationSettings(Settings):
 
     problems: int = Field(default=512, ge=1)
     samples: int = Field(default=1, ge=1, le=2**16)
-    every: int = Field(default=0, ge=0)
+    every: Changeable[int] = Field(default=0, ge=0)
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     top_k: TopK = 0

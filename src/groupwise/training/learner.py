@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate, family_microbatches, microbatches
 from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord, UpdateResult
+from groupwise.core.settings import Changeable
 from groupwise.models.fused_layers import FusedLayers
 from groupwise.models.heads import halves
 from groupwise.models.layout import Layout, packed, padded
@@ -41,10 +42,10 @@ class LearnerSettings(OptimizerSettings):
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
-    shared_prompts: bool = True
-    recompute: bool = False
-    chunk_logits: Count = AUTO
-    held_logits: Literal["auto"] | Annotated[int, Field(ge=0)] = AUTO
+    shared_prompts: Changeable[bool] = True
+    recompute: Changeable[bool] = False
+    chunk_logits: Changeable[Count] = AUTO
+    held_logits: Changeable[Literal["auto"] | Annotated[int, Field(ge=0)]] = AUTO
 
     @property
     def bf16(self) -> bool:
