@@ -21,20 +21,17 @@ from groupwise.journal.journal import read_metrics
 from groupwise.journal.recipe_file import COPY, as_written, replace_recipe
 from groupwise.report.folder import facts
 from groupwise.report.folder.read import read
-from groupwise.training import checkpoint
 from tests.command_process import CommandProcess
-from tests.conftest import SMALL
 from tests.runs.test_run import assert_same_run, timeless
+from tests.runs.tiny_runs import cut_back, tiny_run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps under a linear schedule, which is at 0 where they end."""
-    runs = tmp_path_factory.mktemp("going-on") / "runs"
-    runs.mkdir()
-    (runs / ".cache").symlink_to(warm_cache)
-    changes = {"steps": 2, "learner.schedule": "linear", "evaluation.problems": 4, "checkpoint.keep": 9}
-    return groupwise.train("quickstart", {**SMALL, **changes, "runs": str(runs)}).folder
+    place = tmp_path_factory.mktemp("going-on")
+    changes = tiny_run(place, learner__schedule="linear", learner__learning_rate=0.01)
+    return groupwise.train("quickstart", changes).folder
 
 
 @pytest.fixture
@@ -42,8 +39,8 @@ def copy(run: Path, tmp_path: Path) -> Callable[[str], Path]:
     """The run again, in a place of this test's own."""
 
     def copied(name: str = "again") -> Path:
-        shutil.copytree(run.parent, tmp_path / name, symlinks=True)
-        return tmp_path / name / run.name
+        shutil.copytree(run, tmp_path / name)
+        return tmp_path / name
 
     return copied
 
@@ -56,39 +53,38 @@ def rates(folder: Path) -> list[float]:
 def test_more_steps_at_another_rate(copy, capsys):
     """The command, as a person types it; what changed is in the log, about.json, the report and recipe.toml."""
     folder = copy()
-    done = CommandProcess("train", "--resume", str(folder), "--set", "steps=4", "--set", "learner.learning_rate=0.0005")
+    done = CommandProcess("train", "--resume", str(folder), "--set", "steps=4", "--set", "learner.learning_rate=0.005")
     said = done.communicate()
     assert done.returncode == 0, said
     assert [row["step"] for row in read_metrics(folder) if "loss" in row] == [1, 2, 3, 4]
     assert json.loads((folder / "summary.json").read_text())["steps"] == 4
     # Two updates a step: of eight in all, the last ones of steps 3 and 4 are numbers 5 and 7, counted from 0.
-    assert rates(folder)[2:] == pytest.approx([0.0005 * 3 / 8, 0.0005 * 1 / 8])
-    lines = ["changed after step 2: steps 2 -> 4", "changed after step 2: learner.learning_rate 0.001 -> 0.0005"]
-    lines.append("the learning rate of the next update is 0.00025, and would have been 0")
+    assert rates(folder)[2:] == pytest.approx([0.005 * 3 / 8, 0.005 * 1 / 8])
+    lines = ["changed after step 2: steps 2 -> 4", "changed after step 2: learner.learning_rate 0.01 -> 0.005"]
+    lines.append("the learning rate of the next update is 0.0025, and would have been 0")
     for line in lines:
         assert line in said
         assert line in (folder / "log.txt").read_text()
-    changed = {"steps": ["2", "4"], "learner.learning_rate": ["0.001", "0.0005"]}
+    changed = {"steps": ["2", "4"], "learner.learning_rate": ["0.01", "0.005"]}
     resumed = json.loads((folder / "about.json").read_text())["resumed"]
     assert [(entry["step"], entry["changed"]) for entry in resumed] == [(2, changed)]
     (table, *_) = facts.tables(read(folder))
-    assert "; steps 2 -> 4; learner.learning_rate 0.001 -> 0.0005" in dict(table.rows)["resumed"]
+    assert "; steps 2 -> 4; learner.learning_rate 0.01 -> 0.005" in dict(table.rows)["resumed"]
     text = (folder / "recipe.toml").read_text()
-    assert "\n# after step 2: steps 2 -> 4, learner.learning_rate 0.001 -> 0.0005\n" in text
+    assert "\n# after step 2: steps 2 -> 4, learner.learning_rate 0.01 -> 0.005\n" in text
     assert "\n# from quickstart\n" in text
     recipe = tomllib.loads(text)
-    assert (recipe["steps"], recipe["learner"]["learning_rate"]) == (4, 0.0005)
+    assert (recipe["steps"], recipe["learner"]["learning_rate"]) == (4, 0.005)
     assert as_written(folder / "recipe.toml")
 
 
 def test_a_changed_run_that_is_stopped_goes_on_with_the_change(copy):
     """Its second process reads the new values from recipe.toml: the same bits as without a stop."""
     whole, cut = copy("whole"), copy("cut")
-    changes = {"steps": 4, "learner.learning_rate": 5e-4}
+    changes = {"steps": 4, "learner.learning_rate": 5e-3}
     for folder in (whole, cut):
         resume(folder, changes)
-    for step in (3, 4):
-        shutil.rmtree(checkpoint.folder_of(cut / "checkpoints", step))
+    cut_back(cut, 3)
     resume(cut)
     assert_same_run(whole, cut)
     assert [list(e.get("changed", {})) for e in json.loads((cut / "about.json").read_text())["resumed"]] == [
@@ -97,19 +93,18 @@ def test_a_changed_run_that_is_stopped_goes_on_with_the_change(copy):
     ]
 
 
-def test_more_steps_are_the_run_that_had_them_from_the_start(copy, run, small):
+def test_more_steps_are_the_run_that_had_them_from_the_start(tmp_path: Path):
     """Without a schedule nothing depends on how many steps were asked for at first."""
-    changes = {"learner.schedule": "constant", "evaluation.problems": 4}
-    long = groupwise.train("quickstart", small(**{k.replace(".", "__"): v for k, v in changes.items()})).folder
-    short = groupwise.train("quickstart", {**small(), **changes, "steps": 2, "name": "short"}).folder
-    resume(short, {"steps": 4})
+    long = groupwise.train("quickstart", tiny_run(tmp_path, name="long", steps=3)).folder
+    short = groupwise.train("quickstart", tiny_run(tmp_path, name="short")).folder
+    resume(short, {"steps": 3})
     assert [row for row in timeless(short) if "loss" in row] == [row for row in timeless(long) if "loss" in row]
 
 
 def test_a_value_that_is_set_to_what_it_was_is_no_change(copy):
     folder = copy()
     before = (folder / "recipe.toml").read_bytes()
-    resume(folder, {"steps": 2, "sampling.max_new_tokens": 12})
+    resume(folder, {"steps": 2, "sampling.max_new_tokens": 4})
     assert (folder / "recipe.toml").read_bytes() == before
     assert "changed" not in (folder / "log.txt").read_text()
 
@@ -120,13 +115,13 @@ def test_a_value_that_is_set_to_what_it_was_is_no_change(copy):
         (
             "seed",
             7,
-            r"^seed 0 -> 7: cannot change in a run that goes on: groups that wait .*What may: steps; scoring: ",
+            r"^seed 1 -> 7: cannot change in a run that goes on: groups that wait .*What may: steps; scoring: ",
         ),
         ("algorithm.kl.beta", 0.5, r"trained for another goal.*begin a run with this one's weights: groupwise train "),
         ("sampling.temperature", 0.5, r"sampling.temperature 1.0 -> 0.5: cannot change"),
         ("evaluation.problems", 9, r"evaluations before and after the change would not compare"),
         ("learner.precision", "bf16", r"the limits of the run's checks"),
-        ("task.operands", [2, 2], r"task.operands \[2, 3\] -> \[2, 2\]: cannot change"),
+        ("task.operands", [2, 3], r"task.operands \[2, 2\] -> \[2, 3\]: cannot change"),
         ("learner.learning_rat", 1.0, r"did you mean 'learning_rate'"),
         ("steps", 1, r"^steps = 1: .* is after step 2 already; set steps = 2 or more"),
         ("steps", 0, r"--set: steps = 0"),
@@ -158,12 +153,14 @@ def test_a_recipe_edited_by_hand_is_noticed(copy):
     folder = copy()
     path = folder / "recipe.toml"
     text = path.read_text()
-    path.write_text(text.replace("learning_rate = 0.001", "learning_rate = 0.01").replace("\nsteps = 2", "\nsteps = 3"))
+    path.write_text(
+        text.replace("learning_rate = 0.01\n", "learning_rate = 0.1\n").replace("\nsteps = 2", "\nsteps = 3")
+    )
     with pytest.raises(UsageError) as error:
         resume(folder)
     said = str(error.value)
-    assert "edited by hand (steps 2 -> 3; learner.learning_rate 0.001 -> 0.01)" in said
-    assert said.endswith(f"--resume {folder} --set steps=3 --set learner.learning_rate=0.01")
+    assert "edited by hand (steps 2 -> 3; learner.learning_rate 0.01 -> 0.1)" in said
+    assert said.endswith(f"--resume {folder} --set steps=3 --set learner.learning_rate=0.1")
     command = re.search(r"put it back: cp (\S+) (\S+), then", said)
     assert command
     shutil.copy(command[1], command[2])

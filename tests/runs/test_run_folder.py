@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import groupwise
 import groupwise.commands.train as starts
-from groupwise.commands.evaluate import evaluate_folder
+from groupwise.commands.evaluate import evaluate_policies
 from groupwise.commands.train import resume
 from groupwise.core.boundary import save_traceback
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
@@ -126,7 +126,7 @@ def test_a_run_goes_on_wherever_it_lies_and_whatever_it_is_called(small, capfd) 
     assert done.summary["name"] == folder.name
     assert all(torch.equal(last[name], tensor) for name, tensor in weights(folder).items())
     assert [row["step"] for row in read_metrics(folder)] == [row["step"] for row in good]
-    assert evaluate_folder(str(folder), {}, None).avg_at_k == done.summary["heldout_after"]
+    assert evaluate_policies([str(folder)]).evaluation.avg_at_k == done.summary["heldout_after"]
     told = "".join(capfd.readouterr())
     assert "\x1b[31m" not in told
     assert r"a run [/x] \x1b[31m" in told
@@ -135,7 +135,7 @@ def test_a_run_goes_on_wherever_it_lies_and_whatever_it_is_called(small, capfd) 
     for step in checkpoint.steps(inside):
         (checkpoint.folder_of(inside, step) / checkpoint.STATE).write_text("{}")
     with pytest.raises(UsageError, match="no checkpoint in it"):
-        evaluate_folder(str(folder), {}, None)
+        evaluate_policies([str(folder)])
     assert "step-000001 is damaged (state.json does not match its hash)" in capfd.readouterr().err
 
 
@@ -186,7 +186,7 @@ def test_a_recipe_that_is_cut_off_anywhere_is_no_recipe_with_defaults(tmp_path: 
             with pytest.raises(UsageError, match=r"recipe\.toml: cut off"):
                 resume(path.parent)
             with pytest.raises(UsageError, match=r"recipe\.toml: cut off"):
-                evaluate_folder(str(path.parent), {}, None)
+                evaluate_policies([str(path.parent)])
     path.write_text(text.replace("steps = 1", "steps = 2") + "[sampling]\ntop_k = 3\n")
     assert whole_recipe(path.parent) == path
     path.write_text("steps = 1\n")

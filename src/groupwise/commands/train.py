@@ -15,6 +15,7 @@ from typing import Any
 from groupwise import loop
 from groupwise.commands.build import build
 from groupwise.commands.going_on import change_lines, continuation
+from groupwise.commands.policies import pinned
 from groupwise.config import about, recipe
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve, resolved_recipe
@@ -55,7 +56,7 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     groupwise.train("quickstart", {"algorithm.name": "dapo"}).summary["heldout_after"]
     """
     chosen = dict(overrides or {})
-    loaded = recipe.load(name, chosen)
+    loaded = pinned(recipe.load(name, chosen), Terminal(stderr=True).print)
     if "name" not in chosen:
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     plan = resolve(loaded)

@@ -48,6 +48,8 @@ class Recipe(Settings):
     `[task]`, `[algorithm]` and `[rewards.NAME]` hold the keys of the task, the catalog's row and the reward of that
     name.
 
+    model              a tiny model's name, a folder, a hub's id, or the policy of a run: RUN or RUN:STEP
+    start              RUN or RUN:STEP, whose policy this run begins with in place of `model` and its warm start
     passes_per_batch   passes over a batch; without this key as many as the algorithm's row says
     max_prompt_tokens  problems with longer prompts are left out; 0 leaves out none
     logp_old           whose log-probabilities the ratio starts from
@@ -59,6 +61,7 @@ class Recipe(Settings):
     seed: Annotated[int, DRAWN] = Field(default=0, ge=0, lt=2**63)
     steps: Changeable[int] = Field(ge=1, le=10**9)
     model: Annotated[Location, ORIGIN] = "tiny-dense"
+    start: Annotated[Location | None, ORIGIN] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], LIMITS] = "auto"
     runs: Annotated[Location, PLACE] = "runs"
     prompts_per_step: Annotated[int, DRAWN] = Field(default=64, ge=1, le=2**20)

@@ -101,7 +101,7 @@ class Learner(TrainedModel):
         return logp if old else None, {"routes": seen.used, **own} if seen else {}
 
     def reference_logprobs(self, batch: Batch) -> Tensor | None:
-        """[N,T] nats under the policy that the run started from; None where no copy of it is kept."""
+        """[N,T] nats under the reference; None where there is none."""
         return None if self.reference is None else self.logprobs(self.reference, batch)
 
     def logprobs(self, model: nn.Module, batch: Batch, routing: RoutingPass | None = None) -> Tensor:

@@ -33,7 +33,7 @@ def _run(run: RunFolder) -> Table:
         ("started", moment(about.get("started"))),
         *(("resumed", words) for words in _resumed(about)),
         ("task", about.get("task") or table(recipe.get("task")).get("name")),
-        ("model", recipe.get("model")),
+        ("model", recipe.get("start") or recipe.get("model")),
         ("algorithm", table(about.get("algorithm")).get("name") or table(recipe.get("algorithm")).get("name")),
         ("a step", _a_step(recipe)),
         ("steps", recipe.get("steps")),
