@@ -11,7 +11,9 @@ from groupwise.config import recipe
 from groupwise.config.changes import UNSET, Change, differences, require_changeable
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe
+from groupwise.config.resolve import resolved_recipe
 from groupwise.core.errors import UsageError
+from groupwise.journal.journal import Journal
 from groupwise.journal.recipe_file import COPY, as_written, whole_recipe
 from groupwise.training.optimizer import learning_rate
 
@@ -68,16 +70,27 @@ def require_as_written(path: Path, table: Mapping[str, Any]) -> None:
         )
 
 
-def change_lines(plan: Plan, before: Recipe, changes: tuple[Change, ...], step: int, updates: int) -> list[str]:
-    """What the run says of its changes after `step` and so many optimizer updates; none where nothing changed.
+def record_changes(then: Continuation, plan: Plan, book: Journal, state: Mapping[str, Any]) -> list[str]:
+    """Writes the changes into log.txt and recipe.toml -> a line of each. `state` is the checkpoint's.
 
     The learning rate of an update depends on its number and on the number of all updates as it is now, so other
     `steps` move a run to another place of its schedule.
     """
-    if not changes:
+    if not then.changes:
         return []
-    lines = [f"changed after step {step}: {change}" for change in changes]
-    past = dataclasses.replace(plan, recipe=before)
-    old, new = (learning_rate(p.recipe.learner, updates, p.total_updates) for p in (past, plan))
-    moved = [f"the learning rate of the next update is {new:.3g}, and would have been {old:.3g}"]
-    return lines + (moved if old != new and updates < plan.total_updates else [])
+    step = state["step"]
+    lines = [f"changed after step {step}: {change}" for change in then.changes]
+    lines += _moved_rate(dataclasses.replace(plan, recipe=then.before), plan, state.get("updates"))
+    for line in lines:
+        book.log(line)
+    remark = f"after step {step}: {', '.join(map(str, then.changes))}"
+    book.replace_recipe(recipe.dump(resolved_recipe(plan)), remark)
+    return lines
+
+
+def _moved_rate(before: Plan, after: Plan, updates: object) -> list[str]:
+    """What the changes do to the rate of the next update, where there is one and it is another."""
+    if not isinstance(updates, int) or updates >= after.total_updates:
+        return []
+    old, new = (learning_rate(plan.recipe.learner, updates, plan.total_updates) for plan in (before, after))
+    return [] if old == new else [f"the learning rate of the next update is {new:.3g}, and would have been {old:.3g}"]

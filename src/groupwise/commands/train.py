@@ -14,7 +14,7 @@ from typing import Any
 
 from groupwise import loop
 from groupwise.commands.build import build
-from groupwise.commands.going_on import change_lines, continuation
+from groupwise.commands.going_on import continuation, record_changes
 from groupwise.commands.policies import pinned
 from groupwise.config import about, recipe
 from groupwise.config.plan import REWARD_MODEL, Plan
@@ -74,7 +74,7 @@ def resume(folder: Path, overrides: Mapping[str, object] | None = None) -> Run:
     path = whole_recipe(folder)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
     state = checkpoint.read_state(newest) if newest else {"step": 0}
-    step, updates = state["step"], state.get("updates")
+    step = state["step"]
     then = continuation(folder, overrides or {}, step)
     # The folder is the run, wherever it was moved and whatever it is called.
     plan = resolve(then.recipe, place=Path(os.path.realpath(folder)))
@@ -86,12 +86,8 @@ def resume(folder: Path, overrides: Mapping[str, object] | None = None) -> Run:
     for line in damaged:
         book.log(line)
         Terminal(stderr=True).print(line)
-    for line in change_lines(plan, then.before, then.changes, step, updates if isinstance(updates, int) else 0):
-        book.log(line)
+    for line in record_changes(then, plan, book, state):
         Terminal().print(line)
-    if then.changes:
-        remark = f"after step {step}: {', '.join(map(str, then.changes))}"
-        book.replace_recipe(recipe.dump(resolved_recipe(plan)), remark)
     row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes)
     return _go(plan, book, row, newest, Sender(send_to, book.log), fresh=False)
 
