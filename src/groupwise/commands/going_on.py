@@ -64,9 +64,8 @@ def require_as_written(path: Path, table: Mapping[str, Any]) -> None:
     if changes:
         settings = " ".join(change.setting for change in changes if change.after != UNSET)
         raise UsageError(
-            f"{path}: edited by hand ({'; '.join(map(str, changes))}), which a run would go on with unnoticed; put it "
-            f"back: cp {quote(str(kept))} {quote(str(path))}, then change keys with: groupwise train --resume "
-            f"{quote(str(path.parent))} {settings}"
+            f"{path}: edited by hand ({'; '.join(map(str, changes))}); put it back: cp {quote(str(kept))} "
+            f"{quote(str(path))}, then change keys with: groupwise train --resume {quote(str(path.parent))} {settings}"
         )
 
 
@@ -92,5 +91,12 @@ def _moved_rate(before: Plan, after: Plan, updates: object) -> list[str]:
     """What the changes do to the rate of the next update, where there is one and it is another."""
     if not isinstance(updates, int) or updates >= after.total_updates:
         return []
-    old, new = (learning_rate(plan.recipe.learner, updates, plan.total_updates) for plan in (before, after))
+    old, new = (_rate(plan, updates) for plan in (before, after))
     return [] if old == new else [f"the learning rate of the next update is {new:.3g}, and would have been {old:.3g}"]
+
+
+def _rate(plan: Plan, update: int) -> float:
+    """The policy's learning rate in an update, counted from 0; adapters learn faster."""
+    adapter = plan.recipe.adapter
+    faster = adapter.rate_factor if adapter.rank else 1.0
+    return faster * learning_rate(plan.recipe.learner, update, plan.total_updates)
