@@ -142,7 +142,7 @@ OTHER_KINDS = [
     (key, value)
     for key in [*SAVED, "stream.cursor", "stream.keep_rate", "stream.levels", "stream.surplus"]
     for value in (None, "x", -1, [], {}, 1e300, True)
-    if (key, value) not in (("start", "x"), ("stream.levels", {}), ("stream.surplus", []))
+    if (key, value) not in (("reference", "x"), ("stream.levels", {}), ("stream.surplus", []))
 ]
 
 
