@@ -87,7 +87,7 @@ def evaluate(
 
     names = with_step([str(location(name)) for name in policies], step)
     require_place_for(out)
-    results = evaluate_policies(names, recipe, dict(map(assignment, set or [])), Terminal(stderr=True).print)
+    results = evaluate_policies(names, recipe, dict(map(assignment, set or [])))
     say = Terminal().print
     for line in result_lines(results):
         say(line)

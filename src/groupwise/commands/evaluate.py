@@ -15,6 +15,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation, Group
 from groupwise.core.statistics import Interval, paired, paired_rate_difference, pass_rate_interval
+from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.models.adapters.files import holds_adapters
@@ -81,7 +82,6 @@ def evaluate_policies(
     names: Sequence[str],
     recipe: str | None = None,
     overrides: Mapping[str, object] | None = None,
-    note: Callable[[str], None] = print,
 ) -> Results:
     """Samples each policy on the held-out problems of a recipe, with the same random numbers.
 
@@ -90,6 +90,7 @@ def evaluate_policies(
     Raises UsageError where there is nothing to evaluate, or no recipe.
     """
     plan = _plan(names[0], recipe, overrides or {})
+    note = Terminal(stderr=True).print
     results = tuple(_evaluated(plan, name, note) for name in names)
     return Results(plan, results, tuple(difference(results[0], other) for other in results[1:]))
 
