@@ -69,7 +69,9 @@ def test_more_steps_at_another_rate(copy, capsys):
     resumed = json.loads((folder / "about.json").read_text())["resumed"]
     assert [(entry["step"], entry["changed"]) for entry in resumed] == [(2, changed)]
     (table, *_) = facts.tables(read(folder))
-    assert "; steps 2 -> 4; learner.learning_rate 0.01 -> 0.005" in dict(table.rows)["resumed"]
+    assert "; steps 2 -> 4; learner.learning_rate 0.01 -> 0.005" in next(
+        row[1] for row in table.rows if row[0] == "resumed"
+    )
     text = (folder / "recipe.toml").read_text()
     assert "\n# after step 2: steps 2 -> 4, learner.learning_rate 0.01 -> 0.005\n" in text
     assert "\n# from quickstart\n" in text

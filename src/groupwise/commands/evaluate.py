@@ -104,7 +104,8 @@ def difference(first: PolicyResult, second: PolicyResult) -> Difference:
     both = [key for key in before if key in after]
     if not both:
         raise UsageError(f"{first.name} and {second.name} have no problem in common: raise max_prompt_tokens")
-    old, new = {key: before[key] for key in both}, {key: after[key] for key in both}
+    old: dict[object, float] = {key: before[key] for key in both}
+    new: dict[object, float] = {key: after[key] for key in both}
     samples = first.evaluation.samples
     interval = (
         paired(old, new, over="problems")
