@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from groupwise.commands.evaluate import evaluate_folder
+from groupwise.commands.evaluate import evaluate_policies
 from groupwise.config import recipe
 from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve
@@ -74,7 +74,7 @@ def problems(samples: dict[str, Sample]) -> Dataset:
 
 def rate(seed: int, model: Path) -> float:
     """The pass rate on the recipe's held-out problems."""
-    evaluation = evaluate_folder("quickstart", {"seed": seed}, str(model))
+    evaluation = evaluate_policies([str(model)], "quickstart", {"seed": seed}).evaluation
     assert evaluation.avg_at_k is not None
     return evaluation.avg_at_k
 

@@ -31,15 +31,14 @@ def train(
     set: Settings = None,
     resume: Annotated[Path | None, typer.Option(parser=location, help="Go on with this run folder.")] = None,
 ) -> None:
-    """Train a policy: a recipe, or the rest of a run that was stopped."""
+    """Train a policy: a recipe, or the rest of a run, with other values of keys that may change."""
     from groupwise.commands import train as run  # torch takes seconds to import: not for --help
     from groupwise.config.recipe import assignment
 
     if (recipe is None) == (resume is None):
         raise UsageError("train takes a recipe or --resume RUN, one of them")
-    if resume is not None and set:
-        raise UsageError("--resume goes on with what the run was started with; --set cannot change it")
-    done = run.resume(resume) if resume is not None else run.train(str(recipe), dict(map(assignment, set or [])))
+    chosen = dict(map(assignment, set or []))
+    done = run.resume(resume, chosen) if resume is not None else run.train(str(recipe), chosen)
     if not done.finished:
         raise typer.Exit(128 + done.stopped_by)
     s = done.summary
@@ -65,28 +64,34 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(parser=location, help="A run folder, or a recipe together with --model.")],
-    model: Annotated[
+    policies: Annotated[
+        list[str],
+        typer.Argument(metavar="POLICY...", help="A run, RUN:STEP, a model's folder or a hub's id; or several."),
+    ],
+    recipe: Annotated[
+        str | None, typer.Option(help="Whose task is asked: a recipe, or a run; else the first policy's own run.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Of a run's checkpoint of this step; else its newest.")
+    ] = None,
+    out: Annotated[
         Path | None,
-        typer.Option(parser=location, help="A Hugging Face folder to evaluate instead of the run's policy."),
+        typer.Option(parser=location, help="A new folder for results and completions; else evaluations/NAME."),
     ] = None,
     set: Settings = None,
 ) -> None:
-    """Sample a policy on the held-out problems: pass@k and avg@k. --set evaluation.samples=8 asks for more."""
-    from groupwise.commands.evaluate import evaluate_folder
+    """Sample policies on held-out problems: pass@k, avg@k, and of several the difference on the same problems."""
+    from groupwise.commands.evaluate import evaluate_policies, result_lines, with_step
+    from groupwise.commands.evaluation_files import require_place_for, write_results
     from groupwise.config.recipe import assignment
 
-    result = evaluate_folder(str(run), dict(map(assignment, set or [])), str(model) if model else None)
+    names = with_step([str(location(name)) for name in policies], step)
+    require_place_for(out)
+    results = evaluate_policies(names, recipe, dict(map(assignment, set or [])))
     say = Terminal().print
-    say(f"{result.problems} held-out problems x {result.samples} samples")
-    say(f"avg@{result.samples}  {result.avg_at_k:.4f}")
-    for k, value in result.pass_at_k.items():
-        say(f"pass@{k}  {value:.4f}")
-    say(f"mean length {result.length_mean:.1f} tokens, {result.truncated_share:.1%} cut off at the limit")
-    for source, row in result.by_source.items():
-        say(f"{source}  avg@{result.samples} {row['avg_at_k']:.4f}, mean score {row['score_mean']:.4f}")
-    if result.unscored:
-        say(f"{result.unscored} completions could not be scored and count as wrong")
+    for line in result_lines(results):
+        say(line)
+    say(f"results.json and completions.jsonl are in {write_results(results, out)}")
 
 
 @app.command()

@@ -34,6 +34,7 @@ class LoopSettings:
     old_from_engine  whether logp_old is the engine's and not measured by the learner
     fault_limit      the largest share of a step's completions that may go without a score
     pad              the id that fills up rows
+    other_reference  why the reference is not the starting policy, on purpose; "" where it is
     """
 
     seed: int
@@ -47,6 +48,7 @@ class LoopSettings:
     old_from_engine: bool
     fault_limit: float
     pad: int
+    other_reference: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ def train_step(run: Training) -> dict[str, Any]:
         newest=step - 1,
         at_start=first,
         old_from_engine=run.settings.old_from_engine,
+        other_reference=run.settings.other_reference,
     )
     log = StepLog(batch, parts.algorithm, parts.learner.routing.replay, parts.learner.routers, expected)
     columns = run.output.columns(batch)
@@ -125,6 +128,7 @@ def train_step(run: Training) -> dict[str, Any]:
         checks = believed(run, log, result)
     with phase("load weights"):
         parts.engine.load_weights(parts.learner.weights(), version=step)
+        renew_reference(run)
     with phase("check"):
         checks.append(probed(run, result))
     with phase("journal"):
@@ -135,6 +139,13 @@ def train_step(run: Training) -> dict[str, Any]:
     seconds = run.clock.lap()
     run.progress.seconds_training += math.fsum(value for name, value in seconds.items() if name not in BEFORE)
     return step_row(step, metrics, checks, seconds)
+
+
+def renew_reference(run: Training) -> None:
+    """The reference becomes the policy of today, after each step that it is renewed after."""
+    reference, step = run.components.state.reference, run.progress.step
+    if reference is not None and reference.renew(step, run.components.learner.weights()):
+        run.output.say(step, "the reference is the policy after this step")
 
 
 def annotate(run: Training, result: RolloutResult) -> Batch:

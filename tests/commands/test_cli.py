@@ -42,9 +42,11 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *wo
         (["train"], "a recipe or --resume RUN"),
         (["train", "quickstart", "--resume", "x"], "a recipe or --resume RUN"),
         (["train", "--resume", "nowhere"], "nowhere: not a run folder"),
-        (["train", "--resume", "nowhere", "--set", "steps=3"], "--set cannot change it"),
-        (["eval", "quickstart"], "no checkpoint in it"),
-        (["eval", "quickstart", "--model", "nowhere"], "model = 'nowhere': there is no such folder"),
+        (["train", "--resume", "nowhere", "--set", "steps=3"], "nowhere: not a run folder"),
+        (["eval", "quickstart"], "to evaluate a model say on which task: --recipe RECIPE"),
+        (["eval", "nowhere", "--recipe", "quickstart"], "nowhere"),
+        (["eval", "a", "b", "--step", "3"], "--step 3: of one run; among several policies write RUN:STEP"),
+        (["eval", "a", "--recipe", "quickstart", "--out", "."], "--out .: it exists already, and is not written over"),
         (["train", "times-tables"], "there is no such folder; make it with: groupwise model smollm2 models/smollm2"),
         (["model", "smolm2", "x"], "did you mean 'smollm2'? known: smollm2"),
         (["model", "smollm2", "."], "exists already and stays as it is; name another folder"),
@@ -66,7 +68,7 @@ def test_an_evaluation_of_a_model_whose_answers_would_not_end(monkeypatch, capfd
     for name, key, value in (("generation_config", "eos_token_id", 1), ("tokenizer_config", "eos_token", "<eos>")):
         fields = json.loads((tmp_path / f"{name}.json").read_text())
         (tmp_path / f"{name}.json").write_text(json.dumps({**fields, key: value}))
-    code, _, err = call(monkeypatch, capfd, "eval", "times-tables", "--model", str(tmp_path))
+    code, _, err = call(monkeypatch, capfd, "eval", str(tmp_path), "--recipe", "times-tables")
     assert code == 2
     assert "closes an answer with <|im_end|>" in err
     assert "answers would run on to the limit" in err

@@ -39,7 +39,7 @@ def test_every_recipe_resolves_and_reads_back(path: Path, tmp_path: Path):
 @pytest.mark.parametrize("algorithm_name", ["grpo", "ppo"])
 def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
     table = resolved_recipe(resolve(recipe.load("rlhf", {"algorithm": {"name": algorithm_name}})))
-    absent = {"rewards"} | ({"critic"} if algorithm_name == "grpo" else set())
+    absent = {"rewards", "start"} | ({"critic"} if algorithm_name == "grpo" else set())
     assert list(table) == [key for key in Recipe.model_fields if key not in absent]
     for key, section in table.items():
         value = getattr(recipe.parse(table, "again"), key)
@@ -165,6 +165,7 @@ OTHER: dict[str, Any] = {
     "learner.recompute": True,
     "engine.precision": "bf16",
     "reference.precision": "bf16",
+    "reference.model": ".",
     "learner.tokens_per_microbatch": 7,
     "learner.chunk_logits": 7,
     "learner.held_logits": 7,
@@ -197,10 +198,11 @@ def keys(model: type[Settings], path: str = ""):
             yield path + name
 
 
-@pytest.mark.parametrize("key", [k for k in keys(Recipe) if k not in ("engine.name", "device", "critic")])
+@pytest.mark.parametrize("key", [k for k in keys(Recipe) if k not in ("engine.name", "device", "critic", "start")])
 def test_every_key_changes_the_run(key: str):
     """An option that is accepted and then ignored is the worst kind of bug. `device` and `engine.name` have one value
-    here; the quickstart has no critic, whose keys tests/runs/test_critic_run.py goes through, and no reward model."""
+    here; the quickstart has no critic, whose keys tests/runs/test_critic_run.py goes through, and no reward model;
+    `start` needs a run (tests/runs/test_start.py)."""
     base = recipe.load("quickstart")
     now: Any = base
     for part in key.split("."):
@@ -296,7 +298,7 @@ def test_a_precision_of_a_reference_that_nothing_reads_is_refused():
         resolve(recipe.load("quickstart", {"algorithm.name": "dapo", "reference.precision": "fp32"}))
     assert "reference" not in resolved_recipe(resolve(recipe.load("quickstart", {"algorithm.name": "dapo"})))
     read = resolved_recipe(resolve(recipe.load("quickstart", {"reference.precision": "bf16"})))
-    assert read["reference"] == {"precision": "bf16"}
+    assert read["reference"] == {"model": "start", "every": 0, "precision": "bf16"}
 
 
 def test_the_plan_says_what_is_not_in_float32():

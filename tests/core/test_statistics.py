@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from groupwise.core import statistics
-from groupwise.core.statistics import Interval, pass_rate_interval, rate_difference
+from groupwise.core.statistics import Interval, paired_rate_difference, pass_rate_interval, rate_difference
 
 #: The 0.975 quantiles of Student's t for 1 to 30 degrees of freedom, as tables print them.
 STUDENT = (
@@ -149,3 +149,46 @@ def test_pairing_takes_out_what_a_seed_brings_by_luck():
     assert statistics.paired(first, {0: 0.8, 1: 0.9}) is None
     assert statistics.paired(first, {**second, 3: 0.9}) is None
     assert statistics.paired({0: 0.8}, {0: 0.9}) is None
+
+
+def answered(rate: float, shared: float, hardness: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Whether each problem is solved; of a share of them its own hardness decides, of the others chance."""
+    luck = draw.random(len(hardness))
+    return (np.where(draw.random(len(hardness)) < shared, hardness, luck) < rate).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("rate", "gain", "shared", "samples"),
+    [
+        (0.5, 0.0, 0.5, 1),
+        (0.5, 0.1, 0.9, 4),
+        (0.9, 0.05, 0.5, 1),
+        (0.97, 0.03, 0.3, 2),
+        (0.5, 0.0, 1.0, 1),
+        (1.0, 0.0, 0.5, 1),
+    ],
+)
+def test_the_interval_of_a_paired_difference_holds_it_in_nineteen_of_twenty_runs(rate, gain, shared, samples):
+    draw, runs, problems = np.random.default_rng(0), 300, 60
+    held = 0
+    for _ in range(runs):
+        hardness = draw.random(problems)
+        first, second = (answered(r, shared, hardness, draw).tolist() for r in (rate, rate + gain))
+        around = paired_rate_difference(first, second, samples)
+        held += around.low - 1e-12 <= gain <= around.high + 1e-12
+        assert around.high - around.low > 0.01
+    assert held / runs >= 0.95 - 2 * math.sqrt(0.95 * 0.05 / runs)
+
+
+def test_problems_that_are_hard_for_both_narrow_the_paired_interval_and_those_of_one_widen_it():
+    first = [1.0, 0.0] * 50
+    alike, unlike = [*first[:98], 1.0, 1.0], [*(1 - x for x in first[:98]), 1.0, 1.0]
+    unrelated = []
+    for second in (alike, unlike):
+        apart = [pass_rate_interval(x, 100, 1, statistics.standard_error(y)) for x, y in ((0.5, first), (0.51, second))]
+        unrelated.append(rate_difference(0.5, apart[0], np.mean(second).item(), apart[1]))
+    widths = [paired_rate_difference(first, second, 1) for second in (alike, unlike)]
+    assert widths[0].high - widths[0].low < 0.4 * (unrelated[0].high - unrelated[0].low)
+    assert widths[1].high - widths[1].low > 1.3 * (unrelated[1].high - unrelated[1].low)
+    turned = paired_rate_difference(alike, first, 1)
+    assert (turned.low, turned.high) == (pytest.approx(-widths[0].high), pytest.approx(-widths[0].low))

@@ -36,3 +36,13 @@ def test_what_is_masked_is_not_compared():
     mask = torch.zeros(2, 50, dtype=torch.bool)
     mask[0] = True
     assert live_equals_old(old + torch.tensor([[0.0], [9.0]]), old, mask, None).verdict is Verdict.PASS
+
+
+def test_a_reference_that_is_another_model_on_purpose_is_not_measured_and_says_why():
+    """However far it is from the start, and also where nothing is compared."""
+    live, mask = torch.zeros(2, 5), torch.ones(2, 5, dtype=torch.bool)
+    assert reference_is_start(live - 9, live, mask, None).verdict is Verdict.FAIL
+    for start in (live, None):
+        check = reference_is_start(live - 9, start, mask, None, other="reference.model = 'x' is another policy")
+        assert check.verdict is Verdict.NOT_MEASURED
+        assert str(check).endswith("not measured (reference.model = 'x' is another policy)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,8 +114,9 @@ def ground(box: Path) -> Ground:
         Path("runs/half/summary.json").unlink()
         shutil.copytree("runs/half", "runs/older")
         shutil.rmtree("runs/older/checkpoints/step-000002")
-        evaluations = {step: _call("eval", f"runs/{run}") for step, run in ((3, "done"), (2, "half"), (1, "older"))}
-        evaluations[0] = _call("eval", "recipe.toml", "--model", "model")
+        runs = ((3, "done"), (2, "half"), (1, "older"))
+        evaluations = {step: without_place(_call("eval", f"runs/{run}")) for step, run in runs}
+        evaluations[0] = without_place(_call("eval", "model", "--recipe", "recipe.toml"))
         _call("train", "--resume", "runs/older")
         policy = final_policy(box / "runs/older")
         _call("train", "recipe.toml", "--set", "algorithm.name=ppo", "--set", "name=ppo", "--set", "steps=1")
@@ -122,7 +124,7 @@ def ground(box: Path) -> Ground:
         _call("report", "runs/done", "runs/half", "--out", "page.html")
         _call("explain", "ppo", "--against", "grpo")
         _call("check", "recipe.toml")
-    for left in ("runs/older", "runs/ppo"):
+    for left in ("runs/older", "runs/ppo", "evaluations"):
         shutil.rmtree(box / left)
     (box / "page.html").unlink()
     assert len(set(evaluations.values())) == len(evaluations), "evaluations that cannot be told apart"
@@ -130,6 +132,11 @@ def ground(box: Path) -> Ground:
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     assert [name.startswith("jemalloc") for name in threads[1:]] in ([], [True]), f"a fork has one of {threads}"
     return Ground(box, evaluations, policy)
+
+
+def without_place(evaluation: str) -> str:
+    """What eval prints, but for the folder that it says it wrote."""
+    return re.sub(r"^results\.json and completions\.jsonl are in .*\n", "", evaluation, flags=re.M | re.S)
 
 
 def _call(*words: str) -> str:

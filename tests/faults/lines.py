@@ -20,7 +20,8 @@ LINES: list[tuple[str, ...]] = [
     NO_MODEL,
     (*NO_MODEL, "--rows", "1"),
     ("eval", "runs/done"),
-    ("eval", "recipe.toml", "--model", "model"),
+    ("eval", "runs/done:1", "model", "--out", "made"),
+    ("eval", "model", "--recipe", "recipe.toml"),
     ("report", "runs/done"),
     ("report", "runs/done", "runs/half", "--out", "page.html"),
     ("watch", "runs/done", "--port", "0"),
@@ -33,7 +34,8 @@ VERBS = ("train", "eval", "check", "model", "report", "watch", "explain")
 OPTIONS = (
     "--set",
     "--resume",
-    "--model",
+    "--recipe",
+    "--step",
     "--no-model",
     "--rows",
     "--out",
@@ -76,7 +78,7 @@ def line(draw: st.DrawFn, ground: Ground) -> Mutant:
 @st.composite
 def _settings(draw: st.DrawFn) -> Mutant:
     """`--set` with keys and values that are known to be wrong, and with any."""
-    verb = draw(one(("train", "recipe.toml"), NO_MODEL, ("eval", "recipe.toml", "--model", "model")))
+    verb = draw(one(("train", "recipe.toml"), NO_MODEL, ("eval", "model", "--recipe", "recipe.toml")))
     how = draw(one("no key", "unknown key", "wrong value", "a second line", "any value", "any text", "twice"))
     plain = [
         k
@@ -121,8 +123,7 @@ def _with_asked(mutant: Mutant, given: Sequence[str]) -> Mutant:
         put(asked, key.strip(), known)
     words = mutant.words
     if words[0] != "check" and any(COSTS.search(each) for each in given) and costs_too_much(asked):
-        words = (*NO_MODEL, *words[2:])
-        words = tuple(w for w in words if w not in ("--model", "model"))
+        words = (*NO_MODEL, *(w for w in words[2:] if w not in ("--recipe", "recipe.toml")))
     return Mutant(mutant.kind, mutant.what, words, expects=mutant.expects, asked=asked)
 
 
@@ -171,11 +172,13 @@ def _values(draw: st.DrawFn) -> Mutant:
                 (("train", nowhere), True),
                 (("train", f"{nowhere}.toml"), True),
                 (("train", "--resume", nowhere), True),
-                (("train", "--resume", "runs/half", "--set", "seed=1"), True),
+                (("train", "--resume", "runs/half", "--set", "seed=2"), True),
                 (("train", "recipe.toml", "--resume", "runs/half"), True),
                 (("eval", nowhere), True),
-                (("eval", "recipe.toml", "--model", nowhere), True),
-                (("eval", "runs/done", "--model", odd), odd not in (".", "")),
+                (("eval", nowhere, "--recipe", "recipe.toml"), True),
+                (("eval", "model", "--recipe", nowhere), True),
+                (("eval", "runs/done", "--step", number), True),
+                (("eval", "runs/done", "--out", "keep"), True),
                 (("check", nowhere), True),
                 (("model", nowhere, "made"), True),
                 (("model", "smollm2", "model"), True),

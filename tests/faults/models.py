@@ -13,8 +13,8 @@ from tests.faults.mutant import NO_FILES, Content, Mutant, as_json, damaged, odd
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 COMMANDS = (
-    ("eval", "recipe.toml", "--model", "model"),
-    ("eval", "recipe.toml", "--model", "model"),
+    ("eval", "model", "--recipe", "recipe.toml"),
+    ("eval", "model", "--recipe", "recipe.toml"),
     ("check", "recipe.toml"),
     ("train", "recipe.toml"),
 )

@@ -21,7 +21,7 @@ from typing import Any
 from groupwise.core.errors import LONGEST_MESSAGE
 from groupwise.core.terminal import clean as as_shown
 from tests.faults.forked import Limits, Outcome, command_words
-from tests.faults.ground import Ground, final_policy
+from tests.faults.ground import Ground, final_policy, without_place
 from tests.faults.mutant import Mutant
 
 #: How the line of a refusal begins, and how it goes on where the error was not foreseen. Such a line is a fault here:
@@ -168,6 +168,9 @@ def _own(mutant: Mutant, outcome: Outcome, before: Snapshot) -> list[str]:
     if verb == "train":
         runs = clean(str((mutant.asked or {}).get("runs", "runs")))
         return [f"{runs}/.cache", *_new_runs(runs, before, outcome)]
+    if verb == "eval":
+        out = option(words, "--out")
+        return [] if outcome.code else ["evaluations" if out is None else clean(out)]
     if verb == "report":
         out = option(words, "--out")
         runs = [word for i, word in enumerate(words[1:], 1) if words[i - 1] != "--out" and not word.startswith("--")]
@@ -287,9 +290,10 @@ def _evaluated(mutant: Mutant, outcome: Outcome, ground: Ground) -> str:
     if mutant.expects != "same":
         return ""
     newest = 0 if mutant.kind == "model" else 3 if "runs/done" in mutant.words else 2
-    if outcome.out == ground.evaluations[newest]:
+    said = without_place(outcome.out)
+    if said == ground.evaluations[newest]:
         return ""
-    older = outcome.out in ground.evaluations.values() and newest and NOTICE.search(outcome.err)
+    older = said in ground.evaluations.values() and newest and NOTICE.search(outcome.err)
     return "" if older else "another result than without the damage, and no word of it"
 
 

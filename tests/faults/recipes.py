@@ -28,6 +28,8 @@ PATHS = {
     "name",
     "runs",
     "model",
+    "start",
+    "reference.model",
     "chat.template",
     "critic.start",
     "preference.model",

@@ -346,7 +346,7 @@ def test_a_folder_in_place_of_a_file_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["a/" + "b" * 5000, "a\0b", "b" * 5000])
 def test_a_name_that_can_be_no_folder_is_refused(name: str) -> None:
     def use() -> None:
-        check_model(name)
+        check_model("model", name)
         model_folder(name)
 
     with pytest.raises(UsageError):

@@ -13,12 +13,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import groupwise
-from groupwise.commands.evaluate import evaluate_folder
+from groupwise.commands.evaluate import evaluate_policies
 from groupwise.commands.export import export
 from groupwise.commands.train import resume
 from groupwise.config import recipe
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
+from groupwise.journal.recipe_file import create_recipe
 from groupwise.models.load import digest, load_policy
 from groupwise.training import checkpoint
 from tests.conftest import SMALL
@@ -99,7 +100,7 @@ def test_another_rank_is_refused_before_anything_is_trained(
 ):
     folder = other(2)
     path = folder / "recipe.toml"
-    path.write_text(recipe.dump({**recipe.read_table(path), "adapter": section}))
+    create_recipe(folder, recipe.dump({**recipe.read_table(path), "adapter": section}))
     with pytest.raises(UsageError, match=words) as error:
         resume(folder)
     assert "\n" not in str(error.value)
@@ -113,9 +114,9 @@ def test_what_is_exported_loads_without_peft_and_answers_the_same(run: groupwise
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.get_input_embeddings().weight.shape[0] == len(AutoTokenizer.from_pretrained(folder))
     assert not any("lora" in name for name, _ in model.named_modules())
-    own = evaluate_folder(str(run.folder), {}, None)
+    own = evaluate_policies([str(run.folder)]).evaluation
     assert own.avg_at_k == run.summary["heldout_after"]
-    assert evaluate_folder(str(run.folder), {}, str(folder)) == own
+    assert evaluate_policies([str(folder)], str(run.folder), {}).evaluation == own
     export(run.folder, tmp_path / "earlier", 1, print)
     assert digest(load_policy(tmp_path / "earlier").model) != digest(load_policy(folder).model)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".partial")] == []
@@ -135,7 +136,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(run: groupwis
     taken.mkdir()
     for folder, step, words in (
         (taken, None, "taken: it exists already, and is not written over"),
-        (tmp_path / "new", 9, r"--step 9: .* has no checkpoint of that step; there are 1, 2, 3, 4"),
+        (tmp_path / "new", 9, r"it has no checkpoint of step 9; there are 1, 2, 3, 4"),
     ):
         with pytest.raises(UsageError, match=words):
             export(run.folder, folder, step, print)
@@ -173,8 +174,8 @@ def test_a_mixture_of_experts_replays_through_its_adapters_and_is_exported(small
         assert row["checks"]["learner = engine"]["verdict"] == "pass"
         assert row["routing.used_changed"] == 0
     export(run.folder, tmp_path / "exported", None, print)
-    evaluated = evaluate_folder(str(run.folder), {}, str(tmp_path / "exported"))
-    assert evaluated == evaluate_folder(str(run.folder), {}, None)
+    evaluated = evaluate_policies([str(tmp_path / "exported")], str(run.folder), {}).evaluation
+    assert evaluated == evaluate_policies([str(run.folder)]).evaluation
     assert evaluated.avg_at_k == run.summary["heldout_after"]
     newest, _ = checkpoint.newest_good(run.folder / "checkpoints")
     assert newest is not None

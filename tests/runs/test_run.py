@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import groupwise
-from groupwise.commands.evaluate import evaluate_folder
+from groupwise.commands.evaluate import evaluate_policies
 from groupwise.commands.train import resume
 from groupwise.core.clock import Clock
 from groupwise.core.errors import UsageError
@@ -349,13 +349,15 @@ def test_the_quickstart_learns_to_show_its_work(name: str, tmp_path):
 
 def test_evaluation_of_a_run_repeats_its_own(small):
     run = groupwise.train("quickstart", small())
-    found = evaluate_folder(str(run.folder), {}, None)
+    found = evaluate_policies([str(run.folder)]).evaluation
     assert found.avg_at_k == run.summary["heldout_after"]
-    more = evaluate_folder(str(run.folder), {"evaluation.samples": 4, "evaluation.temperature": 0.5}, None)
+    more = evaluate_policies(
+        [str(run.folder)], None, {"evaluation.samples": 4, "evaluation.temperature": 0.5}
+    ).evaluation
     assert list(more.pass_at_k) == [1, 2, 4]
     assert more.pass_at_k[4] >= more.pass_at_k[1] == pytest.approx(more.avg_at_k)
     policy = run.folder / "checkpoints" / "step-000004" / "policy"
-    assert evaluate_folder("quickstart", small(), str(policy)).avg_at_k == found.avg_at_k
+    assert evaluate_policies([str(policy)], "quickstart", small()).evaluation.avg_at_k == found.avg_at_k
 
 
 def test_a_model_folder_trains_through_the_same_code(small, policy_folder: Path):

@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 
 import groupwise
 import groupwise.commands.train as starts
-from groupwise.commands.evaluate import evaluate_folder
+from groupwise.commands.evaluate import evaluate_policies
 from groupwise.commands.train import resume
 from groupwise.core.boundary import save_traceback
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
-from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics, whole_recipe
+from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics
+from groupwise.journal.recipe_file import create_recipe, whole_recipe
 from groupwise.training import checkpoint
 from tests.report.test_report_place import full_disk, snapshot
 
@@ -125,7 +126,7 @@ def test_a_run_goes_on_wherever_it_lies_and_whatever_it_is_called(small, capfd) 
     assert done.summary["name"] == folder.name
     assert all(torch.equal(last[name], tensor) for name, tensor in weights(folder).items())
     assert [row["step"] for row in read_metrics(folder)] == [row["step"] for row in good]
-    assert evaluate_folder(str(folder), {}, None).avg_at_k == done.summary["heldout_after"]
+    assert evaluate_policies([str(folder)]).evaluation.avg_at_k == done.summary["heldout_after"]
     told = "".join(capfd.readouterr())
     assert "\x1b[31m" not in told
     assert r"a run [/x] \x1b[31m" in told
@@ -134,7 +135,7 @@ def test_a_run_goes_on_wherever_it_lies_and_whatever_it_is_called(small, capfd) 
     for step in checkpoint.steps(inside):
         (checkpoint.folder_of(inside, step) / checkpoint.STATE).write_text("{}")
     with pytest.raises(UsageError, match="no checkpoint in it"):
-        evaluate_folder(str(folder), {}, None)
+        evaluate_policies([str(folder)])
     assert "step-000001 is damaged (state.json does not match its hash)" in capfd.readouterr().err
 
 
@@ -160,7 +161,7 @@ def test_a_checkpoint_of_another_model_is_one_line(small) -> None:
     changes = small(steps=1, warm_start__steps=0, algorithm__name="dapo", algorithm__filter__kind="none")
     run = groupwise.train("quickstart", changes)
     recipe = run.folder / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace('model = "tiny-dense"', 'model = "tiny-moe"'))
+    create_recipe(run.folder, recipe.read_text().replace('model = "tiny-dense"', 'model = "tiny-moe"'))
     with pytest.raises(UsageError, match="step-000001: does not fit what the run's recipe makes now: ") as told:
         resume(run.folder)
     assert len(str(told.value).splitlines()) == 1
@@ -185,7 +186,7 @@ def test_a_recipe_that_is_cut_off_anywhere_is_no_recipe_with_defaults(tmp_path: 
             with pytest.raises(UsageError, match=r"recipe\.toml: cut off"):
                 resume(path.parent)
             with pytest.raises(UsageError, match=r"recipe\.toml: cut off"):
-                evaluate_folder(str(path.parent), {}, None)
+                evaluate_policies([str(path.parent)])
     path.write_text(text.replace("steps = 1", "steps = 2") + "[sampling]\ntop_k = 3\n")
     assert whole_recipe(path.parent) == path
     path.write_text("steps = 1\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import groupwise
-from groupwise.commands.evaluate import evaluate_folder
+from groupwise.commands.evaluate import evaluate_policies
 from groupwise.commands.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
@@ -79,7 +79,7 @@ def test_gsm8k_on_a_tiny_chat_model_trains_scores_journals_and_resumes(word_chan
         if row["score"] == 1.0:
             assert claims(row["completion"], numeric=True)
     goes_on_the_same("gsm8k-tiny", word_changes, done.folder)
-    assert evaluate_folder(str(done.folder), {}, None).problems == 8
+    assert evaluate_policies([str(done.folder)]).evaluation.problems == 8
 
 
 def test_what_a_chat_model_is_trained_on_begins_after_its_template(word_changes):

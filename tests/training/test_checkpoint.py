@@ -93,7 +93,8 @@ def test_parameters_of_another_shape_are_not_spread_over_the_model(tmp_path: Pat
 
 SAVED = {
     "step": 3,
-    "start": "",
+    "reference": "",
+    "reference_step": 0,
     "updates": 0,
     "critic_updates": 0,
     "skipped_in_a_row": 0,
@@ -117,7 +118,7 @@ class Fits:
 def restored(root: Path, saved: object, error: Exception | None = None) -> tuple[Progress, StreamState]:
     folder = checkpoint.folder_of(root, 3)
     (folder / "state.json").write_text(json.dumps(saved))
-    return RunState(root, 1, "", False, None, Fits(error), None).restore(folder)  # type: ignore[arg-type]
+    return RunState(root, 1, None, None, Fits(error), None).restore(folder)  # type: ignore[arg-type]
 
 
 ERRORS = [
@@ -141,7 +142,7 @@ OTHER_KINDS = [
     (key, value)
     for key in [*SAVED, "stream.cursor", "stream.keep_rate", "stream.levels", "stream.surplus"]
     for value in (None, "x", -1, [], {}, 1e300, True)
-    if (key, value) not in (("start", "x"), ("stream.levels", {}), ("stream.surplus", []))
+    if (key, value) not in (("reference", "x"), ("stream.levels", {}), ("stream.surplus", []))
 ]
 
 

@@ -12,13 +12,13 @@ from torch import nn
 from groupwise.commands.disk import disk_plan, require_disk
 from groupwise.commands.memory import in_words, memory_of, memory_of_folder, picks, record_cuts, with_cuts
 from groupwise.commands.parity import make_probe, run_limits
-from groupwise.commands.policies import base_policy
+from groupwise.commands.policies import base_policy, named_model, reference_policy, starting_model
 from groupwise.commands.run_reward_model import run_reward_model
-from groupwise.config.plan import REWARD_MODEL, Plan
+from groupwise.config.plan import OWN_CRITIC, REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
-from groupwise.core.records import Evaluation
+from groupwise.core.records import Evaluation, Group
 from groupwise.core.samples import Sample
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.health.watch import Watch
@@ -34,13 +34,14 @@ from groupwise.models.heads import halves
 from groupwise.models.load import Policy, digest
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import require_engine_routes, routers_to_record
+from groupwise.models.precision import cast_weights
 from groupwise.models.reward import RewardModel
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
 from groupwise.rewards.functions.user import TaskScore
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
-from groupwise.rollout.collect import Prompts, Rollout, evaluate
+from groupwise.rollout.collect import Prompts, Rollout, evaluation_groups, measured
 from groupwise.rollout.scoring import TASK, Scorer
 from groupwise.rollout.selection import Selection, select
 from groupwise.training.adapted import AdaptedLearner
@@ -48,7 +49,7 @@ from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
 from groupwise.training.initial_policy import TINY
 from groupwise.training.learner import Learner
-from groupwise.training.reference import frozen_reference
+from groupwise.training.reference import Reference, frozen_copy
 from groupwise.training.state import RunState
 
 #: Rows that rewards are tried on before a run starts.
@@ -61,7 +62,8 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     pool = pool_of(plan)
     for line in reward_forms(plan, pool):
         view.note(line)
-    memory = None if recipe.model in TINY else memory_of_folder(plan)
+    model = starting_model(plan, view.note)
+    memory = None if model in TINY else memory_of_folder(plan, model)
     policy = base_policy(plan, view.note, partial(view.preparing, "warm start"))
     if recipe.adapter.rank:
         view.note(f"adapters     {in_short(policy.model, recipe.adapter)}")
@@ -74,17 +76,16 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
         record_cuts(plan, journal)
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
+    reference = _reference(plan, policy, start, selection.longest, view.note)
     scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
     judge = run_reward_model(plan, policy, chat, scorer, journal, view)
-    critic = _critic(plan, policy)
+    critic = _critic(plan, policy, view.note)
     routers = _routers(plan, policy, view)
     disk = disk_plan(plan, policy.model, critic.model if critic else None)
     require_disk(disk)
     view.note(f"disk         {disk}")
     engine = training_engine(plan, policy, routers)
-    copied = plan.algorithm.needs_reference and not recipe.adapter.rank
-    reference = frozen_reference(policy.model, recipe.reference) if copied else None
-    learner = make_learner(plan, policy, routers, reference=reference)
+    learner = make_learner(plan, policy, routers, reference=reference and reference.model)
     prompts = Prompts(selection.train, chat.encode, recipe.seed)
     limits = run_limits(plan, policy, engine, learner, prompts, journal)
     for line in limits.tolerance.lines():
@@ -106,19 +107,27 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
         probe=make_probe(plan, engine, learner, prompts, policy.pad, limits),
         limits=limits,
         evaluate=evaluation(plan, engine, scorer, chat, selection.heldout, judge),
-        state=_run_state(plan, policy, learner, critic, start),
+        state=_run_state(plan, policy, learner, critic, reference),
     )
-    settings = loop_settings(plan, policy.pad)
+    settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
     return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
 
 
 def evaluation(
     plan: Plan, engine: Engine, scorer: Scorer, chat: Chat, heldout: Sequence[Sample], judge: RewardModel | None
 ) -> Callable[[], Evaluation]:
+    """Samples the held-out problems as the plan says, each time with the same random numbers, and sums them up."""
+    sample = heldout_groups(plan, engine, scorer, chat, heldout, judge)
+    return lambda: measured(sample(), scorer.judged)
+
+
+def heldout_groups(
+    plan: Plan, engine: Engine, scorer: Scorer, chat: Chat, heldout: Sequence[Sample], judge: RewardModel | None
+) -> Callable[[], list[Group]]:
     """Samples the held-out problems as the plan says, each time with the same random numbers."""
     settings = plan.recipe.evaluation
     return partial(
-        evaluate,
+        evaluation_groups,
         engine,
         scorer,
         problems=heldout,
@@ -130,7 +139,7 @@ def evaluation(
     )
 
 
-def loop_settings(plan: Plan, pad: int) -> LoopSettings:
+def loop_settings(plan: Plan, pad: int, other_reference: str = "") -> LoopSettings:
     """What the loop goes by, from the plan."""
     recipe = plan.recipe
     return LoopSettings(
@@ -145,16 +154,43 @@ def loop_settings(plan: Plan, pad: int) -> LoopSettings:
         old_from_engine=recipe.logp_old == "engine",
         fault_limit=recipe.scoring.fault_limit,
         pad=pad,
+        other_reference=other_reference,
     )
 
 
-def _run_state(plan: Plan, policy: Policy, learner: Learner, critic: Critic | None, start: str) -> RunState:
-    """What the run's checkpoints save; `start` is the digest of the policy that the run began from."""
+def _reference(plan: Plan, policy: Policy, start: str, longest: int, note: Callable[[str], None]) -> Reference | None:
+    """The frozen reference of an algorithm that reads one; `start` is the policy's digest, `longest` the longest
+    prompt, tokens.
+    """
+    settings = plan.recipe.reference
+    if not plan.algorithm.needs_reference:
+        return None
+    if not plan.copies_reference:
+        return Reference(None, start)
+    source = reference_policy(plan, policy, note)
+    if wrong := too_long(plan, source.positions, longest):
+        raise UsageError(f"reference.model = {settings.model!r}: {wrong}")
+    identity = start if source is policy else digest(source.model)
+    note(f"reference    policy {identity}" + (", the start" if identity == start else ""))
+    model = frozen_copy(policy.model, settings) if source is policy else cast_weights(source.model, settings.precision)
+    return Reference(model, identity, settings.every)
+
+
+def _other_reference(plan: Plan, reference: Reference | None, start: str) -> str:
+    """Why the policy is not its reference at the start; "" where it is."""
+    if reference is None or reference.digest == start:
+        return ""
+    return f"reference.model = {plan.recipe.reference.model!r} is another policy than the run starts from"
+
+
+def _run_state(
+    plan: Plan, policy: Policy, learner: Learner, critic: Critic | None, reference: Reference | None
+) -> RunState:
+    """What the run's checkpoints save."""
     return RunState(
         folder=plan.folder / CHECKPOINTS,
         keep=plan.recipe.checkpoint.keep,
-        start=start,
-        reference=plan.algorithm.needs_reference,
+        reference=reference,
         tokenizer=policy.tokenizer,
         learner=learner,
         critic=critic,
@@ -181,9 +217,9 @@ def training_engine(plan: Plan, policy: Policy, routers: Sequence[Router]) -> En
 
 
 def make_learner(plan: Plan, policy: Policy, routers: Sequence[Router], reference: nn.Module | None = None) -> Learner:
-    """The policy's learner; `reference` is a frozen copy of the policy, where the algorithm reads one.
+    """The policy's learner; `reference` is a frozen model, where the algorithm reads one of its own.
 
-    With adapters these are in the policy's model from here on, and it is its own reference.
+    With adapters these are in the policy's model from here on, and without such a model it is its own reference.
     """
     recipe = plan.recipe
     common: dict[str, Any] = {
@@ -194,7 +230,7 @@ def make_learner(plan: Plan, policy: Policy, routers: Sequence[Router], referenc
         "routers": routers,
     }
     if recipe.adapter.rank:
-        return AdaptedLearner(policy.model, recipe.adapter, recipe.seed, **common)
+        return AdaptedLearner(policy.model, recipe.adapter, recipe.seed, reference=reference, **common)
     return Learner(policy.model, reference, **common)
 
 
@@ -244,7 +280,7 @@ def reward_forms(plan: Plan, pool: Pool | None) -> list[str]:
     return [f"reward       {name} is {form}" for name, form in pool.check(first).items() if name != TASK]
 
 
-def _critic(plan: Plan, policy: Policy) -> Critic | None:
+def _critic(plan: Plan, policy: Policy, note: Callable[[str], None]) -> Critic | None:
     """The critic of an algorithm that reads values."""
     critic = plan.recipe.critic
     if critic is None:
@@ -252,7 +288,8 @@ def _critic(plan: Plan, policy: Policy) -> Critic | None:
     if critic.start == POLICY_START:
         model = from_policy(policy.model)
     else:
-        folder = plan.folder / REWARD_MODEL if critic.start == REWARD_START else Path(critic.start)
+        own = named_model(critic.start, plan.folder / OWN_CRITIC, note)
+        folder = plan.folder / REWARD_MODEL if critic.start == REWARD_START else Path(own)
         model = from_folder(folder, policy.model)
     return Critic(model, critic, plan.recipe.steps * plan.updates_per_step, bf16=plan.recipe.learner.bf16)
 

@@ -8,6 +8,7 @@ from torch import nn
 from groupwise.config.plan import Plan
 from groupwise.core.errors import UsageError
 from groupwise.core.paths import existing_parent
+from groupwise.models.precision import itemsize
 from groupwise.training.checkpoint import CHECKPOINTS, steps
 
 #: Bytes of a trained number in a checkpoint, float32: its weight, and two moments of AdamW.
@@ -40,7 +41,10 @@ class DiskPlan:
 def disk_plan(plan: Plan, policy: nn.Module, critic: nn.Module | None) -> DiskPlan:
     """Of a run with these models; `critic` is the critic's."""
     trained = [p for model in (policy, critic) if model is not None for p in model.parameters() if p.requires_grad]
-    checkpoint, settings = BYTES * sum(p.numel() for p in trained), plan.recipe.checkpoint
+    reference, settings = plan.recipe.reference, plan.recipe.checkpoint
+    checkpoint = BYTES * sum(p.numel() for p in trained)
+    if plan.copies_reference and reference.every:
+        checkpoint += itemsize(reference.precision) * sum(p.numel() for p in policy.parameters())
     count = min(settings.keep + 1, -(-plan.recipe.steps // settings.every)) - len(steps(plan.folder / CHECKPOINTS))
     return DiskPlan(checkpoint, max(1, count) * checkpoint, shutil.disk_usage(existing_parent(plan.folder)).free)
 

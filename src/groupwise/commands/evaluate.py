@@ -1,46 +1,198 @@
-"""Sample a policy on held-out problems: a run's last checkpoint, or any model folder."""
+"""Sample policies on held-out problems: of runs, or of any model; one alone, or several on the same problems."""
 
-import os
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
-from groupwise.commands.build import evaluation, pool_of
-from groupwise.commands.policies import checkpoint_of, checkpoint_policy
-from groupwise.config import recipe
-from groupwise.config.plan import REWARD_MODEL
+from groupwise.commands.build import heldout_groups, pool_of
+from groupwise.commands.policies import checkpoint_of, checkpoint_policy, plan_of
+from groupwise.config import recipe as recipes
+from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve
-from groupwise.core.records import Evaluation
+from groupwise.core.errors import UsageError
+from groupwise.core.records import Evaluation, Group
+from groupwise.core.statistics import Interval, paired, paired_rate_difference, pass_rate_interval
 from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine
-from groupwise.journal import journal
+from groupwise.journal.recipe_file import whole_recipe
+from groupwise.models.adapters.files import holds_adapters
 from groupwise.models.chat import Chat
-from groupwise.models.load import load_policy
+from groupwise.models.load import Policy, load_policy, model_folder
 from groupwise.models.reward import load_reward_model
 from groupwise.models.template_checks import check_chat, require_no_fatal
+from groupwise.rollout.collect import measured, problem_scores
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import select
+from groupwise.training import checkpoint
+from groupwise.training.initial_policy import HUB_ID
+from groupwise.training.run_policy import RunPolicy, is_run, run_policy
 
 
-def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | None) -> Evaluation:
-    """Sampled results on the held-out problems of a run folder's recipe, or of any recipe.
+@dataclass(frozen=True)
+class PolicyResult:
+    """One policy's answers.
 
-    model  a Hugging Face folder to evaluate; None takes the last checkpoint of the run folder `name`
-    Raises UsageError where there is nothing to evaluate.
+    name       as it was asked for; of a run RUN:STEP
+    judged     whether a reward model alone has scored them
     """
-    is_run = os.path.lexists(os.path.join(name, journal.RECIPE))
-    table = str(journal.whole_recipe(Path(name))) if is_run else name
-    plan = resolve(recipe.load(table, overrides), place=Path(os.path.realpath(name)) if is_run else None)
+
+    name: str
+    judged: bool
+    groups: Sequence[Group]
+    evaluation: Evaluation
+
+    @property
+    def interval(self) -> Interval | None:
+        """Around the pass rate; None where there is none."""
+        e = self.evaluation
+        return None if self.judged else pass_rate_interval(e.avg_at_k, e.problems, e.samples, e.standard_error)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two policies on the problems that both were asked, `second` - `first`: of pass rates, or of a reward model's
+    mean score in its units.
+    """
+
+    first: str
+    second: str
+    problems: int
+    value: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Results:
+    """What several policies come to under one plan, in the order they were asked for; differences are to the first."""
+
+    plan: Plan
+    policies: tuple[PolicyResult, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The first policy's."""
+        return self.policies[0].evaluation
+
+
+def evaluate_policies(
+    names: Sequence[str],
+    recipe: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Results:
+    """Samples each policy on the held-out problems of a recipe, with the same random numbers.
+
+    names   runs (RUN, or RUN:STEP), folders of models, or ids of a hub
+    recipe  a recipe's name or path, or a run; None is the first policy's own, where that is a run
+    Raises UsageError where there is nothing to evaluate, or no recipe.
+    """
+    plan = _plan(names[0], recipe, overrides or {})
     note = Terminal(stderr=True).print
-    if model:
-        policy = load_policy(Path(model), device=plan.recipe.device)
-    else:
-        policy = checkpoint_policy(plan, checkpoint_of(Path(name), None, note), note)
+    results = tuple(_evaluated(plan, name, note) for name in names)
+    return Results(plan, results, tuple(difference(results[0], other) for other in results[1:]))
+
+
+def difference(first: PolicyResult, second: PolicyResult) -> Difference:
+    """`second` - `first` over the problems that both have answered.
+
+    Raises UsageError where there is none, as where max_prompt_tokens leaves each tokenizer other problems.
+    """
+    before, after = (problem_scores(result.groups, result.judged) for result in (first, second))
+    both = [key for key in before if key in after]
+    if not both:
+        raise UsageError(f"{first.name} and {second.name} have no problem in common: raise max_prompt_tokens")
+    old: dict[object, float] = {key: before[key] for key in both}
+    new: dict[object, float] = {key: after[key] for key in both}
+    samples = first.evaluation.samples
+    interval = (
+        paired(old, new, over="problems")
+        if first.judged
+        else paired_rate_difference(list(old.values()), list(new.values()), samples)
+    )
+    return Difference(first.name, second.name, len(both), fmean(new.values()) - fmean(old.values()), interval)
+
+
+def with_step(names: Sequence[str], step: int | None) -> list[str]:
+    """The names, the only one with the step of `--step`. Raises UsageError where that says nothing clear."""
+    if step is None:
+        return list(names)
+    source = run_policy(names[0])
+    if len(names) > 1 or source is None or source.step is not None:
+        raise UsageError(f"--step {step}: of one run; among several policies write RUN:STEP, such as runs/NAME:{step}")
+    return [str(RunPolicy(source.run, step))]
+
+
+def _plan(name: str, recipe: str | None, overrides: Mapping[str, object]) -> Plan:
+    """What is asked, and how: by a recipe, or by a run's own, with values laid over it."""
+    source = run_policy(name)
+    if recipe is None and source is None:
+        raise UsageError(f"{name}: no run folder; to evaluate a model say on which task: --recipe RECIPE")
+    named = str(source.run) if recipe is None and source is not None else str(recipe)
+    if not is_run(named):
+        return resolve(recipes.load(named, overrides))
+    run = Path(named)
+    return resolve(recipes.load(str(whole_recipe(run)), overrides), place=run.resolve())
+
+
+def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResult:
+    """One policy, loaded, asked and let go."""
+    named, policy = _policy(name, plan.recipe.device, note)
     engine = make_engine(policy=policy, settings=plan.recipe.engine)
     chat = Chat(policy.tokenizer, plan.recipe.chat)
-    selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
-    require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
     with closing(engine), pool_of(plan) or nullcontext() as pool:
+        selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
+        require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
         scorer = Scorer(plan.task, policy.decode, pool=pool)
-        judge = load_reward_model(Path(name) / REWARD_MODEL, device=plan.recipe.device) if scorer.judged else None
-        return evaluation(plan, engine, scorer, chat, selection.heldout, judge)()
+        judge = load_reward_model(plan.folder / REWARD_MODEL, device=plan.recipe.device) if scorer.judged else None
+        groups = heldout_groups(plan, engine, scorer, chat, selection.heldout, judge)()
+    return PolicyResult(named, scorer.judged, groups, measured(groups, scorer.judged))
+
+
+def _policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, Policy]:
+    """A policy, and its name; of a run with the step that it is of."""
+    source = run_policy(name)
+    if source is None:
+        if not Path(name).is_dir() and not HUB_ID.fullmatch(name):
+            raise UsageError(f"{name}: there is no such run (RUN or RUN:STEP), folder of a model, or id of a hub")
+        return name, load_policy(model_folder(name), device=device)
+    folder = checkpoint_of(source.run, source.step, note)
+    named = str(RunPolicy(source.run, checkpoint.read_state(folder)["step"]))
+    if holds_adapters(folder / checkpoint.POLICY):
+        return named, checkpoint_policy(plan_of(source.run), folder, note)
+    return named, load_policy(folder / checkpoint.POLICY, device=device)
+
+
+def result_lines(results: Results) -> list[str]:
+    """The results in words."""
+    several = len(results.policies) > 1
+    lines = [line for result in results.policies for line in _policy_lines(result, several)]
+    return lines + [_difference_line(apart) for apart in results.differences]
+
+
+def _policy_lines(result: PolicyResult, named: bool) -> list[str]:
+    e, around = result.evaluation, result.interval
+    learned = [] if math.isnan(e.learned_mean) else [f"learned score  {e.learned_mean:.4f}"]
+    return [
+        *([result.name] if named else []),
+        f"{e.problems} held-out problems x {e.samples} samples",
+        *([f"avg@{e.samples}  {e.avg_at_k:.4f} (95 % {around})"] if around else learned),
+        *(f"pass@{k}  {value:.4f}" for k, value in e.pass_at_k.items()),
+        f"mean length {e.length_mean:.1f} tokens, {e.truncated_share:.1%} cut off at the limit",
+        *(
+            f"{source}  avg@{e.samples} {row['avg_at_k']:.4f}, mean score {row['score_mean']:.4f}"
+            for source, row in e.by_source.items()
+        ),
+        *([f"{e.unscored} completions could not be scored and count as wrong"] if e.unscored else []),
+    ]
+
+
+def _difference_line(apart: Difference) -> str:
+    around, problems = apart.interval, f"{apart.problems} problem{'s' * (apart.problems > 1)}"
+    words = f"{apart.second} - {apart.first}: {apart.value:+.4f} on the same {problems}"
+    if around is None:
+        return f"{words}, of which no interval can be made"
+    chance = "which chance explains" if 0.0 in around else "which is more than chance"
+    return f"{words} (95 % {around}, {around.name}), {chance}"

@@ -27,10 +27,10 @@ from groupwise.training.optimizer import AUTO
 NAMED = 4
 
 
-def memory_of_folder(run: Plan) -> MemoryPlan:
+def memory_of_folder(run: Plan, model: str) -> MemoryPlan:
     """Of a run whose policy is in a folder: no weight is read. Raises UsageError as loading it would."""
     recipe = run.recipe
-    folder = model_folder(recipe.model)
+    folder = model_folder(model)
     where = f"model = {str(folder)!r}"
     what = f"{where}: does not load as a causal language model"
     require_config(folder, where)
@@ -69,7 +69,6 @@ def fitting(run: Plan, model: Any, longest: int, held: int, free: int) -> Memory
 
 def run_shape(run: Plan, longest: int, most: int) -> RunShape:
     """What of the run its memory depends on; a model takes `most` tokens."""
-    copied = run.algorithm.needs_reference and not run.recipe.adapter.rank
     recipe, evaluated = run.recipe, run.recipe.evaluation.problems * run.recipe.evaluation.samples
     sampled = max(recipe.prompts_per_step * recipe.samples_per_prompt, evaluated)
     return RunShape(
@@ -81,7 +80,7 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         rows=min(recipe.engine.max_rows, sampled),
         truncates=recipe.sampling.truncates,
         engine=itemsize(recipe.engine.precision),
-        reference=itemsize(recipe.reference.precision) if copied else 0,
+        reference=itemsize(recipe.reference.precision) if run.copies_reference else 0,
         reward_model=recipe.preference is not None,
     )
 
@@ -98,7 +97,7 @@ def with_cuts(run: Plan, memory: MemoryPlan) -> Plan:
 
 def record_cuts(run: Plan, journal: Journal) -> None:
     """What was picked stands in the run's recipe, so that a resumed run computes the same bits."""
-    journal.resolve_recipe(dump(resolved_recipe(run)))
+    journal.replace_recipe(dump(resolved_recipe(run)))
 
 
 def picks(run: Plan) -> bool:

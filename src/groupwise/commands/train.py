@@ -14,6 +14,8 @@ from typing import Any
 
 from groupwise import loop
 from groupwise.commands.build import build
+from groupwise.commands.going_on import continuation, record_changes
+from groupwise.commands.policies import pinned
 from groupwise.config import about, recipe
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve, resolved_recipe
@@ -25,6 +27,7 @@ from groupwise.core.terminal import Terminal
 from groupwise.health.checks import of_limit
 from groupwise.journal import journal
 from groupwise.journal.journal import Journal, sound_metrics
+from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.terminal import LiveView, View
 from groupwise.journal.trackers import Sender, tracker
 from groupwise.loop import Training
@@ -53,7 +56,7 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     groupwise.train("quickstart", {"algorithm.name": "dapo"}).summary["heldout_after"]
     """
     chosen = dict(overrides or {})
-    loaded = recipe.load(name, chosen)
+    loaded = pinned(recipe.load(name, chosen), Terminal(stderr=True).print)
     if "name" not in chosen:
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     plan = resolve(loaded)
@@ -63,14 +66,19 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     return _go(plan, book, about.about(plan, time.time()), None, Sender(send_to, book.log), fresh=True)
 
 
-def resume(folder: Path) -> Run:
-    """Go on with a run from its newest good checkpoint; without one, from the start."""
-    path = journal.whole_recipe(folder)
-    # The folder is the run, wherever it was moved and whatever it is called.
-    plan = resolve(recipe.parse(recipe.read_table(path), str(path)), place=Path(os.path.realpath(folder)))
-    send_to = tracker(plan.recipe.journal.tracker)
+def resume(folder: Path, overrides: Mapping[str, object] | None = None) -> Run:
+    """Go on with a run from its newest good checkpoint; without one, from the start.
+
+    `overrides` are keys that may change in a run that goes on: {"steps": 200, "learner.learning_rate": 1e-5}.
+    """
+    path = whole_recipe(folder)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
-    step = checkpoint.read_state(newest)["step"] if newest else 0
+    state = checkpoint.read_state(newest) if newest else {"step": 0}
+    step = state["step"]
+    then = continuation(folder, overrides or {}, step)
+    # The folder is the run, wherever it was moved and whatever it is called.
+    plan = resolve(then.recipe, place=Path(os.path.realpath(folder)))
+    send_to = tracker(plan.recipe.journal.tracker)
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
     if step and 0 not in _evaluations(folder):
@@ -78,7 +86,9 @@ def resume(folder: Path) -> Run:
     for line in damaged:
         book.log(line)
         Terminal(stderr=True).print(line)
-    row = about.resumed(before, step, time.time(), plan.recipe.device)
+    for line in record_changes(then, plan, book, state):
+        Terminal().print(line)
+    row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes)
     return _go(plan, book, row, newest, Sender(send_to, book.log), fresh=False)
 
 

@@ -1,10 +1,11 @@
 """about.json: the algorithm in its own words, and where and when it ran. Everything else is in recipe.toml."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.explain import lines, objective
+from groupwise.config.changes import Change
 from groupwise.config.plan import Plan
 from groupwise.core import machine
 from groupwise.core.version import VERSION
@@ -22,9 +23,13 @@ def about(plan: Plan, started: float) -> dict[str, Any]:
     }
 
 
-def resumed(before: Mapping[str, Any], step: int, now: float, device: str) -> dict[str, Any]:
-    """The same, going on after `step` at `now`, unix seconds."""
-    entry = {"step": step, "started": round(now, 3), **where(device)}
+def resumed(
+    before: Mapping[str, Any], step: int, now: float, device: str, changes: Sequence[Change] = ()
+) -> dict[str, Any]:
+    """The same, going on after `step` at `now`, unix seconds; `changes` are those of its recipe."""
+    entry: dict[str, Any] = {"step": step, "started": round(now, 3), **where(device)}
+    if changes:
+        entry["changed"] = {change.key: [change.before, change.after] for change in changes}
     return {**before, "resumed": [*before.get("resumed", []), entry]}
 
 

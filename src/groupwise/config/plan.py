@@ -12,10 +12,12 @@ from groupwise.core.task import Notes, ScoresSteps, Task
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import Mix
 from groupwise.training.critic import CriticSettings
+from groupwise.training.reference import START, ReferenceSettings
 from groupwise.training.reward_model import SAMPLED_PAIRS, PreferenceSettings
+from groupwise.training.warm_start import WarmStart
 
-#: The reward model's place in the run folder.
-REWARD_MODEL = "reward_model"
+#: Places in the run folder: of the reward model, and of the policies that came from other runs, which go on.
+REWARD_MODEL, OWN_START, OWN_REFERENCE, OWN_CRITIC = "reward_model", "start", "reference", "critic_start"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,22 @@ class Plan:
         return self.folder.parent / ".cache"
 
     @property
+    def origin(self) -> str:
+        """What the policy is begun with: a tiny model's name, a folder, a hub's id, or a run."""
+        return self.recipe.start or self.recipe.model
+
+    @property
+    def warm_start(self) -> WarmStart:
+        """Of the policy that is begun with; none of a run's."""
+        return WarmStart() if self.recipe.start else self.recipe.warm_start
+
+    @property
+    def copies_reference(self) -> bool:
+        """Whether the reference is a model of its own, and not the policy without its adapters."""
+        own = self.recipe.adapter.rank and self.recipe.reference.stays_start
+        return self.algorithm.needs_reference and not own
+
+    @property
     def passes_per_batch(self) -> int:
         return self.recipe.passes_per_batch or self.algorithm.passes
 
@@ -64,10 +82,12 @@ class Plan:
         """What the run will do, before it does it."""
         recipe, row = self.recipe, self.algorithm
         completions = recipe.prompts_per_step * recipe.samples_per_prompt
-        warm = recipe.warm_start.steps
+        warm = self.warm_start.steps
+        instead = f", in place of {recipe.model} and its warm start" if recipe.start else ""
         lines = [
             f"run          {self.folder}, seed {recipe.seed}, {recipe.device}",
-            f"policy       {recipe.model}, {f'warm start of {warm} steps' if warm else 'as it is'}",
+            f"policy       {self.origin}, {f'warm start of {warm} steps' if warm else 'as it is'}{instead}",
+            *([f"reference    {_describe_reference(recipe.reference)}"] if self.algorithm.needs_reference else []),
             f"task         {self.task}",
             *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
             f"algorithm    {row.name} ({row.paper})",
@@ -93,13 +113,17 @@ def _precisions(plan: Plan) -> dict[str, str]:
     """What each holds its weights or computes in; a reference where one is read."""
     recipe = plan.recipe
     known = {"learner": recipe.learner.precision, "engine": recipe.engine.precision}
-    copied = plan.algorithm.needs_reference and not recipe.adapter.rank
-    return known | ({"reference": recipe.reference.precision} if copied else {})
+    return known | ({"reference": recipe.reference.precision} if plan.copies_reference else {})
 
 
 def _describe_precision(plan: Plan) -> str:
     master = {"same": "fp32"}
     return ", ".join(f"{name} {master.get(precision, precision)}" for name, precision in _precisions(plan).items())
+
+
+def _describe_reference(settings: ReferenceSettings) -> str:
+    start = "the policy that the run starts from" if settings.model == START else settings.model
+    return start + (f", renewed from the policy every {settings.every} steps" if settings.every else "")
 
 
 def _describe_adapters(recipe: Recipe) -> str:

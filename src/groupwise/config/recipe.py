@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import Field, ValidationError
@@ -14,7 +14,7 @@ from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError, brief, nearest, one_line
 from groupwise.core.paths import location, require_regular
 from groupwise.core.plain import require_plain
-from groupwise.core.settings import Location, Settings
+from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.engines.settings import EngineSettings
 from groupwise.journal.journal import JournalSettings
 from groupwise.models.adapters.settings import AdapterSettings
@@ -32,6 +32,15 @@ from groupwise.training.warm_start import WarmStart
 #: Bytes of a recipe's file at most, and of what is wrong in one as many things as are said.
 LARGEST_FILE, MOST_FAULTS = 1 << 20, 3
 
+#: Why keys stay as they are in a run that goes on.
+PLACE = Fixed("the run is its folder: rename or move that")
+ORIGIN = Fixed("the run's weights come from there")
+DRAWN = Fixed("groups that wait for their step were drawn under it, and all steps before")
+GOAL = Fixed("the steps before were trained for another goal, and one run has one")
+COMPARED = Fixed("evaluations before and after the change would not compare")
+LIMITS = Fixed("the limits of the run's checks are those of this arithmetic")
+COUNTED = Fixed("the schedule of the learning rate counts updates by it")
+
 
 class Recipe(Settings):
     """One run: the settings of each component, declared where they are read.
@@ -39,6 +48,8 @@ class Recipe(Settings):
     `[task]`, `[algorithm]` and `[rewards.NAME]` hold the keys of the task, the catalog's row and the reward of that
     name.
 
+    model              a tiny model's name, a folder, a hub's id, or the policy of a run: RUN or RUN:STEP
+    start              RUN or RUN:STEP, whose policy this run begins with in place of `model` and its warm start
     passes_per_batch   passes over a batch; without this key as many as the algorithm's row says
     max_prompt_tokens  problems with longer prompts are left out; 0 leaves out none
     logp_old           whose log-probabilities the ratio starts from
@@ -46,33 +57,34 @@ class Recipe(Settings):
     preference         the reward model that scores what trains; without this section the task's own score does
     """
 
-    name: str = Field(min_length=1, pattern=r"^[\w+-][\w.+-]*$")
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    steps: int = Field(ge=1, le=10**9)
-    model: Location = "tiny-dense"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    runs: Location = "runs"
-    prompts_per_step: int = Field(default=64, ge=1, le=2**20)
-    samples_per_prompt: int = Field(default=8, ge=1, le=2**16)
-    updates_per_batch: int = Field(default=1, ge=1)
-    passes_per_batch: int | None = Field(default=None, ge=1, le=1000)
-    max_prompt_tokens: int = Field(default=0, ge=0)
-    logp_old: Literal["learner", "engine"] = "learner"
-    task: dict[str, Any]
-    algorithm: dict[str, Any]
-    rewards: dict[str, dict[str, Any]] | None = None
-    scoring: ScoringSettings = ScoringSettings()
-    chat: ChatSettings = ChatSettings()
-    warm_start: WarmStart = WarmStart()
-    sampling: Sampling = Sampling()
-    evaluation: EvaluationSettings = EvaluationSettings()
-    engine: EngineSettings = EngineSettings()
-    learner: LearnerSettings = LearnerSettings()
-    reference: ReferenceSettings = ReferenceSettings()
-    adapter: AdapterSettings = AdapterSettings()
-    routing: RoutingSettings = RoutingSettings()
-    critic: CriticSettings | None = None
-    preference: PreferenceSettings | None = None
+    name: Annotated[str, PLACE] = Field(min_length=1, pattern=r"^[\w+-][\w.+-]*$")
+    seed: Annotated[int, DRAWN] = Field(default=0, ge=0, lt=2**63)
+    steps: Changeable[int] = Field(ge=1, le=10**9)
+    model: Annotated[Location, ORIGIN] = "tiny-dense"
+    start: Annotated[Location | None, ORIGIN] = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], LIMITS] = "auto"
+    runs: Annotated[Location, PLACE] = "runs"
+    prompts_per_step: Annotated[int, DRAWN] = Field(default=64, ge=1, le=2**20)
+    samples_per_prompt: Annotated[int, DRAWN] = Field(default=8, ge=1, le=2**16)
+    updates_per_batch: Annotated[int, COUNTED] = Field(default=1, ge=1)
+    passes_per_batch: Annotated[int | None, COUNTED] = Field(default=None, ge=1, le=1000)
+    max_prompt_tokens: Annotated[int, DRAWN] = Field(default=0, ge=0)
+    logp_old: Annotated[Literal["learner", "engine"], GOAL] = "learner"
+    task: Annotated[dict[str, Any], DRAWN]
+    algorithm: Annotated[dict[str, Any], GOAL]
+    rewards: Annotated[dict[str, dict[str, Any]] | None, GOAL] = None
+    scoring: Annotated[ScoringSettings, GOAL] = ScoringSettings()
+    chat: Annotated[ChatSettings, DRAWN] = ChatSettings()
+    warm_start: Annotated[WarmStart, ORIGIN] = WarmStart()
+    sampling: Annotated[Sampling, DRAWN] = Sampling()
+    evaluation: Annotated[EvaluationSettings, COMPARED] = EvaluationSettings()
+    engine: Annotated[EngineSettings, LIMITS] = EngineSettings()
+    learner: Annotated[LearnerSettings, LIMITS] = LearnerSettings()
+    reference: Annotated[ReferenceSettings, GOAL] = ReferenceSettings()
+    adapter: Annotated[AdapterSettings, ORIGIN] = AdapterSettings()
+    routing: Annotated[RoutingSettings, GOAL] = RoutingSettings()
+    critic: Annotated[CriticSettings | None, ORIGIN] = None
+    preference: Annotated[PreferenceSettings | None, GOAL] = None
     checkpoint: CheckpointSettings = CheckpointSettings()
     journal: JournalSettings = JournalSettings()
 
@@ -173,7 +185,7 @@ def _in_words(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         section: Any = Recipe
         for part in path[:-1]:
-            section = _section_type(section.model_fields[part].annotation)
+            section = section_type(section.model_fields[part].annotation)
         near = _nearest_elsewhere(key, error["input"]) if section is Recipe else []
         return f"{key}: there is no such key; {nearest(path[-1], list(section.model_fields), near)}"
     if error["type"] == "missing":
@@ -187,11 +199,11 @@ def _in_words(error: Any) -> str:
 
 def _nearest_elsewhere(unknown: str, table: object) -> list[str]:
     """The key of a section that is nearest to the first key of an unknown table; none where none is near."""
-    sections = {name: _section_type(field.annotation) for name, field in Recipe.model_fields.items()}
+    sections = {name: section_type(field.annotation) for name, field in Recipe.model_fields.items()}
     known = [f"{name}.{key}" for name, kind in sections.items() for key in getattr(kind, "model_fields", ())]
     return get_close_matches(f"{unknown}.{next(iter(table))}", known, n=1) if isinstance(table, dict) and table else []
 
 
-def _section_type(annotation: Any) -> Any:
+def section_type(annotation: Any) -> Any:
     """`CriticSettings | None` -> CriticSettings; anything else as it is."""
     return next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)

@@ -52,27 +52,33 @@ def resolved_recipe(plan: Plan) -> dict[str, Any]:
     unread: dict[str, Any] = {"adapter": plan.recipe.adapter.unread}
     if preference:
         unread["preference"] = preference.unread
-    if not _reads_reference(plan.recipe, plan.algorithm):
-        unread["reference"] = True
+    if reference := _unread_of_reference(plan.recipe, plan.algorithm):
+        unread["reference"] = True if "model" in reference else reference
+    if plan.recipe.start:
+        unread |= {"model": True, "warm_start": True}
     return plan.recipe.model_dump(exclude_none=True, exclude=unread)
 
 
-def _reads_reference(recipe: Recipe, row: Algorithm) -> bool:
-    """Whether a copy of the policy is kept as the reference: with adapters it is the policy without them."""
-    return row.needs_reference and not recipe.adapter.rank
+def _unread_of_reference(recipe: Recipe, row: Algorithm) -> set[str]:
+    """The keys of [reference] that nothing reads: all without a reference; of the policy without its adapters, the one
+    that says how a copy is held.
+    """
+    if not row.needs_reference:
+        return set(type(recipe.reference).model_fields)
+    return {"precision"} if recipe.adapter.rank and recipe.reference.stays_start else set()
 
 
 def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | None) -> None:
     """Raises UsageError naming the keys that were set and that nothing in this run reads.
 
     A component reads its whole section, but for [critic] where the algorithm reads no values, [reference] where it
-    reads none or the reference is the policy without its adapters, the keys of [preference] that the reward model's
-    source leaves unread, and those of [adapter] without a rank.
+    reads none, the keys of [preference] that the reward model's source leaves unread, and those of [adapter] without a
+    rank. What `start` stands in for may be there: recipes name a model, and `start` is laid over them.
     """
     unread = [f"critic.{key}" for key in recipe.critic.model_fields_set] if recipe.critic and not critic else []
     unread += [f"adapter.{key}" for key in recipe.adapter.model_fields_set & recipe.adapter.unread]
-    if not _reads_reference(recipe, row):
-        unread += [f"reference.{key}" for key in recipe.reference.model_fields_set]
+    unwanted = recipe.reference.model_fields_set & _unread_of_reference(recipe, row)
+    unread += [f"reference.{key}" for key in unwanted]
     if recipe.preference is not None:
         unread += [f"preference.{key}" for key in recipe.preference.model_fields_set & recipe.preference.unread]
     if unread:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
-from groupwise.config.plan import REWARD_MODEL, Plan
+from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, OWN_START, REWARD_MODEL, Plan
 from groupwise.config.rewards import require_mix
 from groupwise.core.errors import UsageError
 from groupwise.core.paths import location
@@ -14,7 +14,9 @@ from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import LEARNED, TASK
 from groupwise.training.critic import CriticSettings
 from groupwise.training.initial_policy import check_model
+from groupwise.training.reference import START
 from groupwise.training.reward_model import SAMPLED_PAIRS
+from groupwise.training.run_policy import run_policy
 
 #: Completions of a step, and of an evaluation, at most: each is held in memory.
 MOST_COMPLETIONS = 2**20
@@ -38,7 +40,7 @@ def require_runnable(plan: Plan) -> None:
         )
     location(recipe.name, "name")
     recipe.adapter.require_installed()
-    check_model(recipe.model)
+    _require_origins(plan)
     if isinstance(plan.task, Notes):
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
     if recipe.critic is not None:
@@ -59,11 +61,23 @@ def require_runnable(plan: Plan) -> None:
             raise UsageError(f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer")
 
 
+def _require_origins(plan: Plan) -> None:
+    """What the policy and its reference begin with is there; what came from another run is in a run's own folder."""
+    start, reference = plan.recipe.start, plan.recipe.reference.model
+    if not (plan.folder / OWN_START).is_dir():
+        if start is not None and run_policy(start) is None:
+            raise UsageError(f"start = {start!r}: there is no such run (RUN or RUN:STEP); a model's folder is `model`")
+        check_model("model", plan.origin)
+    if plan.copies_reference and reference != START and not (plan.folder / OWN_REFERENCE).is_dir():
+        check_model("reference.model", reference, [START])
+
+
 def _require_critic(plan: Plan, critic: CriticSettings) -> None:
     start = critic.start
     if start == REWARD_START and plan.recipe.preference is None:
         raise UsageError(f"critic.start = {start!r}: this run has no reward model; add [preference], or a folder")
-    if start not in (POLICY_START, REWARD_START) and not Path(start).is_dir():
+    known = start in (POLICY_START, REWARD_START) or (plan.folder / OWN_CRITIC).is_dir()
+    if not known and not Path(start).is_dir() and run_policy(start) is None:
         raise UsageError(f"critic.start = {start!r}: no such folder; or {POLICY_START!r}, or {REWARD_START!r}")
     if critic.warmup_steps >= plan.recipe.steps:
         raise UsageError(

@@ -1,6 +1,7 @@
 """The base of settings: a recipe's section is the settings object of the component that reads it."""
 
-from typing import Annotated, Any, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -8,6 +9,24 @@ from groupwise.core.paths import expanded
 
 #: A path that a recipe names, or a word that stands for one.
 Location = Annotated[str, Field(min_length=1), AfterValidator(expanded)]
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Of a key, or of all keys of a section: why a run that goes on keeps the value it began with."""
+
+    reason: str
+
+
+class MayChange:
+    """Of a key: a run may go on with another value (config/changes.py)."""
+
+
+#: `rate: Changeable[float] = 0.1`: the type of a key that may change in a run that goes on.
+Changeable = Annotated[T, MayChange()]
 
 
 class Settings(BaseModel):

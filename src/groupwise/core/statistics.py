@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import fmean, stdev, variance
+from statistics import correlation, fmean, pstdev, stdev, variance
 
 import numpy as np
 
@@ -118,6 +118,43 @@ def rate_difference(before: float, around_before: Interval, after: float, around
     return Interval(low, high, "Newcombe over problems, one run each")
 
 
+def paired_rate_difference(first: Sequence[float], second: Sequence[float], samples: int) -> Interval:
+    """mean(second) - mean(first) of pass rates on the same problems (Newcombe, 1998, paired, method 10).
+
+    first, second  of each problem, in one order, the share of its `samples` that are right; 1 problem or more
+
+    From d - sqrt(a^2 - 2 r a b + b^2) with a = second - its low and b = first's high - first, upwards likewise; r is
+    the correlation over problems. Problems that are hard for both count once: the interval is narrower than that of
+    unrelated problems (`rate_difference`). It has a width at 0 and 1 too, and where both were equal on each problem.
+
+    >>> str(paired_rate_difference([1, 0, 1, 0] * 25, [1, 0, 1, 1] * 25, 1))
+    '0.160 to 0.334'
+    """
+    p, around_p = _rate(first, samples)
+    q, around_q = _rate(second, samples)
+    alike = _correlation(first, second)
+
+    def apart(a: float, b: float) -> float:
+        return math.sqrt(max(0.0, a * a - 2 * alike * a * b + b * b))
+
+    low = q - p - apart(q - around_q.low, around_p.high - p)
+    high = q - p + apart(around_q.high - q, p - around_p.low)
+    return Interval(low, high, "Newcombe paired over problems")
+
+
+def _rate(rates: Sequence[float], samples: int) -> tuple[float, Interval]:
+    return fmean(rates), pass_rate_interval(fmean(rates), len(rates), samples, standard_error(rates))
+
+
+def _correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Over problems, with Newcombe's continuity correction of a positive one; 0 where one of the two does not vary."""
+    spread = pstdev(first) * pstdev(second) if len(first) > 1 else 0.0
+    if not spread:
+        return 0.0
+    alike = correlation(first, second)
+    return max(0.0, alike - 1 / (2 * len(first) * spread)) if alike > 0 else alike
+
+
 def over_seeds(scores: Sequence[float]) -> Interval | None:
     """The mean score of a recipe: mean +- t s / sqrt(n), s the sample deviation over n seeds, t Student's with n - 1.
 
@@ -149,10 +186,11 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Interval | None:
     return _around(fmean(second) - fmean(first), math.sqrt(sum(parts)), degrees, name)
 
 
-def paired(first: Mapping[object, float], second: Mapping[object, float]) -> Interval | None:
+def paired(first: Mapping[object, float], second: Mapping[object, float], over: str = "seeds") -> Interval | None:
     """mean(second - first) over seeds: Student's t on the differences. None unless both have the same seeds, 2 or more.
 
-    A seed draws the same problems and starts from the same policy in both, so what it brings by luck cancels.
+    A seed draws the same problems and starts from the same policy in both, so what it brings by luck cancels. `over`
+    names what else the keys are, such as the problems of one evaluation.
 
     >>> str(paired({0: 0.90, 1: 0.94}, {0: 0.91, 1: 0.95}))
     '0.010 to 0.010'
@@ -160,7 +198,7 @@ def paired(first: Mapping[object, float], second: Mapping[object, float]) -> Int
     if set(first) != set(second) or len(first) < 2:
         return None
     apart = [second[seed] - first[seed] for seed in first]
-    return _around(fmean(apart), standard_error(apart), len(apart) - 1, f"paired t over {len(apart)} seeds")
+    return _around(fmean(apart), standard_error(apart), len(apart) - 1, f"paired t over {len(apart)} {over}")
 
 
 @cache

@@ -122,9 +122,14 @@ def weights_reach_total(weight: Tensor, mask: Tensor, aggregate: Aggregate) -> C
 
 
 def reference_is_start(
-    logp_ref: Tensor | None, logp_start: Tensor | None, mask: Tensor, rounding: Rounding | None
+    logp_ref: Tensor | None, logp_start: Tensor | None, mask: Tensor, rounding: Rounding | None, other: str = ""
 ) -> Check:
-    """Before the first update the policy is the reference: their log-probabilities are one and the KL is 0."""
+    """Before the first update the policy is the reference: their log-probabilities are one and the KL is 0.
+
+    other  why the reference is another policy on purpose; "" where it is not
+    """
+    if other:
+        return _unmeasured(REFERENCE_IS_START, other)
     if logp_ref is None or logp_start is None:
         return _unmeasured(REFERENCE_IS_START, "no reference is read, or the start is not measured")
     return _same(REFERENCE_IS_START, (logp_start - logp_ref)[mask], rounding)

@@ -36,11 +36,13 @@ class Expected:
     newest           the version of the weights that are trained, before the update
     at_start         whether these are the starting policy's
     old_from_engine  whether logp_old is the engine's, so that the learner's own is not measured
+    other_reference  why the reference is not the starting policy, on purpose; "" where it is
     """
 
     newest: int
     at_start: bool
     old_from_engine: bool
+    other_reference: str = ""
 
 
 class StepLog:
@@ -90,7 +92,9 @@ class StepLog:
             return [
                 live_equals_old(seen.logp_live, before, same_experts, tolerance.passes),
                 *learner_equals_engine(learner, rows.logp_engine, sampled, tolerance),
-                reference_is_start(minibatch.logp_ref, start, same_own_experts, tolerance.reference),
+                reference_is_start(
+                    minibatch.logp_ref, start, same_own_experts, tolerance.reference, expected.other_reference
+                ),
             ]
 
         self._compare = compare

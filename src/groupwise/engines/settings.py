@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Changeable, Settings
 from groupwise.models.precision import WeightPrecision
 
 
@@ -16,5 +16,5 @@ class EngineSettings(Settings):
     """
 
     name: Literal["local"] = "local"
-    max_rows: int = Field(default=512, ge=1)
+    max_rows: Changeable[int] = Field(default=512, ge=1)
     precision: WeightPrecision = "same"

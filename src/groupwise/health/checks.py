@@ -63,7 +63,8 @@ REFERENCE_IS_START = Invariant(
     "KL to the reference is 0 at step 0",
     held="Before the first update the policy was its reference.",
     cause="the reference is not the starting policy",
-    unmeasured="the algorithm reads no reference, or the run's first step is not here",
+    unmeasured="the algorithm reads no reference, reference.model is another model than the start, or the run's first "
+    "step is not here",
 )
 WEIGHTS_REACH_TOTAL = Invariant(
     "weights reach their declared total",

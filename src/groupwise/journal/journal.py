@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import os
 import shutil
 import tempfile
@@ -19,15 +18,14 @@ from groupwise.core import jsonl
 from groupwise.core.atomic import open_regular, open_to_append, whole_file
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.machine import machine_row
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Changeable, Settings
 from groupwise.core.terminal import clean
+from groupwise.journal.recipe_file import RECIPE, create_recipe, replace_recipe
 
 METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
-LOG, RECIPE, ABOUT, SUMMARY, LOCK = "log.txt", "recipe.toml", "about.json", "summary.json", ".lock"
-#: The first and the last line of a recipe in a run folder: one that lost its end would have defaults for it.
+LOG, ABOUT, SUMMARY, LOCK = "log.txt", "about.json", "summary.json", ".lock"
 #: What the system says where a disk, a person's share of it, or a file may not grow.
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FIRST, LAST = "# All that this run was started with, down to the line: # end of the recipe\n", "# end of the recipe\n"
 
 
 class JournalSettings(Settings):
@@ -38,9 +36,9 @@ class JournalSettings(Settings):
     tracker       where metrics go as well; "none" is nowhere
     """
 
-    token_budget: int = Field(default=200_000, ge=0)
-    report: bool = True
-    tracker: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
+    token_budget: Changeable[int] = Field(default=200_000, ge=0)
+    report: Changeable[bool] = True
+    tracker: Changeable[Literal["none", "trackio", "wandb", "tensorboard"]] = "none"
 
 
 class Journal:
@@ -84,7 +82,7 @@ class Journal:
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as beside:
                 partial = Path(beside) / folder.name
                 partial.mkdir()
-                (partial / RECIPE).write_bytes(_whole_recipe(recipe))
+                create_recipe(partial, recipe)
                 (partial / LOCK).touch()
                 partial.rename(folder)  # refused where another process was faster and has something there
         except OSError as error:
@@ -104,21 +102,15 @@ class Journal:
             raise
         return journal
 
-    def resolve_recipe(self, recipe: str) -> None:
-        """The recipe, now with more of it resolved, under the comment that it had; whole or not at all.
+    def replace_recipe(self, recipe: str, remark: str = "") -> None:
+        """Another recipe.toml, under the comment that it had and a remark; whole or not at all.
 
         Raises RunError where the disk refuses.
         """
         try:
-            self._resolve_recipe(recipe)
+            replace_recipe(self.folder, recipe, remark)
         except OSError as error:
             raise RunError(f"{self.folder / RECIPE}: cannot be written: {error.strerror}; free space") from None
-
-    def _resolve_recipe(self, recipe: str) -> None:
-        before = (self.folder / RECIPE).read_text(encoding="utf-8").removeprefix(FIRST).splitlines(keepends=True)
-        comment = "".join(itertools.takewhile(lambda line: line.startswith("#"), before))
-        with whole_file(self.folder / RECIPE) as file:
-            file.write(_whole_recipe(comment + recipe))
 
     def listen(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
         """Hand each row of metrics.jsonl to a listener too, once it is written."""
@@ -164,10 +156,6 @@ class Journal:
             ) from None
 
 
-def _whole_recipe(recipe: str) -> bytes:
-    return f"{FIRST}{recipe}{LAST}".encode()
-
-
 class _Check(BaseModel):
     value: float | None
     limit: float | None
@@ -189,21 +177,6 @@ class _Row(BaseModel):
     seconds: dict[str, Annotated[float, Field(ge=0, lt=1e12)]] = {}
     checks: dict[str, _Check] = {}
     evaluation: _Evaluation = None  # type: ignore[assignment]
-
-
-def whole_recipe(folder: Path) -> Path:
-    """The recipe of a run folder. Raises UsageError where there is none, or where it is cut off."""
-    path = folder / RECIPE
-    try:
-        with open_regular(path) as file:
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        raise UsageError(f"{folder}: not a run folder (no {RECIPE}: {error.strerror})") from None
-    if text.startswith(FIRST) and LAST.strip() not in text.removeprefix(FIRST):
-        raise UsageError(
-            f"{path}: cut off, its last line is missing; a run would go on with other settings. Restore it"
-        )
-    return path
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

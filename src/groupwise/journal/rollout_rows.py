@@ -35,7 +35,7 @@ def rollout_rows(
                 "fresh": id(group) in fresh,
                 "reward": reward,
                 "advantage": advantage,
-                **_columns(group, completion),
+                **completion_columns(group, completion),
                 **({"pieces": spell(completion.tokens)} if by_token else {}),
                 **by_token,
             }
@@ -50,7 +50,8 @@ def _credit(batch: Batch, tokens: PerToken) -> Iterator[tuple[float, float, dict
         yield r, a, by_row.get(row, {})
 
 
-def _columns(group: Group, completion: Completion) -> dict[str, Any]:
+def completion_columns(group: Group, completion: Completion) -> dict[str, Any]:
+    """What a row says of a completion itself, and of its prompt."""
     sample = group.prompt.sample
     return {
         "key": sample.key,

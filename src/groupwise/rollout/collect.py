@@ -11,10 +11,10 @@ from pydantic import Field
 from groupwise.algorithms.parts.filters import RIGHT, Filter
 from groupwise.core.engine import Engine, Request, Sampling, Temperature, TopK, TopP
 from groupwise.core.metrics import mean_of
-from groupwise.core.records import Evaluation, Group, Prompt, RolloutResult, StreamState
+from groupwise.core.records import Completion, Evaluation, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Changeable, Settings
 from groupwise.core.statistics import pass_at_k, standard_error
 from groupwise.core.task import Streams
 from groupwise.rollout.scoring import Mix, Scorer, ScoringRound, with_learned
@@ -164,7 +164,7 @@ class EvaluationSettings(Settings):
 
     problems: int = Field(default=512, ge=1)
     samples: int = Field(default=1, ge=1, le=2**16)
-    every: int = Field(default=0, ge=0)
+    every: Changeable[int] = Field(default=0, ge=0)
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     top_k: TopK = 0
@@ -174,7 +174,7 @@ class EvaluationSettings(Settings):
         return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_new_tokens=max_new_tokens)
 
 
-def evaluate(
+def evaluation_groups(
     engine: Engine,
     scorer: Scorer,
     problems: Sequence[Sample],
@@ -183,28 +183,44 @@ def evaluate(
     sampling: Sampling,
     seed: int,
     judge: Judge | None = None,
-) -> Evaluation:
+) -> list[Group]:
     """Sample every problem `samples` times and score; the same seed gives the same random numbers each time."""
     prompts = [Prompt(s, encode(s)) for s in problems]
     seeds = [derive(seed, "evaluation", i) for i in range(len(prompts))]
     judge = judge if scorer.judged else None
-    groups = scored_groups(engine, scorer.truth(), prompts, seeds, samples, sampling, judge)
+    return scored_groups(engine, scorer.truth(), prompts, seeds, samples, sampling, judge)
+
+
+def measured(groups: Sequence[Group], judged: bool) -> Evaluation:
+    """What the groups of an evaluation come to; `judged` where a reward model alone has scored them."""
     completions = [c for g in groups for c in g.completions]
+    samples = len(groups[0].completions)
     right = [sum(c.score >= RIGHT for c in g.completions) for g in groups]
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples and not scorer.judged]
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples and not judged]
     return Evaluation(
-        problems=len(problems),
+        problems=len(groups),
         samples=samples,
-        avg_at_k=math.nan if scorer.judged else math.fsum(right) / len(completions),
+        avg_at_k=math.nan if judged else math.fsum(right) / len(completions),
         pass_at_k={k: math.fsum(pass_at_k(samples, c, k) for c in right) / len(groups) for k in ks},
         length_mean=sum(c.length for c in completions) / len(completions),
         truncated_share=sum(c.finish == "length" for c in completions) / len(completions),
         score_mean=_score_mean(groups),
-        unscored=0 if scorer.judged else sum(math.isnan(c.score) for c in completions),
+        unscored=0 if judged else sum(math.isnan(c.score) for c in completions),
         learned_mean=mean_of([c.learned for c in completions if c.learned is not None]).read(),
-        standard_error=math.nan if scorer.judged else standard_error([count / samples for count in right]),
-        by_source={} if scorer.judged else _source_results(groups),
+        standard_error=math.nan if judged else standard_error([count / samples for count in right]),
+        by_source={} if judged else _source_results(groups),
     )
+
+
+def problem_scores(groups: Sequence[Group], judged: bool) -> dict[str, float]:
+    """Of each problem of an evaluation, by its key: the share of its completions that are right, or, `judged`, a reward
+    model's mean score.
+    """
+
+    def score(completion: Completion) -> float:
+        return float(completion.learned or 0.0) if judged else float(completion.score >= RIGHT)
+
+    return {g.prompt.sample.key: math.fsum(map(score, g.completions)) / len(g.completions) for g in groups}
 
 
 def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:

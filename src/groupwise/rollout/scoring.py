@@ -15,7 +15,7 @@ from groupwise.core.engine import Finished
 from groupwise.core.records import Completion, Prompt
 from groupwise.core.reward import Reward, ScoreResult
 from groupwise.core.samples import Attempt
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Changeable, Settings
 from groupwise.core.task import Judged, ScoresSteps, Task
 from groupwise.rewards.functions.results import score_results
 from groupwise.rewards.pool.pool import Pool
@@ -37,10 +37,10 @@ class ScoringSettings(Settings):
     """
 
     combine: Literal["before", "after"] = "before"
-    workers: int = Field(default=0, ge=0, le=1024)
-    deadline: float = Field(default=10.0, gt=0, le=86_400)
-    memory_mib: int = Field(default=4096, ge=64, le=2**24)
-    fault_limit: float = Field(default=0.05, ge=0, le=1)
+    workers: Changeable[int] = Field(default=0, ge=0, le=1024)
+    deadline: Changeable[float] = Field(default=10.0, gt=0, le=86_400)
+    memory_mib: Changeable[int] = Field(default=4096, ge=64, le=2**24)
+    fault_limit: Changeable[float] = Field(default=0.05, ge=0, le=1)
 
 
 @dataclass(frozen=True)

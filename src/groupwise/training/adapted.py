@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from groupwise.core.records import Batch
 from groupwise.models.adapters.files import read_adapters, write_adapters
@@ -29,14 +29,20 @@ class AdaptedLearner(Learner):
         total_updates: int,
         routing: RoutingSettings = RoutingSettings(),
         routers: Sequence[Router] = (),
+        reference: nn.Module | None = None,
     ) -> None:
-        """Injects adapters into the model; `seed` is the run's, of which their random numbers are a function."""
+        """Injects adapters into the model; `seed` is the run's, of which their random numbers are a function.
+
+        reference  another one than the model with its adapters off
+        """
         self.adapters = Adapters(model, adapter, seed)
         faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
-        super().__init__(model, None, faster, temperature, total_updates, routing, routers)
+        super().__init__(model, reference, faster, temperature, total_updates, routing, routers)
 
-    def reference_logprobs(self, batch: Batch) -> Tensor:
-        """[N,T] nats under the policy that the run started from: the model with its adapters off."""
+    def reference_logprobs(self, batch: Batch) -> Tensor | None:
+        """[N,T] nats under the reference: a model of its own, or this one with its adapters off."""
+        if self.reference is not None:
+            return super().reference_logprobs(batch)
         with self.adapters.off():
             return self.logprobs(self.model, batch)
 

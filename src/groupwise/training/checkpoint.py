@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from groupwise.core.atomic import open_regular, remove
 from groupwise.core.errors import RunError, UsageError, disk_words
 from groupwise.core.json_text import json_value
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Changeable, Settings
 from groupwise.training.tensor_file import write_tensors
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
@@ -36,8 +36,8 @@ class CheckpointSettings(Settings):
     keep   how many stay, the newest ones
     """
 
-    every: int = Field(default=50, ge=1)
-    keep: int = Field(default=2, ge=1)
+    every: Changeable[int] = Field(default=50, ge=1)
+    keep: Changeable[int] = Field(default=2, ge=1)
 
 
 def folder_of(root: Path, step: int) -> Path:

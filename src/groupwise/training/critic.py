@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from groupwise.algorithms.parts.critic import value_loss
 from groupwise.core.metrics import Mean, Sum, Value
 from groupwise.core.records import Batch
-from groupwise.core.settings import Location
+from groupwise.core.settings import Changeable, Location
 from groupwise.models.value import POLICY_START, token_values
 from groupwise.training import checkpoint
 from groupwise.training.optimizer import OptimizerSettings, TrainedModel
@@ -24,8 +24,8 @@ class CriticSettings(OptimizerSettings):
     start          "policy", "reward-model" (the run's own), or the folder of one (or of a causal language model)
     """
 
-    learning_rate: float = Field(default=1e-5, ge=0)
-    clip: float = Field(default=0.2, ge=0)
+    learning_rate: Changeable[float] = Field(default=1e-5, ge=0)
+    clip: Changeable[float] = Field(default=0.2, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
     start: Location = POLICY_START
 

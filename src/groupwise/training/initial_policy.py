@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from groupwise.models.load import Policy, digest, load_policy, model_folder, sav
 from groupwise.models.tiny import ByteSpec, MoeSpec, TinySpec
 from groupwise.training.cache import cached_folder
 from groupwise.training.optimizer import OnStep
+from groupwise.training.run_policy import run_policy
 from groupwise.training.warm_start import WarmStart, fingerprint, warm_start
 
 TINY = {
@@ -27,10 +28,13 @@ TINY = {
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def check_model(model: str) -> None:
-    """Raises UsageError where `model` is neither a tiny model's name, nor a folder, nor looks like a hub's id."""
-    if model not in TINY and not os.path.isdir(model) and not HUB_ID.fullmatch(model):
-        raise UsageError(f"model = {model!r}: there is no such folder; or one of: {', '.join(TINY)}")
+def check_model(key: str, model: str, names: Sequence[str] = tuple(TINY)) -> None:
+    """Raises UsageError, the recipe's key first, where `model` is none of the names, nor a folder, nor a run, nor looks
+    like a hub's id.
+    """
+    known = model in names or os.path.isdir(model) or HUB_ID.fullmatch(model) or run_policy(model)
+    if not known:
+        raise UsageError(f"{key} = {model!r}: there is no such folder; or one of: {', '.join(names)}")
 
 
 def starting_policy(

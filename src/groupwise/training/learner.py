@@ -14,6 +14,7 @@ from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate, microbatches
 from groupwise.core.prefixes import prefix_microbatches
 from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord, UpdateResult
+from groupwise.core.settings import Changeable
 from groupwise.models.fused_layers import FusedLayers
 from groupwise.models.heads import halves
 from groupwise.models.layout import Layout, packed, padded
@@ -42,10 +43,10 @@ class LearnerSettings(OptimizerSettings):
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
-    shared_prefixes: bool = True
-    recompute: bool = False
-    chunk_logits: Count = AUTO
-    held_logits: Literal["auto"] | Annotated[int, Field(ge=0)] = AUTO
+    shared_prefixes: Changeable[bool] = True
+    recompute: Changeable[bool] = False
+    chunk_logits: Changeable[Count] = AUTO
+    held_logits: Changeable[Literal["auto"] | Annotated[int, Field(ge=0)]] = AUTO
 
     @property
     def bf16(self) -> bool:
@@ -101,7 +102,7 @@ class Learner(TrainedModel):
         return logp if old else None, {"routes": seen.used, **own} if seen else {}
 
     def reference_logprobs(self, batch: Batch) -> Tensor | None:
-        """[N,T] nats under the policy that the run started from; None where no copy of it is kept."""
+        """[N,T] nats under the reference; None where there is none."""
         return None if self.reference is None else self.logprobs(self.reference, batch)
 
     def logprobs(self, model: nn.Module, batch: Batch, routing: RoutingPass | None = None) -> Tensor:

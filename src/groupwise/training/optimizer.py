@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from groupwise.core.collate import microbatches
 from groupwise.core.records import Batch
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Changeable, Settings
 from groupwise.models.fused_layers import FusedLayers
 
 #: Called after each update of a training loop with its number from 1, the number of all updates, and its loss.
@@ -52,15 +52,15 @@ class OptimizerSettings(Settings):
     tokens_per_microbatch   tokens run at once, "auto": as many as memory has room for; the gradient is the same
     """
 
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    epsilon: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    warmup_updates: int = Field(default=0, ge=0)
-    schedule: Schedule = Field(default=Schedule.CONSTANT, strict=False)
-    clip_norm: float = Field(default=1.0, ge=0)
-    tokens_per_microbatch: Count = AUTO
-    learning_rate: float = Field(default=1e-6, ge=0)
+    beta1: Changeable[float] = Field(default=0.9, ge=0, lt=1)
+    beta2: Changeable[float] = Field(default=0.999, ge=0, lt=1)
+    epsilon: Changeable[float] = Field(default=1e-8, gt=0)
+    weight_decay: Changeable[float] = Field(default=0.0, ge=0)
+    warmup_updates: Changeable[int] = Field(default=0, ge=0)
+    schedule: Changeable[Schedule] = Field(default=Schedule.CONSTANT, strict=False)
+    clip_norm: Changeable[float] = Field(default=1.0, ge=0)
+    tokens_per_microbatch: Changeable[Count] = AUTO
+    learning_rate: Changeable[float] = Field(default=1e-6, ge=0)
 
 
 @dataclass(frozen=True)

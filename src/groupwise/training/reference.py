@@ -1,21 +1,79 @@
-"""The frozen reference of a run: a copy of the starting policy that is never trained."""
+"""The reference of a run: a policy that is not trained, which the KL penalty keeps the trained one near to."""
 
 import copy
-from typing import Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
 
-from groupwise.core.settings import Settings
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.models.precision import WeightPrecision, cast_weights
+from groupwise.training import checkpoint
+
+#: The `model` that is no other: the policy that the run starts from.
+START = "start"
+#: Its weights in a checkpoint, where they are no longer those that it began with.
+WEIGHTS = "reference.safetensors"
 
 
 class ReferenceSettings(Settings):
     """The section [reference], of an algorithm that reads one.
 
+    model      "start": the policy that the run starts from; or a folder, a hub's id, or a run: RUN or RUN:STEP
+    every      steps after which the reference becomes the policy of that step, again and again; 0: never
     precision  of the reference's weights; "same" is as the learner's master weights are
     """
 
-    precision: WeightPrecision = "same"
+    model: Annotated[Location, Fixed("the steps before were held near to another policy")] = START
+    every: Changeable[int] = Field(default=0, ge=0, le=10**9)
+    precision: Annotated[WeightPrecision, Fixed("the limits of the run's checks are those of this arithmetic")] = "same"
+
+    @property
+    def stays_start(self) -> bool:
+        """Whether it is the policy that the run starts from, to the end."""
+        return self.model == START and self.every == 0
 
 
-def frozen_reference(model: Any, settings: ReferenceSettings) -> Any:
+class Reference:
+    """The frozen policy of a run, and when it was taken.
+
+    model   its own copy; None where it is the policy without its adapters, which needs none
+    digest  of the weights that it begins with, before a cast
+    every   steps between two renewals; 0 where there are none
+    step    the step of the policy that it is; 0: it is what it began with
+    """
+
+    def __init__(self, model: nn.Module | None, digest: str, every: int = 0) -> None:
+        self.model, self.digest, self.every, self.step = model, digest, every, 0
+
+    def renew(self, step: int, weights: Iterable[tuple[str, Tensor]]) -> bool:
+        """Takes the policy's weights after `step`, where that is one of those that it is renewed after -> whether."""
+        if self.model is None or not self.every or step % self.every:
+            return False
+        own = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, weight in weights:
+                own[name].copy_(weight)
+        self.step = step
+        return True
+
+    def save(self, folder: Path) -> None:
+        """Its weights into a checkpoint's folder, where they are not those that it began with."""
+        if self.model is not None and self.step:
+            checkpoint.write_parameters(folder, self.model, WEIGHTS)
+
+    def restore(self, folder: Path, step: int) -> None:
+        """As a checkpoint has it, bit for bit: the policy of `step`. Raises ValueError where it does not fit."""
+        if step and self.model is None:
+            raise ValueError("its reference was renewed, and without reference.every this run keeps none of its own")
+        if self.model is not None and step:
+            checkpoint.read_parameters(folder, self.model, WEIGHTS)
+        self.step = step
+
+
+def frozen_copy(model: Any, settings: ReferenceSettings) -> Any:
     """A copy of the model, cast as the settings say."""
     return cast_weights(copy.deepcopy(model), settings.precision)

@@ -14,6 +14,7 @@ from groupwise.core.records import StreamState
 from groupwise.training import checkpoint
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
+from groupwise.training.reference import Reference
 
 #: Characters of a library's message that are shown: it may list every tensor of a model.
 LONGEST = 300
@@ -51,7 +52,8 @@ class _Saved(BaseModel):
     """The types of what `RunState.save` writes; what is in the groups that wait is read by their own."""
 
     step: int = Field(ge=0)
-    start: str
+    reference: str
+    reference_step: int = Field(ge=0)
     updates: int = Field(ge=0)
     critic_updates: int = Field(ge=0)
     skipped_in_a_row: int = Field(ge=0)
@@ -65,14 +67,12 @@ class RunState:
     """What a checkpoint saves: weights, optimizers, counters and the stream of prompts.
 
     folder     holds a folder for each checkpoint, of which the newest `keep` stay
-    start      digest of the policy that the run started from
-    reference  whether that policy is the run's frozen reference
+    reference  None where the algorithm reads none
     """
 
     folder: Path
     keep: int
-    start: str
-    reference: bool
+    reference: Reference | None
     tokenizer: Any
     learner: Learner
     critic: Critic | None
@@ -92,7 +92,8 @@ class RunState:
         """
         state = {
             "step": progress.step,
-            "start": self.start,
+            "reference": self.reference.digest if self.reference else "",
+            "reference_step": self.reference.step if self.reference else 0,
             **(updates or self.updates),
             "skipped_in_a_row": progress.skipped_in_a_row,
             "seconds_total": progress.seconds_before + seconds,
@@ -104,6 +105,8 @@ class RunState:
             self.learner.save(folder, self.tokenizer)
             if self.critic is not None:
                 self.critic.save(folder)
+            if self.reference is not None:
+                self.reference.save(folder)
             checkpoint.write_state(folder, state)
 
         return checkpoint.save(self.folder, progress.step, write, self.keep)
@@ -111,17 +114,14 @@ class RunState:
     def restore(self, folder: Path) -> tuple[Progress, StreamState]:
         """Puts learner and critic where a checkpoint left them, bit for bit -> the run's progress and stream then.
 
-        Raises UsageError where the policy that is the reference is another one than at the start, or where the
-        checkpoint does not fit what the recipe makes.
+        Raises UsageError where the reference is another one than at the start, or where the checkpoint does not fit
+        what the recipe makes.
         """
         try:
             state = checkpoint.read_state(folder)
             _Saved.model_validate(state, strict=True)
-            if self.reference and state["start"] != self.start:
-                raise UsageError(
-                    f"{folder}: the run's reference was policy {state['start']}, and what is made or loaded now is "
-                    f"{self.start}; resume with the model folder, library versions and number of threads that it had"
-                )
+            if self.reference is not None:
+                self._restore_reference(self.reference, folder, state)
             self.learner.restore(folder, state["updates"])
             if self.critic is not None:
                 self.critic.restore(folder, state["critic_updates"])
@@ -137,3 +137,12 @@ class RunState:
                 f"{folder}: does not fit what the run's recipe makes now: {one_line(error)[:LONGEST]}; "
                 "resume with the recipe and the model that it had"
             ) from None
+
+    def _restore_reference(self, reference: Reference, folder: Path, state: Mapping[str, Any]) -> None:
+        """One that was never renewed is in no checkpoint: it is made or loaded again."""
+        if not state["reference_step"] and state["reference"] != reference.digest:
+            raise UsageError(
+                f"{folder}: the run's reference was policy {state['reference']}, and what is made or loaded now is "
+                f"{reference.digest}; resume with the model folder, library versions and number of threads that it had"
+            )
+        reference.restore(folder, state["reference_step"])

@@ -13,13 +13,15 @@ from groupwise.commands.check.findings import Finding, fault, note, ok
 from groupwise.commands.disk import REMEDY, disk_plan
 from groupwise.commands.memory import empty_model, in_words, memory_of
 from groupwise.commands.parity import tolerance_on
-from groupwise.config.plan import Plan
+from groupwise.commands.policies import named_model
+from groupwise.config.plan import OWN_START, Plan
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request
 from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
+from groupwise.core.terminal import Terminal
 from groupwise.diagnostics.checks import Check, Verdict, learner_equals_engine
 from groupwise.models.adapters.targets import adapted_weights, in_short
 from groupwise.models.chat import Chat
@@ -59,13 +61,14 @@ class ModelFiles:
 
 
 def model_path(plan: Plan, into: Path) -> Path:
-    """The model's folder; a tiny model is built in `into`, with the random weights a run would begin from.
+    """The model's folder. What another run has trained is copied into `into`; a tiny model is built there, with the
+    random weights a run would begin from.
 
     Raises UsageError where there is no such model.
     """
-    if plan.recipe.model not in TINY:
-        return model_folder(plan.recipe.model)
-    TINY[plan.recipe.model].build(plan.task.alphabet, into, plan.recipe.seed)
+    if plan.origin not in TINY:
+        return model_folder(named_model(plan.origin, into / OWN_START, Terminal(stderr=True).print))
+    TINY[plan.origin].build(plan.task.alphabet, into, plan.recipe.seed)
     return into
 
 
@@ -107,9 +110,9 @@ def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], lo
     findings.append(ok(f"disk: {disk}") if disk.fits else fault(f"disk: {disk}; {REMEDY}"))
     if plan.recipe.adapter.rank:
         findings.append(ok(f"adapters on {in_short(policy.model, plan.recipe.adapter)}"))
-    if plan.recipe.model in TINY or plan.recipe.warm_start.steps:
-        start = "random" if plan.recipe.model in TINY else "the folder's"
-        warm = "; the warm start is not run here" if plan.recipe.warm_start.steps else ""
+    if plan.origin in TINY or plan.warm_start.steps:
+        start = "random" if plan.origin in TINY else "the folder's"
+        warm = "; the warm start is not run here" if plan.warm_start.steps else ""
         findings.append(note(f"its weights are {start}{warm}"))
     if plan.recipe.preference is not None:
         findings.append(note(f"the reward model is not looked at: {plan.recipe.preference.source}"))

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from groupwise.core.errors import listed, need
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Changeable, Settings
 
 #: What installs peft, beside groupwise.
 EXTRA = "adapters"
@@ -23,7 +23,7 @@ class AdapterSettings(Settings):
     rank: int = Field(default=0, ge=0, le=4096)
     alpha: float = Field(default=32.0, gt=0)
     targets: tuple[str, ...] = Field(default=(), strict=False)
-    rate_factor: float = Field(default=10.0, gt=0)
+    rate_factor: Changeable[float] = Field(default=10.0, gt=0)
 
     @property
     def unread(self) -> set[str]:

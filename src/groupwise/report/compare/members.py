@@ -15,7 +15,7 @@ from groupwise.report.records import Curves
 APART = ("seed", "name", "runs")
 JOURNAL = "journal."
 #: Keys whose value names a group by itself, the first of them before any other key.
-SPEAKING = ("algorithm.name", "task.name", "model")
+SPEAKING = ("algorithm.name", "task.name", "start", "model")
 #: So many keys at most make a label; beyond that the runs' own names tell more.
 MOST_KEYS = 3
 #: Characters of a value in a label; of a longer one its end, where a path is most telling.

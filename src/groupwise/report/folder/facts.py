@@ -33,7 +33,7 @@ def _run(run: RunFolder) -> Table:
         ("started", moment(about.get("started"))),
         *(("resumed", words) for words in _resumed(about)),
         ("task", about.get("task") or table(recipe.get("task")).get("name")),
-        ("model", recipe.get("model")),
+        ("model", recipe.get("start") or recipe.get("model")),
         ("algorithm", table(about.get("algorithm")).get("name") or table(recipe.get("algorithm")).get("name")),
         ("a step", _a_step(recipe)),
         ("steps", recipe.get("steps")),
@@ -69,7 +69,13 @@ def _again(one: Mapping[str, Any]) -> str:
         when and f"at {when}",
         machine and f"on {machine}",
     ]
-    return " ".join(str(word) for word in words if word)
+    return "; ".join([" ".join(str(word) for word in words if word), *_changed(one)])
+
+
+def _changed(one: Mapping[str, Any]) -> list[str]:
+    """The keys that the run went on with other values of, each with the value before and after."""
+    pairs = table(one.get("changed")).items()
+    return [f"{key} {pair[0]} -> {pair[1]}" for key, pair in pairs if isinstance(pair, list) and len(pair) == 2]
 
 
 def compares_within_group(about: Mapping[str, Any]) -> bool | None:

@@ -98,10 +98,11 @@ def on_what(known: Known) -> tuple[str, str]:
     setting = partial(h.setting, default="?")
     warm = h.setting("warm_start.steps", 0)
     start = f" (warm start of {warm} steps)" if warm else ""
+    policy = h.setting("start") or setting("model")
     sources = sorted(n.removeprefix("sources.").removesuffix(".pass_rate") for n in h.names("sources.") if "pass" in n)
     mixes = f" (a mix of {', '.join(sources)})" if len(sources) > 1 else ""
     words = (
-        f"The task {setting('task.name')}{mixes}, with the policy {setting('model')}{start}: each step samples "
+        f"The task {setting('task.name')}{mixes}, with the policy {policy}{start}: each step samples "
         f"{setting('samples_per_prompt')} completions of at most {setting('sampling.max_new_tokens')} tokens for each "
         f"of {setting('prompts_per_step')} prompts, and {setting('algorithm.name')} trains on {_rewards(h)}."
     )

@@ -1,0 +1,102 @@
+"""The recipe of a run that goes on: as groupwise wrote it, with the changes that are asked for and allowed."""
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from groupwise.config import recipe
+from groupwise.config.changes import UNSET, Change, differences, require_changeable
+from groupwise.config.plan import Plan
+from groupwise.config.recipe import Recipe
+from groupwise.config.resolve import resolved_recipe
+from groupwise.core.errors import UsageError
+from groupwise.journal.journal import Journal
+from groupwise.journal.recipe_file import COPY, as_written, whole_recipe
+from groupwise.training.optimizer import learning_rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """A run's recipe as it was and as it goes on, and what changed."""
+
+    before: Recipe
+    recipe: Recipe
+    changes: tuple[Change, ...]
+
+
+def continuation(run: Path, overrides: Mapping[str, object], step: int) -> Continuation:
+    """The recipe of a run folder after `step`, with dotted keys laid over it.
+
+    Raises UsageError where recipe.toml was edited by hand, a key may not change, or the run is beyond its last step.
+    """
+    path = whole_recipe(run)
+    table = recipe.read_table(path)
+    require_as_written(path, table)
+    changed = copy.deepcopy(table)
+    for key, value in overrides.items():
+        recipe.set_key(changed, key, value)
+    before, after = recipe.parse(table, str(path)), recipe.parse(changed, "--set")
+    changes = differences(table, changed)
+    require_changeable(changes, run)
+    if after.steps < step:
+        raise UsageError(f"steps = {after.steps}: {run} is after step {step} already; set steps = {step} or more")
+    return Continuation(before, after, changes)
+
+
+def require_as_written(path: Path, table: Mapping[str, Any]) -> None:
+    """Raises UsageError with what differs where a recipe.toml, whose table this is, was edited by hand.
+
+    Another comment or order of the keys is no difference.
+    """
+    if as_written(path):
+        return
+    kept = path.with_name(COPY)
+    try:
+        changes = differences(recipe.read_table(kept), table)
+    except UsageError:
+        raise UsageError(
+            f"{path}: edited by hand, and what it was is not known, for {COPY} beside it cannot be read; put back what "
+            "it was, and change keys with train --resume RUN --set KEY=VALUE"
+        ) from None
+    if changes:
+        settings = " ".join(change.setting for change in changes if change.after != UNSET)
+        raise UsageError(
+            f"{path}: edited by hand ({'; '.join(map(str, changes))}); put it back: cp {quote(str(kept))} "
+            f"{quote(str(path))}, then change keys with: groupwise train --resume {quote(str(path.parent))} {settings}"
+        )
+
+
+def record_changes(then: Continuation, plan: Plan, book: Journal, state: Mapping[str, Any]) -> list[str]:
+    """Writes the changes into log.txt and recipe.toml -> a line of each. `state` is the checkpoint's.
+
+    The learning rate of an update depends on its number and on the number of all updates as it is now, so other
+    `steps` move a run to another place of its schedule.
+    """
+    if not then.changes:
+        return []
+    step = state["step"]
+    lines = [f"changed after step {step}: {change}" for change in then.changes]
+    lines += _moved_rate(dataclasses.replace(plan, recipe=then.before), plan, state.get("updates"))
+    for line in lines:
+        book.log(line)
+    remark = f"after step {step}: {', '.join(map(str, then.changes))}"
+    book.replace_recipe(recipe.dump(resolved_recipe(plan)), remark)
+    return lines
+
+
+def _moved_rate(before: Plan, after: Plan, updates: object) -> list[str]:
+    """What the changes do to the rate of the next update, where there is one and it is another."""
+    if not isinstance(updates, int) or updates >= after.total_updates:
+        return []
+    old, new = (_rate(plan, updates) for plan in (before, after))
+    return [] if old == new else [f"the learning rate of the next update is {new:.3g}, and would have been {old:.3g}"]
+
+
+def _rate(plan: Plan, update: int) -> float:
+    """The policy's learning rate in an update, counted from 0; adapters learn faster."""
+    adapter = plan.recipe.adapter
+    faster = adapter.rate_factor if adapter.rank else 1.0
+    return faster * learning_rate(plan.recipe.learner, update, plan.total_updates)

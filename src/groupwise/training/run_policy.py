@@ -1,0 +1,34 @@
+"""A policy that is named by the run that trained it: RUN, its newest good checkpoint's, or RUN:STEP."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from groupwise.journal.recipe_file import RECIPE
+
+_WITH_STEP = re.compile(r"(.+):([0-9]{1,15})", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class RunPolicy:
+    """The policy of a run folder after a step; None stands for its newest good checkpoint."""
+
+    run: Path
+    step: int | None
+
+    def __str__(self) -> str:
+        return str(self.run) if self.step is None else f"{self.run}:{self.step}"
+
+
+def run_policy(text: str) -> RunPolicy | None:
+    """What RUN or RUN:STEP names; None where it is no run, but a folder of a model, a name or nothing at all."""
+    if is_run(text):
+        return RunPolicy(Path(text), None)
+    match = _WITH_STEP.fullmatch(text)
+    return RunPolicy(Path(match[1]), int(match[2])) if match and is_run(match[1]) else None
+
+
+def is_run(folder: str) -> bool:
+    """Whether a folder is one of a run."""
+    return os.path.lexists(os.path.join(folder, RECIPE)) and not os.path.lexists(os.path.join(folder, "config.json"))

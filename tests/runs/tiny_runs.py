@@ -1,0 +1,59 @@
+"""Runs of a third of a second: the smallest policy that learns, without a warm start."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from groupwise.models.load import digest, load_policy
+from groupwise.models.tiny import TinySpec
+from groupwise.training import checkpoint
+
+#: Laid over the recipe quickstart.
+TINY_RUN: dict[str, Any] = {
+    "seed": 1,  # of which a random policy has some answers right, in both steps
+    "steps": 2,
+    "warm_start.steps": 0,
+    "prompts_per_step": 6,
+    "samples_per_prompt": 16,
+    "updates_per_batch": 2,
+    "task.operands": [2, 2],
+    "task.largest": 2,
+    "task.heldout_share": 0.3,
+    "sampling.max_new_tokens": 4,
+    "learner.learning_rate": 0.1,
+    "evaluation.problems": 3,
+    "evaluation.samples": 16,
+    "evaluation.every": 0,
+    "checkpoint.every": 1,
+    "checkpoint.keep": 9,
+    "journal.report": False,
+}
+
+
+def tiny_policy(folder: Path, seed: int = 0, layers: int = 1) -> Path:
+    """A random policy of one layer over the alphabet of sums."""
+    spec = TinySpec(layers=layers, width=8, mlp_width=16, heads=2, kv_heads=2, head_dim=4, max_length=64)
+    spec.build("0123456789+-=", folder, seed=seed)
+    return folder
+
+
+def tiny_run(place: Path, **changes: Any) -> dict[str, Any]:
+    """Overrides of a run in `place`, with its policy beside it."""
+    model = place / "model"
+    if not model.exists():
+        tiny_policy(model)
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    return {**TINY_RUN, "model": str(model), "runs": str(place / "runs"), **dotted}
+
+
+def weights_after(run: Path, step: int) -> str:
+    """A digest of a run's policy after a step."""
+    return digest(load_policy(checkpoint.folder_of(run / "checkpoints", step) / "policy").model)
+
+
+def cut_back(run: Path, step: int) -> None:
+    """Takes away every checkpoint from that step on."""
+    for later in (s for s in checkpoint.steps(run / "checkpoints") if s >= step):
+        shutil.rmtree(checkpoint.folder_of(run / "checkpoints", later))
