@@ -14,10 +14,22 @@ from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.local.sampler import support_mask
 from tests.engines.local.test_engine import EOS, REQUESTS, VOCABULARY, build
 
+MODEL = build()
+
+
+@pytest.fixture(scope="module")
+def engines() -> dict[int, LocalEngine]:
+    """By how many rows they sample at a time."""
+    return {
+        rows: LocalEngine(MODEL, EOS, pad=0, max_rows=rows, decode=lambda ids: "".join(chr(97 + i) for i in ids))
+        for rows in (2, 64)
+    }
+
 
 def replayed(prompt: tuple[int, ...], tokens: tuple[int, ...], how: Sampling) -> torch.Tensor:
-    """[tokens,V] log-probabilities that each token was drawn with, one forward a token, by transformers' processors."""
-    model = build()
+    """[tokens,V] log-probabilities that each token was drawn with, by transformers' processors."""
+    with torch.no_grad():
+        logits = MODEL(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 :]
     bias = torch.zeros(VOCABULARY)
     for token, added in how.logit_bias.items():
         bias[token] = added
@@ -30,10 +42,8 @@ def replayed(prompt: tuple[int, ...], tokens: tuple[int, ...], how: Sampling) ->
     )
     rows = []
     for count in range(len(tokens)):
-        ids = torch.tensor([prompt + tokens[:count]])
-        with torch.no_grad():
-            logits = model(input_ids=ids).logits[:, -1] + bias
-        rows.append(torch.log_softmax(processors(ids, logits) / how.temperature, -1)[0])
+        changed = processors(torch.tensor([prompt + tokens[:count]]), logits[count : count + 1] + bias)
+        rows.append(torch.log_softmax(changed / how.temperature, -1)[0])
     return torch.stack(rows)
 
 
@@ -48,29 +58,30 @@ HOWS = [
 
 @pytest.mark.parametrize("how", HOWS, ids=repr)
 @pytest.mark.parametrize("max_rows", [2, 64])
-def test_the_log_probabilities_are_those_of_transformers_processors(how: Sampling, max_rows: int) -> None:
+def test_the_log_probabilities_are_those_of_transformers_processors(
+    how: Sampling, max_rows: int, engines: dict[int, LocalEngine]
+) -> None:
     """With few rows at a time, completions move from row to row, and what each has had must go with it."""
-    groups = LocalEngine(build(), EOS, pad=0, max_rows=max_rows).generate(REQUESTS, how.replace(max_new_tokens=14))
+    groups = engines[max_rows].generate(REQUESTS, how.replace(max_new_tokens=14))
     for request, group in zip(REQUESTS, groups, strict=True):
         for done in group:
             expected = replayed(request.tokens, done.tokens, how).gather(1, torch.tensor(done.tokens)[:, None])[:, 0]
             torch.testing.assert_close(torch.tensor(done.logp_engine).float(), expected, rtol=0, atol=2e-5)
 
 
-def test_greedy_sampling_takes_the_most_likely_of_the_changed_logits() -> None:
+def test_greedy_sampling_takes_the_most_likely_of_the_changed_logits(engines: dict[int, LocalEngine]) -> None:
     how = Sampling(temperature=0, repetition_penalty=2.0, logit_bias={5: 1.0}, max_new_tokens=8, min_new_tokens=8)
-    [[done]] = LocalEngine(build(), EOS, pad=0).generate([Request((5, 9, 11), 1, seed=0)], how)
+    [[done]] = engines[64].generate([Request((5, 9, 11), 1, seed=0)], how)
     expected = replayed((5, 9, 11), done.tokens, how.replace(temperature=1.0)).argmax(-1)
     assert done.tokens == tuple(expected.tolist())
 
 
 @pytest.mark.parametrize("key", ["min_p", "logit_bias", "repetition_penalty", "min_new_tokens", "stop", "stop_ids"])
-def test_every_option_changes_what_is_sampled(key: str) -> None:
-    values = {"min_p": 0.2, "logit_bias": {4: 5.0}, "repetition_penalty": 2.0, "min_new_tokens": 9, "stop_ids": (9,)}
-    engine = LocalEngine(build(), EOS, pad=0, decode=lambda ids: "".join(chr(97 + i) for i in ids))
+def test_every_option_changes_what_is_sampled(key: str, engines: dict[int, LocalEngine]) -> None:
+    values = {"min_p": 0.2, "logit_bias": {4: 5.0}, "repetition_penalty": 2.0, "min_new_tokens": 9, "stop_ids": (11,)}
     before = Sampling(max_new_tokens=20)
-    changed = before.replace(**{key: values.get(key, ("j",))})
-    one, other = ([c.tokens for g in engine.generate(REQUESTS, how) for c in g] for how in (before, changed))
+    changed = before.replace(**{key: values.get(key, ("l",))})
+    one, other = ([c.tokens for g in engines[64].generate(REQUESTS, how) for c in g] for how in (before, changed))
     assert one != other
 
 
@@ -87,9 +98,8 @@ def test_min_p_keeps_what_is_likely_beside_the_most_likely(min_p: float, others:
 
 
 def test_broken_logits_are_seen_under_min_p() -> None:
-    model = build()
-    engine = LocalEngine(model, EOS, pad=0)
-    engine.load_weights([(n, p * math.nan) for n, p in model.named_parameters()], version=1)
+    engine = LocalEngine(MODEL, EOS, pad=0)
+    engine.load_weights([(n, p * math.nan) for n, p in MODEL.named_parameters()], version=1)
     with pytest.raises(Exception, match="the model's logits are NaN or infinite"):
         engine.generate(REQUESTS, Sampling(min_p=0.1, logit_bias={4: 1.0}))
 
@@ -102,6 +112,8 @@ def test_broken_logits_are_seen_under_min_p() -> None:
         (Sampling(stop_ids=tuple(range(30)), min_new_tokens=1), "min_new_tokens = 1: every id of the model ends a"),
     ],
 )
-def test_ids_that_the_model_does_not_have_are_refused_though_nothing_is_asked_for(how: Sampling, words: str) -> None:
+def test_ids_that_the_model_does_not_have_are_refused_though_nothing_is_asked_for(
+    how: Sampling, words: str, engines: dict[int, LocalEngine]
+) -> None:
     with pytest.raises(UsageError, match=f"^{words}"):
-        LocalEngine(build(), EOS, pad=0).generate((), how)
+        engines[2].generate((), how)
