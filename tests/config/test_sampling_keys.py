@@ -25,7 +25,7 @@ from groupwise.models.load import Policy
         ({"sampling.stop": "\n"}, r"sampling.stop = '\\n': a list is expected, such as \[\"\\n\"\]"),
         (
             {"evaluation.stop": ["a\ufffd"]},
-            "evaluation.stop.0 = .*: U\\+FFFD stands for half a character",
+            "evaluation.stop.0 = .*: holds U\\+FFFD, which stands for half a character",
         ),
         ({"sampling.stop": ["a"] * 65}, "sampling.stop = .*at most 64 items"),
         ({"sampling.stop_ids": [-1]}, "sampling.stop_ids.0 = -1: input should be greater than or equal to 0"),

@@ -34,7 +34,7 @@ def _listed(stops: object) -> object:
 def _possible_text(stop: str) -> str:
     """Raises ValueError for what no finished text holds."""
     if "\ufffd" in stop:
-        raise ValueError("U+FFFD stands for half a character, which the next token completes")
+        raise ValueError("holds U+FFFD, which stands for half a character until the next token completes it")
     return stop
 
 
