@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
@@ -105,38 +104,41 @@ def test_engine_and_learner_agree_on_every_token(temperature: float, truncation:
 
 BIAS = {3: 1.5, 20: -2.0, 1: 1.0}
 OPTIONS: list[dict[str, Any]] = [
-    {"min_p": 0.05},
-    {"logit_bias": BIAS},
+    {"min_p": 0.05, "temperature": 0.6},
+    {"logit_bias": BIAS, "temperature": 1.3},
     {"min_new_tokens": 6},
-    {"min_p": 0.02, "logit_bias": BIAS, "top_p": 0.9},
+    {"min_p": 0.02, "logit_bias": BIAS, "top_p": 0.9, "temperature": 1.3},
     {"min_p": 0.02, "logit_bias": BIAS, "top_k": 20, "min_new_tokens": 6, "stop": ("a", "Q0"), "stop_ids": (9,)},
-    {"top_k": 63, "min_new_tokens": 3},
+    {"top_k": 63, "min_new_tokens": 3, "temperature": 0.6},
 ]
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+@pytest.fixture(scope="module")
+def engine(two_ends: Policy) -> LocalEngine:
+    return LocalEngine(two_ends.model, two_ends.eos, two_ends.pad, max_rows=20, decode=two_ends.decode)
+
+
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("options", OPTIONS, ids=repr)
 def test_engine_and_learner_agree_under_every_option_that_trains(
-    temperature: float, options: dict[str, Any], two_ends: Policy
+    options: dict[str, Any], shared: bool, engine: LocalEngine, two_ends: Policy
 ):
-    """Both ways of running rows; and the ratio of the first update is 1, entropy and gradient finite."""
-    sampling = Sampling(temperature=temperature, max_new_tokens=24, **options)
-    engine = LocalEngine(two_ends.model, two_ends.eos, two_ends.pad, max_rows=20, decode=two_ends.decode)
-    adjustment = adjustment_of(sampling, two_ends.eos, two_ends.model.config.vocab_size)
+    """And the ratio of the first update is 1, with a finite entropy and gradient."""
+    sampling = Sampling(max_new_tokens=24, **options)
     batch = _sampled(engine, two_ends, sampling)
     assert (batch.support is not None) == sampling.truncates
-    plain: Tensor | None = None
-    for shared in (True, False):
-        settings = LearnerSettings(tokens_per_microbatch=500, shared_prompts=shared)
-        learner = Learner(two_ends.model, None, settings, temperature, 1, adjustment=adjustment)
-        old = learner.annotate(batch, old=True, ref=False).need("logp_old")
-        assert float((old - batch.logp_engine)[batch.mask].abs().max()) < 1e-4
-        plain = Learner(two_ends.model, None, settings, temperature, 1).annotate(batch, old=True, ref=False).logp_old
-    assert plain is not None
-    assert float((plain - batch.logp_engine)[batch.mask].abs().max()) > 1e-3 or set(options) == {"min_p"}
+    learner = Learner(
+        two_ends.model,
+        None,
+        LearnerSettings(tokens_per_microbatch=500, shared_prompts=shared),
+        sampling.temperature,
+        1,
+        adjustment=adjustment_of(sampling, two_ends.eos, two_ends.model.config.vocab_size),
+    )
+    old = learner.annotate(batch, old=True, ref=False).need("logp_old")
+    assert float((old - batch.logp_engine)[batch.mask].abs().max()) < 1e-4
     algorithm = groupwise.algorithm("grpo", {"kl.beta": 0.0, "entropy_coefficient": 0.01})
-    weighed = algorithm.weigh(algorithm.credit(batch.add(logp_old=old)))
-    _, seen = learner.gradients(weighed, algorithm)
+    _, seen = learner.gradients(algorithm.weigh(algorithm.credit(batch.add(logp_old=old))), algorithm)
     assert float((seen.logp_live - old)[batch.mask].abs().max()) < 1e-5
     assert torch.isfinite(seen.entropy).all()
     assert all(torch.isfinite(p.grad).all() for p in two_ends.model.parameters() if p.grad is not None)
