@@ -57,13 +57,13 @@ class Outputs:
         of them have been through the model.
         """
         self._flush_routes(slot, run)
-        self._length[slot] = length
         if not self._steps:
             return
         column = _columns(age, len(self._steps), self._tokens.shape[1])
         tokens, chance, total = (torch.stack(steps, 1) for steps in list(zip(*self._steps, strict=True))[:3])
         self._tokens[slot[:, None], column] = tokens
         self._logp[slot[:, None], column] = Draw(tokens, chance, total, None).logp
+        self._length[slot] = length
         for token, (row, ids) in enumerate(self._step_support, start=-len(self._steps)):
             at = age[row] + token
             live = at < length[row]
@@ -86,9 +86,10 @@ class Outputs:
         rows = self._tokens[slots].cpu().numpy()  # slices cost less than a tensor's
         return [tuple(row[:length].tolist()) for row, length in zip(rows, lengths.tolist(), strict=True)]
 
-    def note_stops(self, slots: Sequence[int], completed: Sequence[str]) -> None:
-        """The stop strings that ended completions; "" of one that goes on."""
-        self._by_slot.update((slot, stop) for slot, stop in zip(slots, completed, strict=True) if stop)
+    def end(self, slots: Tensor, lengths: Tensor, stops: Sequence[str]) -> None:
+        """Completions that are flushed end here, each by a stop string."""
+        self._length[slots] = lengths
+        self._by_slot.update(zip(slots.tolist(), stops, strict=True))
 
     def texts(self, slots: Tensor) -> list[tuple[tuple[int, ...], str, str]]:
         """Of completions that are finished and flushed: the ids, "stop" or "length", and the stop string or ""."""

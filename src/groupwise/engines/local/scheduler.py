@@ -166,10 +166,11 @@ class Scheduler:
         self._flush(column + 1)
         slots, lengths = self._table[rows, 0], column + 1 - self._table[rows, 1]
         completed = [strings.completed(sampled) for sampled in self._outputs.sampled(slots, lengths)]
-        self._outputs.note_stops(slots.tolist(), completed)
-        rows = rows[torch.tensor([bool(stop) for stop in completed], device=self._device)]
-        self._table[rows, 2] = column
-        return len(rows) > 0
+        at = [place for place, stop in enumerate(completed) if stop]
+        if at:
+            self._table[rows[at], 2] = column
+            self._outputs.end(slots[at], lengths[at], [completed[place] for place in at])
+        return bool(at)
 
     def retire(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Drop finished rows once they are enough -> the last tokens [R] of the rows left, the slots of the dropped."""
