@@ -130,7 +130,7 @@ def policy(tokenizer: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("texts", [(" b",), ("a b",), ("é",), ("\n",), ("a", " b")], ids=repr)
+@pytest.mark.parametrize("texts", [(" b",), ("a b",), ("é",), ("\n",), ("a", " b"), ("a ",)], ids=repr)
 def test_spaces_that_a_tokenizer_marks_and_bytes_that_stand_in(texts: tuple[str, ...]) -> None:
     own = policy(sentencepiece())
     require_spelled(own, texts)
