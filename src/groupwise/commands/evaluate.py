@@ -16,7 +16,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation, Group
 from groupwise.core.statistics import Interval, paired, paired_rate_difference, pass_rate_interval
 from groupwise.core.terminal import Terminal
-from groupwise.engines.make import make_engine
+from groupwise.engines.make import make_engine, require_sampling
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.models.adapters.files import holds_adapters
 from groupwise.models.chat import Chat
@@ -141,6 +141,7 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
     """One policy, loaded, asked and let go."""
     named, policy = _policy(name, plan.recipe.device, note)
     engine = make_engine(policy=policy, settings=plan.recipe.engine)
+    require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
     chat = Chat(policy.tokenizer, plan.recipe.chat)
     with closing(engine), pool_of(plan) or nullcontext() as pool:
         selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
