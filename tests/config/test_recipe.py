@@ -204,7 +204,7 @@ def keys(model: type[Settings], path: str = ""):
             yield path + name
 
 
-#: Keys that have one value here, are refused for training, or go through tests/runs/test_critic_run.py and test_start.py.
+#: Keys that have one value here, are refused for training, or are gone through in tests/runs (a critic, a start).
 ELSEWHERE = ("engine.name", "device", "sampling.repetition_penalty", "critic", "start")
 
 
