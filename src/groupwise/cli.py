@@ -49,8 +49,9 @@ def train(
         f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
         f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
     )
-    for source, score in s.get("heldout_by_source", {}).items():
-        say(f"{source}: held-out score {score['before']:.3f} -> {score['after']:.3f}")
+    for kind, title in (("heldout_by_reward", "reward {}"), ("heldout_by_source", "{}")):
+        for name, mean in s.get(kind, {}).items():
+            say(f"{title.format(name)}: held-out mean {mean['before']:.3f} -> {mean['after']:.3f}")
     say(f"{s['steps']} steps of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all")
     for name, check in s["checks"].items():
         if check["steps"]:
@@ -79,14 +80,20 @@ def evaluate(
     result = evaluate_folder(str(run), dict(map(assignment, set or [])), str(model) if model else None)
     say = Terminal().print
     say(f"{result.problems} held-out problems x {result.samples} samples")
-    say(f"avg@{result.samples}  {result.avg_at_k:.4f}")
+    if result.pass_at_k:
+        say(f"avg@{result.samples}  {result.avg_at_k:.4f}")
+    else:
+        say(f"mean  {result.measured_mean:.4f} (set evaluation.pass_at for pass rates)")
     for k, value in result.pass_at_k.items():
         say(f"pass@{k}  {value:.4f}")
     say(f"mean length {result.length_mean:.1f} tokens, {result.truncated_share:.1%} cut off at the limit")
+    for name, mean in result.rewards.items():
+        say(f"reward {name}  mean {mean:.4f}")
     for source, row in result.by_source.items():
-        say(f"{source}  avg@{result.samples} {row['avg_at_k']:.4f}, mean score {row['score_mean']:.4f}")
+        rate = f"avg@{result.samples} {row['avg_at_k']:.4f}, " if "avg_at_k" in row else ""
+        say(f"{source}  {rate}mean {row['measured_mean']:.4f}")
     if result.unscored:
-        say(f"{result.unscored} completions could not be scored and count as wrong")
+        say(f"{result.unscored} completions have no score; they do not pass, and no mean counts them")
 
 
 @app.command()

@@ -19,6 +19,7 @@ from groupwise.config.resolve import resolved_recipe
 from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
+from groupwise.core.reward import TASK
 from groupwise.core.samples import Sample
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.health.watch import Watch
@@ -41,7 +42,7 @@ from groupwise.rewards.functions.user import TaskScore
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.collect import Prompts, Rollout, evaluate
-from groupwise.rollout.scoring import TASK, Scorer
+from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection, select
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.checkpoint import CHECKPOINTS
@@ -99,6 +100,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
             samples_per_prompt=recipe.samples_per_prompt,
             filter=plan.algorithm.filter,
             judge=judge and judge.scores,
+            measure=plan.measure,
         ),
         engine=engine,
         learner=learner,
@@ -127,6 +129,7 @@ def evaluation(
         sampling=settings.sampling(plan.recipe.sampling.max_new_tokens),
         seed=plan.recipe.seed,
         judge=judge and judge.scores,
+        measure=plan.measure,
     )
 
 

@@ -8,15 +8,17 @@ from pathlib import Path
 from groupwise.commands.build import evaluation, pool_of
 from groupwise.commands.policies import checkpoint_of, checkpoint_policy
 from groupwise.config import recipe
-from groupwise.config.plan import REWARD_MODEL
+from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve
+from groupwise.core.errors import UsageError
+from groupwise.core.measure import CORRECTNESS
 from groupwise.core.records import Evaluation
 from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine
 from groupwise.journal import journal
 from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
-from groupwise.models.reward import load_reward_model
+from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import select
@@ -41,6 +43,20 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
     require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
     with closing(engine), pool_of(plan) or nullcontext() as pool:
-        scorer = Scorer(plan.task, policy.decode, pool=pool)
-        judge = load_reward_model(Path(name) / REWARD_MODEL, device=plan.recipe.device) if scorer.judged else None
+        scorer = Scorer(plan.task, policy.decode, plan.mix, pool)
+        judge = _reward_model(plan, Path(name) / REWARD_MODEL)
         return evaluation(plan, engine, scorer, chat, selection.heldout, judge)()
+
+
+def _reward_model(plan: Plan, folder: Path) -> RewardModel | None:
+    """The run's reward model. Raises UsageError where there is none and the evaluation reads its scores."""
+    if plan.recipe.preference is None:
+        return None
+    if folder.is_dir():
+        return load_reward_model(folder, device=plan.recipe.device)
+    if plan.measure.metric != CORRECTNESS:
+        raise UsageError(
+            f"evaluation.metric = {plan.measure.metric!r}: it takes the reward model, and {folder} is not there; "
+            "evaluate a run that has one"
+        )
+    return None

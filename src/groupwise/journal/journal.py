@@ -177,7 +177,7 @@ class _Evaluation(BaseModel):
     problems: int
     samples: int
     avg_at_k: float | None
-    learned_mean: float | None
+    measured_mean: float | None
     length_mean: float
     by_source: dict[str, dict[str, float | None]]
 

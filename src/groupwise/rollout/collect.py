@@ -4,14 +4,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 from pydantic import Field
 
 from groupwise.algorithms.parts.filters import RIGHT, Filter
 from groupwise.core.engine import Engine, Request, Sampling, Temperature, TopK, TopP
-from groupwise.core.metrics import mean_of
-from groupwise.core.records import Evaluation, Group, Prompt, RolloutResult, StreamState
+from groupwise.core.measure import Measure, logged_means, values_of
+from groupwise.core.metrics import mean_of, merge, read
+from groupwise.core.records import Completion, Evaluation, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
 from groupwise.core.settings import Settings
@@ -65,7 +67,13 @@ class Rollout:
     samples_per_prompt: int
     filter: Filter
     judge: Judge | None = None
+    measure: Measure = Measure()
     state: StreamState = field(default_factory=StreamState)
+
+    @property
+    def by_score(self) -> bool:
+        """Whether the task's own score is all that trains."""
+        return self.judge is None and self.scorer.by_score
 
     def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> RolloutResult:
         """The next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short completions
@@ -155,16 +163,22 @@ def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
 
 
 class EvaluationSettings(Settings):
-    """The section [evaluation]: held-out problems, and how their completions are sampled.
+    """The section [evaluation]: held-out problems, how their completions are sampled, and what passes.
 
     problems  held-out problems
     samples   completions of each
     every     steps between evaluations; 0 evaluates only before the first step and after the last
+    metric    what is measured: "correctness" (the task's score), "reward" (the one that trains), or the name of one of
+              several rewards; without this key what trains: correctness where the task's score is among it
+    pass_at   reward units from which on a completion passes; without this key 1 for correctness. No other reward has a
+              scale that is known: without a pass mark its mean is measured, and there are no pass rates
     """
 
     problems: int = Field(default=512, ge=1)
     samples: int = Field(default=1, ge=1, le=2**16)
     every: int = Field(default=0, ge=0)
+    metric: str | None = None
+    pass_at: float | None = Field(default=None, ge=-1e9, le=1e9)
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     top_k: TopK = 0
@@ -183,28 +197,42 @@ def evaluate(
     sampling: Sampling,
     seed: int,
     judge: Judge | None = None,
+    measure: Measure = Measure(),
 ) -> Evaluation:
     """Sample every problem `samples` times and score; the same seed gives the same random numbers each time."""
     prompts = [Prompt(s, encode(s)) for s in problems]
     seeds = [derive(seed, "evaluation", i) for i in range(len(prompts))]
-    judge = judge if scorer.judged else None
-    groups = scored_groups(engine, scorer.truth(), prompts, seeds, samples, sampling, judge)
+    beside = scorer.beside()
+    groups = scored_groups(engine, beside, prompts, seeds, samples, sampling, judge)
     completions = [c for g in groups for c in g.completions]
-    right = [sum(c.score >= RIGHT for c in g.completions) for g in groups]
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples and not scorer.judged]
+    passed = [sum(measure.passes(c) for c in g.completions) for g in groups]
+    has_mark = measure.pass_at is not None
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples and has_mark]
+    means = [fmean(values) for g in groups if (values := values_of(g, measure.metric))]
     return Evaluation(
         problems=len(problems),
         samples=samples,
-        avg_at_k=math.nan if scorer.judged else math.fsum(right) / len(completions),
-        pass_at_k={k: math.fsum(pass_at_k(samples, c, k) for c in right) / len(groups) for k in ks},
+        avg_at_k=math.fsum(passed) / len(completions) if has_mark else math.nan,
+        pass_at_k={k: math.fsum(pass_at_k(samples, c, k) for c in passed) / len(groups) for k in ks},
         length_mean=sum(c.length for c in completions) / len(completions),
         truncated_share=sum(c.finish == "length" for c in completions) / len(completions),
-        score_mean=_score_mean(groups),
-        unscored=0 if scorer.judged else sum(math.isnan(c.score) for c in completions),
-        learned_mean=mean_of([c.learned for c in completions if c.learned is not None]).read(),
-        standard_error=math.nan if scorer.judged else standard_error([count / samples for count in right]),
-        by_source={} if scorer.judged else _source_results(groups),
+        score_mean=_score_mean(groups) if scorer.has_answers else math.nan,
+        unscored=sum(math.isnan(measure.value(c)) for c in completions),
+        measured_mean=_measured_mean(groups, measure),
+        standard_error=standard_error([count / samples for count in passed] if has_mark else means),
+        rewards=_reward_means(completions),
+        logged=read(merge([logged_means(completions), beside.take_metrics()])),
+        by_source=_source_results(groups, measure, scorer.has_answers),
     )
+
+
+def _reward_means(completions: Sequence[Completion]) -> dict[str, float]:
+    """The mean score of each reward that trains, over the completions that it votes on."""
+    scores: dict[str, list[float]] = {}
+    for completion in completions:
+        for name, score in completion.reward_scores:
+            scores.setdefault(name, []).extend([] if math.isnan(score) else [score])
+    return {name: mean_of(values).read() for name, values in scores.items()}
 
 
 def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -215,20 +243,29 @@ def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
     return sources
 
 
-def _source_results(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+def _source_results(groups: Sequence[Group], measure: Measure, has_answers: bool) -> dict[str, dict[str, float]]:
     """What an evaluation says of each source that has a name."""
     return {
         source: {
             "problems": len(own),
-            "avg_at_k": sum(c.score >= RIGHT for g in own for c in g.completions)
-            / sum(len(g.completions) for g in own),
-            "score_mean": _score_mean(own),
+            **({"avg_at_k": _pass_rate(own, measure)} if measure.pass_at is not None else {}),
+            **({"score_mean": _score_mean(own)} if has_answers else {}),
+            "measured_mean": _measured_mean(own, measure),
         }
         for source, own in sorted(_by_source(groups).items())
         if source
     }
 
 
+def _pass_rate(groups: Sequence[Group], measure: Measure) -> float:
+    passed = [measure.passes(c) for g in groups for c in g.completions]
+    return sum(passed) / len(passed)
+
+
 def _score_mean(groups: Sequence[Group]) -> float:
     scores = [c.score for g in groups for c in g.completions]
     return math.fsum(s for s in scores if not math.isnan(s)) / len(scores)
+
+
+def _measured_mean(groups: Sequence[Group], measure: Measure) -> float:
+    return mean_of([value for group in groups for value in values_of(group, measure.metric)]).read()

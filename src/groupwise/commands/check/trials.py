@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
-from groupwise.core.reward import Cause, ScoreResult
+from groupwise.core.reward import TASK, Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.core.task import KnowsGold, Task
-from groupwise.rollout.scoring import TASK, Scorer
+from groupwise.rollout.scoring import Scorer
 
 #: Trials that are scored together, and seconds after which no more are begun.
 TOGETHER, SECONDS = 32, 20.0
