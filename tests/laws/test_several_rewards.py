@@ -113,7 +113,6 @@ def test_a_learned_score_joins_the_others_or_stands_alone():
         (1, None),
         (True, None),
         (torch.tensor(0.5), None),
-        (None, Cause.NONE),
         (math.nan, Cause.NAN),
         (math.inf, Cause.NAN),
         ("1.0", Cause.WRONG_TYPE),

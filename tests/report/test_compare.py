@@ -404,9 +404,12 @@ def test_scores_that_are_no_numbers():
 
 def test_a_reward_models_score_is_measured_where_there_is_no_pass_rate():
     asked = {"avg_at_k": None, "problems": 100, "samples": 4}
-    rows = [{"step": s, "evaluation": {**asked, "learned_mean": value}} for s, value in ((0, -1.0), (3, 2.5))]
-    assert score_of(member(evaluation_rows=rows)).interval is None, "the standard error is a pass rate's"
-    learned = [member(f"ppo-{s}", seed=s, evaluation_rows=rows, recipe={"steps": 4}) for s in range(2)]
+    rows = [{"step": s, "evaluation": {**asked, "measured_mean": value}} for s, value in ((0, -1.0), (3, 2.5))]
+    assert score_of(member(evaluation_rows=rows)).interval is None, "without a standard error there is none"
+    sure = [{**row, "evaluation": {**row["evaluation"], "standard_error": 0.1}} for row in rows]
+    assert str(score_of(member(evaluation_rows=sure)).interval) == "2.302 to 2.698"
+    by = {"evaluation": {"metric": "learned"}}
+    learned = [member(f"ppo-{s}", seed=s, evaluation_rows=rows, recipe={"steps": 4, **by}) for s in range(2)]
     table = tables(grouped(learned))[0]
     assert row(table, "grpo (2 seeds)")["held-out learned score"] == "2.500"
     mixed = tables(grouped([*learned, member()]))

@@ -172,6 +172,7 @@ def _output(plan: Plan, policy: Policy, journal: Journal, view: View) -> Output:
         watch=Watch(resolved_recipe(plan), plan.algorithm.advantage.compares_within_group),
         token_text=Spelling(policy.tokenizer),
         token_budget=plan.recipe.journal.token_budget,
+        measure=plan.measure,
     )
 
 

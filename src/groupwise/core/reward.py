@@ -35,7 +35,6 @@ class Cause(StrEnum):
     TIMEOUT = "timeout"
     CRASH = "crash"
     MEMORY = "memory"
-    NONE = "none"
     NAN = "nan"
     TOO_LARGE = "too large"
     WRONG_LENGTH = "wrong length"

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+#: The metric of a run that is measured by the task's score.
+CORRECTNESS = "correctness"
 #: Names of a metric that are not a reward's own.
-WORDS: Mapping[str, str] = {"correctness": "score", "reward": "reward", "learned": "learned score"}
+WORDS: Mapping[str, str] = {CORRECTNESS: "score", "reward": "reward", "learned": "learned score"}
 
 
 class Measured(NamedTuple):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from groupwise.health.measure import CORRECTNESS
 from groupwise.health.symptoms.base import (
     BAD,
     NEUTRAL,
@@ -34,7 +35,6 @@ MEND = {
     "timeout": "a faster reward, or a longer scoring.deadline",
     "memory": "a smaller reward, or a larger scoring.memory_mib",
     "crash": "a reward that does not end its process; log.txt has the first",
-    "none": "a reward that returns a number for every completion",
     "nan": "a reward that returns a finite number for every completion",
 }
 
@@ -75,11 +75,27 @@ def groups_all_wrong(h: History) -> Seen | None:
 
 
 @symptom(
+    limit=f"groups_signal_share below 1 - {NO_SIGNAL:g}, where more than the task's score trains",
+    why="half of the batch is without effect: within these groups no completion earned more than another",
+)
+def groups_of_equal_reward(h: History) -> Seen | None:
+    share = h.mean("groups_signal_share")
+    if share is None or share >= 1 - NO_SIGNAL or h.by_score or not h.compares_within_group:
+        return None
+    fate = "they are dropped and replaced" if drops(h) else f"{their_advantages(h)}, so they train nothing"
+    return Seen(
+        f"In {percent(1 - share)} of the groups of {h.over} every completion had the same reward: {fate}.",
+        f"A finer reward than all or nothing, samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or other "
+        "problems",
+    )
+
+
+@symptom(
     limit="pass_rate 0 in all of the last ten steps, where other rewards train",
     why="the other rewards can rise for ever without the task being learned",
 )
 def nothing_right(h: History) -> Seen | None:
-    rates = h.numbers("pass_rate")
+    rates = h.numbers("pass_rate") if h.setting("evaluation.metric", CORRECTNESS) == CORRECTNESS else []
     if not rates or max(rates) > 0 or h.tied_train_nothing:
         return None
     others = [name for name in h.setting("rewards", {}) if name != "task"]
@@ -114,6 +130,12 @@ def generation_dropped(h: History) -> Seen | None:
     if share is None or share <= DROPPED:
         return None
     right, wrong = h.mean("groups_all_right_share") or 0.0, h.mean("groups_all_wrong_share") or 0.0
+    if h.setting("algorithm.filter.metric", CORRECTNESS) != CORRECTNESS:
+        return Seen(
+            f"{percent(share)} of the tokens generated in {h.over} went to groups that were dropped: their completions "
+            "earned the same.",
+            "A finer reward than all or nothing, or other problems",
+        )
     cause = "all right: the task is nearly solved" if right >= wrong else "all wrong: the task is too hard"
     return Seen(
         f"{percent(share)} of the tokens generated in {h.over} went to groups that were dropped, most of them {cause}.",
@@ -150,8 +172,8 @@ def completions_cut_off(h: History) -> Seen | None:
         return None
     at = f" of {limit} tokens" if limit else ""
     return Seen(
-        f"{percent(share)} of the completions of {h.over} reached the limit{at} and were cut off: most count as "
-        "wrong whatever they were about to say.",
+        f"{percent(share)} of the completions of {h.over} reached the limit{at} and were cut off"
+        + (": most count as wrong whatever they were about to say." if h.by_score else " before they had ended."),
         f"sampling.max_new_tokens = {2 * limit}" if limit else "A larger sampling.max_new_tokens",
     )
 
@@ -200,22 +222,21 @@ def scoring_faults(h: History) -> Seen | None:
 
 @symptom(
     limit="unscored_completions above those of the faults",
-    why="a score that is NaN was meant as something",
-    live=False,
+    why="a completion that no reward votes on is generated for nothing",
 )
 def completions_without_a_score(h: History) -> Seen | None:
     count, everything = h.total("unscored_completions"), h.total("generated_completions")
-    judged = h.mean("learned_mean") is not None or h.names("rewards.")
     failed = sum(h.total(name) for name in h.names("faults.", h.rows))
-    if count <= failed or not everything or (judged and count == everything):
+    if count <= failed or not everything:
         return None
     if count == everything:
         return Seen(
             "No completion has a score: nothing trains.", "Look at the task's or the reward's return value", BAD
         )
     return Seen(
-        f"{count:.0f} of {everything:.0f} completions have no score (it is NaN); they neither vote nor train.",
-        "A score for every completion, 0 where there is nothing to reward",
+        f"{count:.0f} of {everything:.0f} completions have no score: no reward votes on them (NaN, or None), so they "
+        "train nothing.",
+        "A reward that votes on every row, 0 where there is nothing to reward; or leave such rows out (task.filter)",
     )
 
 

@@ -44,8 +44,7 @@ def score_results(values: object, count: int) -> list[ScoreResult]:
     """
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
         wrong = ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {type(values).__name__}, not a list of numbers")
-        none = ScoreResult(cause=Cause.NONE, detail="returned None, not a list of numbers")
-        return [none if values is None else wrong] * count
+        return [wrong] * count
     listed = list(values)  # pyright: ignore[reportArgumentType]
     if len(listed) != count:
         detail = f"returned {len(listed)} scores for {count} completions"
