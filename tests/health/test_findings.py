@@ -302,7 +302,7 @@ def test_a_run_that_is_measured_by_a_reward_is_told_of_it_on_any_scale(scale: fl
     assert looks("falling", falls, OWN_REWARD).words.startswith(f"The reward fell from {-scale:.0f} ")
     flat = measured_rows((40, 2.0 * scale))
     assert "reward is where it began" in looks("levelled off", flat, OWN_REWARD).words
-    assert not looks("levelled off", measured_rows((20, scale), (20, 2 * scale)), OWN_REWARD)
+    assert not looks("levelled off", measured_rows((30, scale), (10, 2 * scale)), OWN_REWARD)
     rising = measured_rows((20, scale), (10, 2 * scale), (10, 3 * scale))
     words = " ".join(f.words for f in findings(rising, OWN_REWARD))
     assert "The reward was still rising at the end" in words

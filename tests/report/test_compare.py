@@ -494,3 +494,14 @@ def test_tables_and_texts_of_a_group_are_those_of_its_first_run():
 def test_a_comparison_needs_no_torch():
     code = "import groupwise.report.compare.compare, sys; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_band_of_a_share_ends_where_shares_do_and_any_other_does_not():
+    high = [Curves([1], {"pass_rate": [x], "pass_at_k.4": [x], "reward_mean": [x]}) for x in (1.0, 1.0, 0.7)]
+    columns = mean(high).columns
+    for name in ("pass_rate", "pass_at_k.4"):
+        assert columns[f"{name}.high"] == [1.0], "0.9 + 0.17 is no share"
+        assert columns[f"{name}.low"] == [pytest.approx(0.9 - 0.17320508)]
+    assert columns["reward_mean.high"] == [pytest.approx(0.9 + 0.17320508)]
+    low = [Curves([1], {"pass_rate": [x]}) for x in (0.0, 0.0, 0.3)]
+    assert mean(low).columns["pass_rate.low"] == [0.0]

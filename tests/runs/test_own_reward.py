@@ -7,6 +7,10 @@ import math
 import statistics
 import tomllib
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +26,53 @@ MINE = str(Path(__file__).parent / "rewards_without_answers.py")
 Row = dict[str, Any]
 
 
+def written(
+    folder: Path, function: str, rows: list[Row], more: str = "", pass_at: float | None = None, steps: int = 2
+) -> Path:
+    """A recipe of one small run, with its prompts beside it: nothing else is needed."""
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "mine.toml").write_text(f"""
+        steps = {steps}
+        model = "tiny-bytes"
+        prompts_per_step = 6
+        samples_per_prompt = 4
+        runs = "{folder / "runs"}"
+        task = {{ name = "data", path = "{folder / "prompts.jsonl"}", check = "none", heldout_share = 0.25 }}
+        learner.learning_rate = 1e-3
+        sampling.max_new_tokens = 8
+        scoring.workers = 1
+        evaluation.problems = 6
+        evaluation.samples = 2
+        {"" if pass_at is None else f"evaluation.pass_at = {pass_at}"}
+        journal.report = false
+        rewards.mine.use = "{MINE}:{function}"
+        {more}
+    """)
+    return folder / "mine.toml"
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """A recipe of one small run, with its prompts beside it: nothing else is needed."""
+    return partial(written, tmp_path)
 
-    def written(function: str, rows: list[Row], more: str = "", pass_at: float | None = None) -> Path:
-        (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (tmp_path / "mine.toml").write_text(f"""
-            steps = 2
-            model = "tiny-bytes"
-            prompts_per_step = 6
-            samples_per_prompt = 4
-            runs = "{tmp_path / "runs"}"
-            task = {{ name = "data", path = "{tmp_path / "prompts.jsonl"}", check = "none", heldout_share = 0.25 }}
-            learner.learning_rate = 1e-3
-            sampling.max_new_tokens = 8
-            scoring.workers = 1
-            evaluation.problems = 6
-            evaluation.samples = 2
-            {"" if pass_at is None else f"evaluation.pass_at = {pass_at}"}
-            journal.report = false
-            rewards.mine.use = "{MINE}:{function}"
-            {more}
-        """)
-        return tmp_path / "mine.toml"
 
-    return written
+@dataclass(frozen=True)
+class Done:
+    """A run, and what it told in the terminal."""
+
+    folder: Path
+    summary: Row
+    told: str
+
+
+@pytest.fixture(scope="module")
+def distinct(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """DAPO on prompts alone, with one function in TRL's form."""
+    path = written(tmp_path_factory.mktemp("distinct"), "distinct", PROMPTS, 'algorithm.name = "dapo"')
+    out = StringIO()
+    with redirect_stdout(out):
+        run = groupwise.train(str(path))
+    return Done(run.folder, run.summary, out.getvalue())
 
 
 PROMPTS: list[Row] = [{"prompt": f"Say {i}"} for i in range(60)]
@@ -69,49 +94,46 @@ def said(folder: Path) -> str:
     return "\n".join([(folder / "log.txt").read_text(), *words])
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
-def test_prompts_and_one_function_of_trl_are_a_run_and_all_of_it_speaks_of_the_reward(algorithm, write, capsys):
-    done = groupwise.train(str(write("distinct", PROMPTS, f'algorithm.name = "{algorithm}"')))
-    told, summary, lines = capsys.readouterr().out, done.summary, rollouts(done.folder)
+def test_prompts_and_one_function_of_trl_are_a_run_and_all_of_it_speaks_of_the_reward(distinct):
+    told, summary, lines = distinct.told, distinct.summary, rollouts(distinct.folder)
     assert summary["heldout_measure"] == "reward"
     assert "held out after step 2: reward" in told
     assert "measured by the mean of: reward" in told
-    for words in (told.partition("evaluation ")[2], said(done.folder)):
+    for words in (told.partition("evaluation ")[2], said(distinct.folder)):
         assert "pass rate" not in words.replace("would make a pass rate", "")
         assert "wrong" not in words
-    assert "the held-out reward" in said(done.folder)
+    assert "the held-out reward" in said(distinct.folder)
 
     assert all(row["measured"] == row["parts"]["mine"] == len(set(row["completion"])) for row in lines)
     assert all(row["score"] is None for row in lines)
-    for row in steps(done.folder):
+    for row in steps(distinct.folder):
         own = [line for line in lines if line["step"] == row["step"] and line["fresh"]]
         assert row["measured_mean"] == pytest.approx(statistics.fmean(line["measured"] for line in own))
         assert row["advantage_abs_mean"] > 0.1
         assert row["trained_completions"] == 24
         assert "pass_rate" not in row
-    recipe = tomllib.loads((done.folder / "recipe.toml").read_text())
-    assert recipe["evaluation"]["metric"] == "reward"
-    assert recipe["algorithm"]["filter"].get("metric") == ("reward" if algorithm == "dapo" else None)
+    recipe = tomllib.loads((distinct.folder / "recipe.toml").read_text())
+    assert recipe["evaluation"]["metric"] == recipe["algorithm"]["filter"]["metric"] == "reward"
 
 
-def test_what_a_function_logs_becomes_metrics_and_columns_of_the_browser(write):
-    folder = groupwise.train(str(write("distinct", PROMPTS, 'algorithm.name = "grpo"'))).folder
+def test_what_a_function_logs_becomes_metrics_and_columns_of_the_browser(distinct):
+    folder = distinct.folder
     for row in rollouts(folder):
-        shown = {"mine.first": row["completion"][:1], "mine.characters": len(row["completion"])}
-        assert row["logged"] == shown
+        assert row["logged"] == {"mine.first": row["completion"][:1], "mine.characters": len(row["completion"])}
     for row in steps(folder):
-        own = [len(line["completion"]) for line in rollouts(folder) if line["step"] == row["step"]]
-        assert row["logged.mine.characters"] == pytest.approx(statistics.fmean(own))
+        fresh = [line for line in rollouts(folder) if line["step"] == row["step"] and line["fresh"]]
+        assert row["logged.mine.characters"] == pytest.approx(statistics.fmean(len(r["completion"]) for r in fresh))
         assert row["logged.mine.calls"] == 1.0
     evaluation = read_metrics(folder)[0]["evaluation"]
     assert evaluation["logged"].keys() == {"mine.characters", "mine.calls"}
-    (run,) = page(folder).runs
+    whole = page(folder)
+    (run,) = whole.runs
     assert run.rollouts is not None
     assert {group.kind for group in run.rollouts.groups} <= {"rewards differ", "rewards equal"}
     assert all(c.logged.keys() == {"mine.first", "mine.characters"} for g in run.rollouts.groups for c in g.completions)
     assert "logged.mine.characters" in run.steps.columns
-    assert any(plot.id == "measured" for plot in page(folder).plots)
-    assert not any(plot.id == "pass-rate" for plot in page(folder).plots)
+    assert {"measured", "logged", "signal"} <= {plot.id for plot in whole.plots}
+    assert not {"pass-rate", "groups"} & {plot.id for plot in whole.plots}
 
 
 def test_a_dictionary_of_verl_is_a_run_and_a_pass_mark_makes_pass_rates(write):
@@ -163,16 +185,8 @@ def test_rewards_of_several_tasks_vote_on_their_own_rows_and_none_is_a_fault(wri
     assert "have no score" in capsys.readouterr().out
 
 
-def test_a_reward_that_never_votes_changes_no_bit(small):
-    own = {"rewards.mine.use": f"{MINE}:nothing", "rewards.task": {}}
-    with_it = groupwise.train("quickstart", {**small(steps=2), **own, "name": "with"})
-    without = groupwise.train("quickstart", {**small(steps=2), "rewards.task": {}, "name": "without"})
-    assert (with_it.folder / "rollouts.jsonl").read_bytes() == (without.folder / "rollouts.jsonl").read_bytes()
-    assert with_it.summary["heldout_measure"] == "pass rate"
-
-
 def test_a_function_that_forgets_to_return_is_said_and_not_believed(write, capsys):
-    done = groupwise.train(str(write("nothing", PROMPTS, 'algorithm.name = "grpo"')))
+    done = groupwise.train(str(write("nothing", PROMPTS, 'algorithm.name = "grpo"', steps=1)))
     assert "no completion has a score: nothing trains" in capsys.readouterr().out
     assert math.isnan(done.summary["heldout_after"])
 

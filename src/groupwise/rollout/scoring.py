@@ -92,10 +92,10 @@ class Scorer:
                 self._metrics.setdefault(f"{name}.{metric}", []).append(value)
             if result.cause is not None:
                 self._note_once(f"{result.cause} in {name}", result.detail)
-        if not any(result.votes or result.cause is not None for result in results.values()):
+        voting = [results[name] for name in self.mix.weights if name in results]
+        if voting and LEARNED not in self.mix.weights and not any(r.votes or r.cause is not None for r in voting):
             functions = ", ".join(self.mix.own)
-            if functions and LEARNED not in self.mix.weights:
-                self._note_once("no vote", f"{functions} gave no score (None) on {sample.key}, so it trains nothing")
+            self._note_once("no vote", f"{functions} gave no score (None) on {sample.key}, so it trains nothing")
 
     def _note_once(self, kind: str, detail: str) -> None:
         if kind not in self._shown:
