@@ -67,7 +67,7 @@ class DropUniform(Filter):
     Source: DAPO (2503.14476), section 3.2, by correctness.
     """
 
-    equation = "completions of a group differ (0 < right < G), or a new prompt takes its place"
+    equation = "completions of a group differ in the metric (0 < right < G), or a new prompt takes its place"
 
     max_rounds: int = 10
     mask_truncated: bool = False

@@ -109,8 +109,10 @@ class History:
 
     @cached_property
     def measured(self) -> Measured:
-        """What the run is measured by, in words and by its columns."""
-        metric = self.setting("evaluation.metric", CORRECTNESS)
+        """What the run is measured by, in words and by its columns; without a recipe, what its evaluations hold."""
+        evaluations = [row["evaluation"] for row in self.evaluations if isinstance(row.get("evaluation"), Mapping)]
+        rates, means = (numbers(name, evaluations) for name in ("avg_at_k", "measured_mean"))
+        metric = self.setting("evaluation.metric", "reward" if means and not rates else CORRECTNESS)
         has_mark = metric == CORRECTNESS or self.setting("evaluation.pass_at") is not None
         return measured(str(metric), has_mark)
 

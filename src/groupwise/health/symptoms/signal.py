@@ -1,8 +1,7 @@
-"""What there is to learn from: groups with and without signal, lengths, faults, reward models, several rewards."""
+"""What there is to learn from: groups with and without signal, lengths, faults."""
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 from groupwise.health.measure import CORRECTNESS
 from groupwise.health.symptoms.base import (
@@ -14,7 +13,6 @@ from groupwise.health.symptoms.base import (
     Row,
     Seen,
     many,
-    numbers,
     percent,
     short,
     symptom,
@@ -26,9 +24,6 @@ FEW_MIXED = 0.2
 DROPPED = 0.75
 CUT_OFF = 0.1
 LONGER, GROWN = 2.0, 1.5
-FALL = 0.05
-#: Reward units: no spread at all, rounding aside.
-FLAT = 1e-9
 
 #: What to do about a fault, by the word its name begins with.
 MEND = {
@@ -237,62 +232,6 @@ def completions_without_a_score(h: History) -> Seen | None:
         f"{count:.0f} of {everything:.0f} completions have no score: no reward votes on them (NaN, or None), so they "
         "train nothing.",
         "A reward that votes on every row, 0 where there is nothing to reward; or leave such rows out (task.filter)",
-    )
-
-
-@symptom(
-    name="over-optimisation",
-    limit=f"pass_rate more than {FALL:g} below its best ten steps while learned_mean is above what it was there",
-    why="chance moves ten steps' pass rate by about 0.01 at 512 completions a step",
-)
-def over_optimised(h: History) -> Seen | None:
-    parts = [(numbers("pass_rate", part), numbers("learned_mean", part)) for part in windows(h.rows)]
-    means = [(fmean(rates), fmean(scores)) for rates, scores in parts if rates and scores]
-    if len(means) < 2:
-        return None
-    best, at_best = max(means)
-    rate, learned = means[-1]
-    if rate >= best - FALL or learned <= at_best:
-        return None
-    return Seen(
-        f"The reward model's score rose from {short(at_best)} to {short(learned)} while the pass rate fell from "
-        f"{short(best)} to {short(rate)}: the policy has learned to please the reward model, not to be right.",
-        f"Take an earlier checkpoint; a larger algorithm.kl.beta (it is {h.setting('algorithm.kl.beta', 0):g}), more "
-        "or better pairs, or the task's own score as a second reward",
-        tone=BAD,
-    )
-
-
-@symptom(
-    limit="learned_right_mean not above learned_wrong_mean",
-    why="from there on its score says nothing about being right",
-)
-def reward_model_cannot_tell(h: History) -> Seen | None:
-    right, wrong = h.mean("learned_right_mean"), h.mean("learned_wrong_mean")
-    if right is None or wrong is None or right > wrong:
-        return None
-    return Seen(
-        f"The reward model scores right completions {short(right)} and wrong ones {short(wrong)} over {h.over}: it "
-        "can no longer tell them apart.",
-        "More pairs of what the policy writes now: preference.pairs, preference.noise; or stop here",
-    )
-
-
-@symptom(
-    limit="rewards.NAME.spread_within_groups 0 in all of the last ten steps, unless solved",
-    why="advantages come from differences within a group",
-)
-def reward_without_spread(h: History) -> Seen | None:
-    columns = [name for name in h.names("rewards.") if name.endswith(".spread_within_groups")]
-    spreads = {name.removeprefix("rewards.").removesuffix(".spread_within_groups"): h.mean(name) for name in columns}
-    spreads.pop("task", None)  # the groups' own finding says that
-    flat = [name for name, spread in spreads.items() if spread is not None and spread <= FLAT]
-    if not flat or h.solved:
-        return None
-    names = ", ".join(flat)
-    return Seen(
-        f"Reward {names} gave every completion of a group the same score over {h.over}: it trains nothing.",
-        f"A finer score than all or nothing, or leave [rewards.{flat[0]}] out",
     )
 
 

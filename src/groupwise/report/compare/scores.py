@@ -19,7 +19,6 @@ from groupwise.health.symptoms.base import History, is_number
 from groupwise.report.compare.bands import measured
 from groupwise.report.compare.members import Group, Member
 from groupwise.report.folder.columns import interval
-from groupwise.report.page.answers import measure_of
 from groupwise.report.records import Table
 
 #: Beyond so many pairs a table of differences is no longer read.
@@ -57,7 +56,7 @@ class Score:
 
 def score_of(member: Member) -> Score | None:
     """None where there is no evaluation with a number."""
-    what = measure_of(History(member.run.step_rows, member.run.evaluation_rows, member.run.recipe))
+    what = History(member.run.step_rows, member.run.evaluation_rows, member.run.recipe).measured
     rows = [row for row in member.run.evaluation_rows if is_number(row["evaluation"].get(what.column))]
     if not rows:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from groupwise.core.statistics import Interval, rate_difference
 from groupwise.health.checks import INVARIANTS, of_limit
-from groupwise.health.measure import PASS_RATE, Measured, measured
+from groupwise.health.measure import PASS_RATE, Measured
 from groupwise.health.symptoms.base import (
     BAD,
     GOOD,
@@ -69,7 +69,7 @@ def answers(known: Known) -> tuple[Answer, ...]:
 
 def learned(known: Known) -> tuple[str, str]:
     """Held out before and after, by whether their 95 % intervals overlap; (words, tone)."""
-    what = measure_of(known.history)
+    what = known.history.measured
     rows = [row for row in known.history.evaluations if _has(row.get("evaluation"), what)]
     if len(rows) < 2 or rows[-1].get("step") == rows[0].get("step"):
         return _not_measured(known, rows, what)
@@ -82,15 +82,6 @@ def learned(known: Known) -> tuple[str, str]:
     held = f"the held-out {what.words} {verb} in {last.get('step')} steps{of}{grown}"
     unread = " No right answer is known, so read some completions too." if what is not PASS_RATE else ""
     return f"{verdict}{known.so_far}: {held}.{remark}{unread}", tone
-
-
-def measure_of(history: History) -> Measured:
-    """What the run is measured by; of a run whose recipe does not say, what its evaluations hold."""
-    found = (row["evaluation"] for row in history.evaluations if isinstance(row.get("evaluation"), Mapping))
-    for evaluation in found if "metric" not in history.setting("evaluation", {}) else ():
-        if not numbers(PASS_RATE.column, [evaluation]) and numbers("measured_mean", [evaluation]):
-            return measured("reward", has_mark=False)
-    return history.measured
 
 
 def on_what(known: Known) -> tuple[str, str]:
