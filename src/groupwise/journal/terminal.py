@@ -32,6 +32,10 @@ class View:
         """What the mean of the trained batch, after shaping, is called beside what is measured."""
         return "reward" if self.what is PASS_RATE else "trained reward"
 
+    def _extras(self, row: Row) -> list[tuple[str, str]]:
+        """(column, label) of what the row has and the line does not show yet."""
+        return [(key, label) for key, label in EXTRAS.items() if key in row and label != self.what.words]
+
     def preparing(self, what: str, step: int, steps: int, loss: float) -> None:
         """What is trained before the first step, such as the warm start."""
         if step % max(1, steps // 5) == 0 or step == steps:
@@ -45,7 +49,7 @@ class View:
             f"step {row['step']:>4}/{self.steps}  {self.what.words} {_number(row[self.what.training_column])}  "
             f"{self.trained} {_number(row['reward_mean'])}  length {_number(row['length_mean'], 1)}  "
             f"signal {_number(row['groups_signal_share'])}  passed {_number(row['share_passed'])}  "
-            f"{_extras(row)}"
+            f"{''.join(f'{label} {_number(row[key])}  ' for key, label in self._extras(row))}"
             f"{_phases(row['seconds'])}"
         )
 
@@ -118,7 +122,7 @@ class LiveView(View):
             ("completion length, tokens", "length_mean", 1),
             ("groups with signal", "groups_signal_share", 2),
             ("gradient the trust region passes", "share_passed", 3),
-            *((label, key, 3) for key, label in EXTRAS.items() if key in row),
+            *((label, key, 3) for key, label in self._extras(row)),
         ):
             line = self.terminal.text((curve([r[key] for r in self.rows], 34), "cyan"))
             table.add_row(label, _number(row[key], digits), line)
@@ -169,10 +173,6 @@ def details(evaluation: Evaluation) -> str:
         counted = "count as not passed" if evaluation.pass_at_k else "are in no mean"
         parts.append(f"{evaluation.unscored} have no score and {counted}")
     return "; ".join(parts)
-
-
-def _extras(row: Row) -> str:
-    return "".join(f"{label} {_number(row[key])}  " for key, label in EXTRAS.items() if key in row)
 
 
 def _number(value: float, digits: int = 3) -> str:
