@@ -25,8 +25,8 @@ def batch_of(parts, mix: Mix):
     for g in range(2):
         rows = []
         for values in parts[4 * g : 4 * g + 4]:
-            told = dict(zip(NAMES, values, strict=True))
-            done = Completion.of_one_turn((5, 6, 7), (-0.1,) * 3, "stop", 0, score=told["task"])
+            told = {name: value for name, value in zip(NAMES, values, strict=True) if value is not None}
+            done = Completion.of_one_turn((5, 6, 7), (-0.1,) * 3, "stop", 0, score=told.get("task", math.nan))
             rows.append(
                 Completion(**{**vars(done), "reward_scores": tuple(told.items()), "combined": mix.combine(told)}),
             )
@@ -84,6 +84,28 @@ def test_a_completion_that_lacks_one_score_neither_votes_nor_trains(each, scores
     assert mine[:4].isfinite().all()
     scores[1] = [7.0, math.nan]
     torch.testing.assert_close(credited("grpo", scores, (1.0, 0.5), each), mine)
+
+
+@pytest.mark.parametrize("name", GROUP_ROWS)
+@pytest.mark.parametrize("each", [True, False])
+def test_a_reward_that_does_not_vote_leaves_a_row_to_the_others(each, name, scores):
+    """On the first problem only the second reward votes, on the second problem both do."""
+    own = [[None, form] if i < 4 else [task, form] for i, (task, form) in enumerate(scores)]
+    mine, both = (credited(name, rows, (2.0, 0.5), each) for rows in (own, scores))
+    if name != "reinforce++-baseline":  # its whitening looks over the batch
+        torch.testing.assert_close(mine[:4], credited(name, scores, (0.0, 0.5), each)[:4])
+        torch.testing.assert_close(mine[4:], both[4:])
+    assert mine.isfinite().all()
+    assert (mine[:4, 2] != 0).all()
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_a_row_that_no_reward_votes_on_trains_nothing_and_moves_nothing(each, scores):
+    silent = [[None, None] if i == 1 else row for i, row in enumerate(scores)]
+    left = credited("grpo", silent, (1.0, 0.5), each)
+    assert (left[1] == 0).all()
+    torch.testing.assert_close(left[[0, 2, 3], 2].sum(), torch.zeros((), dtype=left.dtype), atol=1e-6, rtol=0)
+    torch.testing.assert_close(left[4:], credited("grpo", scores, (1.0, 0.5), each)[4:])
 
 
 def test_the_reward_of_the_record_is_the_weighted_sum(scores):

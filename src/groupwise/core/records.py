@@ -184,7 +184,8 @@ class Batch:
     prompt       [N] int64, prompt tokens, which are the same in the rows of a group; 0 where a row shares none
     group        [N] int64, equal for the completions of one prompt
     score        [N] reward units (the task's, a reward model's where one scores, or the weighted sum of several)
-    reward_scores  [N,K] reward units, one column a reward, where they are combined after group normalisation
+    reward_scores  [N,K] reward units, one column a reward, where they are combined after group normalisation; NaN where
+                 one does not vote
     version      [N] int64, the oldest weights that sampled a token of the row
     row          [N] int64, the place in the batch that the step trains, the same in every part of it
     logp_engine  [N,T] nats (the engine's)

@@ -177,7 +177,7 @@ class EvaluationSettings(Settings):
     problems: int = Field(default=512, ge=1)
     samples: int = Field(default=1, ge=1, le=2**16)
     every: int = Field(default=0, ge=0)
-    metric: str | None = None
+    metric: str | None = Field(default=None, min_length=1)
     pass_at: float | None = Field(default=None, ge=-1e9, le=1e9)
     temperature: Temperature = 1.0
     top_p: TopP = 1.0

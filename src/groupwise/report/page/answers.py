@@ -80,8 +80,8 @@ def learned(known: Known) -> tuple[str, str]:
     sure = f"{_size(after)}95 % interval {_around(after)}" if _around(after) else _size(after).removesuffix("; ")
     of = f" ({sure})" if sure else ""
     held = f"the held-out {what.words} {verb} in {last.get('step')} steps{of}{grown}"
-    unread = " No right answer is known, so read some completions too." if what is not PASS_RATE else ""
-    return f"{verdict}{known.so_far}: {held}.{remark}{unread}", tone
+    read = "" if what is PASS_RATE else " A reward can rise without the text getting better: read some completions."
+    return f"{verdict}{known.so_far}: {held}.{remark or read}", tone
 
 
 def on_what(known: Known) -> tuple[str, str]:
@@ -92,7 +92,7 @@ def on_what(known: Known) -> tuple[str, str]:
     setting = partial(h.setting, default="?")
     warm = h.setting("warm_start.steps", 0)
     start = f" (warm start of {warm} steps)" if warm else ""
-    sources = sorted(n.removeprefix("sources.").removesuffix(".pass_rate") for n in h.names("sources.") if "pass" in n)
+    sources = sorted({name.removeprefix("sources.").rpartition(".")[0] for name in h.names("sources.")})
     mixes = f" (a mix of {', '.join(sources)})" if len(sources) > 1 else ""
     words = (
         f"The task {setting('task.name')}{mixes}, with the policy {setting('model')}{start}: each step samples "
