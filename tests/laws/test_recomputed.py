@@ -34,7 +34,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "several": {"rewards.task": {}, "rewards.repetition": {"weight": 0.1}},
     "reward": {
         "algorithm.name": "dapo",
-        "rewards.repetition": {"n": 1},
+        "rewards.repetition": {"n": 1, "tokens": True},
     },  # measured by a reward, the task's score beside
     "learned": {"preference": PREFERENCE},
     "moe": {"warm_start.steps": 0, "routing.replay": "engine", "routing.load_balance": 0.01, "routing.z_loss": 0.01},

@@ -199,7 +199,7 @@ def test_a_constant_reward_ends_a_run_of_dapo_in_words_about_the_reward(write):
 
 
 def test_a_task_with_answers_is_still_measured_by_what_trains_unless_the_recipe_says_otherwise(small):
-    own = {**small(steps=1, algorithm__name="dapo"), "rewards.repetition": {"n": 1}}
+    own = {**small(steps=1, algorithm__name="dapo"), "rewards.repetition": {"n": 1, "tokens": True}}
     by_reward = groupwise.train("quickstart", {**own, "name": "reward"})
     assert by_reward.summary["heldout_measure"] == "reward"
     assert by_reward.summary["heldout_after"] < 0
