@@ -295,11 +295,11 @@ def measured_rows(*pieces: tuple[int, float], spread: float = 0.02) -> Rows:
     return rows
 
 
-@pytest.mark.parametrize("scale", [1.0, 1000.0])
+@pytest.mark.parametrize("scale", [0.001, 1.0, 1000.0])
 def test_a_run_that_is_measured_by_a_reward_is_told_of_it_on_any_scale(scale: float) -> None:
     """The reward has no scale that is known: sentences speak of it, and no threshold is in its units."""
     falls = measured_rows((20, -1.0 * scale), (10, -3.0 * scale))
-    assert looks("falling", falls, OWN_REWARD).words.startswith(f"The reward fell from {-scale:.0f} ")
+    assert looks("falling", falls, OWN_REWARD).words.startswith(f"The reward fell from {-scale:g} ")
     flat = measured_rows((40, 2.0 * scale))
     assert "reward is where it began" in looks("levelled off", flat, OWN_REWARD).words
     assert not looks("levelled off", measured_rows((30, scale), (10, 2 * scale)), OWN_REWARD)

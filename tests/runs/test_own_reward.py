@@ -98,9 +98,9 @@ def test_prompts_and_one_function_of_trl_are_a_run_and_all_of_it_speaks_of_the_r
     told, summary, lines = distinct.told, distinct.summary, rollouts(distinct.folder)
     assert summary["heldout_measure"] == "reward"
     assert "held out after step 2: reward" in told
-    assert "measured by the mean of: reward" in told
+    assert "measured by the mean of reward" in told
     for words in (told.partition("evaluation ")[2], said(distinct.folder)):
-        assert "pass rate" not in words.replace("would make a pass rate", "")
+        assert "pass rate" not in words.replace("with evaluation.pass_at by a pass rate", "")
         assert "wrong" not in words
     assert "the held-out reward" in said(distinct.folder)
 

@@ -98,10 +98,10 @@ class Plan:
 
 
 def _describe_measure(measure: Measure) -> str:
-    name = "the task's score" if measure.metric == CORRECTNESS else measure.metric
     if measure.pass_at is None:
-        return f"measured by the mean of: {name} (evaluation.pass_at would make a pass rate of it)"
-    return f"passed from {measure.pass_at:g} on of: {name}"
+        return f"measured by the mean of {measure.metric}; with evaluation.pass_at by a pass rate"
+    name = "the task's score" if measure.metric == CORRECTNESS else measure.metric
+    return f"passed from {measure.pass_at:g} of {name} on"
 
 
 def _precisions(plan: Plan) -> dict[str, str]:

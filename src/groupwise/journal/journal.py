@@ -179,6 +179,7 @@ class _Evaluation(BaseModel):
     avg_at_k: float | None
     measured_mean: float | None
     length_mean: float
+    rewards: dict[str, float | None]
     by_source: dict[str, dict[str, float | None]]
 
 
