@@ -40,7 +40,7 @@ def rollouts(folder: Path) -> list[dict]:
 
 
 def rows(folder: Path) -> list[dict]:
-    return [row for row in read_metrics(folder) if "pass_rate" in row]
+    return [row for row in read_metrics(folder) if "rounds" in row]
 
 
 def children() -> set[int]:
