@@ -99,6 +99,14 @@ def test_a_reward_that_does_not_vote_leaves_a_row_to_the_others(each, name, scor
     assert (mine[:4, 2] != 0).all()
 
 
+def test_after_normalisation_a_row_without_a_vote_is_not_compared_by_that_reward(scores):
+    own = [[None if i == 1 else task, form] for i, (task, form) in enumerate(scores)]
+    advantage = credited("grpo", own, (1.0, 0.0), each=True)[:4, 2]
+    assert advantage[1] == 0
+    assert (advantage[[0, 2, 3]] != 0).all()
+    torch.testing.assert_close(advantage.sum(), torch.zeros((), dtype=advantage.dtype), atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("each", [True, False])
 def test_a_row_that_no_reward_votes_on_trains_nothing_and_moves_nothing(each, scores):
     silent = [[None, None] if i == 1 else row for i, row in enumerate(scores)]
