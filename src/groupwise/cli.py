@@ -48,8 +48,9 @@ def train(
         f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
         f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
     )
-    for source, score in s.get("heldout_by_source", {}).items():
-        say(f"{source}: held-out score {score['before']:.3f} -> {score['after']:.3f}")
+    for kind, title in (("heldout_by_reward", "reward {}"), ("heldout_by_source", "{}")):
+        for name, mean in s.get(kind, {}).items():
+            say(f"{title.format(name)}: held-out mean {mean['before']:.3f} -> {mean['after']:.3f}")
     say(f"{s['steps']} steps of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all")
     for name, check in s["checks"].items():
         if check["steps"]:

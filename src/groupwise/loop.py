@@ -10,6 +10,7 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.clock import BEFORE, Clock
 from groupwise.core.collate import collate, minibatches
 from groupwise.core.engine import Engine
+from groupwise.core.metrics import Metrics
 from groupwise.core.records import Batch, Evaluation, RolloutResult
 from groupwise.core.seeds import stream
 from groupwise.diagnostics.checks import Check, Probe, require_passed
@@ -106,7 +107,7 @@ def train_step(run: Training) -> dict[str, Any]:
         result = parts.rollout.collect(run.settings.prompts_per_step, run.clock.switch)
     run.output.faults(step, parts.rollout.scorer.take_unshown())
     require_scores(step, result, run.settings.fault_limit, run.output.log)
-    require_signal(step, result)
+    require_signal(step, result, parts.algorithm.filter.metric)
     with phase("annotate"):
         batch = annotate(run, result)
     first = step == run.settings.waiting_steps + 1
@@ -134,8 +135,7 @@ def train_step(run: Training) -> dict[str, Any]:
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
         report(run, result, checks)
-        generation = generation_metrics(result, parts.rollout.state, parts.rollout.scorer.take_seconds())
-        metrics = log.metrics(generation)
+        metrics = log.metrics(generated(run, result))
     seconds = run.clock.lap()
     run.progress.seconds_training += math.fsum(value for name, value in seconds.items() if name not in BEFORE)
     return step_row(step, metrics, checks, seconds)
@@ -218,10 +218,22 @@ def measured_again(run: Training, result: RolloutResult) -> bool:
     return wider
 
 
+def generated(run: Training, result: RolloutResult) -> Metrics:
+    """What the step's generation came to."""
+    rollout = run.components.rollout
+    return generation_metrics(
+        result,
+        rollout.state,
+        scoring_seconds=rollout.scorer.take_seconds(),
+        measure=rollout.measure,
+        logged=rollout.scorer.take_metrics(),
+    )
+
+
 def report(run: Training, result: RolloutResult, checks: list[Check]) -> None:
     """Say what groups without signal mean, and the checks once; stop where one failed."""
     step = run.progress.step
-    if words := in_words(result.generated):
+    if words := in_words(result.generated, run.components.rollout.by_score):
         run.output.say(step, words)
     if step == run.settings.waiting_steps + 1:
         run.output.checks(step, checks)

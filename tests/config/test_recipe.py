@@ -186,6 +186,8 @@ OTHER: dict[str, Any] = {
     "chat.thinking": "on",
     "chat.open": "<think>",
     "evaluation.problems": 100,
+    "evaluation.metric": "reward",
+    "evaluation.pass_at": 0.5,
     "learner.beta1": 0.5,
     "learner.beta2": 0.5,
     "warm_start.warmup": 0.5,

@@ -140,6 +140,8 @@ GSPO = recipe(
 )
 WITH_FORMAT = recipe(rewards={"task": {}, "format": {"weight": 0.2}})
 JUDGED = recipe(preference={"pairs": 2000})
+#: A run that is measured by a reward of the recipe's own.
+OWN_REWARD = recipe(rewards={"mine": {"use": "mine.py:f", "weight": 1.0}}, evaluation__metric="reward")
 
 #: For each finding: rows and a recipe that must raise it, and words that must be in it.
 PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
@@ -179,6 +181,7 @@ PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
         "62 % of the groups of the last 10 steps were all right: their advantages are 0, so they train nothing",
     ),
     "groups all wrong": (planted(groups_all_wrong_share=0.8), RECIPE, "80 %"),
+    "groups of equal reward": (planted(groups_signal_share=0.3), OWN_REWARD, "In 70 % of the groups"),
     "nothing right": (everywhere(pass_rate=0.0, score_mean=0.0), WITH_FORMAT, "(format)"),
     "few mixed groups": (
         planted(groups_all_right_share=0.45, groups_mixed_share=0.1, groups_all_wrong_share=0.45),
@@ -201,7 +204,7 @@ PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
     "solved": (planted(pass_rate=0.97), RECIPE, "0.97"),
     "still rising": (healthy(), RECIPE, "still rising"),
     "levelled off": (planted(20, pass_rate=0.65), RECIPE, "levelled off at 0.65"),
-    "pass rate falling": (planted(pass_rate=0.3), RECIPE, "to 0.3"),
+    "falling": (planted(pass_rate=0.3), RECIPE, "to 0.3"),
     "held out apart": ([*healthy(), evaluation(0, 0.4), evaluation(40, 0.4)], RECIPE, "0.4, and 0.7"),
     "never measured": (everywhere(engine_gap_mean=None), RECIPE, "engine_gap_mean"),
 }

@@ -14,6 +14,7 @@ from tests.health.health_rows import (
     DAPO,
     GSPO,
     JUDGED,
+    OWN_REWARD,
     PLANTED,
     RECIPE,
     WITH_FORMAT,
@@ -78,12 +79,14 @@ LIMITS: list[tuple[str, Rows, dict[str, Any], bool]] = [
     ("nothing right", planted(pass_rate=lambda i: 0.1 * (i == 5)), WITH_FORMAT, False),
     ("fallback", [*planted(3, groups_fallback=4), *rates((10, 0.8))], DAPO, False),
     ("completions without a score", planted(1, unscored_completions=7, learned_mean=0.5), JUDGED, True),
-    ("completions without a score", everywhere(unscored_completions=512, learned_mean=0.5), JUDGED, False),
-    ("pass rate falling", rates((20, 0.6), (10, 0.55)), RECIPE, False),
-    ("pass rate falling", rates((10, 0.56), (10, 0.42), spread=0.4), RECIPE, False),
-    ("pass rate falling", rates((3, 0.9), (30, 0.6)), RECIPE, False),
-    ("pass rate falling", rates((10, 0.8), (10, 0.5)), RECIPE, True),
-    ("pass rate falling", rates((10, 0.5), (10, 0.8), (10, 0.5)), RECIPE, True),
+    ("completions without a score", everywhere(unscored_completions=512), JUDGED, True),
+    ("groups of equal reward", planted(groups_signal_share=0.3), RECIPE, False),
+    ("groups of equal reward", planted(groups_signal_share=0.6), OWN_REWARD, False),
+    ("falling", rates((20, 0.6), (10, 0.55)), RECIPE, False),
+    ("falling", rates((10, 0.56), (10, 0.42), spread=0.4), RECIPE, False),
+    ("falling", rates((3, 0.9), (30, 0.6)), RECIPE, False),
+    ("falling", rates((10, 0.8), (10, 0.5)), RECIPE, True),
+    ("falling", rates((10, 0.5), (10, 0.8), (10, 0.5)), RECIPE, True),
     ("held out apart", [*healthy(), evaluation(40, 0.6)], RECIPE, True),
     ("held out apart", [*healthy(), evaluation(40, 0.6, problems=10)], RECIPE, False),
     ("held out apart", [*healthy(), evaluation(40, 0.6, standard_error=0.2)], RECIPE, False),
@@ -230,7 +233,7 @@ def test_a_curriculum_may_lower_the_pass_rate() -> None:
     rows = planted(pass_rate=0.3)
     for row in rows:
         row["sources.sums.level"] = row["step"] // 31
-    assert "pass rate falling" not in named(findings(rows, RECIPE))
+    assert "falling" not in named(findings(rows, RECIPE))
 
 
 def test_only_a_run_at_its_end_was_stopped_too_early() -> None:
@@ -280,3 +283,27 @@ def test_short_completions_are_named_where_gspos_epsilons_do_not_fit() -> None:
     seen = named(findings(planted(share_passed=0.7), GSPO))["gradient stopped"]
     assert "Epsilons of 0.0004" in seen.words
     assert "epsilon_low" in seen.advice
+
+
+def measured_rows(*pieces: tuple[int, float], spread: float = 0.02) -> Rows:
+    """Steps of a run that is measured by a reward: no pass rate, and pieces of so many steps at such a mean."""
+    rows = rates(*((steps, 0.5) for steps, _ in pieces))
+    means = [mean for steps, mean in pieces for _ in range(steps)]
+    for i, (row, mean) in enumerate(zip(rows, means, strict=True)):
+        del row["pass_rate"]
+        row["measured_mean"] = mean + spread * (-1) ** i * abs(mean)
+    return rows
+
+
+@pytest.mark.parametrize("scale", [0.001, 1.0, 1000.0])
+def test_a_run_that_is_measured_by_a_reward_is_told_of_it_on_any_scale(scale: float) -> None:
+    """The reward has no scale that is known: sentences speak of it, and no threshold is in its units."""
+    falls = measured_rows((20, -1.0 * scale), (10, -3.0 * scale))
+    assert looks("falling", falls, OWN_REWARD).words.startswith(f"The reward fell from {-scale:g} ")
+    flat = measured_rows((40, 2.0 * scale))
+    assert "reward is where it began" in looks("levelled off", flat, OWN_REWARD).words
+    assert not looks("levelled off", measured_rows((30, scale), (10, 2 * scale)), OWN_REWARD)
+    rising = measured_rows((20, scale), (10, 2 * scale), (10, 3 * scale))
+    words = " ".join(f.words for f in findings(rising, OWN_REWARD))
+    assert "The reward was still rising at the end" in words
+    assert "pass rate" not in words

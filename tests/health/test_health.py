@@ -41,7 +41,7 @@ def test_a_run_waits_three_steps_unless_something_is_wrong() -> None:
 
     assert warnings(everywhere(truncated_share=0.9)) == [(3, "completions cut off")]
     assert warnings(everywhere(engine_probability_error=1.2)) == [(1, "engine gap")]
-    assert [name for _, name in warnings(rates((20, 0.8), (20, 0.5)))] == ["pass rate falling"]
+    assert [name for _, name in warnings(rates((20, 0.8), (20, 0.5)))] == ["falling"]
     assert warnings(planted(**{"faults.timeout in mine": 3})) == []
 
 
@@ -62,7 +62,7 @@ def test_what_was_no_warning_of_the_run_itself_is_not_told_as_one_that_has_passe
 
 def test_an_earlier_moment_sees_as_many_steps_as_the_run_did() -> None:
     seen = named(findings(rates((10, 0.9), (80, 0.5), (10, 0.9)), recipe(steps=200)))
-    assert seen["pass rate falling"].words.startswith("Earlier, at step 50:")
+    assert seen["falling"].words.startswith("Earlier, at step 50:")
 
 
 def test_the_last_moment_before_now_is_looked_at() -> None:

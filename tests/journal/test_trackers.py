@@ -35,7 +35,7 @@ STEPS = [
 ]
 EVALUATION = {
     "step": 3,
-    "evaluation": {"avg_at_k": 0.625, "pass_at_k": {"1": 0.625}, "learned_mean": None, "by_source": {}},
+    "evaluation": {"avg_at_k": 0.625, "pass_at_k": {"1": 0.625}, "measured_mean": None, "by_source": {}},
     "seconds": {"evaluate": 2.0},
 }
 SUMMARY = {"heldout_after": 0.625, "algorithm": "grpo"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,43 +74,82 @@ def right(row: Row) -> bool:
     return row["score"] is not None and row["score"] >= 1 - 1e-6
 
 
+def rewarded(row: Row, weights: dict[str, float]) -> float | None:
+    """What trains, before shaping: the weighted sum of the rewards that vote, a reward model's score, or the task's."""
+    if not weights:
+        return row.get("learned", row["score"])
+    votes = row.get("parts", {})
+    return None if not votes or None in votes.values() else sum(weights[name] * score for name, score in votes.items())
+
+
+def differs(rewards: Sequence[float | None]) -> bool:
+    votes = [reward for reward in rewards if reward is not None]
+    return len(votes) > 1 and max(votes) - min(votes) > 1e-6
+
+
 def mixed(group: Sequence[Row]) -> bool:
     return any(right(r) for r in group) and any(not right(r) and r["score"] is not None for r in group)
 
 
-def of_generated(rows: Sequence[Row]) -> dict[str, float]:
+def lengths(rows: Sequence[Row]) -> list[int]:
+    return [r["tokens"] for r in rows]
+
+
+def of_passes(rows: Sequence[Row]) -> dict[str, float]:
+    """What only a run has that is measured by the task's score."""
+    if any("measured" in r for r in rows):
+        return {"measured_mean": mean(r["measured"] for r in rows if r["measured"] is not None)}
     scored = [r for r in rows if r["score"] is not None]
     good, bad = [r for r in scored if right(r)], [r for r in scored if not right(r)]
     groups = by_group(rows)
     uniform = [g for g in groups if any(r["score"] is not None for r in g) and not mixed(g)]
-    lengths: Callable[[Sequence[Row]], list[int]] = lambda some: [r["tokens"] for r in some]  # noqa: E731
     return {
-        "score_mean": mean(r["score"] for r in scored),
+        "measured_mean": mean(r["score"] for r in scored),
         "pass_rate": len(good) / len(scored) if scored else NOTHING,
-        "length_mean": mean(lengths(rows)),
-        "length_max": max(lengths(rows)),
         "length_right_mean": mean(lengths(good)),
         "length_wrong_mean": mean(lengths(bad)),
-        "truncated_share": mean(r["finish"] == "length" for r in rows),
-        "unscored_completions": len(rows) - len(scored),
-        "score_spread_batch": deviation([r["score"] for r in rows]) if len(scored) > 1 else NOTHING,
-        "score_spread_within_groups": mean(deviation([r["score"] for r in g]) for g in groups),
         "groups_mixed_share": mean(mixed(g) for g in groups),
         "groups_all_right_share": mean(g in uniform and any(right(r) for r in g) for g in groups),
         "groups_all_wrong_share": mean(g in uniform and not any(right(r) for r in g) for g in groups),
+        **of_learned(rows, good, bad),
+    }
+
+
+def of_logged(rows: Sequence[Row]) -> dict[str, float]:
+    """The means of the numbers that reward functions log of completions."""
+    names = {name for r in rows for name, value in r.get("logged", {}).items() if isinstance(value, float | int)}
+    return {
+        f"logged.{name}": mean(r["logged"][name] for r in rows if isinstance(r["logged"].get(name), float | int))
+        for name in names
+    }
+
+
+def of_generated(rows: Sequence[Row], weights: dict[str, float]) -> dict[str, float]:
+    scored = [r for r in rows if r["score"] is not None]
+    groups = by_group(rows)
+    return {
+        **of_passes(rows),
+        "score_mean": mean(r["score"] for r in scored),
+        "length_mean": mean(lengths(rows)),
+        "length_max": max(lengths(rows)),
+        "truncated_share": mean(r["finish"] == "length" for r in rows),
+        "unscored_completions": sum(rewarded(r, weights) is None for r in rows),
+        "groups_signal_share": mean(differs([rewarded(r, weights) for r in g]) for g in groups),
+        "score_spread_batch": deviation([r["score"] for r in rows]) if len(scored) > 1 else NOTHING,
+        "score_spread_within_groups": mean(deviation([r["score"] for r in g]) for g in groups),
         "generated_completions": len(rows),
         "generated_tokens": sum(lengths(rows)),
         "generated_tokens_dropped": sum(lengths([r for r in rows if r["fate"] == "dropped"])),
         "groups_generated": len(groups),
         **of_rewards(groups),
-        **of_learned(rows, good, bad),
+        **of_logged(rows),
     }
 
 
 def of_rewards(groups: Sequence[Sequence[Row]]) -> dict[str, float]:
     told: dict[str, float] = {}
     for name in {name for g in groups for r in g for name in r.get("parts", {})}:
-        each = [[r["parts"][name] for r in g] for g in groups]
+        each = [[r.get("parts", {}).get(name) for r in g] for g in groups]
         told[f"rewards.{name}.mean"] = mean(s for scores in each for s in scores if s is not None)
         told[f"rewards.{name}.spread_within_groups"] = mean(deviation(scores) for scores in each)
     return told
@@ -123,9 +162,14 @@ def of_learned(rows: Sequence[Row], good: Sequence[Row], bad: Sequence[Row]) -> 
     return {f"learned{of}_mean": mean(r["learned"] for r in some) for of, some in told}
 
 
+def stays(group: Sequence[Row]) -> bool:
+    """Whether a filter that goes by what the run is measured by lets the group train."""
+    return differs([r["measured"] for r in group]) if "measured" in group[0] else mixed(group)
+
+
 def of_refill(rows: Sequence[Row], waiting: int, drops: bool) -> dict[str, float]:
     """`waiting` groups were left over before the step; `drops` says whether uniform groups are replaced."""
-    kinds = [(g[0]["fate"], g[0]["fresh"], mixed(g)) for g in by_group(rows)]
+    kinds = [(g[0]["fate"], g[0]["fresh"], stays(g)) for g in by_group(rows)]
     fallback = sum(fate == "trained" and fresh and not mix for fate, fresh, mix in kinds) if drops else 0
     surplus = sum(fate == "surplus" for fate, _, _ in kinds)
     used = sum(fate == "trained" and not fresh for fate, fresh, _ in kinds)
@@ -230,11 +274,14 @@ def of_ratios(rows: Sequence[Row], last: int) -> dict[str, float]:
     return {"log_ratio_variance": told["token"].var(), **quantiles}
 
 
-def recomputed(step: int, rows: Sequence[Row], waiting: int, algorithm: dict[str, Any]) -> dict[str, float]:
-    """Every metric of the step that its rollouts decide; `algorithm` is the recipe's section."""
+def recomputed(step: int, rows: Sequence[Row], waiting: int, recipe: dict[str, Any]) -> dict[str, float]:
+    """Every metric of the step that its rollouts decide."""
+    algorithm, rewards = recipe["algorithm"], recipe.get("rewards", {})
     trained = [r for r in rows if r["fate"] == "trained"]
     return {
-        **of_generated([r for r in rows if r["fresh"]]),
+        **of_generated(
+            [r for r in rows if r["fresh"]], {name: table.get("weight", 1.0) for name, table in rewards.items()}
+        ),
         **of_refill(rows, waiting, algorithm["filter"]["kind"] == "drop-uniform"),
         **of_batch(trained, algorithm["kl"]),
         **of_engine(trained, step - 1),

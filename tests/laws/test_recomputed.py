@@ -32,6 +32,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "ppo": {"algorithm.name": "ppo"},  # four passes, a critic, a KL in the reward, scores of steps
     "tis": {"algorithm.mismatch.kind": "tis"},
     "several": {"rewards.task": {}, "rewards.repetition": {"weight": 0.1}},
+    "reward": {
+        "algorithm.name": "dapo",
+        "rewards.repetition": {"n": 1, "tokens": True},
+    },  # measured by a reward, the task's score beside
     "learned": {"preference": PREFERENCE},
     "moe": {"warm_start.steps": 0, "routing.replay": "engine", "routing.load_balance": 0.01, "routing.z_loss": 0.01},
 }
@@ -71,17 +75,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> dict[
 
 
 def steps(folder: Path) -> list[dict[str, Any]]:
-    return [row for row in read_metrics(folder) if "pass_rate" in row]
+    return [row for row in read_metrics(folder) if "rounds" in row]
 
 
 @pytest.mark.parametrize("name", list(RUNS))
 def test_every_metric_is_decided_by_the_rollouts_or_listed(name: str, folders: dict[str, Path]):
     folder = folders[name]
-    algorithm = tomllib.loads((folder / "recipe.toml").read_text())["algorithm"]
+    recipe = tomllib.loads((folder / "recipe.toml").read_text())
     lines = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
     waiting = 0
     for row in steps(folder):
-        found = recomputed(row["step"], [r for r in lines if r["step"] == row["step"]], waiting, algorithm)
+        found = recomputed(row["step"], [r for r in lines if r["step"] == row["step"]], waiting, recipe)
         waiting = int(found["groups_surplus"])
         written = {key for key in row if not key.startswith("routing.")}  # routes are not written
         assert written - found.keys() <= UNDECIDED.keys(), "a metric that nothing recomputes"
@@ -129,6 +133,8 @@ def test_the_runs_show_what_they_are_for(folders: dict[str, Path]):
     assert most("tis", "correction_mean") > 0
     assert most("several", "rewards.repetition.spread_within_groups") >= 0
     assert most("learned", "learned_mean") != most("learned", "score_mean")
+    assert most("reward", "groups_dropped") > 0
+    assert most("reward", "measured_mean") < 0 < most("reward", "groups_signal_share") < 1
     assert most("grpo", "ratio_token_p99") > 1 > min(row["ratio_token_p01"] for row in steps(folders["grpo"]))
     assert most("moe", "routing.removed") > 0
     assert {row["ratio_token_p99"] for row in steps(folders["once"])} == {1.0}

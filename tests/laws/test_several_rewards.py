@@ -25,8 +25,8 @@ def batch_of(parts, mix: Mix):
     for g in range(2):
         rows = []
         for values in parts[4 * g : 4 * g + 4]:
-            told = dict(zip(NAMES, values, strict=True))
-            done = Completion.of_one_turn((5, 6, 7), (-0.1,) * 3, "stop", 0, score=told["task"])
+            told = {name: value for name, value in zip(NAMES, values, strict=True) if value is not None}
+            done = Completion.of_one_turn((5, 6, 7), (-0.1,) * 3, "stop", 0, score=told.get("task", math.nan))
             rows.append(
                 Completion(**{**vars(done), "reward_scores": tuple(told.items()), "combined": mix.combine(told)}),
             )
@@ -86,6 +86,36 @@ def test_a_completion_that_lacks_one_score_neither_votes_nor_trains(each, scores
     torch.testing.assert_close(credited("grpo", scores, (1.0, 0.5), each), mine)
 
 
+@pytest.mark.parametrize("name", GROUP_ROWS)
+@pytest.mark.parametrize("each", [True, False])
+def test_a_reward_that_does_not_vote_leaves_a_row_to_the_others(each, name, scores):
+    """On the first problem only the second reward votes, on the second problem both do."""
+    own = [[None, form] if i < 4 else [task, form] for i, (task, form) in enumerate(scores)]
+    mine, both = (credited(name, rows, (2.0, 0.5), each) for rows in (own, scores))
+    if name != "reinforce++-baseline":  # its whitening looks over the batch
+        torch.testing.assert_close(mine[:4], credited(name, scores, (0.0, 0.5), each)[:4])
+        torch.testing.assert_close(mine[4:], both[4:])
+    assert mine.isfinite().all()
+    assert (mine[:4, 2] != 0).all()
+
+
+def test_after_normalisation_a_row_without_a_vote_is_not_compared_by_that_reward(scores):
+    own = [[None if i == 1 else task, form] for i, (task, form) in enumerate(scores)]
+    advantage = credited("grpo", own, (1.0, 0.0), each=True)[:4, 2]
+    assert advantage[1] == 0
+    assert (advantage[[0, 2, 3]] != 0).all()
+    torch.testing.assert_close(advantage.sum(), torch.zeros((), dtype=advantage.dtype), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_a_row_that_no_reward_votes_on_trains_nothing_and_moves_nothing(each, scores):
+    silent = [[None, None] if i == 1 else row for i, row in enumerate(scores)]
+    left = credited("grpo", silent, (1.0, 0.5), each)
+    assert (left[1] == 0).all()
+    torch.testing.assert_close(left[[0, 2, 3], 2].sum(), torch.zeros((), dtype=left.dtype), atol=1e-6, rtol=0)
+    torch.testing.assert_close(left[4:], credited("grpo", scores, (1.0, 0.5), each)[4:])
+
+
 def test_the_reward_of_the_record_is_the_weighted_sum(scores):
     batch = batch_of(scores, Mix({"task": 2.0, "form": -1.0}))
     expected = torch.tensor([2 * task - form for task, form in scores], dtype=torch.float64)
@@ -113,7 +143,6 @@ def test_a_learned_score_joins_the_others_or_stands_alone():
         (1, None),
         (True, None),
         (torch.tensor(0.5), None),
-        (None, Cause.NONE),
         (math.nan, Cause.NAN),
         (math.inf, Cause.NAN),
         ("1.0", Cause.WRONG_TYPE),

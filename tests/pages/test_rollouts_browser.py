@@ -265,6 +265,31 @@ def test_why_a_group_does_not_train_is_said_in_its_line(opened: Open) -> None:
         assert words in details(page, group).locator("summary .fate").inner_text()
 
 
+def test_a_group_that_is_measured_by_a_reward_shows_rewards_and_what_was_logged(opened: Open) -> None:
+    group = groups_of(seed=13, steps=1, per_step=1, told=False)[0]
+    rewards = [-4.0, -2.0, -3.0, None]
+    rows = [
+        replace(row, score=None, measured=reward, logged={"mine.first": HOSTILE, "mine.length": 3.5}, fault="")
+        for row, reward in zip(group.completions, rewards, strict=True)
+    ]
+    group = replace(group, kind="rewards differ", fate="trained", completions=rows)
+    equal = replace(group, group=1, kind="rewards equal", fate="dropped")
+    page = opened([group, equal])
+    summary = details(page, group).locator("summary")
+    assert "reward -4, reward -2, reward -3, no score" in summary.locator(".marks").get_attribute("aria-label")
+    fills = [mark.evaluate("m => m.style.getPropertyValue('--fill')") for mark in summary.locator(".mark").all()]
+    assert fills == ["0.000", "1.000", "0.500", "0.000"]
+    assert "wrong" not in summary.inner_text()
+    assert "every completion earned the same" in details(page, equal).locator("summary .fate").inner_text()
+    found = unfold(page, group)
+    assert found.locator("[data-field='measured']").first.inner_text() == "-4"
+    assert found.locator("[data-field='logged.mine.length']").first.inner_text() == "3.5"
+    assert found.locator("[data-field='logged.mine.first']").count() == 4
+    assert found.locator("[data-field='score']").count() == 0
+    assert ask(page, kind="rewards equal") == (1, 4)
+    assert ask(page, measured_from="-3.2") == (2, 4)
+
+
 def test_an_address_opens_a_group_that_filters_hide(opened: Open) -> None:
     groups = groups_of(seed=10, steps=6, per_step=8, told=False)
     page = opened(groups, "#rollout-6-7")

@@ -404,9 +404,12 @@ def test_scores_that_are_no_numbers():
 
 def test_a_reward_models_score_is_measured_where_there_is_no_pass_rate():
     asked = {"avg_at_k": None, "problems": 100, "samples": 4}
-    rows = [{"step": s, "evaluation": {**asked, "learned_mean": value}} for s, value in ((0, -1.0), (3, 2.5))]
-    assert score_of(member(evaluation_rows=rows)).interval is None, "the standard error is a pass rate's"
-    learned = [member(f"ppo-{s}", seed=s, evaluation_rows=rows, recipe={"steps": 4}) for s in range(2)]
+    rows = [{"step": s, "evaluation": {**asked, "measured_mean": value}} for s, value in ((0, -1.0), (3, 2.5))]
+    assert score_of(member(evaluation_rows=rows)).interval is None, "without a standard error there is none"
+    sure = [{**row, "evaluation": {**row["evaluation"], "standard_error": 0.1}} for row in rows]
+    assert str(score_of(member(evaluation_rows=sure)).interval) == "2.302 to 2.698"
+    by = {"evaluation": {"metric": "learned"}}
+    learned = [member(f"ppo-{s}", seed=s, evaluation_rows=rows, recipe={"steps": 4, **by}) for s in range(2)]
     table = tables(grouped(learned))[0]
     assert row(table, "grpo (2 seeds)")["held-out learned score"] == "2.500"
     mixed = tables(grouped([*learned, member()]))
@@ -491,3 +494,14 @@ def test_tables_and_texts_of_a_group_are_those_of_its_first_run():
 def test_a_comparison_needs_no_torch():
     code = "import groupwise.report.compare.compare, sys; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_band_of_a_share_ends_where_shares_do_and_any_other_does_not():
+    high = [Curves([1], {"pass_rate": [x], "pass_at_k.4": [x], "reward_mean": [x]}) for x in (1.0, 1.0, 0.7)]
+    columns = mean(high).columns
+    for name in ("pass_rate", "pass_at_k.4"):
+        assert columns[f"{name}.high"] == [1.0], "0.9 + 0.17 is no share"
+        assert columns[f"{name}.low"] == [pytest.approx(0.9 - 0.17320508)]
+    assert columns["reward_mean.high"] == [pytest.approx(0.9 + 0.17320508)]
+    low = [Curves([1], {"pass_rate": [x]}) for x in (0.0, 0.0, 0.3)]
+    assert mean(low).columns["pass_rate.low"] == [0.0]

@@ -71,7 +71,7 @@ RUNS: Mapping[str, Callable[[], Known]] = {
             groups_all_wrong_share=0.0,
         ),
         recipe=JUDGED,
-        evaluations=[evaluation(0, None, learned_mean=0.1), evaluation(40, None, learned_mean=1.2)],
+        evaluations=[evaluation(0, None, measured_mean=0.1), evaluation(40, None, measured_mean=1.2)],
     ),
     "dapo": lambda: a_run(dropping(generated_tokens_dropped=3600, groups_fallback=2), recipe=DAPO),
     "troubled": lambda: a_run(planted(engine_probability_error=1.2, truncated_share=0.5)),
@@ -167,11 +167,9 @@ def test_learned_compares_the_first_evaluation_with_the_last() -> None:
     assert one("Did it learn?", twice)[0].startswith("Not measured yet")
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "start", "tone"), [(0.1, 1.2, "Its score rose:", GOOD), (1.2, 0.1, "No", WARN)]
-)
+@pytest.mark.parametrize(("before", "after", "start", "tone"), [(0.1, 1.2, "It rose:", GOOD), (1.2, 0.1, "No", WARN)])
 def test_a_learned_score_rises_or_does_not(before: float, after: float, start: str, tone: str) -> None:
-    judged = [evaluation(0, None, learned_mean=before), evaluation(40, None, learned_mean=after)]
+    judged = [evaluation(0, None, measured_mean=before), evaluation(40, None, measured_mean=after)]
     words, found = one("Did it learn?", a_run(recipe=JUDGED, evaluations=judged))
     assert words.startswith(start)
     assert f"from {before:g} to {after:g}" in words

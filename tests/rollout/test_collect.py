@@ -14,6 +14,7 @@ from groupwise.algorithms.parts.filters import DropUniform, KeepAll, Signal, sig
 from groupwise.core.collate import collate
 from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.engine import Sampling
+from groupwise.core.measure import Measure
 from groupwise.core.records import Completion, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
 from groupwise.core.statistics import pass_at_k
@@ -21,7 +22,7 @@ from groupwise.engines.local.engine import LocalEngine
 from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import rollout_rows
 from groupwise.models.chat import Chat
-from groupwise.rollout.collect import Prompts, Rollout, evaluate
+from groupwise.rollout.collect import Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.scoring import Scorer, ScoringRound
 from groupwise.tasks.arithmetic import Arithmetic
 
@@ -180,11 +181,10 @@ def test_evaluation_counts_by_hand(policy):
     engine = LocalEngine(policy.model, policy.eos, policy.pad)
     problems = ARITHMETIC.samples("heldout")[:7]
     sampling = Sampling(temperature=1.5, max_new_tokens=6)
-    found = evaluate(
-        engine, Scorer(EvenLength(), policy.decode), problems, Chat(policy.tokenizer).encode, 4, sampling, seed=3
-    )
-    again = evaluate(
-        engine, Scorer(EvenLength(), policy.decode), problems, Chat(policy.tokenizer).encode, 4, sampling, seed=3
+    scorer, encode = Scorer(EvenLength(), policy.decode), Chat(policy.tokenizer).encode
+    found, again = (
+        measured(heldout_answers(engine, scorer, problems, encode, 4, sampling, seed=3), Measure(), scorer.has_answers)
+        for _ in range(2)
     )
     assert found == again
     assert list(found.pass_at_k) == [1, 2, 4]
@@ -210,7 +210,9 @@ def test_the_standard_error_of_an_evaluation_is_over_problems_by_hand(policy):
 
     def of(count: int, samples: int):
         scorer = Scorer(OnlyTheFirst(problems[0].key), policy.decode)
-        return evaluate(engine, scorer, problems[:count], Chat(policy.tokenizer).encode, samples, sampling, seed=3)
+        encode = Chat(policy.tokenizer).encode
+        answers = heldout_answers(engine, scorer, problems[:count], encode, samples, sampling, seed=3)
+        return measured(answers, Measure(), scorer.has_answers)
 
     # Shares 1, 0, 0: deviation sqrt((4/9 + 1/9 + 1/9) / 2), over sqrt(3); more samples of a problem tell nothing new.
     assert of(3, 2).standard_error == pytest.approx(math.sqrt((4 / 9 + 1 / 9 + 1 / 9) / 2 / 3))

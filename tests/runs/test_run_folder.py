@@ -261,7 +261,7 @@ ROW: dict[str, Any] = {
     "seconds": {"a": 1},
     "checks": {"c": {"value": None, "limit": 0.5, "verdict": "pass"}},
 }
-EVALUATION = {"problems": 2, "samples": 1, "avg_at_k": None, "learned_mean": 1.5, "length_mean": 2.0}
+EVALUATION = {"problems": 2, "samples": 1, "avg_at_k": None, "measured_mean": 1.5, "length_mean": 2.0, "rewards": {}}
 EVALUATED = {"step": 1, "evaluation": {**EVALUATION, "by_source": {"a": {"avg_at_k": None}}}, "seconds": {}}
 
 

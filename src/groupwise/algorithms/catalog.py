@@ -67,7 +67,7 @@ REINFORCE_PP_BASELINE = dataclasses.replace(
     REINFORCE_PP,
     name="reinforce++-baseline",
     summary="REINFORCE++-baseline: the group's mean as baseline, then whitened over the batch; k2 in the loss.",
-    watch="groups_mixed_share: tied groups give 0; kl_mean",
+    watch="groups_signal_share: tied groups give 0; kl_mean",
     advantage=GroupMean(whiten=True),
     kl=KL(beta=0.001, estimator=K2(), place="loss"),
 )
@@ -76,7 +76,7 @@ GRPO = Algorithm(
     name="grpo",
     summary="GRPO: z-scores within the group, token ratios, one clip, k3 in the loss, a mean over sequences.",
     watch="length_wrong_mean: a mean per sequence punishes a long wrong completion less per token; "
-    "groups_mixed_share; kl_mean",
+    "groups_signal_share; kl_mean",
     paper="DeepSeekMath, 2402.03300",
     advantage=GroupZScore(),
     ratio=TokenRatio(),

@@ -107,10 +107,14 @@ def _short(slot: str, row: Algorithm) -> str:
     kind = describe(part).partition("(")[0]
     fields = [(f.name, getattr(part, f.name), f.default) for f in dataclasses.fields(part)]  # type: ignore[arg-type]
     shown = [(name, value) for name, value, default in fields if value != default or (slot == "trust" and value)]
-    values = [name if value is True else f"{name} {value:g}" for name, value in shown]
+    values = [name if value is True else f"{name} {_plain(value)}" for name, value in shown]
     if kind == "none" or (slot == "shaping" and kind == "outcome" and not values):
         return ""
     return f"{kind} ({', '.join(values)})" if values else kind
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def lines(row: Algorithm) -> list[tuple[str, str, str]]:

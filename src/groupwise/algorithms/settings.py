@@ -52,7 +52,12 @@ ESTIMATORS: Mapping[str, type] = {"k1": K1, "k2": K2, "k3": K3, "k3-ratio": K3Ra
 PLACES: Mapping[str, Place] = {place: place for place in get_args(Place)}
 
 #: Types of a field: what a recipe may give for each, and that in words.
-FIELDS = {bool: (bool, "true or false"), int: (int, "a whole number"), float: ((int, float), "a number")}
+FIELDS = {
+    bool: (bool, "true or false"),
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+    str: (str, "text"),
+}
 #: A number of a part is at most so large, either side of 0: its square is finite in float32.
 LARGEST = 1e9
 
@@ -173,11 +178,11 @@ def _choice(where: str, value: object, choices: Mapping[str, T]) -> T:
     return choices[value]
 
 
-def _checked(where: str, value: Any, kind: type) -> bool | int | float:
-    """A field's value as its annotation has it: bool, int or float."""
+def _checked(where: str, value: Any, kind: type) -> bool | int | float | str:
+    """A field's value as its annotation has it: bool, int, float or text."""
     accepted, words = FIELDS[kind]
     if not isinstance(value, accepted) or isinstance(value, bool) is not (kind is bool):
         raise UsageError(f"{where} = {brief(value)}: must be {words}")
-    if not -LARGEST <= value <= LARGEST:  # NaN is not
+    if kind is not str and not -LARGEST <= value <= LARGEST:  # NaN is not
         raise UsageError(f"{where} = {brief(value)}: must be {words} from -{LARGEST:g} to {LARGEST:g}")
     return kind(value)

@@ -18,7 +18,8 @@ from groupwise.config.plan import OWN_CRITIC, REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
-from groupwise.core.records import Evaluation, Group
+from groupwise.core.records import Evaluation
+from groupwise.core.reward import TASK
 from groupwise.core.samples import Sample
 from groupwise.engines.make import make_engine, require_engine_support, require_sampling
 from groupwise.health.watch import Watch
@@ -42,8 +43,8 @@ from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from
 from groupwise.rewards.functions.user import TaskScore
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
-from groupwise.rollout.collect import Prompts, Rollout, evaluation_groups, measured
-from groupwise.rollout.scoring import TASK, Scorer
+from groupwise.rollout.collect import HeldoutAnswers, Prompts, Rollout, heldout_answers, measured
+from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection, select
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.checkpoint import CHECKPOINTS
@@ -101,6 +102,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
             samples_per_prompt=recipe.samples_per_prompt,
             filter=plan.algorithm.filter,
             judge=judge and judge.scores,
+            measure=plan.measure,
         ),
         engine=engine,
         learner=learner,
@@ -118,17 +120,17 @@ def evaluation(
     plan: Plan, engine: Engine, scorer: Scorer, chat: Chat, heldout: Sequence[Sample], judge: RewardModel | None
 ) -> Callable[[], Evaluation]:
     """Samples the held-out problems as the plan says, each time with the same random numbers, and sums them up."""
-    sample = heldout_groups(plan, engine, scorer, chat, heldout, judge)
-    return lambda: measured(sample(), scorer.judged)
+    sample = sampled_heldout(plan, engine, scorer, chat, heldout, judge)
+    return lambda: measured(sample(), plan.measure, scorer.has_answers)
 
 
-def heldout_groups(
+def sampled_heldout(
     plan: Plan, engine: Engine, scorer: Scorer, chat: Chat, heldout: Sequence[Sample], judge: RewardModel | None
-) -> Callable[[], list[Group]]:
+) -> Callable[[], HeldoutAnswers]:
     """Samples the held-out problems as the plan says, each time with the same random numbers."""
     settings = plan.recipe.evaluation
     return partial(
-        evaluation_groups,
+        heldout_answers,
         engine,
         scorer,
         problems=heldout,
@@ -206,6 +208,7 @@ def _output(plan: Plan, policy: Policy, journal: Journal, view: View) -> Output:
         watch=Watch(resolved_recipe(plan), plan.algorithm.advantage.compares_within_group),
         token_text=Spelling(policy.tokenizer),
         token_budget=plan.recipe.journal.token_budget,
+        measure=plan.measure,
     )
 
 

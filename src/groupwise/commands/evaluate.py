@@ -1,29 +1,29 @@
 """Sample policies on held-out problems: of runs, or of any model; one alone, or several on the same problems."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from groupwise.commands.build import heldout_groups, pool_of
+from groupwise.commands.build import pool_of, sampled_heldout
 from groupwise.commands.policies import checkpoint_of, checkpoint_policy, plan_of
 from groupwise.config import recipe as recipes
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
+from groupwise.core.measure import CORRECTNESS, Measure
 from groupwise.core.records import Evaluation, Group
-from groupwise.core.statistics import Interval, paired, paired_rate_difference, pass_rate_interval
+from groupwise.core.statistics import Interval, mean_interval, paired, paired_rate_difference, pass_rate_interval
 from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine, require_sampling
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.models.adapters.files import holds_adapters
 from groupwise.models.chat import Chat
 from groupwise.models.load import Policy, load_policy, model_folder
-from groupwise.models.reward import load_reward_model
+from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.models.template_checks import check_chat, require_no_fatal
-from groupwise.rollout.collect import measured, problem_scores
+from groupwise.rollout.collect import measured, problem_values
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import select
 from groupwise.training import checkpoint
@@ -35,26 +35,28 @@ from groupwise.training.run_policy import RunPolicy, is_run, run_policy
 class PolicyResult:
     """One policy's answers.
 
-    name       as it was asked for; of a run RUN:STEP
-    judged     whether a reward model alone has scored them
+    name     as it was asked for; of a run RUN:STEP
+    measure  what they are measured by
     """
 
     name: str
-    judged: bool
+    measure: Measure
     groups: Sequence[Group]
     evaluation: Evaluation
 
     @property
-    def interval(self) -> Interval | None:
-        """Around the pass rate; None where there is none."""
+    def interval(self) -> Interval:
+        """Around the pass rate; without a pass mark around the mean of what is measured."""
         e = self.evaluation
-        return None if self.judged else pass_rate_interval(e.avg_at_k, e.problems, e.samples, e.standard_error)
+        if self.measure.pass_at is None:
+            return mean_interval(e.measured_mean, e.problems, e.standard_error)
+        return pass_rate_interval(e.avg_at_k, e.problems, e.samples, e.standard_error)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two policies on the problems that both were asked, `second` - `first`: of pass rates, or of a reward model's
-    mean score in its units.
+    """Of two policies on the problems that both were asked, `second` - `first`: of pass rates, or without a pass mark
+    of means in reward units.
     """
 
     first: str
@@ -100,7 +102,7 @@ def difference(first: PolicyResult, second: PolicyResult) -> Difference:
 
     Raises UsageError where there is none, as where max_prompt_tokens leaves each tokenizer other problems.
     """
-    before, after = (problem_scores(result.groups, result.judged) for result in (first, second))
+    before, after = (problem_values(result.groups, result.measure) for result in (first, second))
     both = [key for key in before if key in after]
     if not both:
         raise UsageError(f"{first.name} and {second.name} have no problem in common: raise max_prompt_tokens")
@@ -109,7 +111,7 @@ def difference(first: PolicyResult, second: PolicyResult) -> Difference:
     samples = first.evaluation.samples
     interval = (
         paired(old, new, over="problems")
-        if first.judged
+        if first.measure.pass_at is None
         else paired_rate_difference(list(old.values()), list(new.values()), samples)
     )
     return Difference(first.name, second.name, len(both), fmean(new.values()) - fmean(old.values()), interval)
@@ -146,10 +148,9 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
     with closing(engine), pool_of(plan) or nullcontext() as pool:
         selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
-        scorer = Scorer(plan.task, policy.decode, pool=pool)
-        judge = load_reward_model(plan.folder / REWARD_MODEL, device=plan.recipe.device) if scorer.judged else None
-        groups = heldout_groups(plan, engine, scorer, chat, selection.heldout, judge)()
-    return PolicyResult(named, scorer.judged, groups, measured(groups, scorer.judged))
+        scorer = Scorer(plan.task, policy.decode, plan.mix, pool)
+        answers = sampled_heldout(plan, engine, scorer, chat, selection.heldout, _reward_model(plan))()
+    return PolicyResult(named, plan.measure, answers.groups, measured(answers, plan.measure, scorer.has_answers))
 
 
 def _policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, Policy]:
@@ -174,20 +175,23 @@ def result_lines(results: Results) -> list[str]:
 
 
 def _policy_lines(result: PolicyResult, named: bool) -> list[str]:
-    e, around = result.evaluation, result.interval
-    learned = [] if math.isnan(e.learned_mean) else [f"learned score  {e.learned_mean:.4f}"]
+    e, around = result.evaluation, f"(95 % {result.interval})"
+    mean = f"mean  {e.measured_mean:.4f} {around}; set evaluation.pass_at for pass rates"
     return [
         *([result.name] if named else []),
         f"{e.problems} held-out problems x {e.samples} samples",
-        *([f"avg@{e.samples}  {e.avg_at_k:.4f} (95 % {around})"] if around else learned),
+        f"avg@{e.samples}  {e.avg_at_k:.4f} {around}" if e.pass_at_k else mean,
         *(f"pass@{k}  {value:.4f}" for k, value in e.pass_at_k.items()),
         f"mean length {e.length_mean:.1f} tokens, {e.truncated_share:.1%} cut off at the limit",
-        *(
-            f"{source}  avg@{e.samples} {row['avg_at_k']:.4f}, mean score {row['score_mean']:.4f}"
-            for source, row in e.by_source.items()
-        ),
-        *([f"{e.unscored} completions could not be scored and count as wrong"] if e.unscored else []),
+        *(f"reward {name}  mean {mean:.4f}" for name, mean in e.rewards.items()),
+        *(_source_line(source, row, e.samples) for source, row in e.by_source.items()),
+        *([f"{e.unscored} completions have no score; they do not pass, and no mean counts them"] if e.unscored else []),
     ]
+
+
+def _source_line(source: str, row: Mapping[str, float], samples: int) -> str:
+    rate = f"avg@{samples} {row['avg_at_k']:.4f}, " if "avg_at_k" in row else ""
+    return f"{source}  {rate}mean {row['measured_mean']:.4f}"
 
 
 def _difference_line(apart: Difference) -> str:
@@ -197,3 +201,18 @@ def _difference_line(apart: Difference) -> str:
         return f"{words}, of which no interval can be made"
     chance = "which chance explains" if 0.0 in around else "which is more than chance"
     return f"{words} (95 % {around}, {around.name}), {chance}"
+
+
+def _reward_model(plan: Plan) -> RewardModel | None:
+    """The run's reward model. Raises UsageError where there is none and the evaluation reads its scores."""
+    folder = plan.folder / REWARD_MODEL
+    if plan.recipe.preference is None:
+        return None
+    if folder.is_dir():
+        return load_reward_model(folder, device=plan.recipe.device)
+    if plan.measure.metric != CORRECTNESS:
+        raise UsageError(
+            f"evaluation.metric = {plan.measure.metric!r}: it takes the reward model, and {folder} is not there; "
+            "evaluate a run that has one"
+        )
+    return None

@@ -76,7 +76,7 @@ def _rows(result: PolicyResult) -> Iterator[dict[str, Any]]:
     for problem, group in enumerate(result.groups):
         for sample, completion in enumerate(group.completions):
             place = {"policy": result.name, "problem": problem, "sample": sample}
-            yield {**place, **completion_columns(group, completion)}
+            yield {**place, **completion_columns(group, completion, result.measure)}
 
 
 def _label(name: str) -> str:

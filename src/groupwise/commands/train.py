@@ -25,6 +25,7 @@ from groupwise.core.engine import Engine
 from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.core.terminal import Terminal
 from groupwise.health.checks import of_limit
+from groupwise.health.measure import measured
 from groupwise.journal import journal
 from groupwise.journal.journal import Journal, sound_metrics
 from groupwise.journal.recipe_file import whole_recipe
@@ -95,7 +96,9 @@ def resume(folder: Path, overrides: Mapping[str, object] | None = None) -> Run:
 def _go(plan: Plan, book: Journal, about_row: Mapping[str, Any], newest: Path | None, send: Sender, fresh: bool) -> Run:
     terminal = Terminal()
     steps, name = plan.recipe.steps, plan.folder.name
-    view = LiveView(steps, name, terminal) if terminal.console.is_terminal else View(steps, terminal)
+    what = measured(plan.measure.metric, plan.measure.pass_at is not None)
+    live = terminal.console.is_terminal
+    view = LiveView(steps, name, terminal, what) if live else View(steps, terminal, what)
     view.note(plan.describe())
     stop_signals: list[int] = []
     opened: list[Scorer | Engine] = []
@@ -207,20 +210,22 @@ def _free_name(runs: Path, name: str) -> str:
 
 def _summary(plan: Plan, run: Training) -> dict[str, Any]:
     """summary.json, from the rows of metrics.jsonl, so that a resumed run says the same."""
-    judged, progress = run.components.rollout.scorer.judged, run.progress
-    evaluations, measure = _evaluations(plan.folder), "learned_mean" if judged else "avg_at_k"
-    unknown = {measure: None, "length_mean": math.nan, "by_source": {}}
+    progress, evaluations = run.progress, _evaluations(plan.folder)
+    what = measured(plan.measure.metric, plan.measure.pass_at is not None)
+    unknown = {what.column: None, "length_mean": math.nan, "by_source": {}, "rewards": {}}
     before, after = evaluations.get(0, unknown), evaluations[progress.step]
     return {
         "name": plan.folder.name,
         "algorithm": plan.algorithm.name,
         "seed": plan.recipe.seed,
         "steps": progress.step,
-        "heldout_measure": "learned score" if judged else "pass rate",
-        "heldout_before": _or_nan(before[measure]),
-        "heldout_after": _or_nan(after[measure]),
+        "heldout_measure": what.words,
+        "heldout_metric": plan.measure.metric,
+        "heldout_before": _or_nan(before[what.column]),
+        "heldout_after": _or_nan(after[what.column]),
         "length_before": before["length_mean"],
         "length_after": after["length_mean"],
+        **_by_reward(before, after),
         **_by_source(before, after),
         "heldout_problems": after["problems"],
         "heldout_samples": after["samples"],
@@ -243,12 +248,21 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
+def _by_reward(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Mean before and after of each reward that trains, where the recipe names rewards."""
+    means = {
+        name: {"before": _or_nan(before["rewards"].get(name)), "after": _or_nan(mean)}
+        for name, mean in after["rewards"].items()
+    }
+    return {"heldout_by_reward": means} if means else {}
+
+
 def _by_source(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Mean score before and after of each source, where the task mixes several."""
+    """Mean before and after of what is measured, by source, where the task mixes several."""
     scores = {
         source: {
-            "before": _or_nan(before["by_source"].get(source, {}).get("score_mean")),
-            "after": _or_nan(row.get("score_mean")),
+            "before": _or_nan(before["by_source"].get(source, {}).get("measured_mean")),
+            "after": _or_nan(row.get("measured_mean")),
         }
         for source, row in after["by_source"].items()
     }

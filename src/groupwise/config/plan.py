@@ -9,6 +9,7 @@ from groupwise.algorithms.settings import describe
 from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import describe_mix
 from groupwise.core.engine import Sampling
+from groupwise.core.measure import CORRECTNESS, Measure
 from groupwise.core.task import Notes, ScoresSteps, Task
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import Mix
@@ -62,6 +63,12 @@ class Plan:
         return self.algorithm.needs_reference and not own
 
     @property
+    def measure(self) -> Measure:
+        """What evaluations, and the words of the run, go by."""
+        settings = self.recipe.evaluation
+        return Measure(settings.metric or CORRECTNESS, settings.pass_at)
+
+    @property
     def passes_per_batch(self) -> int:
         return self.recipe.passes_per_batch or self.algorithm.passes
 
@@ -109,9 +116,17 @@ class Plan:
             f"completions of at most {recipe.sampling.max_new_tokens} tokens",
             f"             {self.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)",
             f"run length   {recipe.steps} steps, {self.total_updates} optimizer updates",
-            f"evaluation   {recipe.evaluation.problems} held-out problems x {recipe.evaluation.samples} samples",
+            f"evaluation   {recipe.evaluation.problems} held-out problems x {recipe.evaluation.samples} samples, "
+            f"{_describe_measure(self.measure)}",
         ]
         return "\n".join(lines)
+
+
+def _describe_measure(measure: Measure) -> str:
+    if measure.pass_at is None:
+        return f"measured by the mean of {measure.metric}; with evaluation.pass_at by a pass rate"
+    name = "the task's score" if measure.metric == CORRECTNESS else measure.metric
+    return f"passed from {measure.pass_at:g} of {name} on"
 
 
 def _precisions(plan: Plan) -> dict[str, str]:
@@ -148,8 +163,9 @@ def _decided_by_the_task(plan: Plan) -> list[str]:
     """What the task's own score still decides where the policy is said to be trained on a learned one."""
     if plan.recipe.preference is None:
         return []
-    groups = not isinstance(plan.algorithm.filter, KeepAll)
-    steps = plan.algorithm.reads_steps and isinstance(plan.task, ScoresSteps)
+    row = plan.algorithm
+    groups = not isinstance(row.filter, KeepAll) and row.filter.metric == CORRECTNESS
+    steps = row.reads_steps and isinstance(plan.task, ScoresSteps)
     decisions = {"which groups train (algorithm.filter)": groups, "step rewards (algorithm.shaping)": steps}
     return [what for what, decided in decisions.items() if decided]
 

@@ -9,11 +9,13 @@ import torch
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import algorithm, settings
+from groupwise.config.measures import default_metric, measured_by
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import mix_of
 from groupwise.config.validate import require_runnable
 from groupwise.core.errors import UsageError
+from groupwise.rollout.scoring import has_answers
 from groupwise.tasks.make import task
 from groupwise.training.critic import CriticSettings
 
@@ -21,6 +23,8 @@ from groupwise.training.critic import CriticSettings
 CRITIC_RATE = 10
 #: Parts with a completion limit, slot and kind: the sampling's, unless the recipe says another.
 LIMITED = (("shaping", "outcome"), ("aggregate", "constant"))
+#: Parts that go by a measure: the run's, unless the recipe says another.
+MEASURING = (("filter", "drop-uniform"),)
 
 
 def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
@@ -28,10 +32,12 @@ def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
 
     Raises UsageError, one line, where a part does not exist, nothing reads a key, or the run could not work.
     """
-    row, device = _algorithm(recipe), _device(recipe.device)
+    device = _device(recipe.device)
     problems = task(*_name_and_keys("task", recipe.task, "arithmetic"))
-    critic = _critic(recipe) if row.advantage.reads_value else None
     mix = mix_of(recipe.rewards, recipe.scoring.combine == "after")
+    metric = default_metric(mix, has_answers(problems), recipe.preference is not None)
+    row = _algorithm(recipe, metric)
+    critic = _critic(recipe) if row.advantage.reads_value else None
     _require_all_read(recipe, row, critic)
     keys = dataclasses.asdict(problems)  # type: ignore[call-overload]
     complete = recipe.replace(
@@ -40,7 +46,7 @@ def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
         task={"name": recipe.task["name"]} | {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()},
         algorithm={"name": row.name, **settings(row)},
         critic=critic,
-        evaluation=recipe.evaluation.with_ends(recipe.sampling),
+        evaluation=measured_by(recipe.evaluation, metric).with_ends(recipe.sampling),
     )
     plan = Plan(complete, problems, row, mix, place)
     require_runnable(plan)
@@ -86,14 +92,15 @@ def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | N
         raise UsageError(f"{', '.join(sorted(unread))}: set, but nothing in this run reads it; take it out")
 
 
-def _algorithm(recipe: Recipe) -> Algorithm:
-    """The catalog's row; parts that know a completion limit get the sampling's unless the recipe says another."""
+def _algorithm(recipe: Recipe, metric: str) -> Algorithm:
+    """The catalog's row; what its parts take from the rest of the run is filled in unless the recipe says another."""
     name, chosen = _name_and_keys("algorithm", recipe.algorithm, example="grpo")
     row = settings(algorithm(name))
-    for slot, kind in LIMITED:
+    of_the_run = ((LIMITED, {"limit": recipe.sampling.max_new_tokens}), (MEASURING, {"metric": metric}))
+    for (slot, kind), keys in ((place, keys) for places, keys in of_the_run for place in places):
         part = chosen.get(slot, {})
         if isinstance(part, dict) and part.get("kind", row[slot]["kind"]) == kind:  # type: ignore[index]
-            chosen[slot] = {"limit": recipe.sampling.max_new_tokens, **part}
+            chosen[slot] = {**keys, **part}
     return algorithm(name, chosen)
 
 

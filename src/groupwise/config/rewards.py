@@ -9,10 +9,10 @@ from pydantic import Field, ValidationError, create_model
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import describe
 from groupwise.core.errors import UsageError, nearest
-from groupwise.core.reward import Reward
+from groupwise.core.reward import LEARNED, TASK, Reward
 from groupwise.core.settings import Settings
 from groupwise.rewards.functions.form import KINDS
-from groupwise.rollout.scoring import LEARNED, TASK, Mix
+from groupwise.rollout.scoring import Mix
 
 #: How the plan describes the two rewards that are not functions.
 OF_THE_RUN = {TASK: "the task's own score", LEARNED: "the reward model's score"}

@@ -4,15 +4,17 @@ from pathlib import Path
 
 from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
+from groupwise.config.measures import require_metric
 from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, OWN_START, REWARD_MODEL, Plan
 from groupwise.config.rewards import require_mix
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.paths import location
-from groupwise.core.task import Bounded, Judged, Notes, ScoresSteps
+from groupwise.core.reward import TASK
+from groupwise.core.task import Bounded, Notes, ScoresSteps
 from groupwise.models.precision import require_precision
 from groupwise.models.value import POLICY_START, REWARD_START
-from groupwise.rollout.scoring import LEARNED, TASK
+from groupwise.rollout.scoring import has_answers
 from groupwise.training.critic import CriticSettings
 from groupwise.training.initial_policy import check_model
 from groupwise.training.reference import START
@@ -61,7 +63,7 @@ def require_runnable(plan: Plan) -> None:
     _require_time_to_score(plan)
     _require_steps(plan)
     _require_sources(plan)
-    _require_judge(plan)
+    _require_scores(plan)
     require_mix(plan.mix, plan.algorithm, recipe.preference is not None)
     heldout = len(plan.task.samples("heldout"))
     if heldout < recipe.evaluation.problems:
@@ -129,22 +131,32 @@ def _require_time_to_score(plan: Plan) -> None:
         )
 
 
-def _require_judge(plan: Plan) -> None:
-    """A task without right answers needs a reward model from elsewhere, and nothing else may read its scores."""
-    if not (isinstance(plan.task, Judged) and plan.task.judged):
-        return
-    if plan.recipe.preference is None or plan.recipe.preference.source == SAMPLED_PAIRS:
-        raise UsageError(
-            "task.check = 'learned': there are no right answers, so a reward model must score; set preference.path "
-            "(pairs) or preference.model (a folder)"
-        )
+def _require_scores(plan: Plan) -> None:
+    """A task without right answers needs something else that scores, and nothing may read its own score."""
+    known = has_answers(plan.task)
+    learned = plan.recipe.preference is not None
+    if not known:
+        _require_other_scores(plan)
+    require_metric("evaluation.metric", plan.measure.metric, plan.mix, known, learned)
     if not isinstance(plan.algorithm.filter, KeepAll):
+        require_metric("algorithm.filter.metric", plan.algorithm.filter.metric, plan.mix, known, learned)
+
+
+def _require_other_scores(plan: Plan) -> None:
+    preference, check = plan.recipe.preference, plan.recipe.task.get("check")
+    if preference is None and not plan.mix.weights:
+        what = "a reward model must score" if check == "learned" else "at least one reward is needed"
         raise UsageError(
-            f"algorithm.filter.kind: {describe(plan.algorithm.filter)} goes by right answers, and there are none "
-            'here; set algorithm.filter.kind = "none"'
+            f"task.check = {check!r}: there are no right answers, so {what}; add [rewards.NAME] with "
+            'use = "my_rewards.py:function", or [preference] with a path (pairs) or a model (a folder)'
+        )
+    if preference is not None and preference.source == SAMPLED_PAIRS:
+        raise UsageError(
+            f"task.check = {check!r}: there are no right answers to rank sampled pairs by; set preference.path (pairs) "
+            "or preference.model (a folder)"
         )
     if TASK in plan.mix.weights:
-        raise UsageError(f"rewards.{TASK}: the task has no score of its own here; use rewards.{LEARNED}")
+        raise UsageError(f"rewards.{TASK}: the task has no score of its own here; take it out")
 
 
 def _require_steps(plan: Plan) -> None:

@@ -70,9 +70,9 @@ def _per_row(values: Iterable[T | None]) -> tuple[T | None, ...] | None:
 
 
 def _reward_scores(rows: Sequence[tuple[int, Prompt, Completion]], names: Sequence[str]) -> Tensor:
-    """-> [N,K] reward units: the score of each named reward."""
+    """-> [N,K] reward units: the score of each named reward, NaN where it does not vote."""
     scores = [dict(c.reward_scores) for _, _, c in rows]
-    return torch.tensor([[by_name[name] for name in names] for by_name in scores], dtype=torch.float64)
+    return torch.tensor([[by_name.get(name, math.nan) for name in names] for by_name in scores], dtype=torch.float64)
 
 
 def _steps(rows: Sequence[tuple[int, Prompt, Completion]], width: int) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groupwise.core.reward import LEARNED, TASK, LoggedValue
 from groupwise.core.samples import Sample
 
 
@@ -81,8 +82,10 @@ class Completion:
     text         the decoded completion, without special tokens
     score        the task's score, reward units; NaN where scoring failed
     learned      a reward model's score, reward units, where one scores: it trains, and `score` only tells the truth
-    reward_scores  (name, score in reward units) of each reward, where a recipe names several; NaN where scoring failed
-    combined     their weighted sum, which trains then
+    reward_scores  (name, score in reward units) of each reward that votes, where a recipe names rewards; NaN where
+                 scoring failed
+    combined     their weighted sum, which trains then; NaN where no reward votes
+    logged       (reward.column, value) of what reward functions tell besides their scores
     fault        why a score is missing, such as "timeout in task"; "" where none is
     steps        (index into `tokens` of the token that ends the step, score of the step), where steps are scored
 
@@ -102,6 +105,7 @@ class Completion:
     learned: float | None = None
     reward_scores: tuple[tuple[str, float], ...] = ()
     combined: float | None = None
+    logged: tuple[tuple[str, LoggedValue], ...] = ()
     fault: str = ""
     steps: tuple[tuple[int, float], ...] = ()
 
@@ -136,6 +140,12 @@ class Completion:
         if self.combined is not None:
             return self.combined
         return self.score if self.learned is None else self.learned
+
+    @property
+    def by_reward(self) -> dict[str, float]:
+        """The score of each reward by its name, a reward model's alone and the task's own included."""
+        own = {TASK: self.score, **({} if self.learned is None else {LEARNED: self.learned})}
+        return {**own, **dict(self.reward_scores)}
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logp_engine):
@@ -175,7 +185,8 @@ class Batch:
     length       [N] int64, prompt and completion tokens, padding not counted
     group        [N] int64, equal for the completions of one prompt
     score        [N] reward units (the task's, a reward model's where one scores, or the weighted sum of several)
-    reward_scores  [N,K] reward units, one column a reward, where they are combined after group normalisation
+    reward_scores  [N,K] reward units, one column a reward, where they are combined after group normalisation; NaN where
+                 one does not vote
     version      [N] int64, the oldest weights that sampled a token of the row
     row          [N] int64, the place in the batch that the step trains, the same in every part of it
     logp_engine  [N,T] nats (the engine's)
@@ -288,13 +299,17 @@ class StreamState:
 class Evaluation:
     """Sampled results on a split.
 
-    avg_at_k      mean over problems of the share of its k samples that are right: the pass rate
-    pass_at_k     {k: chance that at least one of k samples is right}, unbiased, for k = 1, 2, 4, ... up to the samples
-    learned_mean  mean of the reward model's score, where the task has none of its own; the shares are NaN then
-    score_mean    mean of the task's score, reward units; a completion that could not be scored counts 0
-    unscored      completions that could not be scored; they count as wrong
-    standard_error  of avg_at_k, over problems: the deviation of their pass rates by the root of how many there are
-    by_source     {source: its problems, avg_at_k and score_mean} where the task names sources
+    avg_at_k      mean over problems of the share of its k samples that pass: the pass rate; NaN without a pass mark
+    pass_at_k     {k: chance that at least one of k samples passes}, unbiased, for k = 1, 2, 4, ... up to the samples
+    measured_mean  mean of what is measured (evaluation.metric), reward units, over completions that have it
+    score_mean    mean of the task's score, reward units; a completion that could not be scored counts 0; NaN where the
+                  task has no score
+    unscored      completions without a value of what is measured: they do not pass, and no mean counts them
+    standard_error  of avg_at_k, else of measured_mean, over problems: the deviation of their means by the root of how
+                  many there are
+    rewards       {name: mean of its score} of each reward that trains
+    logged        {name: mean} of the numbers that reward functions log
+    by_source     {source: its problems, avg_at_k, measured_mean and score_mean} where the task names sources
     """
 
     problems: int
@@ -305,8 +320,10 @@ class Evaluation:
     truncated_share: float
     score_mean: float = math.nan
     unscored: int = 0
-    learned_mean: float = math.nan
+    measured_mean: float = math.nan
     standard_error: float = math.nan
+    rewards: dict[str, float] = field(default_factory=dict)
+    logged: dict[str, float] = field(default_factory=dict)
     by_source: dict[str, dict[str, float]] = field(default_factory=dict)
 
 

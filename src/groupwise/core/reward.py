@@ -1,13 +1,18 @@
 """What a reward is: attempts in, one number each out."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from groupwise.core.jsonl import writable
 from groupwise.core.samples import Attempt
+
+#: Names of the two rewards that are not functions of a recipe: the task's own score, and the reward model's.
+TASK, LEARNED = "task", "learned"
+#: What a function may log of a completion.
+LoggedValue = float | str | None
 
 
 class Reward(Protocol):
@@ -30,7 +35,6 @@ class Cause(StrEnum):
     TIMEOUT = "timeout"
     CRASH = "crash"
     MEMORY = "memory"
-    NONE = "none"
     NAN = "nan"
     TOO_LARGE = "too large"
     WRONG_LENGTH = "wrong length"
@@ -41,13 +45,22 @@ class Cause(StrEnum):
 class ScoreResult:
     """A score, or why there is none.
 
-    value   reward units; NaN where `cause` says why
-    detail  for a person: the user's own traceback, the signal, the deadline
+    value    reward units; NaN where `cause` says why, and without a cause where the reward does not vote
+    detail   for a person: the user's own traceback, the signal, the deadline
+    columns  what the function logs of this completion, by name
+    metrics  numbers that it logs of the whole call which this completion was in
     """
 
     value: float = math.nan
     cause: Cause | None = None
     detail: str = ""
+    columns: Mapping[str, LoggedValue] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def votes(self) -> bool:
+        """Whether there is a score."""
+        return not math.isnan(self.value)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "detail", writable(self.detail))  # a user's text, on its way to files and terminals

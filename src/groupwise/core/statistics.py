@@ -103,8 +103,18 @@ def _trials(rate: float, problems: int, error: float) -> float:
     return mean * (1 - mean) * count * (count - 1) / squares
 
 
+def mean_interval(mean: float, problems: int, error: float) -> Interval:
+    """The mean reward of one run over `problems` (2 or more), from its standard error over them: mean +- t error.
+
+    >>> str(mean_interval(2.0, 5, 0.5))
+    '0.612 to 3.388'
+    """
+    return _around(mean, error, problems - 1, "Student t over problems")
+
+
 def rate_difference(before: float, around_before: Interval, after: float, around_after: Interval) -> Interval:
-    """after - before of two pass rates over unrelated problems, from the interval of each (Newcombe, 1998, method 10).
+    """after - before of two pass rates, or two mean rewards, over unrelated problems, from the interval of each
+    (Newcombe, 1998, method 10).
 
     From d - sqrt((after - its low)^2 + (before's high - before)^2), upwards likewise. It covers which problems were
     asked, never what another seed would give.

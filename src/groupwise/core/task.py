@@ -85,10 +85,12 @@ class ScoresLate(Protocol):
 
 
 @runtime_checkable
-class Judged(Protocol):
-    """A task that may have no right answers: where `judged` is True, completions are scored by a reward model alone."""
+class Answers(Protocol):
+    """A task that may know no right answers: where `has_answers` is False it has no score of its own, and rewards or a
+    reward model score completions.
+    """
 
-    judged: bool
+    has_answers: bool
 
 
 @runtime_checkable

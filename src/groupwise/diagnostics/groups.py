@@ -3,50 +3,81 @@
 import math
 from collections.abc import Sequence
 
-from groupwise.algorithms.parts.filters import RIGHT, Signal, signal
-from groupwise.core.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of
+from groupwise.algorithms.parts.filters import Signal, of_passes, signal
+from groupwise.core.measure import REWARD, Measure, differ, logged_means, values_of
+from groupwise.core.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of, merge
 from groupwise.core.records import Completion, Group, RolloutResult, StreamState
 
 
-def group_metrics(groups: Sequence[Group]) -> dict[str, Value]:
+def group_metrics(groups: Sequence[Group], measure: Measure = Measure()) -> dict[str, Value]:
     """Of the groups that a step generated, before any was dropped: scores, lengths, endings, signal."""
     completions = [c for g in groups for c in g.completions]
-    scored = [c for c in completions if not math.isnan(c.score)]
-    right = [c for c in scored if c.score >= RIGHT]
-    wrong = [c for c in scored if c.score < RIGHT]
-    signals = [signal(g) for g in groups]
-    n = len(groups)
+    scores = [c.score for c in completions if not math.isnan(c.score)]
     return {
-        **_learned_metrics(completions, right, wrong),
+        **_measured_metrics(groups, measure),
         **_part_metrics(groups),
-        **_source_metrics(groups),
+        **_source_metrics(groups, measure),
         **_fault_metrics(completions),
-        "score_mean": mean_of([c.score for c in scored]),
-        "pass_rate": Mean(len(right), len(scored)),
+        "score_mean": mean_of(scores),
         "length_mean": mean_of([c.length for c in completions]),
         "length_max": Max(max((c.length for c in completions), default=0)),
-        "length_right_mean": mean_of([c.length for c in right]),
-        "length_wrong_mean": mean_of([c.length for c in wrong]),
         "truncated_share": Mean(sum(c.finish == "length" for c in completions), len(completions)),
-        "unscored_completions": Sum(len(completions) - len(scored)),
-        "score_spread_batch": Mean(_deviation([c.score for c in completions]), 1.0 if len(scored) > 1 else 0.0),
+        "unscored_completions": Sum(sum(math.isnan(c.trains_on) for c in completions)),
+        "score_spread_batch": Mean(_deviation(scores), 1.0 if len(scores) > 1 else 0.0),
         "score_spread_within_groups": mean_of([_deviation(g.scores) for g in groups]),
-        "groups_mixed_share": Mean(signals.count(Signal.MIXED), n),
-        "groups_all_right_share": Mean(signals.count(Signal.ALL_RIGHT), n),
-        "groups_all_wrong_share": Mean(signals.count(Signal.ALL_WRONG), n),
+        "groups_signal_share": mean_of([differ(values_of(g, REWARD)) for g in groups]),
         "generated_completions": Sum(len(completions)),
         "generated_tokens": Sum(sum(c.length for c in completions)),
     }
 
 
-def generation_metrics(result: RolloutResult, state: StreamState, scoring_seconds: float | None) -> Metrics:
+def _measured_metrics(groups: Sequence[Group], measure: Measure) -> dict[str, Value]:
+    """What the run is measured by: its mean and, where there is a pass mark, what passes and what does not."""
+    completions = [c for g in groups for c in g.completions if not math.isnan(measure.value(c))]
+    mean = {"measured_mean": mean_of([measure.value(c) for c in completions])}
+    if measure.pass_at is None:
+        return {**mean, **_learned_metrics(groups, [], [])}
+    right = [c for c in completions if measure.passes(c)]
+    wrong = [c for c in completions if not measure.passes(c)]
+    signals = [_passing(g, measure) for g in groups]
+    return {
+        **mean,
+        **_learned_metrics(groups, right, wrong),
+        "pass_rate": Mean(len(right), len(completions)),
+        "length_right_mean": mean_of([c.length for c in right]),
+        "length_wrong_mean": mean_of([c.length for c in wrong]),
+        "groups_mixed_share": Mean(signals.count(Signal.MIXED), len(groups)),
+        "groups_all_right_share": Mean(signals.count(Signal.ALL_RIGHT), len(groups)),
+        "groups_all_wrong_share": Mean(signals.count(Signal.ALL_WRONG), len(groups)),
+    }
+
+
+def _passing(group: Group, measure: Measure) -> Signal:
+    """Whether its completions that have a value pass."""
+    return of_passes([measure.passes(c) for c in group.completions if not math.isnan(measure.value(c))])
+
+
+def generation_metrics(
+    result: RolloutResult,
+    state: StreamState,
+    scoring_seconds: float | None,
+    measure: Measure = Measure(),
+    logged: Metrics | None = None,
+) -> Metrics:
     """Of all that a step generated, and where each source of a task with levels stands after it.
 
     scoring_seconds  spent by processes that score; None where there are none
+    logged           what reward functions logged of their calls, by `reward.metric`
     """
-    levels = {f"sources.{source}.level": Last(level) for source, level in state.levels.items()}
-    seconds = {} if scoring_seconds is None else {"scoring_seconds": Sum(scoring_seconds)}
-    return {**group_metrics(result.generated), **rollout_metrics(result), **levels, **seconds}
+    completions = [c for group in result.generated for c in group.completions]
+    by_name = merge([logged_means(completions), logged or {}])
+    return {
+        **group_metrics(result.generated, measure),
+        **rollout_metrics(result),
+        **{f"sources.{source}.level": Last(level) for source, level in state.levels.items()},
+        **{f"logged.{name}": value for name, value in by_name.items()},
+        **({} if scoring_seconds is None else {"scoring_seconds": Sum(scoring_seconds)}),
+    }
 
 
 def rollout_metrics(result: RolloutResult) -> Metrics:
@@ -63,26 +94,31 @@ def rollout_metrics(result: RolloutResult) -> Metrics:
     }
 
 
-def in_words(groups: Sequence[Group]) -> str:
-    """What the groups' correctness means for this step, as a sentence; empty where there is signal."""
-    signals = [signal(g) for g in groups]
-    if not signals or Signal.MIXED in signals:
+def in_words(groups: Sequence[Group], by_score: bool = True) -> str:
+    """What the groups' rewards mean for this step, as a sentence; empty where there is signal.
+
+    by_score  whether the task's own score is all that trains, so that a group without signal is right or wrong
+    """
+    rewards = [values_of(g, REWARD) for g in groups]
+    if not groups or any(map(differ, rewards)):
         return ""
-    if all(s is Signal.ALL_RIGHT for s in signals):
+    if not any(rewards):
+        return "no completion has a score: nothing trains"
+    if not by_score:
+        return "the completions of every group have the same reward: nothing to prefer, advantages are 0"
+    signals = {signal(g) for g in groups}
+    if signals == {Signal.ALL_RIGHT}:
         return "every group is all right: nothing left to learn here, advantages are 0"
-    if all(s is Signal.ALL_WRONG for s in signals):
+    if signals == {Signal.ALL_WRONG}:
         return "every group is all wrong: no group has a right completion to prefer, advantages are 0"
-    if all(s is Signal.UNSCORED for s in signals):
-        trained = any(not math.isnan(c.trains_on) for g in groups for c in g.completions)
-        # Where a reward model scores, the right answers are unknown.
-        return "" if trained else "no completion has a score: nothing trains"
     return "no group mixes right and wrong completions: advantages are 0"
 
 
 def _learned_metrics(
-    completions: Sequence[Completion], right: Sequence[Completion], wrong: Sequence[Completion]
+    groups: Sequence[Group], right: Sequence[Completion], wrong: Sequence[Completion]
 ) -> dict[str, Value]:
     """A reward model's scores beside the truth: right completions that stop scoring higher mean over-optimisation."""
+    completions = [c for g in groups for c in g.completions]
     if not any(c.learned is not None for c in completions):
         return {}
     by_name = {"learned_mean": completions, "learned_right_mean": right, "learned_wrong_mean": wrong}
@@ -101,14 +137,20 @@ def _part_metrics(groups: Sequence[Group]) -> dict[str, Value]:
     return metrics
 
 
-def _source_metrics(groups: Sequence[Group]) -> dict[str, Value]:
-    """The pass rate of each source, where a task mixes several."""
-    votes: dict[str, list[bool]] = {}
+def _source_metrics(groups: Sequence[Group], measure: Measure) -> dict[str, Value]:
+    """The mean of what is measured of each source, where a task mixes several, and its pass rate."""
+    values: dict[str, list[float]] = {}
+    passed: dict[str, list[bool]] = {}
     for group in groups:
-        right = [c.score >= RIGHT for c in group.completions if not math.isnan(c.score)]
-        if group.prompt.sample.source:
-            votes.setdefault(group.prompt.sample.source, []).extend(right)
-    return {f"sources.{source}.pass_rate": Mean(sum(right), len(right)) for source, right in sorted(votes.items())}
+        voting = [c for c in group.completions if not math.isnan(measure.value(c))]
+        if source := group.prompt.sample.source:
+            values.setdefault(source, []).extend(map(measure.value, voting))
+            passed.setdefault(source, []).extend(map(measure.passes, voting))
+    means = {f"sources.{source}.measured_mean": mean_of(own) for source, own in sorted(values.items())}
+    if measure.pass_at is None:
+        return {**means}
+    rates = {f"sources.{source}.pass_rate": Mean(sum(own), len(own)) for source, own in sorted(passed.items())}
+    return {**means, **rates}
 
 
 def _fault_metrics(completions: Sequence[Completion]) -> dict[str, Value]:

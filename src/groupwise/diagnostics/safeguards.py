@@ -5,6 +5,7 @@ from pathlib import Path
 
 from groupwise.algorithms.parts.filters import Signal, signal
 from groupwise.core.errors import RunError
+from groupwise.core.measure import CORRECTNESS
 from groupwise.core.records import RolloutResult
 from groupwise.diagnostics.groups import in_words
 
@@ -25,15 +26,21 @@ def require_scores(step: int, result: RolloutResult, limit: float, log: Path) ->
         )
 
 
-def require_signal(step: int, result: RolloutResult) -> None:
-    """Raises RunError where a filter kept no group within its budget, unless that is because all is solved."""
-    solved = all(signal(g) is Signal.ALL_RIGHT for g in result.generated)
-    if result.fallback == len(result.groups) and not solved:
-        raise RunError(
-            f"step {step}: {result.rounds} rounds gave {len(result.generated)} groups and not one that mixes "
-            f"right and wrong completions ({in_words(result.generated)}). The task is too hard for this policy, or "
-            "its scorer is wrong; the last checkpoint is kept"
-        )
+def require_signal(step: int, result: RolloutResult, metric: str) -> None:
+    """Raises RunError where a filter that goes by `metric` kept no group within its budget, unless that is because all
+    is solved.
+    """
+    signals = {signal(g, metric) for g in result.generated}
+    if result.fallback < len(result.groups) or signals == {Signal.ALL_RIGHT}:
+        return
+    by_score = metric == CORRECTNESS
+    wanted = "mixes right and wrong completions" if by_score else f"has completions that differ in {metric}"
+    cause = "The task is too hard for this policy" if by_score else "Every completion of a prompt earns the same"
+    words = in_words(result.generated, by_score)
+    raise RunError(
+        f"step {step}: {result.rounds} rounds gave {len(result.generated)} groups and not one that {wanted}"
+        f"{f' ({words})' if words else ''}. {cause}, or its scorer is wrong; the last checkpoint is kept"
+    )
 
 
 def never_finite(step: int, saved: Path, has_critic: bool) -> RunError:

@@ -165,8 +165,9 @@ class _Evaluation(BaseModel):
     problems: int
     samples: int
     avg_at_k: float | None
-    learned_mean: float | None
+    measured_mean: float | None
     length_mean: float
+    rewards: dict[str, float | None]
     by_source: dict[str, dict[str, float | None]]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from groupwise.core.measure import Measure
 from groupwise.core.records import Batch, Evaluation, RolloutResult
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import LOG, Journal
@@ -20,6 +21,7 @@ class Output:
 
     token_text    the text of each token, for the columns per token
     token_budget  completion tokens a step whose columns per token are written
+    measure       what completions are judged by
     """
 
     journal: Journal
@@ -27,6 +29,7 @@ class Output:
     watch: Watch
     token_text: Spell
     token_budget: int
+    measure: Measure = Measure()
 
     @property
     def log(self) -> Path:
@@ -53,7 +56,7 @@ class Output:
 
     def rollouts(self, step: int, result: RolloutResult, batch: Batch, columns: PerToken) -> None:
         """Every completion of the step."""
-        self.journal.rollouts(rollout_rows(step, result, batch, columns, self.token_text))
+        self.journal.rollouts(rollout_rows(step, result, batch, columns, self.token_text, self.measure))
 
     def step(self, row: Mapping[str, Any]) -> None:
         """A step's row of metrics.jsonl, and each warning that it makes true for the first time."""

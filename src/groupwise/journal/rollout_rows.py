@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from groupwise.core.measure import CORRECTNESS, Measure
 from groupwise.core.records import Batch, Completion, Group, RolloutResult
 from groupwise.journal.per_token import PerToken
 
@@ -14,12 +15,12 @@ SPACE = "▁"
 
 
 def rollout_rows(
-    step: int, result: RolloutResult, batch: Batch, tokens: PerToken, spell: Spell
+    step: int, result: RolloutResult, batch: Batch, tokens: PerToken, spell: Spell, measure: Measure = Measure()
 ) -> Iterator[dict[str, Any]]:
     """The completions of the batch, in its order, then those that do not train.
 
     fate is "trained", "dropped" (by the filter) or "surplus" (trains in a later step); fresh says whether it was
-    generated in this step.
+    generated in this step. What is measured stands beside the score where it is another.
     """
     fresh = {id(g) for g in result.generated}
     trained, waiting = {id(g) for g in result.groups}, {id(g) for g in result.surplus}
@@ -35,7 +36,7 @@ def rollout_rows(
                 "fresh": id(group) in fresh,
                 "reward": reward,
                 "advantage": advantage,
-                **completion_columns(group, completion),
+                **completion_columns(group, completion, measure),
                 **({"pieces": spell(completion.tokens)} if by_token else {}),
                 **by_token,
             }
@@ -50,7 +51,7 @@ def _credit(batch: Batch, tokens: PerToken) -> Iterator[tuple[float, float, dict
         yield r, a, by_row.get(row, {})
 
 
-def completion_columns(group: Group, completion: Completion) -> dict[str, Any]:
+def completion_columns(group: Group, completion: Completion, measure: Measure) -> dict[str, Any]:
     """What a row says of a completion itself, and of its prompt."""
     sample = group.prompt.sample
     return {
@@ -63,8 +64,10 @@ def completion_columns(group: Group, completion: Completion) -> dict[str, Any]:
         "finish": completion.finish,
         **({"stop": completion.stop} if completion.stop else {}),
         "score": completion.score,
+        **({} if measure.metric == CORRECTNESS else {"measured": measure.value(completion)}),
         **({} if completion.learned is None else {"learned": completion.learned}),
         **({"parts": dict(completion.reward_scores)} if completion.reward_scores else {}),
+        **({"logged": dict(completion.logged)} if completion.logged else {}),
         **({"fault": completion.fault} if completion.fault else {}),
         "logp_engine": math.fsum(completion.logp_engine),
         "version": completion.version,

@@ -12,6 +12,7 @@ from rich.table import Table
 from groupwise.core.clock import BEFORE
 from groupwise.core.records import Evaluation
 from groupwise.core.terminal import Terminal
+from groupwise.health.measure import PASS_RATE, Measured
 
 #: Shown where a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.
 EXTRAS = {"learned_mean": "learned score", "explained_variance": "explained variance"}
@@ -22,9 +23,18 @@ Row = Mapping[str, Any]
 class View:
     """Shows what a run does, one line a step, for logs and pipes; changes nothing."""
 
-    def __init__(self, steps: int, terminal: Terminal) -> None:
-        self.steps, self.terminal = steps, terminal
+    def __init__(self, steps: int, terminal: Terminal, what: Measured = PASS_RATE) -> None:
+        self.steps, self.terminal, self.what = steps, terminal, what
         self.started = time.perf_counter()
+
+    @property
+    def trained(self) -> str:
+        """What the mean of the trained batch, after shaping, is called beside what is measured."""
+        return "reward" if self.what is PASS_RATE else "trained reward"
+
+    def _extras(self, row: Row) -> list[tuple[str, str]]:
+        """(column, label) of what the row has and the line does not show yet."""
+        return [(key, label) for key, label in EXTRAS.items() if key in row and label != self.what.words]
 
     def preparing(self, what: str, step: int, steps: int, loss: float) -> None:
         """What is trained before the first step, such as the warm start."""
@@ -36,16 +46,16 @@ class View:
 
     def step(self, row: Row) -> None:
         self.note(
-            f"step {row['step']:>4}/{self.steps}  pass rate {_number(row['pass_rate'])}  "
-            f"reward {_number(row['reward_mean'])}  length {_number(row['length_mean'], 1)}  "
-            f"signal {_number(row['groups_mixed_share'])}  passed {_number(row['share_passed'])}  "
-            f"{_extras(row)}"
+            f"step {row['step']:>4}/{self.steps}  {self.what.words} {_number(row[self.what.training_column])}  "
+            f"{self.trained} {_number(row['reward_mean'])}  length {_number(row['length_mean'], 1)}  "
+            f"signal {_number(row['groups_signal_share'])}  passed {_number(row['share_passed'])}  "
+            f"{''.join(f'{label} {_number(row[key])}  ' for key, label in self._extras(row))}"
             f"{_phases(row['seconds'])}"
         )
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
         self.note(
-            f"held out after step {step}: {rate(evaluation)} on {evaluation.problems} problems x "
+            f"held out after step {step}: {rate(evaluation, self.what)} on {evaluation.problems} problems x "
             f"{evaluation.samples}, {details(evaluation)}"
         )
 
@@ -56,8 +66,8 @@ class View:
 class LiveView(View):
     """A panel that stays in place: where the run is, how it goes, what each phase costs, how long it still takes."""
 
-    def __init__(self, steps: int, name: str, terminal: Terminal) -> None:
-        super().__init__(steps, terminal)
+    def __init__(self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE) -> None:
+        super().__init__(steps, terminal, what)
         self.name = name
         self.rows: list[Row] = []
         self.heldout: list[tuple[int, Evaluation]] = []
@@ -93,7 +103,7 @@ class LiveView(View):
         if self.rows:
             parts += [self._progress(), self._numbers(), text((_phases(self.rows[-1]["seconds"]), "dim"))]
         for step, evaluation in self.heldout[:1] + self.heldout[1:][-1:]:
-            line = f"held out after step {step:>3}  {rate(evaluation)}  {details(evaluation)}"
+            line = f"held out after step {step:>3}  {rate(evaluation, self.what)}  {details(evaluation)}"
             parts.append(text((line, "bold" if step else "")))
         return Panel(Group(*parts), title=text(f"groupwise · {self.name}"), title_align="left", width=84)
 
@@ -107,12 +117,12 @@ class LiveView(View):
         table = Table.grid(padding=(0, 2))
         row = self.rows[-1]
         for label, key, digits in (
-            ("pass rate", "pass_rate", 3),
-            ("reward", "reward_mean", 3),
+            (self.what.words, self.what.training_column, 3),
+            (self.trained, "reward_mean", 3),
             ("completion length, tokens", "length_mean", 1),
-            ("groups with signal", "groups_mixed_share", 2),
+            ("groups with signal", "groups_signal_share", 2),
             ("gradient the trust region passes", "share_passed", 3),
-            *((label, key, 3) for key, label in EXTRAS.items() if key in row),
+            *((label, key, 3) for key, label in self._extras(row)),
         ):
             line = self.terminal.text((curve([r[key] for r in self.rows], 34), "cyan"))
             table.add_row(label, _number(row[key], digits), line)
@@ -144,24 +154,25 @@ def curve(values: list[float], width: int) -> str:
     return "".join(" " if v != v else BARS[min(7, int((v - low) / span * 8))] for v in values)
 
 
-def rate(evaluation: Evaluation) -> str:
-    """The pass rate, or the learned score where the right answers are unknown."""
-    known = evaluation.avg_at_k == evaluation.avg_at_k
-    return f"pass rate {evaluation.avg_at_k:.3f}" if known else f"learned score {evaluation.learned_mean:.3f}"
+def rate(evaluation: Evaluation, what: Measured) -> str:
+    """What is measured: "pass rate 0.250"."""
+    return f"{what.words} {getattr(evaluation, what.column):.3f}"
 
 
 def details(evaluation: Evaluation) -> str:
-    """Length, the mean score of each source where a task mixes several, what has no score: "length 9.0; gcd 0.380"."""
+    """Length, the mean of each reward and of each source where there are several, what has no score:
+    "length 9.0; gcd 0.380".
+    """
     parts = [f"length {evaluation.length_mean:.1f}"]
+    if evaluation.rewards:
+        parts.append(", ".join(f"{name} {_number(mean)}" for name, mean in evaluation.rewards.items()))
     if evaluation.by_source:
-        parts.append(", ".join(f"{source} {row['score_mean']:.3f}" for source, row in evaluation.by_source.items()))
+        sources = evaluation.by_source.items()
+        parts.append(", ".join(f"{source} {_number(row['measured_mean'])}" for source, row in sources))
     if evaluation.unscored:
-        parts.append(f"{evaluation.unscored} could not be scored and count as wrong")
+        counted = "count as not passed" if evaluation.pass_at_k else "are in no mean"
+        parts.append(f"{evaluation.unscored} have no score and {counted}")
     return "; ".join(parts)
-
-
-def _extras(row: Row) -> str:
-    return "".join(f"{label} {_number(row[key])}  " for key, label in EXTRAS.items() if key in row)
 
 
 def _number(value: float, digits: int = 3) -> str:

@@ -133,6 +133,8 @@ class RolloutRow:
     stop     the stop string that ended it; "" where none did
     pieces   the text of each token, end token included; empty where the run did not write tokens
     columns  per token, each as long as `pieces`: log_ratio, advantage, share, entropy, logp_old, logp_engine, ...
+    measured  the reward that the run is measured by, where it is not the task's score
+    logged   what reward functions log of it, by `reward.column`
     """
 
     text: str
@@ -144,6 +146,8 @@ class RolloutRow:
     version: int
     parts: dict[str, Number] = field(default_factory=dict)
     learned: Number = None
+    measured: Number = None
+    logged: dict[str, Number | str] = field(default_factory=dict)
     fault: str = ""
     stop: str = ""
     pieces: list[str] = field(default_factory=list)
@@ -154,7 +158,7 @@ class RolloutRow:
 class RolloutGroup:
     """A prompt with its group of completions in one step.
 
-    kind  mixed | all right | all wrong | unscored
+    kind  mixed | all right | all wrong | unscored; measured by a reward: rewards differ | rewards equal | unscored
     fate  trained | dropped | surplus
     """
 

@@ -4,13 +4,15 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 from pydantic import Field
 
 from groupwise.algorithms.parts.filters import RIGHT, Filter
 from groupwise.core.engine import Distribution, Engine, Request, Sampling, StopIds, Stops
-from groupwise.core.metrics import mean_of
+from groupwise.core.measure import Measure, logged_means, values_of
+from groupwise.core.metrics import Metrics, mean_of, merge, read
 from groupwise.core.records import Completion, Evaluation, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
@@ -65,7 +67,13 @@ class Rollout:
     samples_per_prompt: int
     filter: Filter
     judge: Judge | None = None
+    measure: Measure = Measure()
     state: StreamState = field(default_factory=StreamState)
+
+    @property
+    def by_score(self) -> bool:
+        """Whether the task's own score is all that trains."""
+        return self.judge is None and self.scorer.by_score
 
     def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> RolloutResult:
         """The next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short completions
@@ -155,11 +163,15 @@ def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
 
 
 class EvaluationSettings(Distribution):
-    """The section [evaluation]: held-out problems, and how their completions are sampled.
+    """The section [evaluation]: held-out problems, how their completions are sampled, and what passes.
 
     problems  held-out problems
     samples   completions of each
     every     steps between evaluations; 0 evaluates only before the first step and after the last
+    metric    what is measured: "correctness" (the task's score), "reward" (the one that trains), or the name of one of
+              several rewards; without this key what trains: correctness where the task's score is among it
+    pass_at   reward units from which on a completion passes; without this key 1 for correctness. No other reward has a
+              scale that is known: without a pass mark its mean is measured, and there are no pass rates
     stop      as in [sampling], and the same as there without this key
     stop_ids  the same
     """
@@ -167,6 +179,8 @@ class EvaluationSettings(Distribution):
     problems: int = Field(default=512, ge=1)
     samples: int = Field(default=1, ge=1, le=2**16)
     every: Changeable[int] = Field(default=0, ge=0)
+    metric: str | None = Field(default=None, min_length=1)
+    pass_at: float | None = Field(default=None, ge=-1e9, le=1e9)
     stop: Stops | None = None
     stop_ids: StopIds | None = None
 
@@ -183,7 +197,15 @@ class EvaluationSettings(Distribution):
         return self.replace(stop=whole.stop, stop_ids=whole.stop_ids)
 
 
-def evaluation_groups(
+@dataclass(frozen=True)
+class HeldoutAnswers:
+    """What an evaluation sampled: the groups, and what rewards logged of their calls."""
+
+    groups: Sequence[Group]
+    logged: Metrics
+
+
+def heldout_answers(
     engine: Engine,
     scorer: Scorer,
     problems: Sequence[Sample],
@@ -192,44 +214,55 @@ def evaluation_groups(
     sampling: Sampling,
     seed: int,
     judge: Judge | None = None,
-) -> list[Group]:
+) -> HeldoutAnswers:
     """Sample every problem `samples` times and score; the same seed gives the same random numbers each time."""
     prompts = [Prompt(s, encode(s)) for s in problems]
     seeds = [derive(seed, "evaluation", i) for i in range(len(prompts))]
-    judge = judge if scorer.judged else None
-    return scored_groups(engine, scorer.truth(), prompts, seeds, samples, sampling, judge)
+    beside = scorer.beside()
+    groups = scored_groups(engine, beside, prompts, seeds, samples, sampling, judge)
+    return HeldoutAnswers(groups, beside.take_metrics())
 
 
-def measured(groups: Sequence[Group], judged: bool) -> Evaluation:
-    """What the groups of an evaluation come to; `judged` where a reward model alone has scored them."""
-    completions = [c for g in groups for c in g.completions]
-    samples = len(groups[0].completions)
-    right = [sum(c.score >= RIGHT for c in g.completions) for g in groups]
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples and not judged]
+def measured(answers: HeldoutAnswers, measure: Measure, has_answers: bool) -> Evaluation:
+    """What the answers of an evaluation come to; `has_answers` where the task knows right ones."""
+    groups, completions = answers.groups, [c for g in answers.groups for c in g.completions]
+    samples, has_mark = len(groups[0].completions), measure.pass_at is not None
+    passed = [sum(measure.passes(c) for c in g.completions) for g in groups]
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples and has_mark]
     return Evaluation(
         problems=len(groups),
         samples=samples,
-        avg_at_k=math.nan if judged else math.fsum(right) / len(completions),
-        pass_at_k={k: math.fsum(pass_at_k(samples, c, k) for c in right) / len(groups) for k in ks},
+        avg_at_k=math.fsum(passed) / len(completions) if has_mark else math.nan,
+        pass_at_k={k: math.fsum(pass_at_k(samples, c, k) for c in passed) / len(groups) for k in ks},
         length_mean=sum(c.length for c in completions) / len(completions),
         truncated_share=sum(c.finish == "length" for c in completions) / len(completions),
-        score_mean=_score_mean(groups),
-        unscored=0 if judged else sum(math.isnan(c.score) for c in completions),
-        learned_mean=mean_of([c.learned for c in completions if c.learned is not None]).read(),
-        standard_error=math.nan if judged else standard_error([count / samples for count in right]),
-        by_source={} if judged else _source_results(groups),
+        score_mean=_score_mean(groups) if has_answers else math.nan,
+        unscored=sum(math.isnan(measure.value(c)) for c in completions),
+        measured_mean=_measured_mean(groups, measure),
+        standard_error=standard_error(list(problem_values(groups, measure).values())),
+        rewards=_reward_means(completions),
+        logged=read(merge([logged_means(completions), answers.logged])),
+        by_source=_source_results(groups, measure, has_answers),
     )
 
 
-def problem_scores(groups: Sequence[Group], judged: bool) -> dict[str, float]:
-    """Of each problem of an evaluation, by its key: the share of its completions that are right, or, `judged`, a reward
-    model's mean score.
+def problem_values(groups: Sequence[Group], measure: Measure) -> dict[str, float]:
+    """Of each problem, by its key: the share of its completions that pass; without a pass mark their mean value, where
+    there is one.
     """
+    if measure.pass_at is not None:
+        return {g.prompt.sample.key: fmean(map(measure.passes, g.completions)) for g in groups}
+    values = ((g.prompt.sample.key, values_of(g, measure.metric)) for g in groups)
+    return {key: fmean(of_problem) for key, of_problem in values if of_problem}
 
-    def score(completion: Completion) -> float:
-        return float(completion.learned or 0.0) if judged else float(completion.score >= RIGHT)
 
-    return {g.prompt.sample.key: math.fsum(map(score, g.completions)) / len(g.completions) for g in groups}
+def _reward_means(completions: Sequence[Completion]) -> dict[str, float]:
+    """The mean score of each reward that trains, over the completions that it votes on."""
+    scores: dict[str, list[float]] = {}
+    for completion in completions:
+        for name, score in completion.reward_scores:
+            scores.setdefault(name, []).extend([] if math.isnan(score) else [score])
+    return {name: mean_of(values).read() for name, values in scores.items()}
 
 
 def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -240,20 +273,29 @@ def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
     return sources
 
 
-def _source_results(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+def _source_results(groups: Sequence[Group], measure: Measure, has_answers: bool) -> dict[str, dict[str, float]]:
     """What an evaluation says of each source that has a name."""
     return {
         source: {
             "problems": len(own),
-            "avg_at_k": sum(c.score >= RIGHT for g in own for c in g.completions)
-            / sum(len(g.completions) for g in own),
-            "score_mean": _score_mean(own),
+            **({"avg_at_k": _pass_rate(own, measure)} if measure.pass_at is not None else {}),
+            **({"score_mean": _score_mean(own)} if has_answers else {}),
+            "measured_mean": _measured_mean(own, measure),
         }
         for source, own in sorted(_by_source(groups).items())
         if source
     }
 
 
+def _pass_rate(groups: Sequence[Group], measure: Measure) -> float:
+    passed = [measure.passes(c) for g in groups for c in g.completions]
+    return sum(passed) / len(passed)
+
+
 def _score_mean(groups: Sequence[Group]) -> float:
     scores = [c.score for g in groups for c in g.completions]
     return math.fsum(s for s in scores if not math.isnan(s)) / len(scores)
+
+
+def _measured_mean(groups: Sequence[Group], measure: Measure) -> float:
+    return mean_of([value for group in groups for value in values_of(group, measure.metric)]).read()

@@ -12,16 +12,14 @@ from typing import Literal
 from pydantic import Field
 
 from groupwise.core.engine import Finished
+from groupwise.core.metrics import Metrics, mean_of
 from groupwise.core.records import Completion, Prompt
-from groupwise.core.reward import Reward, ScoreResult
-from groupwise.core.samples import Attempt
+from groupwise.core.reward import LEARNED, TASK, Reward, ScoreResult
+from groupwise.core.samples import Attempt, Sample
 from groupwise.core.settings import Changeable, Settings
-from groupwise.core.task import Judged, ScoresSteps, Task
+from groupwise.core.task import Answers, ScoresSteps, Task
 from groupwise.rewards.functions.results import score_results
 from groupwise.rewards.pool.pool import Pool
-
-#: Names of the two rewards that are not functions of a recipe: the task's own score, and the reward model's.
-TASK, LEARNED = "task", "learned"
 
 Decode = Callable[[tuple[int, ...]], str]
 
@@ -57,12 +55,17 @@ class Mix:
     each: bool = False
 
     def combine(self, parts: Mapping[str, float]) -> float | None:
-        """The weighted sum, NaN where a part is; None where the recipe names no rewards.
+        """The weighted sum over the rewards that vote, which are those in `parts`; NaN where a part is, or where none
+        votes. None where the recipe names no rewards.
 
-        >>> Mix({"task": 1.0, "tags": 0.2}).combine({"task": 1.0, "tags": 0.5})
-        1.1
+        >>> mix = Mix({"task": 1.0, "tags": 0.2})
+        >>> mix.combine({"task": 1.0, "tags": 0.5}), mix.combine({"tags": 0.5}), mix.combine({})
+        (1.1, 0.1, nan)
         """
-        return math.fsum(w * parts[name] for name, w in self.weights.items()) if self.weights else None
+        if not self.weights:
+            return None
+        votes = [weight * parts[name] for name, weight in self.weights.items() if name in parts]
+        return math.fsum(votes) if votes else math.nan
 
 
 class Scorer:
@@ -76,20 +79,33 @@ class Scorer:
         self._shown: set[str] = set()
         self._unshown: list[str] = []
         self._seconds = 0.0
+        self._metrics: dict[str, list[float]] = {}
 
-    def truth(self) -> Scorer:
-        """The same with the task's own score alone, which is what evaluation measures."""
-        return Scorer(self.task, self.decode, None, self.pool)
+    def beside(self) -> Scorer:
+        """One that scores the same and keeps its own account of what rewards log: an evaluation's."""
+        return Scorer(self.task, self.decode, self.mix, self.pool)
 
-    def note(self, results: Mapping[str, ScoreResult]) -> None:
-        """Remember the first fault of each kind, to be shown once."""
+    def note(self, sample: Sample, results: Mapping[str, ScoreResult]) -> None:
+        """Take what the rewards log of a call, and the first fault of each kind, to be shown once."""
         for name, result in results.items():
-            if result.cause is None:
-                continue
-            kind = f"{result.cause} in {name}"
-            if kind not in self._shown:
-                self._shown.add(kind)
-                self._unshown.append(f"{kind}: {result.detail}")
+            for metric, value in result.metrics.items():
+                self._metrics.setdefault(f"{name}.{metric}", []).append(value)
+            if result.cause is not None:
+                self._note_once(f"{result.cause} in {name}", result.detail)
+        voting = [results[name] for name in self.mix.weights if name in results]
+        if voting and LEARNED not in self.mix.weights and not any(r.votes or r.cause is not None for r in voting):
+            functions = ", ".join(self.mix.own)
+            self._note_once("no vote", f"{functions} gave no score (None) on {sample.key}, so it trains nothing")
+
+    def _note_once(self, kind: str, detail: str) -> None:
+        if kind not in self._shown:
+            self._shown.add(kind)
+            self._unshown.append(f"{kind}: {detail}")
+
+    def take_metrics(self) -> Metrics:
+        """Of what rewards logged of their calls since the last time, the means over completions by `reward.metric`."""
+        metrics, self._metrics = self._metrics, {}
+        return {name: mean_of(values) for name, values in sorted(metrics.items())}
 
     def take_unshown(self) -> list[str]:
         """Faults of kinds that were not shown yet, with the user's own traceback where there is one."""
@@ -109,9 +125,14 @@ class Scorer:
             self.pool.close()
 
     @property
-    def judged(self) -> bool:
-        """Whether the right answers are unknown, so that the task has no score of its own."""
-        return isinstance(self.task, Judged) and self.task.judged
+    def has_answers(self) -> bool:
+        """Whether the task has a score of its own."""
+        return has_answers(self.task)
+
+    @property
+    def by_score(self) -> bool:
+        """Whether the task's own score is all that trains."""
+        return self.has_answers and self.mix.weights.keys() <= {TASK}
 
     @property
     def slow(self) -> list[str]:
@@ -122,7 +143,7 @@ class Scorer:
     def quick_results(self, attempts: Sequence[Attempt]) -> dict[str, list[ScoreResult]]:
         """What is scored here, by name."""
         results = {}
-        if self.judged:
+        if not self.has_answers:
             results[TASK] = [ScoreResult()] * len(attempts)
         elif TASK not in self.slow:
             results[TASK] = score_results([self.task.score(a.sample, a.completion) for a in attempts], len(attempts))
@@ -170,15 +191,17 @@ class ScoringRound:
 
     def _finish(self, completion: Completion, attempt: Attempt, results: Mapping[str, ScoreResult]) -> Completion:
         scorer = self.scorer
-        scorer.note(results)
-        scores = {name: result.value for name, result in results.items()}
+        scorer.note(attempt.sample, results)
+        scores = {name: r.value for name, r in results.items() if r.votes or r.cause is not None}
+        columns = ((f"{name}.{key}", value) for name, r in results.items() for key, value in r.columns.items())
         done = dataclasses.replace(
             completion,
             text=attempt.completion,
-            score=scores[TASK],
+            score=results[TASK].value,
             reward_scores=tuple((name, score) for name, score in scores.items() if name in scorer.mix.weights),
             # a reward model's score comes later, in `with_learned`
             combined=None if LEARNED in scorer.mix.weights else scorer.mix.combine(scores),
+            logged=tuple(columns),
             fault=fault(results),
         )
         if scorer.reads_steps and isinstance(scorer.task, ScoresSteps):
@@ -187,12 +210,17 @@ class ScoringRound:
         return done
 
 
+def has_answers(task: Task) -> bool:
+    """Whether the task has a score of its own: it knows the right answers."""
+    return not isinstance(task, Answers) or task.has_answers
+
+
 def with_learned(completion: Completion, learned: float, mix: Mix) -> Completion:
     """The completion with a reward model's score, alone or as one of the rewards that train."""
     if not mix.weights:
         return dataclasses.replace(completion, learned=learned)
     reward_scores = (*completion.reward_scores, *([(LEARNED, learned)] if LEARNED in mix.weights else []))
-    combined = mix.combine({TASK: completion.score, **dict(reward_scores)})
+    combined = mix.combine(dict(reward_scores))
     return dataclasses.replace(completion, learned=learned, reward_scores=reward_scores, combined=combined)
 
 

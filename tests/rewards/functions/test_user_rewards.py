@@ -219,7 +219,7 @@ class Scalar:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(0.5, 0.5), (3, 3.0), (True, 1.0), (Scalar(), 0.25), (None, Cause.NONE), ("1", Cause.WRONG_TYPE),
+    [(0.5, 0.5), (3, 3.0), (True, 1.0), (Scalar(), 0.25), ("1", Cause.WRONG_TYPE),
      ({"a": 1}, Cause.WRONG_TYPE), (1e9, 1e9), (1e308, Cause.TOO_LARGE), (-1.1e9, Cause.TOO_LARGE),
      (float("nan"), Cause.NAN), (float("inf"), Cause.NAN), ([1], Cause.WRONG_TYPE),
      (10**400, Cause.WRONG_TYPE)],
@@ -232,7 +232,7 @@ def test_a_value_is_a_score_or_a_cause(value: object, expected: object) -> None:
 
 @pytest.mark.parametrize(
     ("values", "cause"),
-    [([1.0], Cause.WRONG_LENGTH), (1.0, Cause.WRONG_TYPE), (None, Cause.NONE), ("11", Cause.WRONG_TYPE),
+    [([1.0], Cause.WRONG_LENGTH), (1.0, Cause.WRONG_TYPE), (None, Cause.WRONG_TYPE), ("11", Cause.WRONG_TYPE),
      ({"a": 1, "b": 2}, Cause.WRONG_TYPE)],
 )  # fmt: skip
 def test_a_wrong_list_gives_nobody_a_score(values: object, cause: Cause) -> None:

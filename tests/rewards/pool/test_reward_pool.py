@@ -37,6 +37,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and /proc
 FILE = Path(__file__).parent / "reward_faults.py"
 ONE, MANY, TOGETHER, MOODY = (User(f"{FILE}:{name}") for name in ("one", "many", "together", "Moody"))
 
+#: Of a reward that returns None: no score, and no fault.
+NO_VOTE = "no vote"
 #: What is done, and the cause it is counted as; a score where it is no fault.
 EXPECTED: dict[str, set[object]] = {
     "loop": {Cause.TIMEOUT},
@@ -49,7 +51,7 @@ EXPECTED: dict[str, set[object]] = {
     "exception": {Cause.EXCEPTION},
     "nan": {Cause.NAN},
     "huge": {Cause.TOO_LARGE},
-    "none": {Cause.NONE},
+    "none": {NO_VOTE},
     "string": {Cause.WRONG_TYPE},
     "sleep": {Cause.TIMEOUT},
     "exit": {Cause.EXCEPTION},
@@ -101,7 +103,7 @@ def score(pool: Pool, name: str, completions: list[Attempt]) -> list[ScoreResult
 
 
 def outcomes(results: list[ScoreResult]) -> list[object]:
-    return [result.value if result.cause is None else result.cause for result in results]
+    return [result.value if result.votes else result.cause or NO_VOTE for result in results]
 
 
 def mixed(*acts: str) -> list[Attempt]:
@@ -116,7 +118,7 @@ def test_every_fault_costs_its_own_completion_and_leaves_nothing(left: Callable[
         given = score(pool, "mine", work)
         assert left(), "the mark is not seen: this test would prove nothing"
     for attempt, one in zip(work, given, strict=True):
-        assert (one.cause or one.value) in EXPECTED.get(attempt.completion, {1.0}), (attempt.completion, one)
+        assert outcomes([one])[0] in EXPECTED.get(attempt.completion, {1.0}), (attempt.completion, one)
     assert {one.cause for one in given if one.cause} == set(Cause) - {Cause.WRONG_LENGTH}
     assert left() == []
 
@@ -127,7 +129,7 @@ def test_in_a_batch_only_the_culprits_lose_their_score(left: Callable[[], list[i
     with Pool({"mine": MANY, "async": TOGETHER}, Limits(workers=2, seconds=0.7)) as pool:
         batched, concurrent = pool.submit("mine", mixed(*faults)), pool.submit("async", mixed(*faults))
         expected: list[object] = [1.0] * 11
-        expected[1::2] = [Cause.TIMEOUT, Cause.CRASH, Cause.EXCEPTION, Cause.MEMORY, Cause.NONE]
+        expected[1::2] = [Cause.TIMEOUT, Cause.CRASH, Cause.EXCEPTION, Cause.MEMORY, NO_VOTE]
         assert outcomes(pool.wait(concurrent)) == expected
         assert outcomes(pool.wait(batched)) == expected
 

@@ -17,9 +17,7 @@ from groupwise.core.masked import (
     row_sum,
     whiten,
 )
-
-#: A group whose rewards differ by no more than this is tied, and its advantage is exactly 0 (range, not deviation).
-TIE = 1e-6
+from groupwise.core.measure import TIE
 
 
 class Advantage(Part, Protocol):

@@ -1,11 +1,12 @@
 """Which groups train: keep or drop a whole group, with a reason that is counted."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from groupwise.algorithms.parts import Part, require_within
+from groupwise.core.measure import CORRECTNESS, differ, values_of
 from groupwise.core.records import Group
 
 #: A completion with at least this score is right, whatever is added to its reward later.
@@ -13,11 +14,12 @@ RIGHT = 1.0 - 1e-6
 
 
 class Signal(Enum):
-    """What the correctness of a group's completions says about it."""
+    """What the values of a group's completions say about it: by correctness, or by a reward."""
 
     MIXED = "mixed"
     ALL_RIGHT = "all right"
     ALL_WRONG = "all wrong"
+    EQUAL = "equal"
     UNSCORED = "unscored"
 
 
@@ -31,10 +33,12 @@ class Filter(Part, Protocol):
 
     max_rounds      rounds of generation a step may spend to replace dropped groups
     mask_truncated  completions cut off at the limit neither vote nor train: DAPO's overlong filtering
+    metric          what it goes by
     """
 
     max_rounds: int = 1
     mask_truncated: bool = False
+    metric: str = CORRECTNESS
 
     def __call__(self, group: Group) -> Verdict: ...
 
@@ -53,30 +57,46 @@ class KeepAll(Filter):
 
 @dataclass(frozen=True)
 class DropUniform(Filter):
-    """Only groups with right and wrong completions train; the others are replaced by new prompts.
+    """Only groups whose completions differ train; the others are replaced by new prompts.
 
-    0 < |{i : completion i is right}| < G, on correctness and not on the shaped reward, cut off completions included.
-    Source: DAPO (2503.14476), section 3.2.
+    metric  what they differ in: "correctness" (right and wrong by the task's score), "reward" (the one that trains), or
+            the name of one of several rewards; in a run it is what trains, unless the recipe says otherwise
+
+    By correctness 0 < |{i : completion i is right}| < G; by a reward max_i r_i > min_i r_i. Both before the reward is
+    shaped, cut off completions included.
+    Source: DAPO (2503.14476), section 3.2, by correctness.
     """
 
-    equation = "0 < right completions < G, or a new prompt takes the group's place"
+    equation = "completions of a group differ in the metric (0 < right < G), or a new prompt takes its place"
 
     max_rounds: int = 10
     mask_truncated: bool = False
+    metric: str = CORRECTNESS
 
     def __post_init__(self) -> None:
         require_within(self, 1, 1000, "max_rounds")
 
     def __call__(self, group: Group) -> Verdict:
-        reason = signal(group)
+        reason = signal(group, self.metric)
         return Verdict(reason is Signal.MIXED, reason)
 
 
-def signal(group: Group) -> Signal:
-    """Mixed, all right or all wrong, over the completions that have a score."""
-    right = [score >= RIGHT for score in group.scores if not math.isnan(score)]
-    if not right:
+def signal(group: Group, metric: str = CORRECTNESS) -> Signal:
+    """What its completions that have a value say: by correctness whether they are right, else whether they differ."""
+    values = values_of(group, metric)
+    if metric == CORRECTNESS or not values:
+        return of_passes([value >= RIGHT for value in values])
+    return Signal.MIXED if differ(values) else Signal.EQUAL
+
+
+def of_passes(passed: Sequence[bool]) -> Signal:
+    """Mixed, all right or all wrong, of completions that have a score.
+
+    >>> of_passes([True, False]), of_passes([])
+    (<Signal.MIXED: 'mixed'>, <Signal.UNSCORED: 'unscored'>)
+    """
+    if not passed:
         return Signal.UNSCORED
-    if all(right):
+    if all(passed):
         return Signal.ALL_RIGHT
-    return Signal.MIXED if any(right) else Signal.ALL_WRONG
+    return Signal.MIXED if any(passed) else Signal.ALL_WRONG

@@ -63,8 +63,8 @@ def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
             return [*findings, fault(str(error))]
         task, *own = score_trials(scorer, known, encoded.__getitem__)
     limit = plan.recipe.scoring.fault_limit
-    if scorer.judged:
-        findings.append(note("a reward model scores, and there are no right answers to try it on"))
+    if not scorer.has_answers:
+        findings.append(note("there are no right answers: what scores is tried on what the rows hold, if anything"))
     else:
         findings += [*task_findings(task, known), *unscored_findings(task, limit)]
     return findings + [f for scores in own for f in (*own_reward_findings(scores), *unscored_findings(scores, limit))]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
-from groupwise.core.reward import Cause, ScoreResult
+from groupwise.core.reward import TASK, Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.core.task import KnowsGold, Task
-from groupwise.rollout.scoring import TASK, Scorer
+from groupwise.rollout.scoring import Scorer
 
 #: Trials that are scored together, and seconds after which no more are begun.
 TOGETHER, SECONDS = 32, 20.0
@@ -59,12 +59,12 @@ class TrialScores:
 
     def values(self, *kinds: Kind) -> list[float]:
         """The scores of these kinds, those that are missing left out."""
-        return [result.value for result in self.of(*kinds) if result.cause is None]
+        return [result.value for result in self.of(*kinds) if result.votes]
 
     def together(self, *kinds: Kind) -> list[tuple[float, ...]]:
         """The scores of every trial that has one of each of these kinds."""
         complete = [[trial[kind] for kind in kinds] for trial in self.results if trial.keys() >= {*kinds}]
-        return [tuple(r.value for r in results) for results in complete if all(r.cause is None for r in results)]
+        return [tuple(r.value for r in results) for results in complete if all(r.votes for r in results)]
 
 
 def gold_of(task: Task, sample: Sample) -> str:

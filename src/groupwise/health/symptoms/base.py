@@ -7,6 +7,8 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeGuard
 
+from groupwise.health.measure import CORRECTNESS, PASS_RATE, Measured, measured
+
 Row = Mapping[str, Any]
 
 #: How a sentence is meant: nothing to say, well, to be looked at, wrong.
@@ -106,6 +108,24 @@ class History:
         return list(dict.fromkeys(name for row in rows for name in row if name.startswith(start)))
 
     @cached_property
+    def measured(self) -> Measured:
+        """What the run is measured by, in words and by its columns; without a recipe, what its evaluations hold."""
+        evaluations = [row["evaluation"] for row in self.evaluations if isinstance(row.get("evaluation"), Mapping)]
+        rates, means = (numbers(name, evaluations) for name in ("avg_at_k", "measured_mean"))
+        metric = self.setting("evaluation.metric", "reward" if means and not rates else CORRECTNESS)
+        has_mark = metric == CORRECTNESS or self.setting("evaluation.pass_at") is not None
+        return measured(str(metric), has_mark)
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether what is measured is a share, so that its size means something; a reward may have any scale."""
+        return self.measured is PASS_RATE
+
+    def measure(self, rows: Sequence[Row] | None = None) -> list[float]:
+        """The numbers of what is measured in training, over `rows` (the recent ones by default)."""
+        return self.numbers(self.measured.training_column, rows)
+
+    @cached_property
     def solved(self) -> bool:
         rate = self.mean("pass_rate")
         return rate is not None and rate >= SOLVED
@@ -117,9 +137,15 @@ class History:
         return any(len(set(self.numbers(name, self.rows))) > 1 for name in levels)
 
     @property
+    def by_score(self) -> bool:
+        """Whether the task's own score is all that trains."""
+        answers = self.setting("task.check") not in ("none", "learned")
+        return answers and not self.setting("preference") and set(self.setting("rewards", {})) <= {"task"}
+
+    @property
     def tied_train_nothing(self) -> bool:
         """Whether a group that is all right or all wrong has advantages of 0: they compare it by the task's score."""
-        task_alone = not self.setting("preference") and set(self.setting("rewards", {})) <= {"task"}
+        task_alone = self.by_score
         shaped = any(self.setting(f"algorithm.shaping.{key}", 0) for key in ("overlong_cache", "step_scale"))
         return task_alone and not shaped and bool(self.compares_within_group)
 

@@ -81,14 +81,14 @@ def clamped(h: History) -> Seen | None:
 )
 def entropy_cliff(h: History) -> Seen | None:
     first, last = ends(h, "entropy_mean")
-    before, now = ends(h, "pass_rate")
+    before, now = ends(h, h.measured.training_column)
     if first is None or last is None or first < CLIFF_FROM or last > CLIFF * first:
         return None
-    if before is not None and now is not None and now > before + GAIN:
+    if before is not None and now is not None and now > before + (GAIN if h.has_scale else 0.0):
         return None
     return Seen(
-        f"Entropy fell from {short(first)} to {short(last)} nats per token within {h.over}, and the pass rate "
-        f"{from_to(before, now)}: the policy stops exploring without having learned.",
+        f"Entropy fell from {short(first)} to {short(last)} nats per token within {h.over}, and the "
+        f"{h.measured.words} {from_to(before, now)}: the policy stops exploring without having learned.",
         f"{more_entropy(h)}, {smaller_updates(h, lead='or ')}",
     )
 
@@ -99,14 +99,14 @@ def entropy_cliff(h: History) -> Seen | None:
 )
 def entropy_explosion(h: History) -> Seen | None:
     first, last = ends(h, "entropy_mean")
-    before, now = ends(h, "pass_rate")
+    before, now = ends(h, h.measured.training_column)
     if first is None or last is None or before is None or now is None:
         return None
     if last < RISE * first or last < first + RISE_BY or now >= before:
         return None
     return Seen(
-        f"Entropy rose from {short(first)} to {short(last)} nats per token within {h.over} while the pass rate "
-        f"{from_to(before, now)}: the policy is falling apart.",
+        f"Entropy rose from {short(first)} to {short(last)} nats per token within {h.over} while the "
+        f"{h.measured.words} {from_to(before, now)}: the policy is falling apart.",
         smaller_updates(h),
     )
 
@@ -116,10 +116,10 @@ def entropy_explosion(h: History) -> Seen | None:
     why="a group is then nearly one text; once the task is solved that is as it should be",
 )
 def no_entropy_left(h: History) -> Seen | None:
-    entropy, rate = h.median("entropy_mean"), h.mean("pass_rate")
+    entropy, rate = h.median("entropy_mean"), h.mean(h.measured.training_column)
     if entropy is None or entropy >= ENTROPY_LOW or h.solved:
         return None
-    at = "" if rate is None else f" at a pass rate of {short(rate)}"
+    at = "" if rate is None else f" at a {h.measured.words} of {short(rate)}"
     return Seen(
         f"Entropy was {short(entropy)} nats per token over {h.over}{at}: the completions of a group are nearly one "
         "text, so there is nothing to compare.",

@@ -1,4 +1,8 @@
-"""Where a run stands: learning, level, falling, solved; held out against training; what was never measured."""
+"""Where a run stands: learning, level, falling, solved; held out against training; what was never measured.
+
+A run that has no pass rate goes by the mean of what it is measured by, with standard errors alone: a reward's scale is
+not known.
+"""
 
 import math
 from statistics import fmean, stdev
@@ -59,11 +63,11 @@ def solved(h: History) -> Seen | None:
 )
 def still_rising(h: History) -> Seen | None:
     then, now = quarters(h)
-    if not then or not h.ended or h.solved or not risen(then, now):
+    if not then or not h.ended or h.solved or not risen(h, then, now):
         return None
     steps = h.setting("steps", h.step)
     return Seen(
-        f"The pass rate was still rising at the end: {short(fmean(then))} in the third quarter of the run, "
+        f"The {h.measured.words} was still rising at the end: {short(fmean(then))} in the third quarter of the run, "
         f"{short(fmean(now))} in the last.",
         f"steps = {2 * steps}",
         tone=NEUTRAL,
@@ -78,22 +82,22 @@ def still_rising(h: History) -> Seen | None:
 )
 def levelled_off(h: History) -> Seen | None:
     then, now = quarters(h)
-    if not then or len(h.rows) < ENOUGH or h.solved or h.moving or risen(then, now):
+    if not then or len(h.rows) < ENOUGH or h.solved or h.moving or risen(h, then, now):
         return None
-    start, end = h.numbers("pass_rate", h.rows[:RECENT]), h.numbers("pass_rate")
+    start, end = h.measure(h.rows[:RECENT]), h.measure()
     if not start or not end:
         return None
-    if risen(start, end):
+    if risen(h, start, end):
         return Seen(
-            f"The pass rate has levelled off at {short(fmean(now))}; it began at {short(fmean(start))}.",
+            f"The {h.measured.words} has levelled off at {short(fmean(now))}; it began at {short(fmean(start))}.",
             f"samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, a schedule that lowers "
             'learner.learning_rate (schedule = "cosine"), or more problems of those that fail',
             tone=NEUTRAL,
         )
-    if fmean(end) < fmean(start) - FALLEN:
-        return None  # "pass rate falling" says it
+    if fallen(h, start, end):
+        return None  # "falling" says it
     return Seen(
-        f"The pass rate is where it began: {short(fmean(start))} in the first {len(start)} steps, "
+        f"The {h.measured.words} is where it began: {short(fmean(start))} in the first {len(start)} steps, "
         f"{short(fmean(end))} over {h.over}.",
         _faster(h),
     )
@@ -103,16 +107,16 @@ def levelled_off(h: History) -> Seen | None:
     limit=f"pass_rate {FALLEN:g} and {SURE:g} standard errors below the best ten steps, without a rising curriculum",
     why="what was learned is being lost; an early checkpoint is better than the last",
 )
-def pass_rate_falling(h: History) -> Seen | None:
-    parts = [(numbers("pass_rate", part), part[-1].get("step")) for part in windows(h.rows)]
+def falling(h: History) -> Seen | None:
+    parts = [(h.measure(part), part[-1].get("step")) for part in windows(h.rows)]
     means = [(fmean(rates), error_of(rates), step) for rates, step in parts if len(rates) >= RECENT // 2]
     if len(means) < 2 or h.moving:
         return None
     (best, error, step), (now, error_now, _) = max(means), means[-1]
-    if now >= best - max(FALLEN, SURE * math.hypot(error, error_now)):
+    if now >= best - max(FALLEN if h.has_scale else 0.0, SURE * math.hypot(error, error_now)):
         return None
     return Seen(
-        f"The pass rate fell from {short(best)} (ten steps up to step {step}) to {short(now)} over {h.over}.",
+        f"The {h.measured.words} fell from {short(best)} (ten steps up to step {step}) to {short(now)} over {h.over}.",
         f"A checkpoint from around step {step}; a lower learner.learning_rate, or a larger algorithm.kl.beta",
     )
 
@@ -123,22 +127,27 @@ def pass_rate_falling(h: History) -> Seen | None:
     live=False,
 )
 def held_out_apart(h: History) -> Seen | None:
-    measured = [row for row in h.evaluations if numbers("avg_at_k", [row["evaluation"]])]
-    if not measured or h.moving:
+    column = h.measured.column
+    evaluated = [row for row in h.evaluations if numbers(column, [row["evaluation"]])]
+    if not evaluated or h.moving:
         return None
-    last = measured[-1]
+    last = evaluated[-1]
     near = [row for row in h.rows if abs(row.get("step", 0) - last.get("step", 0)) < RECENT]
-    rates, evaluation = numbers("pass_rate", near), last["evaluation"]
+    rates, evaluation = h.measure(near), last["evaluation"]
     problems = sum(numbers("problems", [evaluation]))
     if not rates or problems <= 0:
         return None
-    train, held = fmean(rates), evaluation["avg_at_k"]
-    error = sum(numbers("standard_error", [evaluation])) or math.sqrt(max(0.0, held * (1 - held)) / problems)
-    if abs(train - held) <= max(APART, SURE * math.hypot(error, error_of(rates))):
+    train, held = fmean(rates), evaluation[column]
+    error = sum(numbers("standard_error", [evaluation]))
+    if h.has_scale:
+        error = error or math.sqrt(max(0.0, held * (1 - held)) / problems)
+    elif not error:
+        return None  # of a reward without a standard error nothing can be said
+    if abs(train - held) <= max(APART if h.has_scale else 0.0, SURE * math.hypot(error, error_of(rates))):
         return None
     words = (
-        f"After step {last.get('step')} the held-out pass rate was {short(held)}, and {short(train)} on the training "
-        "problems around that step"
+        f"After step {last.get('step')} the held-out {h.measured.words} was {short(held)}, and {short(train)} on the "
+        "training problems around that step"
     )
     same = all(h.setting(f"evaluation.{k}") == h.setting(f"sampling.{k}") for k in SAMPLED_BY)
     if not same:
@@ -169,16 +178,22 @@ def never_measured(h: History) -> Seen | None:
 
 
 def quarters(h: History) -> tuple[list[float], list[float]]:
-    """The pass rates of the third and of the last quarter; empty where a quarter has fewer than three."""
+    """What was measured in the third and of the last quarter; empty where a quarter has fewer than three."""
     n = len(h.rows) // 4
     if n < 3:
         return [], []
-    then, now = h.numbers("pass_rate", h.rows[-2 * n : -n]), h.numbers("pass_rate", h.rows[-n:])
+    then, now = h.measure(h.rows[-2 * n : -n]), h.measure(h.rows[-n:])
     return (then, now) if len(then) >= 3 and len(now) >= 3 else ([], [])
 
 
-def risen(then: list[float], now: list[float]) -> bool:
-    return fmean(now) - fmean(then) > max(RISING, 2 * math.hypot(error_of(then), error_of(now)))
+def risen(h: History, then: list[float], now: list[float]) -> bool:
+    least = RISING if h.has_scale else 0.0
+    return fmean(now) - fmean(then) > max(least, 2 * math.hypot(error_of(then), error_of(now)))
+
+
+def fallen(h: History, then: list[float], now: list[float]) -> bool:
+    error = SURE * math.hypot(error_of(then), error_of(now))
+    return fmean(now) < fmean(then) - (FALLEN if h.has_scale else error)
 
 
 def error_of(rates: list[float]) -> float:

@@ -1,9 +1,9 @@
-"""What there is to learn from: groups with and without signal, lengths, faults, reward models, several rewards."""
+"""What there is to learn from: groups with and without signal, lengths, faults."""
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
+from groupwise.health.measure import CORRECTNESS
 from groupwise.health.symptoms.base import (
     BAD,
     NEUTRAL,
@@ -13,7 +13,6 @@ from groupwise.health.symptoms.base import (
     Row,
     Seen,
     many,
-    numbers,
     percent,
     short,
     symptom,
@@ -25,16 +24,12 @@ FEW_MIXED = 0.2
 DROPPED = 0.75
 CUT_OFF = 0.1
 LONGER, GROWN = 2.0, 1.5
-FALL = 0.05
-#: Reward units: no spread at all, rounding aside.
-FLAT = 1e-9
 
 #: What to do about a fault, by the word its name begins with.
 MEND = {
     "timeout": "a faster reward, or a longer scoring.deadline",
     "memory": "a smaller reward, or a larger scoring.memory_mib",
     "crash": "a reward that does not end its process; log.txt has the first",
-    "none": "a reward that returns a number for every completion",
     "nan": "a reward that returns a finite number for every completion",
 }
 
@@ -75,11 +70,27 @@ def groups_all_wrong(h: History) -> Seen | None:
 
 
 @symptom(
+    limit=f"groups_signal_share below 1 - {NO_SIGNAL:g}, where more than the task's score trains",
+    why="half of the batch is without effect: within these groups no completion earned more than another",
+)
+def groups_of_equal_reward(h: History) -> Seen | None:
+    share = h.mean("groups_signal_share")
+    if share is None or share >= 1 - NO_SIGNAL or h.by_score or not h.compares_within_group:
+        return None
+    fate = "they are dropped and replaced" if drops(h) else f"{their_advantages(h)}, so they train nothing"
+    return Seen(
+        f"In {percent(1 - share)} of the groups of {h.over} every completion had the same reward: {fate}.",
+        f"A finer reward than all or nothing, samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or other "
+        "problems",
+    )
+
+
+@symptom(
     limit="pass_rate 0 in all of the last ten steps, where other rewards train",
     why="the other rewards can rise for ever without the task being learned",
 )
 def nothing_right(h: History) -> Seen | None:
-    rates = h.numbers("pass_rate")
+    rates = h.numbers("pass_rate") if h.setting("evaluation.metric", CORRECTNESS) == CORRECTNESS else []
     if not rates or max(rates) > 0 or h.tied_train_nothing:
         return None
     others = [name for name in h.setting("rewards", {}) if name != "task"]
@@ -114,6 +125,12 @@ def generation_dropped(h: History) -> Seen | None:
     if share is None or share <= DROPPED:
         return None
     right, wrong = h.mean("groups_all_right_share") or 0.0, h.mean("groups_all_wrong_share") or 0.0
+    if h.setting("algorithm.filter.metric", CORRECTNESS) != CORRECTNESS:
+        return Seen(
+            f"{percent(share)} of the tokens generated in {h.over} went to groups that were dropped: their completions "
+            "earned the same.",
+            "A finer reward than all or nothing, or other problems",
+        )
     cause = "all right: the task is nearly solved" if right >= wrong else "all wrong: the task is too hard"
     return Seen(
         f"{percent(share)} of the tokens generated in {h.over} went to groups that were dropped, most of them {cause}.",
@@ -150,8 +167,8 @@ def completions_cut_off(h: History) -> Seen | None:
         return None
     at = f" of {limit} tokens" if limit else ""
     return Seen(
-        f"{percent(share)} of the completions of {h.over} reached the limit{at} and were cut off: most count as "
-        "wrong whatever they were about to say.",
+        f"{percent(share)} of the completions of {h.over} reached the limit{at} and were cut off"
+        + (": most count as wrong whatever they were about to say." if h.by_score else " before they had ended."),
         f"sampling.max_new_tokens = {2 * limit}" if limit else "A larger sampling.max_new_tokens",
     )
 
@@ -200,78 +217,21 @@ def scoring_faults(h: History) -> Seen | None:
 
 @symptom(
     limit="unscored_completions above those of the faults",
-    why="a score that is NaN was meant as something",
-    live=False,
+    why="a completion that no reward votes on is generated for nothing",
 )
 def completions_without_a_score(h: History) -> Seen | None:
     count, everything = h.total("unscored_completions"), h.total("generated_completions")
-    judged = h.mean("learned_mean") is not None or h.names("rewards.")
     failed = sum(h.total(name) for name in h.names("faults.", h.rows))
-    if count <= failed or not everything or (judged and count == everything):
+    if count <= failed or not everything:
         return None
     if count == everything:
         return Seen(
             "No completion has a score: nothing trains.", "Look at the task's or the reward's return value", BAD
         )
     return Seen(
-        f"{count:.0f} of {everything:.0f} completions have no score (it is NaN); they neither vote nor train.",
-        "A score for every completion, 0 where there is nothing to reward",
-    )
-
-
-@symptom(
-    name="over-optimisation",
-    limit=f"pass_rate more than {FALL:g} below its best ten steps while learned_mean is above what it was there",
-    why="chance moves ten steps' pass rate by about 0.01 at 512 completions a step",
-)
-def over_optimised(h: History) -> Seen | None:
-    parts = [(numbers("pass_rate", part), numbers("learned_mean", part)) for part in windows(h.rows)]
-    means = [(fmean(rates), fmean(scores)) for rates, scores in parts if rates and scores]
-    if len(means) < 2:
-        return None
-    best, at_best = max(means)
-    rate, learned = means[-1]
-    if rate >= best - FALL or learned <= at_best:
-        return None
-    return Seen(
-        f"The reward model's score rose from {short(at_best)} to {short(learned)} while the pass rate fell from "
-        f"{short(best)} to {short(rate)}: the policy has learned to please the reward model, not to be right.",
-        f"Take an earlier checkpoint; a larger algorithm.kl.beta (it is {h.setting('algorithm.kl.beta', 0):g}), more "
-        "or better pairs, or the task's own score as a second reward",
-        tone=BAD,
-    )
-
-
-@symptom(
-    limit="learned_right_mean not above learned_wrong_mean",
-    why="from there on its score says nothing about being right",
-)
-def reward_model_cannot_tell(h: History) -> Seen | None:
-    right, wrong = h.mean("learned_right_mean"), h.mean("learned_wrong_mean")
-    if right is None or wrong is None or right > wrong:
-        return None
-    return Seen(
-        f"The reward model scores right completions {short(right)} and wrong ones {short(wrong)} over {h.over}: it "
-        "can no longer tell them apart.",
-        "More pairs of what the policy writes now: preference.pairs, preference.noise; or stop here",
-    )
-
-
-@symptom(
-    limit="rewards.NAME.spread_within_groups 0 in all of the last ten steps, unless solved",
-    why="advantages come from differences within a group",
-)
-def reward_without_spread(h: History) -> Seen | None:
-    columns = [name for name in h.names("rewards.") if name.endswith(".spread_within_groups")]
-    spreads = {name.removeprefix("rewards.").removesuffix(".spread_within_groups"): h.mean(name) for name in columns}
-    spreads.pop("task", None)  # the groups' own finding says that
-    flat = [name for name, spread in spreads.items() if spread is not None and spread <= FLAT]
-    if not flat or h.solved:
-        return None
-    names = ", ".join(flat)
-    return Seen(
-        f"Reward {names} gave every completion of a group the same score over {h.over}: it trains nothing.",
-        f"A finer score than all or nothing, or leave [rewards.{flat[0]}] out",
+        f"{count:.0f} of {everything:.0f} completions have no score: no reward votes on them (NaN, or None), so they "
+        "train nothing.",
+        "A reward that votes on every row, 0 where there is nothing to reward; or leave such rows out (task.filter)",
     )
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from groupwise.core.jsonl import flat
-from groupwise.report.compare.bands import band_words, mean, measured
+from groupwise.health.measure import PASS_RATE
+from groupwise.report.compare.bands import HELD_OUT, band_words, mean, measured
 from groupwise.report.compare.members import Group, Member, differing, grouped, shown
 from groupwise.report.compare.scores import (
     differences,
@@ -76,7 +77,7 @@ def run_page(group: Group, id: str, names: Collection[str] = ()) -> RunPage:
         members=len(group.counted),
         notes=tuple(notes(group, names)),
         steps=mean([member.steps for member in group.counted]),
-        evaluations=mean([member.evaluations for member in group.counted]),
+        evaluations=mean([member.evaluations for member in group.counted], HELD_OUT),
         tables=tuple(replace(table, title=table.title + of) for table in facts.tables(first.run)),
         texts=tuple(replace(text, title=text.title + of) for text in facts.texts(first.run)),
     )
@@ -101,7 +102,8 @@ def notes(group: Group, names: Collection[str] = ()) -> Iterable[str]:
     """What is to be known of a group's curves, line by line; a run by itself keeps its own notes."""
     several = len(group.members) > 1
     if words := band_words(len(group.counted)):
-        yield words + " The band of the held-out pass rate is Student's 95 % interval over seeds."
+        held = measures([group]) or [PASS_RATE.words]
+        yield f"{words} The band of the held-out {held[0]} is Student's 95 % interval over seeds."
     yield from _lengths(group)
     for member in group.members:
         if member not in group.counted:
@@ -152,8 +154,10 @@ def comparable(groups: Sequence[Group]) -> tuple[bool, list[str]]:
 
 def _in_general(groups: Sequence[Group]) -> Iterable[str]:
     """What the scores are, and of which runs they are not the last word."""
-    if measures(groups) == ["pass rate"]:
-        yield "Pass rate: mean over held-out problems of the share of right samples, at a run's last evaluation."
+    if measures(groups) == [PASS_RATE.words]:
+        yield "Pass rate: mean over held-out problems of the share of samples that pass, at a run's last evaluation."
+    else:
+        yield f"{_listed([name.capitalize() for name in measures(groups)])}: mean over held-out problems, at the end."
     for member in (member for group in groups for member in group.counted):
         if member.run.status.state == "finished":
             continue

@@ -14,7 +14,8 @@ from groupwise.core.statistics import (
     rate_difference,
     welch,
 )
-from groupwise.health.symptoms.base import is_number
+from groupwise.health.measure import PASS_RATE
+from groupwise.health.symptoms.base import History, is_number
 from groupwise.report.compare.bands import measured
 from groupwise.report.compare.members import Group, Member
 from groupwise.report.folder.columns import interval
@@ -22,9 +23,6 @@ from groupwise.report.records import Table
 
 #: Beyond so many pairs a table of differences is no longer read.
 MOST_PAIRS = 6
-PASS_RATE, LEARNED = "pass rate", "learned score"
-MEASURES = {PASS_RATE: "avg_at_k", LEARNED: "learned_mean"}
-
 ABOUT_INTERVALS = (
     "A 95 % interval over seeds (mean +- t s / sqrt(seeds)) is of a recipe's mean score over all seeds; one over "
     "problems is of this one run's score over all problems of the kind, and says nothing of other seeds."
@@ -43,8 +41,8 @@ ABOUT_WELCH = (
 class Score:
     """What a run's evaluations came to; the first, and the last so far.
 
-    measure   pass rate, or learned score where the task has no truth of its own
-    interval  of a pass rate, over problems; None of a learned score
+    measure   what the run is measured by: pass rate, reward, learned score, ...
+    interval  over problems; None where the evaluation does not say of how many
     """
 
     measure: str
@@ -58,20 +56,20 @@ class Score:
 
 def score_of(member: Member) -> Score | None:
     """None where there is no evaluation with a number."""
-    for measure, key in MEASURES.items():
-        rows = [row for row in member.run.evaluation_rows if is_number(row["evaluation"].get(key))]
-        if rows:
-            first, last = rows[0]["evaluation"], rows[-1]["evaluation"]
-            return Score(
-                measure,
-                before=float(first[key]),
-                after=float(last[key]),
-                step=rows[-1]["step"],
-                interval=interval(last) if measure == PASS_RATE else None,
-                length_before=first.get("length_mean"),
-                length_after=last.get("length_mean"),
-            )
-    return None
+    what = History(member.run.step_rows, member.run.evaluation_rows, member.run.recipe).measured
+    rows = [row for row in member.run.evaluation_rows if is_number(row["evaluation"].get(what.column))]
+    if not rows:
+        return None
+    first, last = rows[0]["evaluation"], rows[-1]["evaluation"]
+    return Score(
+        what.words,
+        before=float(first[what.column]),
+        after=float(last[what.column]),
+        step=rows[-1]["step"],
+        interval=interval(last),
+        length_before=first.get("length_mean"),
+        length_after=last.get("length_mean"),
+    )
 
 
 def scores_of(group: Group) -> dict[object, tuple[Member, Score]]:
@@ -95,13 +93,13 @@ def interval_of(group: Group) -> Interval | None:
     if len(scores) == 1:
         return scores[0].interval
     seeds = over_seeds([score.after for score in scores])
-    shares = all(score.measure == PASS_RATE for score in scores)
+    shares = all(score.measure == PASS_RATE.words for score in scores)
     return seeds.clipped() if seeds and shares else seeds
 
 
 def final_scores(groups: Sequence[Group], words: Sequence[str] = ()) -> Table:
     """One row a group; `words` come before what is said of the intervals."""
-    names = measures(groups) or [PASS_RATE]
+    names = measures(groups) or [PASS_RATE.words]
     head = ("runs", "seeds", f"held-out {' or '.join(names)}", "95 % interval", "before", "length before")
     head += ("length after", "steps", "seconds of training", "best seed", "worst seed", "status")
     cells, how = _intervals([interval_of(group) for group in groups])

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from groupwise.core.jsonl import flat
-from groupwise.core.statistics import Interval, pass_rate_interval
+from groupwise.core.statistics import Interval, mean_interval, pass_rate_interval
 from groupwise.report.folder.lines import count_of, number, table
 from groupwise.report.records import Curves, Number
 
@@ -36,13 +36,17 @@ def evaluations(rows: Sequence[Mapping[str, Any]]) -> Curves:
 
 
 def interval(evaluation: Mapping[str, Any]) -> Interval | None:
-    """The 95 % interval of an evaluation's pass rate; None where it has no pass rate, or does not say of how many.
+    """The 95 % interval of an evaluation's pass rate, or of the mean where nothing says what passes; None where it does
+    not say of how many.
 
     >>> str(interval({"avg_at_k": 1.0, "problems": 100, "samples": 4, "standard_error": 0.0}))
     '0.962 to 1.000'
     """
-    rate, error = number(evaluation.get("avg_at_k")), number(evaluation.get("standard_error"))
+    rate, mean = number(evaluation.get("avg_at_k")), number(evaluation.get("measured_mean"))
+    error = number(evaluation.get("standard_error"))
     problems, samples = count_of(evaluation.get("problems")), count_of(evaluation.get("samples"))
+    if rate is None and mean is not None and problems and problems > 1 and error is not None:
+        return mean_interval(mean, problems, error)
     if rate is None or not 0 <= rate <= 1 or not problems:
         return None
     return pass_rate_interval(rate, problems, samples or 1, math.nan if error is None else error)

@@ -8,7 +8,7 @@ from typing import Any
 
 from groupwise.report.folder.columns import short
 from groupwise.report.folder.lines import count_of, number, parsed, table
-from groupwise.report.folder.scan import RIGHT, kind_of
+from groupwise.report.folder.scan import RIGHT, kind_of, kind_of_rewards
 from groupwise.report.records import Number, RolloutGroup, RolloutRow
 
 #: Characters of a text that a page shows.
@@ -35,7 +35,9 @@ def group_of(lines: Sequence[bytes], odd: Counter[str]) -> RolloutGroup | None:
         source=_text(first.get("source")),
         prompt=_cut(_text(first.get("prompt")), odd),
         answer=_cut(_text(first.get("answer")), odd),
-        kind=kind_of(sum(score >= RIGHT for score in scores), len(scores)),
+        kind=kind_of_rewards([row.measured for row in good])
+        if "measured" in first
+        else kind_of(sum(score >= RIGHT for score in scores), len(scores)),
         fate=_text(first.get("fate")),
         fresh=first.get("fresh") is not False,
         completions=good,
@@ -61,6 +63,8 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
         version=count_of(row.get("version")) or 0,
         parts={name: short(number(value)) for name, value in table(row.get("parts")).items()},
         learned=short(number(row.get("learned"))),
+        measured=short(number(row.get("measured"))),
+        logged={name: _logged(value, odd) for name, value in table(row.get("logged")).items()},
         fault=_text(row.get("fault")),
         pieces=shown,
         columns=columns,
@@ -113,6 +117,11 @@ def _shown(pieces: list[str], columns: dict[str, list[Number]]) -> tuple[list[st
         return pieces, columns
     more = f" [cut here: {len(pieces) - fit:,} more tokens]"
     return [*pieces[:fit], more], {name: [*column[:fit], None] for name, column in columns.items()}
+
+
+def _logged(value: object, odd: Counter[str]) -> Number | str:
+    """A number as it is, and anything else as text."""
+    return short(number(value)) if value is None or number(value) is not None else _cut(_text(value), odd)
 
 
 def _cut(text: str, odd: Counter[str]) -> str:

@@ -13,7 +13,7 @@ import orjson
 from groupwise.core.atomic import open_regular
 from groupwise.report.folder.columns import spaced
 from groupwise.report.folder.groups import LONGEST_TEXT, group_of
-from groupwise.report.folder.scan import Place, Scan, kind_of, places, scan
+from groupwise.report.folder.scan import DIFFER, EQUAL, Place, Scan, places, scan
 from groupwise.report.records import Curves, Number, RolloutGroup, RolloutRow, Rollouts
 
 #: Groups that the browser of rollouts filters without a wait.
@@ -28,7 +28,7 @@ PATIENCE = 20
 MOST_POINTS = 2000
 
 #: What a step shows first, one group of each.
-_FIRST = ("mixed", "all right", "all wrong", "dropped", "fault", "surplus", "unscored")
+_FIRST = ("mixed", DIFFER, "all right", "all wrong", EQUAL, "dropped", "fault", "surplus", "unscored")
 
 
 def sample(
@@ -137,7 +137,7 @@ def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[Place]:
 def _one_of_each(here: Sequence[Place]) -> list[Place]:
     first: dict[str, Place] = {}
     for place in here:
-        first.setdefault(kind_of(place.right, place.scored) if place.fate == "trained" else place.fate, place)
+        first.setdefault(place.kind if place.fate == "trained" else place.fate, place)
         if place.faulty:
             first.setdefault("fault", place)
     wanted = [first[label] for label in _FIRST if label in first]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO
 
-#: A completion with at least this score is right.
-RIGHT = 1.0 - 1e-6
+#: A completion with at least this score is right, and rewards that differ by no more are equal.
+RIGHT, TIE = 1.0 - 1e-6, 1e-6
+#: Kinds of a group that is measured by a reward.
+DIFFER, EQUAL = "rewards differ", "rewards equal"
 
 _BEGIN = re.compile(rb'\{"step": ?(\d{1,15}), ?"group": ?(\d{1,15}), ?"fate": ?"(\w+)"')
 _SCORE = re.compile(rb'"score": ?(-?\d[0-9.eE+-]*)')
+_MEASURED = re.compile(rb'"measured": ?(null|-?\d[0-9.eE+-]*)')
 _FAULT, _ROW = b'"fault":', b'{"step"'
 
 
@@ -56,6 +60,7 @@ class Place:
     """The lines of one group, bytes start to end.
 
     right, scored  how many of its completions are right, and have a score
+    measured       what its completions are measured by, where that is a reward
     faulty         one of them has a fault
     doubtful       it stands at an end of its step, or beside a line that cannot be read: it may not be whole
     """
@@ -67,8 +72,26 @@ class Place:
     rows: int = 0
     right: int = 0
     scored: int = 0
+    measured: list[float | None] = field(default_factory=list)
     faulty: bool = False
     doubtful: bool = False
+
+    @property
+    def kind(self) -> str:
+        """By its rewards where it is measured by them, else by what is right."""
+        return kind_of_rewards(self.measured) if self.measured else kind_of(self.right, self.scored)
+
+
+def kind_of_rewards(measured: Sequence[float | None]) -> str:
+    """rewards differ | rewards equal | unscored, over a group's completions that have a reward.
+
+    >>> kind_of_rewards([0.5, 0.7, None]), kind_of_rewards([None])
+    ('rewards differ', 'unscored')
+    """
+    values = [value for value in measured if value is not None]
+    if not values:
+        return "unscored"
+    return DIFFER if max(values) - min(values) > TIE else EQUAL
 
 
 def kind_of(right: int, scored: int) -> str:
@@ -140,11 +163,18 @@ def _count(place: Place, line: bytes) -> None:
     if score:
         place.scored += 1
         place.right += _is_right(score[1])
+    if measured := _MEASURED.search(line):
+        place.measured.append(_number(measured[1]))
     place.faulty = place.faulty or _FAULT in line
 
 
 def _is_right(text: bytes) -> bool:
+    value = _number(text)
+    return value is not None and value >= RIGHT
+
+
+def _number(text: bytes) -> float | None:
     try:
-        return float(text) >= RIGHT
+        return float(text)
     except ValueError:
-        return False
+        return None

@@ -8,6 +8,7 @@ from typing import Any
 
 from groupwise.core.statistics import Interval, rate_difference
 from groupwise.health.checks import INVARIANTS, of_limit
+from groupwise.health.measure import PASS_RATE, Measured
 from groupwise.health.symptoms.base import (
     BAD,
     GOOD,
@@ -18,11 +19,10 @@ from groupwise.health.symptoms.base import (
     is_number,
     many,
     numbers,
-    percent,
     short,
 )
-from groupwise.health.symptoms.signal import FEW_MIXED, dropped_share, drops
 from groupwise.report.folder.columns import interval
+from groupwise.report.page.silent_groups import groups_in_words
 from groupwise.report.records import Answer, CheckLine, RolloutGroup
 
 Row = Mapping[str, Any]
@@ -69,25 +69,19 @@ def answers(known: Known) -> tuple[Answer, ...]:
 
 def learned(known: Known) -> tuple[str, str]:
     """Held out before and after, by whether their 95 % intervals overlap; (words, tone)."""
-    rows = [row for row in known.history.evaluations if _measure(row.get("evaluation"))]
-    rows = [row for row in rows if _measure(row["evaluation"]) == _measure(rows[0]["evaluation"])]
+    what = known.history.measured
+    rows = [row for row in known.history.evaluations if _has(row.get("evaluation"), what)]
     if len(rows) < 2 or rows[-1].get("step") == rows[0].get("step"):
-        return _not_measured(known, rows)
+        return _not_measured(known, rows, what)
     first, last = rows[0], rows[-1]
     before, after = first["evaluation"], last["evaluation"]
     grown = _lengths(before, after)
-    steps = f"in {last.get('step')} steps"
-    if _measure(after) != "avg_at_k":
-        a, b = before["learned_mean"], after["learned_mean"]
-        yes, tone = ("Its score rose", GOOD) if b > a else ("No", WARN)
-        return (
-            f"{yes}{known.so_far}: the reward model's held-out score went from {short(a)} to {short(b)} "
-            f"{steps}{grown}. Nobody knows the right answers here, so read some completions before believing it.",
-            tone,
-        )
-    verdict, tone, verb, remark = _verdict(before, after)
-    held = f"the held-out pass rate {verb} {steps} ({_size(after)}95 % interval {_around(after)}){grown}"
-    return f"{verdict}{known.so_far}: {held}.{remark}", tone
+    verdict, tone, verb, remark = _verdict(before, after, what)
+    sure = f"{_size(after)}95 % interval {_around(after)}" if _around(after) else _size(after).removesuffix("; ")
+    of = f" ({sure})" if sure else ""
+    held = f"the held-out {what.words} {verb} in {last.get('step')} steps{of}{grown}"
+    read = "" if what is PASS_RATE else " A reward can rise without the text getting better: read some completions."
+    return f"{verdict}{known.so_far}: {held}.{remark or read}", tone
 
 
 def on_what(known: Known) -> tuple[str, str]:
@@ -99,7 +93,7 @@ def on_what(known: Known) -> tuple[str, str]:
     warm = h.setting("warm_start.steps", 0)
     start = f" (warm start of {warm} steps)" if warm else ""
     policy = h.setting("start") or setting("model")
-    sources = sorted(n.removeprefix("sources.").removesuffix(".pass_rate") for n in h.names("sources.") if "pass" in n)
+    sources = sorted({name.removeprefix("sources.").rpartition(".")[0] for name in h.names("sources.")})
     mixes = f" (a mix of {', '.join(sources)})" if len(sources) > 1 else ""
     words = (
         f"The task {setting('task.name')}{mixes}, with the policy {policy}{start}: each step samples "
@@ -133,32 +127,7 @@ def healthy(known: Known) -> tuple[str, str]:
 
 def silent_groups(known: Known) -> tuple[str, str]:
     """What became of the groups of the last steps, and why."""
-    h = known.history
-    mixed, right, wrong = (h.mean(f"groups_{kind}_share") for kind in ("mixed", "all_right", "all_wrong"))
-    if mixed is None or right is None or wrong is None:
-        return "Not known yet: no group has been logged.", NEUTRAL
-    if mixed + right + wrong == 0:
-        return "Nobody knows what is right here; every group with different scores trains.", NEUTRAL
-    shares = f"{percent(mixed)} mixed right and wrong, {percent(right)} were all right and {percent(wrong)} all wrong"
-    of = f"Of the groups generated in {h.over}, {shares}"
-    if drops(h):
-        cost = dropped_share(h, h.recent)
-        spent = "" if cost is None else f", which took {percent(cost)} of the generation"
-        filled = h.total("groups_fallback", h.recent)
-        fell = f" The budget ran out, so {filled:.0f} of them trained all the same." if filled else ""
-        return (
-            f"{of}: only mixed ones train, and new prompts take the place of the others{spent}.{fell}",
-            WARN if filled else NEUTRAL,
-        )
-    if h.compares_within_group is None:
-        return f"{of}.", NEUTRAL
-    if not h.compares_within_group:
-        name = h.setting("algorithm.name", "this algorithm")
-        return f"All of them train: {name} does not compare within a group. {of}.", NEUTRAL
-    if not h.tied_train_nothing:
-        return f"{of}. Other rewards or penalties than being right can still tell their completions apart.", NEUTRAL
-    why = "where all are equally right every advantage is 0, so such a group trains nothing"
-    return f"{of}: {why}.", WARN if mixed < FEW_MIXED and not h.solved else NEUTRAL
+    return groups_in_words(known.history)
 
 
 def next_try(known: Known) -> tuple[str, str]:
@@ -207,30 +176,35 @@ def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> C
     return CheckLine(name, "not measured", unmeasured, 0, None, None)
 
 
-def _verdict(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def _verdict(before: Mapping[str, Any], after: Mapping[str, Any], what: Measured) -> tuple[str, str, str, str]:
     """(verdict, tone, verb, a second sentence or "") from the two intervals."""
     start, end = _around(before), _around(after)
-    gain = after["avg_at_k"] - before["avg_at_k"]
-    moved = f"from {before['avg_at_k']:.3f} to {after['avg_at_k']:.3f}"
-    verb = f"rose {moved}" if gain > 0 else f"fell {moved}" if gain < 0 else f"stayed at {after['avg_at_k']:.3f}"
+    then, now = before[what.column], after[what.column]
+    spell = "{:.3f}".format if what is PASS_RATE else short
+    moved = f"from {spell(then)} to {spell(now)}"
+    verb = f"rose {moved}" if now > then else f"fell {moved}" if now < then else f"stayed at {spell(now)}"
+    if start is None or end is None:
+        return ("It rose", GOOD, verb, "") if now > then else ("No", WARN, verb, "")
+    little = what is PASS_RATE and now - then < LITTLE
     if end.low > start.high:
-        return ("Yes" if gain >= LITTLE else "A little"), GOOD, verb, ""
+        return ("A little" if little else "Yes"), GOOD, verb, ""
     if end.high < start.low:
         return "No, it lost what it had", BAD, verb, ""
-    if rate_difference(before["avg_at_k"], start, after["avg_at_k"], end).low > 0:
+    if rate_difference(then, start, now, end).low > 0:
         return "A little", NEUTRAL, verb, ""
     return "No", WARN, verb, f" Before it was {start}: the intervals overlap, chance explains it."
 
 
-def _around(evaluation: Mapping[str, Any]) -> Interval:
-    """The interval of a pass rate; from 0 to 1 where the evaluation does not say of how many problems it is."""
-    return interval(evaluation) or Interval(0.0, 1.0, "")
+def _around(evaluation: Mapping[str, Any]) -> Interval | None:
+    """The interval of what is measured; of a pass rate from 0 to 1 where it is not said of how many problems."""
+    rate = numbers(PASS_RATE.column, [evaluation])
+    return interval(evaluation) or (Interval(0.0, 1.0, "") if rate else None)
 
 
-def _not_measured(known: Known, rows: Sequence[Row]) -> tuple[str, str]:
+def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[str, str]:
     """No second evaluation: what there is instead."""
-    held = f" Held out at the start: {_held(rows[0]['evaluation'])}." if rows else ""
-    names = {"pass_rate": "pass rate", "learned_mean": "learned score", "score_mean": "score"}
+    held = f" Held out at the start: {what.words} {short(rows[0]['evaluation'][what.column])}." if rows else ""
+    names = {what.training_column: what.words, "learned_mean": "learned score", "score_mean": "score"}
     for name, words in names.items():
         rates = numbers(name, known.history.rows)
         if len(rates) > 1:
@@ -243,15 +217,9 @@ def _not_measured(known: Known, rows: Sequence[Row]) -> tuple[str, str]:
     return f"Not measured yet.{held}", NEUTRAL
 
 
-def _measure(evaluation: Any) -> str:
-    """The name of what an evaluation measures; "" where it has no number."""
-    row = [evaluation] if isinstance(evaluation, Mapping) else []
-    return next((name for name in ("avg_at_k", "learned_mean") if numbers(name, row)), "")
-
-
-def _held(evaluation: Mapping[str, Any]) -> str:
-    name = _measure(evaluation)
-    return f"{'pass rate' if name == 'avg_at_k' else 'learned score'} {short(evaluation[name])}"
+def _has(evaluation: object, what: Measured) -> bool:
+    """Whether an evaluation has a number of what is measured."""
+    return isinstance(evaluation, Mapping) and bool(numbers(what.column, [evaluation]))
 
 
 def _size(evaluation: Mapping[str, Any]) -> str:

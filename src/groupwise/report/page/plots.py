@@ -7,6 +7,7 @@ and the star in its name becomes what the star of the column stood for.
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -21,7 +22,7 @@ SECTIONS = (
     Section(
         "learned",
         "Did it learn?",
-        "What the policy gets right, on problems it trains on and on problems it never sees.",
+        "How well the policy does, on problems it trains on and on problems it never sees.",
     ),
     Section("healthy", "Is it healthy?", "Signs that training is sound, and the first signs when it is not."),
     Section("cost", "What did it cost?", "Where the time and the memory went."),
@@ -37,6 +38,9 @@ LEFT_OUT_AT_ZERO = frozenset({"groups-fate", "stale", "unscored", "routing-dead"
 
 #: The column without which a plot would only repeat what every run has.
 NEEDED = {"reward-model": "learned_mean"}
+
+#: The column beside which a plot would say the same again.
+REPEATED = {"measured": "pass_rate", "sources-measured": "pass_rate", "signal": "groups_mixed_share"}
 
 
 def _catalog() -> Iterator[Plot]:
@@ -98,6 +102,21 @@ def static_columns() -> frozenset[str]:
     return frozenset(name for series in drawn for name in (series.column, series.low, series.high) if name)
 
 
+@cache
+def limits(column: str) -> tuple[Number, Number]:
+    """Where the picture of a column ends, low and high; None where it is open.
+
+    >>> limits("pass_rate"), limits("sources.gcd.pass_rate"), limits("entropy_mean")
+    ((0, 1), (0, 1), (None, None))
+    """
+    ends = (plot.limits for plot in PLOTS for series in plot.series if _fits(column, series.column))
+    return next((each for each in ends if each != (None, None)), (None, None))
+
+
+def _fits(column: str, pattern: str) -> bool:
+    return column == pattern or ("*" in pattern and bool(_star(column, *pattern.split("*"))))
+
+
 def _measured(columns: Columns) -> Columns:
     """Without those that hold no number."""
     if not isinstance(columns, Mapping):
@@ -110,6 +129,8 @@ def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) 
     if plot.kind == "points":
         return plot if plot.id in points else replace(plot, series=())
     if (needed := NEEDED.get(plot.id)) and needed not in tables[plot.table]:
+        return replace(plot, series=())
+    if REPEATED.get(plot.id) in tables["steps"]:
         return replace(plot, series=())
     lines = [one for series in plot.series for one in _expanded(series, tables[series.table or plot.table])]
     return replace(plot, series=tuple(_distinct(lines)))

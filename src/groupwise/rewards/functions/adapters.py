@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,8 @@ from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.core.task import Starts
-from groupwise.rewards.functions.results import score_result, score_results
+from groupwise.rewards.functions.logs import CallLog, logged
+from groupwise.rewards.functions.results import list_is_wrong, score_result, score_results
 from groupwise.rewards.functions.trace import own_traceback
 
 FORMS = (
@@ -34,6 +35,7 @@ class Form:
     batched      whether one call scores many attempts
     arguments    (attempts, or one attempt in a list) -> what is passed by keyword
     scored       whether a dictionary with the key "score" is a score
+    logs         whether the function is given `log_extra` and `log_metric`
     """
 
     description: str
@@ -41,6 +43,7 @@ class Form:
     batched: bool
     arguments: Callable[[Sequence[Attempt]], Arguments]
     scored: bool = False
+    logs: bool = False
 
 
 def _prompt(sample: Sample) -> Any:
@@ -57,10 +60,6 @@ def _columns(sample: Sample) -> dict[str, Any]:
     return {**dict.fromkeys(ANSWERS, sample.answer), "source": sample.source, **sample.extra}
 
 
-def _logs(*_: object, **__: object) -> None:
-    """TRL's log_extra and log_metric: accepted so that the function runs, and ignored."""
-
-
 def _trl(attempts: Sequence[Attempt]) -> Arguments:
     rows = [_columns(attempt.sample) for attempt in attempts]
     names = dict.fromkeys(name for row in rows for name in row)
@@ -71,8 +70,6 @@ def _trl(attempts: Sequence[Attempt]) -> Arguments:
         "completions": [_completion(attempt) for attempt in attempts],
         "completion_ids": ids,
         "completions_ids": ids,
-        "log_extra": _logs,
-        "log_metric": _logs,
     }
 
 
@@ -99,7 +96,8 @@ ATTEMPT = Form("(attempt), one at a time", ("attempt",), False, lambda a: {"atte
 SAMPLES = Form("(samples, completions), many at once", ("samples",), True,
                lambda a: {"samples": [x.sample for x in a], "completions": [x.completion for x in a]})  # fmt: skip
 ATTEMPTS = Form("(attempts), many at once", ("attempts",), True, lambda a: {"attempts": list(a)})
-TRL = Form("TRL reward_funcs", ("completions", "completion_ids", "completions_ids", "prompts"), True, _trl)
+TRL = Form("TRL reward_funcs", ("completions", "completion_ids", "completions_ids", "prompts"), True, _trl,
+           logs=True)  # fmt: skip
 VERL = Form("verl compute_score", ("solution_str",), False, _verl, scored=True)
 VERL_BATCH = Form("verl compute_score in batches", ("solution_strs",), True, _verl_batch, scored=True)
 
@@ -136,12 +134,17 @@ class Bound:
         names = [f"**{p.name}" if p.kind is p.VAR_KEYWORD else p.name for p in self.parameters.values()]
         return f"{self.form.description}{', async' if self.asynchronous else ''}: {', '.join(names)}"
 
-    def arguments(self, attempts: Sequence[Attempt]) -> Arguments:
+    def arguments(self, attempts: Sequence[Attempt], log: CallLog | None = None) -> Arguments:
         """What the function is called with: of what the form gives, what its parameters take."""
-        offered = {**self.form.arguments(attempts), **self.settings}
+        offered = self._offered(attempts, log)
         if any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
             return offered
         return {name: offered[name] for name in self.parameters if name in offered}
+
+    def _offered(self, attempts: Sequence[Attempt], log: CallLog | None = None) -> Arguments:
+        log = log or CallLog(len(attempts))
+        logs = {"log_extra": log.extra, "log_metric": log.metric} if self.form.logs else {}
+        return {**self.form.arguments(attempts), **logs, **self.settings}
 
     def check(self, sample: Sample) -> None:
         """Raises UsageError where a parameter without a default has nothing to take from this sample."""
@@ -149,7 +152,7 @@ class Bound:
         for name, parameter in self.parameters.items():
             plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
             if plain and parameter.default is parameter.empty and name not in given:
-                offered = [n for n in {**self.form.arguments([Attempt(sample, "")]), **self.settings} if n != "source"]
+                offered = [n for n in self._offered([Attempt(sample, "")]) if n != "source"]
                 raise UsageError(
                     f"reward {self.where}: its parameter {name!r} is nothing that sample {sample.key!r} has; "
                     f"present: {', '.join(offered)}; give {name} a default, or the data a column of that name"
@@ -163,8 +166,10 @@ class Bound:
         for sample in {attempt.sample.key: attempt.sample for attempt in attempts}.values():
             self.check(sample)
         if self.form.batched:
-            result = self.function(**self.arguments(attempts))
-            yield self._results(run(result) if inspect.isawaitable(result) else result, len(attempts))
+            log = CallLog(len(attempts))
+            result = self.function(**self.arguments(attempts, log))
+            results = self._results(run(result) if inspect.isawaitable(result) else result, len(attempts))
+            yield results if list_is_wrong(results) else log.added_to(results)
         elif self.asynchronous:
             yield run(self._together(attempts))
         else:
@@ -191,9 +196,10 @@ class Bound:
         return await asyncio.gather(*(one(attempt) for attempt in attempts))
 
     def _result(self, value: object) -> ScoreResult:
-        if self.form.scored and isinstance(value, Mapping) and "score" in value:
-            value = value["score"]
-        return score_result(value)
+        if not (self.form.scored and isinstance(value, Mapping) and "score" in value):
+            return score_result(value)
+        others = logged({name: other for name, other in value.items() if name != "score"})
+        return replace(score_result(value["score"]), columns=others)
 
     def _results(self, values: Any, count: int) -> list[ScoreResult]:
         if self.form.scored and isinstance(values, Sequence) and len(values) == count:

@@ -13,12 +13,13 @@ def score_result(value: object) -> ScoreResult:
     """A score from whatever a reward returned for one completion.
 
     Numbers, numpy and torch scalars included, are scores; infinite ones count as NaN. A string is not a number here.
+    None is no fault: the reward does not vote on this completion.
 
-    >>> score_result(True).value, score_result(None).cause, score_result("0.5").cause
-    (1.0, <Cause.NONE: 'none'>, <Cause.WRONG_TYPE: 'wrong type'>)
+    >>> score_result(True).value, score_result(None).votes, score_result("0.5").cause
+    (1.0, False, <Cause.WRONG_TYPE: 'wrong type'>)
     """
     if value is None:
-        return ScoreResult(cause=Cause.NONE, detail="returned None")
+        return ScoreResult()
     kind = type(value).__name__
     if not hasattr(value, "__float__"):
         return ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {kind} {value!r:.200}, not a number")
@@ -43,7 +44,7 @@ def score_results(values: object, count: int) -> list[ScoreResult]:
     """
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
         wrong = ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {type(values).__name__}, not a list of numbers")
-        return [ScoreResult(cause=Cause.NONE, detail="returned None") if values is None else wrong] * count
+        return [wrong] * count
     listed = list(values)  # pyright: ignore[reportArgumentType]
     if len(listed) != count:
         detail = f"returned {len(listed)} scores for {count} completions"
@@ -54,7 +55,7 @@ def score_results(values: object, count: int) -> list[ScoreResult]:
 def list_is_wrong(results: Sequence[ScoreResult]) -> bool:
     """Whether the results of one call say that its list was wrong, rather than single values in it.
 
-    >>> list_is_wrong(score_results([1.0], 2)), list_is_wrong(score_results([None, None], 2))
+    >>> list_is_wrong(score_results([1.0], 2)), list_is_wrong(score_results(["1", "1"], 2))
     (True, False)
     """
     return results[0].cause is not None and all(result is results[0] for result in results)

@@ -216,7 +216,8 @@ class Dispatcher:
             error.add_note(message["detail"])
             self._break(error)
         results = [
-            ScoreResult(value, cause and Cause(cause), text) for value, cause, text in message.get("results", ())
+            ScoreResult(value, cause and Cause(cause), text, columns, metrics)
+            for value, cause, text, columns, metrics in message.get("results", ())
         ]
         if message.get("failed"):
             self._failed(slot, results[0])

@@ -218,8 +218,8 @@ class Math:
 
 
 @dataclass(frozen=True)
-class Learned:
-    """No answer to compare with: a reward model scores, and this says NaN to everything."""
+class NoAnswer:
+    """No answer to compare with: rewards or a reward model score, and this says NaN to everything."""
 
     quick = True
 
@@ -236,8 +236,11 @@ CHECKERS: Mapping[str, type[Checker]] = {
     "numeric": Numeric,
     "exact": Exact,
     "choice": Choice,
-    "learned": Learned,
+    "learned": NoAnswer,
+    "none": NoAnswer,
 }
+#: Those that compare with no answer.
+WITHOUT_ANSWERS = frozenset(name for name, checker in CHECKERS.items() if checker is NoAnswer)
 
 
 def _last_formula(text: str) -> list[str]:

@@ -33,7 +33,8 @@ class Columns:
         """Column that every row must have -> the recipe's key that names it, as a message says it."""
         s = self.settings
         keys = {} if s.messages else dict.fromkeys(self._template or [s.prompt], "prompt")
-        others = [(key, getattr(s, key)) for key in ("answer", "solution", "messages", "source")]
+        named_in = (*(["answer"] if s.must_have_answer else []), "solution", "messages", "source")
+        others = [(key, getattr(s, key)) for key in named_in]
         keys |= {column: key for key, column in others if column and column not in keys}
         named = {column: f"task.{key} = {getattr(s, key)!r}" for column, key in keys.items()}
         return named | {column: f"task.filter.{column}" for column in s.filter if column not in named}
@@ -47,9 +48,9 @@ class Columns:
         return _prompt_text(values[self.settings.prompt], where, self.settings.prompt)
 
     def gold(self, values: Mapping[str, Any]) -> str | None:
-        """The answer; None where the row has none (no text, no mark, no box), "" where no column is named for one."""
+        """The answer; None where the row has none (no text, no mark, no box), "" where it need not have one."""
         s = self.settings
-        if not s.answer:
+        if not s.answer or (s.answer not in values and not s.must_have_answer):
             return ""
         value = values[s.answer]
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):

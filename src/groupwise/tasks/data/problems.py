@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from groupwise.core.errors import UsageError, listed
+from groupwise.rewards.verifiers.answers import WITHOUT_ANSWERS
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.index import IndexedSamples, SampleIndex
 from groupwise.tasks.data.settings import DataSettings, keeps
@@ -118,7 +119,7 @@ class _Scan:
 
     def _has_answer(self, values: Mapping[str, Any], where: str) -> bool:
         gold = self.columns.gold(values)
-        if gold is not None and self.readable(gold):
+        if self.columns.settings.check in WITHOUT_ANSWERS or (gold is not None and self.readable(gold)):
             return True
         self.unreadable += 1
         if len(self.examples) < _LISTED:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from groupwise.core.errors import UsageError, brief, nearest
-from groupwise.rewards.verifiers.answers import CHECKERS
+from groupwise.rewards.verifiers.answers import CHECKERS, WITHOUT_ANSWERS
 from groupwise.tasks.settings import PickledSettings, field_defaults
 
 #: What a table under a column of the filter may say.
@@ -22,7 +22,7 @@ class DataSettings(PickledSettings):
     heldout           where the held-out ones are; "": the path's own test split, or a share of its problems
     heldout_share     the share split off where there is no other held-out set, by a hash of each problem's text
     prompt            the column of the problem, or a template such as "{question} Choose from: {choices}"
-    answer            the column of the gold answer
+    answer            the column of the gold answer; without a check of it ("none") read where a row has one
     answer_after      the gold answer begins after the last of these in its column, such as "####"
     answer_boxed      the gold answer is what the last \\boxed{} of its column holds
     solution          the column of a worked solution, for demonstrations; "": none
@@ -33,8 +33,8 @@ class DataSettings(PickledSettings):
     limit             at most so many rows of `path`, the first ones that stay; 0: all
     seed              the order of the problems
     instruction       put after each prompt
-    check             how a completion is compared with the gold answer: math, numeric, exact, choice; learned: a
-                      reward model scores it, and there is no gold answer
+    check             how a completion is compared with the gold answer: math, numeric, exact, choice; none: there is no
+                      task's score, and rewards score it; learned: the same, and a reward model does
     unreadable_limit  the largest share of gold answers that may be missing or that the check cannot read
     """
 
@@ -64,8 +64,8 @@ class DataSettings(PickledSettings):
                 raise UsageError(f"task.{name} must be at least 0 and below 1, not {getattr(self, name)}")
         if self.limit < 0:
             raise UsageError(f"task.limit must not be negative, not {self.limit}")
-        if not (self.answer or self.check == "learned") or not (self.prompt or self.messages):
-            raise UsageError("task.prompt and task.answer must name columns")
+        if not (self.answer or self.check in WITHOUT_ANSWERS) or not (self.prompt or self.messages):
+            raise UsageError('task.prompt and task.answer must name columns; data without answers: task.check = "none"')
         if self.check not in CHECKERS:
             near = nearest(self.check, CHECKERS)
             raise UsageError(f"task.check = {brief(self.check)}: there is no such check; {near}")
@@ -76,6 +76,11 @@ class DataSettings(PickledSettings):
             raise UsageError(f"{what}: no regular expression: {error}") from None
         _require_filter(self.filter)
         template_columns(self.prompt)
+
+    @property
+    def must_have_answer(self) -> bool:
+        """Whether every row must have the column of the answer: something compares with it, or a person named it."""
+        return bool(self.answer) and (self.check not in WITHOUT_ANSWERS or self.answer != DataSettings.answer)
 
     def __repr__(self) -> str:
         """The keys that differ from their defaults: most recipes set few."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration, Starting
-from groupwise.rewards.verifiers.answers import CHECKERS
+from groupwise.rewards.verifiers.answers import CHECKERS, WITHOUT_ANSWERS
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.index import IndexedSamples
 from groupwise.tasks.data.problems import Problems, read_problems
@@ -43,9 +43,9 @@ class Data(DataSettings):
             self._checker.start_inside(starting)
 
     @property
-    def judged(self) -> bool:
-        """Whether there are no gold answers, so that a reward model's score is all there is."""
-        return self.check == "learned"
+    def has_answers(self) -> bool:
+        """Whether there are gold answers that completions are compared with."""
+        return self.check not in WITHOUT_ANSWERS
 
     @property
     def contents(self) -> str:

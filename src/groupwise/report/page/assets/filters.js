@@ -5,7 +5,7 @@
   const { make } = browser.tokens;
 
   const CHOICES = [
-    { name: "kind", label: "kind", offered: ["mixed", "all right", "all wrong", "unscored"] },
+    { name: "kind", label: "kind", offered: [] },
     { name: "fate", label: "fate", offered: ["trained", "dropped", "surplus"] },
     { name: "finish", label: "finish", offered: ["stop", "length"] },
     { name: "source", label: "source", offered: [] },
@@ -13,6 +13,7 @@
 
   const RANGES = [
     { name: "score", label: "score", of: (group, row) => row.score },
+    { name: "measured", label: "measured reward", of: (group, row) => row.measured ?? null },
     { name: "reward", label: "reward", of: (group, row) => row.reward },
     { name: "learned", label: "learned score", of: (group, row) => row.learned ?? null },
     { name: "length", label: "tokens", of: (group, row) => row.tokens },
@@ -22,7 +23,7 @@
   const SORTS = [
     { name: "first", label: "step, first to last", by: () => 0 },
     { name: "last", label: "step, last to first", by: (a, b) => b.group.step - a.group.step },
-    { name: "spread", label: "widest spread of scores", by: (a, b) => b.spread - a.spread },
+    { name: "spread", label: "widest spread", by: (a, b) => b.spread - a.spread },
     { name: "length", label: "longest completion", by: (a, b) => b.longest - a.longest },
     { name: "advantage", label: "largest |advantage|", by: (a, b) => b.strongest - a.strongest },
   ];
@@ -31,9 +32,9 @@
     return values.reduce((most, value) => Math.max(most, value ?? 0), 0);
   }
 
-  /** The sample deviation of the scores that are there. */
+  /** The sample deviation of what is measured: the scores, or the rewards, that are there. */
   function spreadOf(rows) {
-    const scores = rows.map((row) => row.score).filter((score) => score !== null);
+    const scores = rows.map((row) => row.measured ?? row.score).filter((score) => score !== null);
     if (scores.length < 2) return 0;
     const mean = scores.reduce((sum, score) => sum + score, 0) / scores.length;
     return Math.sqrt(scores.reduce((sum, score) => sum + (score - mean) ** 2, 0) / (scores.length - 1));
@@ -186,17 +187,23 @@
     control(element, `${range.name}-to`).placeholder = browser.heat.brief(found[1]);
   }
 
-  function offerSources(element, entries) {
-    const select = control(element, "source");
+  /** What the groups hold of a property becomes its choices. */
+  function offerChoices(element, entries, name) {
+    const select = control(element, name);
     const there = new Set([...select.options].map((found) => found.value));
-    const sources = [...new Set(entries.map(({ group }) => group.source))].filter(Boolean).sort();
-    select.append(...sources.filter((name) => !there.has(name)).map((name) => option([name, name])));
-    element.querySelector('[data-field-of="source"]').hidden = select.options.length < 3;
+    const values = [...new Set(entries.map(({ group }) => group[name]))].filter(Boolean).sort();
+    select.append(...values.filter((value) => !there.has(value)).map((value) => option([value, value])));
+  }
+
+  function offerSources(element, entries) {
+    offerChoices(element, entries, "source");
+    element.querySelector('[data-field-of="source"]').hidden = control(element, "source").options.length < 3;
   }
 
   /** Shows only controls that these groups give something to choose. */
   function offer(element, entries) {
     for (const range of RANGES) offerRange(element, entries, range);
+    offerChoices(element, entries, "kind");
     offerSources(element, entries);
     const faulty = entries.some(({ group }) => group.completions.some((row) => row.fault));
     element.querySelector('[data-field-of="fault"]').hidden = !faulty;

@@ -5,10 +5,18 @@
   const { heat } = browser;
   const { make } = browser.tokens;
 
-  const KIND_SIGNS = { mixed: "◐", "all right": "●", "all wrong": "○", unscored: "?" };
+  const KIND_SIGNS = {
+    mixed: "◐",
+    "all right": "●",
+    "all wrong": "○",
+    "rewards differ": "◐",
+    "rewards equal": "=",
+    unscored: "?",
+  };
   const DROPPED = {
     "all right": "dropped by the filter: all right, nothing to compare",
     "all wrong": "dropped by the filter: all wrong, nothing to compare",
+    "rewards equal": "dropped by the filter: every completion earned the same",
     unscored: "dropped by the filter: nothing in it has a score",
   };
   const FINISHES = { stop: "stop: ended by itself", length: "length: cut at the limit" };
@@ -17,7 +25,7 @@
   const NO_ADVANTAGE = 1e-6;
 
   function hasNoScore(row) {
-    return row.score === null && (row.learned ?? null) === null;
+    return row.score === null && (row.learned ?? null) === null && (row.measured ?? null) === null;
   }
 
   function hasNoAdvantage(row) {
@@ -36,7 +44,8 @@
     if (group.completions.every(hasNoScore)) return "does not train: nothing in it has a score";
     if (group.completions.every(hasNoAdvantage)) return `${group.kind}: every advantage is 0`;
     const words = group.fresh ? "trains" : "trains, generated in an earlier step";
-    return group.kind !== "mixed" && rewardsDiffer(group) ? `${words}: ${group.kind}, but rewards differ` : words;
+    const byScore = group.kind === "all right" || group.kind === "all wrong" || group.kind === "unscored";
+    return byScore && rewardsDiffer(group) ? `${words}: ${group.kind}, but rewards differ` : words;
   }
 
   function kindChip(kind) {
@@ -44,28 +53,50 @@
     return make("span", { class: "chip", "data-kind": kind }, sign, kind);
   }
 
-  function markKind(score) {
-    if (score === null) return "none";
-    return score >= 1 - 1e-6 ? "right" : score <= 0 ? "wrong" : "partly";
+  function markKind(share) {
+    if (share === null) return "none";
+    return share >= 1 - 1e-6 ? "right" : share <= 0 ? "wrong" : "partly";
   }
 
-  function mark(row) {
-    const found = make("span", { class: "mark", "data-score": markKind(row.score), title: scoreWords(row) });
-    found.style.setProperty("--fill", Math.min(1, Math.max(0, row.score ?? 0)).toFixed(3));
+  /** Whether the run goes by rewards and not by what is right. */
+  function byReward(group) {
+    return group.completions.some((row) => (row.measured ?? null) !== null);
+  }
+
+  /** How full each completion's mark is: its score, or its reward between the group's lowest and highest. */
+  function shares(group) {
+    if (!byReward(group)) return group.completions.map((row) => row.score);
+    const values = group.completions.map((row) => row.measured ?? null);
+    const known = values.filter((value) => value !== null);
+    const [low, high] = [Math.min(...known), Math.max(...known)];
+    return values.map((value) => (value === null ? null : high > low ? (value - low) / (high - low) : 0.5));
+  }
+
+  function mark(row, share) {
+    const words = { class: "mark", "data-score": markKind(share), title: scoreWords(row) };
+    const found = make("span", words);
+    found.style.setProperty("--fill", Math.min(1, Math.max(0, share ?? 0)).toFixed(3));
     return found;
   }
 
   function scoreWords(row) {
+    if ((row.measured ?? null) !== null) return `reward ${heat.brief(row.measured)}`;
     return row.score === null ? "no score" : `score ${heat.brief(row.score)}`;
   }
 
-  function marks(group) {
-    const kinds = group.completions.map((row) => markKind(row.score));
+  function marksInWords(group, kinds) {
+    if (byReward(group)) return group.completions.map(scoreWords).join(", ");
     const count = (kind) => kinds.filter((found) => found === kind).length;
     const there = Object.keys(MARK_WORDS).filter(count);
-    const label = there.map((kind) => `${count(kind)} ${MARK_WORDS[kind]}`).join(", ");
-    const many = kinds.length > 16 ? "marks crowded" : "marks";
-    return make("span", { class: many, role: "img", "aria-label": label }, ...group.completions.map(mark));
+    return there.map((kind) => `${count(kind)} ${MARK_WORDS[kind]}`).join(", ");
+  }
+
+  function marks(group) {
+    const full = shares(group);
+    const label = marksInWords(group, full.map(markKind));
+    const many = full.length > 16 ? "marks crowded" : "marks";
+    const drawn = group.completions.map((row, index) => mark(row, full[index]));
+    return make("span", { class: many, role: "img", "aria-label": label }, ...drawn);
   }
 
   function oneLine(text, most) {
@@ -102,6 +133,11 @@
     return fact(label, name, heat.brief(value, 6), value === null ? "there was no number" : String(value));
   }
 
+  function loggedFact(name, value) {
+    if (typeof value !== "string") return numberFact(name, `logged.${name}`, value);
+    return fact(name, `logged.${name}`, oneLine(value, 60), heat.visible(value));
+  }
+
   function ageOf(group, row) {
     const age = group.step - 1 - row.version;
     if (age <= 0) return `of step ${row.version}, the newest`;
@@ -115,11 +151,14 @@
 
   function factsOf(group, row) {
     const parts = Object.entries(row.parts || {}).map(([name, value]) => numberFact(name, `parts.${name}`, value));
+    const logged = Object.entries(row.logged || {}).map(([name, value]) => loggedFact(name, value));
     return make(
       "dl",
       { class: "facts" },
-      numberFact("score", "score", row.score),
+      byReward(group) && row.score === null ? null : numberFact("score", "score", row.score),
+      byReward(group) ? numberFact("measured reward", "measured", row.measured ?? null) : null,
       ...parts,
+      ...logged,
       row.learned === null || row.learned === undefined ? null : numberFact("learned score", "learned", row.learned),
       numberFact("reward", "reward", row.reward),
       numberFact("advantage", "advantage", row.advantage),
@@ -165,7 +204,7 @@
   }
 
   function completionOf(group, row, index, told) {
-    const title = make("h4", {}, mark(row), ` Completion ${index + 1}`);
+    const title = make("h4", {}, mark(row, shares(group)[index]), ` Completion ${index + 1}`);
     const body = make("div", { class: "body" });
     body.append(...(row.pieces.length ? [] : plainText(row, whyNoTokens(group, row, told))).filter(Boolean));
     const legend = make("div", { class: "own-legend", hidden: true });

@@ -1,0 +1,252 @@
+"""What completions are judged by: the filter's metric, pass marks, rewards that do not vote, what rewards log."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from statistics import fmean, stdev
+
+import pytest
+
+from groupwise.algorithms.parts.filters import DropUniform, Signal, signal
+from groupwise.core.engine import Sampling
+from groupwise.core.measure import CORRECTNESS, REWARD, Measure, metric_value
+from groupwise.core.records import Completion, Group, Prompt
+from groupwise.core.reward import ScoreResult
+from groupwise.core.samples import Sample
+from groupwise.diagnostics.groups import group_metrics, in_words
+from groupwise.engines.local.engine import LocalEngine
+from groupwise.models.chat import Chat
+from groupwise.rewards.functions.adapters import bound
+from groupwise.rewards.functions.logs import LONGEST_TEXT, MOST_NAMES
+from groupwise.rewards.functions.user import finisher
+from groupwise.rollout.collect import heldout_answers, measured
+from groupwise.rollout.scoring import Mix, Scorer, ScoringRound
+from groupwise.tasks.arithmetic import Arithmetic
+
+ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)
+NAN = math.nan
+
+
+def completion(score: float = NAN, **rewards: float) -> Completion:
+    """One completion with the task's score and these rewards, each of weight 1."""
+    done = Completion.of_one_turn((4,), (-0.1,), "stop", 0, score=score)
+    if not rewards:
+        return done
+    return dataclasses.replace(done, reward_scores=tuple(rewards.items()), combined=sum(rewards.values()))
+
+
+def group(*completions: Completion) -> Group:
+    return Group(Prompt(Sample("a", "1+1=", "2"), (3,)), completions)
+
+
+MIXED_BY_SCORE = group(completion(1.0, mine=0.5), completion(0.0, mine=0.5))
+MIXED_BY_REWARD = group(completion(0.0, mine=0.5, other=0.0), completion(0.0, mine=0.5, other=0.1))
+
+
+@pytest.mark.parametrize(
+    ("one", "metric", "expected"),
+    [
+        (MIXED_BY_SCORE, CORRECTNESS, Signal.MIXED),
+        (MIXED_BY_SCORE, REWARD, Signal.EQUAL),
+        (MIXED_BY_SCORE, "mine", Signal.EQUAL),
+        (MIXED_BY_SCORE, "task", Signal.MIXED),
+        (MIXED_BY_REWARD, CORRECTNESS, Signal.ALL_WRONG),
+        (MIXED_BY_REWARD, REWARD, Signal.MIXED),
+        (MIXED_BY_REWARD, "mine", Signal.EQUAL),
+        (MIXED_BY_REWARD, "other", Signal.MIXED),
+        (MIXED_BY_REWARD, "third", Signal.UNSCORED),
+        (group(completion(0.0, mine=0.5), completion(0.0, mine=NAN)), REWARD, Signal.EQUAL),
+        (group(completion(0.2), completion(0.4)), CORRECTNESS, Signal.ALL_WRONG),
+        (group(completion(0.2), completion(0.4)), REWARD, Signal.MIXED),
+        (group(completion(0.2), completion(0.2 + 1e-9)), REWARD, Signal.EQUAL),
+    ],
+)
+def test_a_filter_goes_by_its_metric_and_by_nothing_else(one: Group, metric: str, expected: Signal) -> None:
+    assert signal(one, metric) is expected
+    assert DropUniform(metric=metric)(one) == (expected is Signal.MIXED, expected)
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (-7.0, 1.0), (3.0, 100.0)])
+def test_by_a_reward_the_filter_knows_neither_zero_nor_one(shift: float, scale: float) -> None:
+    """Unlike correctness: moving or stretching a reward changes no verdict."""
+    for rewards, kept in (((0.0, 0.3, 0.3), True), ((0.3, 0.3, 0.3), False), ((0.0, 0.0, NAN), False)):
+        moved = group(*(completion(0.0, mine=scale * reward + shift) for reward in rewards))
+        assert DropUniform(metric=REWARD)(moved).keep is kept
+
+
+def test_words_are_of_what_trains() -> None:
+    """Right and wrong where the task's score is all that trains; else of rewards; silence where there is signal."""
+    tied = group(completion(0.0, mine=0.5), completion(0.0, mine=0.5))
+    assert "all wrong" in in_words([group(completion(0.0), completion(0.0))])
+    assert in_words([MIXED_BY_REWARD], by_score=False) == in_words([MIXED_BY_REWARD]) == ""
+    assert "same reward" in in_words([tied, tied], by_score=False)
+    assert "wrong" not in in_words([tied], by_score=False)
+    assert in_words([group(completion(0.2), completion(0.4))]) == "", "a part of a score is a signal"
+    assert "no completion has a score" in in_words([group(completion(), completion())], by_score=False)
+
+
+def test_pass_rates_follow_the_pass_mark_and_a_measure_without_one_has_none() -> None:
+    groups = [group(*(completion(0.0, mine=reward) for reward in (-1.0, 0.0, 2.0, NAN)))]
+    read = {mark: group_metrics(groups, Measure(REWARD, mark)) for mark in (-2.0, 0.0, 3.0)}
+    assert [metrics["pass_rate"].read() for metrics in read.values()] == [1.0, 2 / 3, 0.0]
+    assert [metrics["groups_mixed_share"].read() for metrics in read.values()] == [0.0, 1.0, 0.0]
+    without = group_metrics(groups, Measure(REWARD, None))
+    assert without["measured_mean"].read() == pytest.approx(1 / 3)
+    assert "pass_rate" not in without
+    assert "groups_all_wrong_share" not in without
+    assert group_metrics(groups)["pass_rate"].read() == 0.0, "by the task's score"
+
+
+class Length:
+    """A reward of the run's own process: the characters of a completion, None for a prompt that has a minus."""
+
+    quick = True
+
+    def __call__(self, attempts):
+        return [None if "-" in a.sample.prompt else float(len(a.completion)) for a in attempts]
+
+
+class Silent(Length):
+    def __call__(self, attempts):
+        return [None] * len(attempts)
+
+
+def scored(mix: Mix, prompts: tuple[str, ...] = ("1+1=", "3-1=")) -> tuple[list[Completion], Scorer]:
+    scorer = Scorer(ARITHMETIC, lambda tokens: "=" * len(tokens), mix)
+    given = [Prompt(Sample(prompt, prompt, "2"), (3,)) for prompt in prompts]
+    ran = [[Completion.of_one_turn((1, 2), (-0.1, -0.1), "stop", 0)] for _ in prompts]
+    return [group[0] for group in ScoringRound(scorer, given).scored(ran)], scorer
+
+
+def test_a_reward_that_returns_none_does_not_vote_and_is_no_fault() -> None:
+    (plus, minus), scorer = scored(Mix({"length": 1.0}, {"length": Length()}))
+    assert (plus.trains_on, plus.reward_scores) == (2.0, (("length", 2.0),))
+    assert math.isnan(minus.trains_on)
+    assert (minus.reward_scores, minus.fault) == ((), "")
+    assert scorer.take_unshown() == ["no vote: length gave no score (None) on 3-1=, so it trains nothing"]
+
+
+def test_others_decide_where_one_does_not_vote() -> None:
+    (plus, minus), scorer = scored(Mix({"task": 1.0, "length": 3.0}, {"length": Length()}))
+    assert plus.trains_on == plus.score + 6.0
+    assert minus.trains_on == minus.score
+    assert scorer.take_unshown() == []
+
+
+def test_a_reward_that_never_votes_is_as_if_it_were_not_there() -> None:
+    with_it, _ = scored(Mix({"length": 1.0, "silent": 5.0}, {"length": Length(), "silent": Silent()}))
+    without, _ = scored(Mix({"length": 1.0}, {"length": Length()}))
+    assert repr(with_it) == repr(without)
+
+
+def test_a_fault_is_still_a_fault_whoever_else_votes() -> None:
+    mix = Mix({"task": 1.0, "mine": 1.0})
+    assert math.isnan(mix.combine({"task": 1.0, "mine": NAN}) or 0.0)
+    assert mix.combine({"task": 1.0}) == 1.0
+
+
+def test_an_evaluation_measures_what_it_is_told_to_by_hand(policy) -> None:
+    engine = LocalEngine(policy.model, policy.eos, policy.pad)
+    encode, problems = Chat(policy.tokenizer).encode, ARITHMETIC.samples("heldout")[:6]
+    scorer = Scorer(ARITHMETIC, policy.decode, Mix({"length": 1.0}, {"length": Length()}))
+    sampling = Sampling(temperature=1.5, max_new_tokens=6)
+
+    def of(measure: Measure):
+        answers = heldout_answers(engine, scorer, problems, encode, 3, sampling, seed=3)
+        return measured(answers, measure, scorer.has_answers)
+
+    mean, mark = of(Measure(REWARD, None)), of(Measure(REWARD, 4.0))
+    silent = sum("-" in sample.prompt for sample in problems)
+    assert 0 < silent < 6, "some problems have no vote"
+    assert mean.unscored == mark.unscored == 3 * silent
+    assert math.isnan(mean.avg_at_k)
+    assert mean.pass_at_k == {}
+    assert mean.measured_mean == mean.rewards["length"] == mark.measured_mean
+    assert mark.pass_at_k[1] == pytest.approx(mark.avg_at_k) != 0
+    assert mark.avg_at_k <= 1 - silent / 6, "what has no vote does not pass"
+    by_score = of(Measure())
+    assert by_score.rewards == mean.rewards, "all rewards run, whatever counts"
+    assert by_score.score_mean == mean.score_mean
+    own = Scorer(ARITHMETIC, policy.decode)
+    alone = measured(heldout_answers(engine, own, problems, encode, 3, sampling, seed=3), Measure(), own.has_answers)
+    assert (alone.avg_at_k, alone.standard_error) == (by_score.avg_at_k, by_score.standard_error)
+
+
+def test_the_standard_error_of_a_mean_reward_is_over_problems(policy) -> None:
+    engine = LocalEngine(policy.model, policy.eos, policy.pad)
+    encode = Chat(policy.tokenizer).encode
+    problems = [s for s in ARITHMETIC.samples("heldout") if "-" not in s.prompt][:5]
+    scorer = Scorer(ARITHMETIC, policy.decode, Mix({"length": 1.0}, {"length": Length()}))
+    sampling, measure = Sampling(temperature=1.5, max_new_tokens=6), Measure(REWARD, None)
+    answers = heldout_answers(engine, scorer, problems, encode, 2, sampling, seed=3)
+    whole = measured(answers, measure, scorer.has_answers)
+    assert whole.measured_mean == pytest.approx(whole.rewards["length"])
+    assert whole.standard_error > 0
+    means = [x / 2 for x in _sums(engine, scorer, problems, encode, sampling)]
+    assert whole.standard_error == pytest.approx(stdev(means) / math.sqrt(5))
+    assert whole.measured_mean == pytest.approx(fmean(means))
+
+
+def _sums(engine, scorer, problems, encode, sampling) -> list[float]:
+    """Of each problem, the characters of both completions; sampled as the evaluation samples them."""
+    from groupwise.core.engine import Request
+    from groupwise.core.seeds import derive
+
+    requests = [Request(encode(s), 2, derive(3, "evaluation", i)) for i, s in enumerate(problems)]
+    return [sum(len(scorer.decode(c.tokens)) for c in row) for row in engine.generate(requests, sampling)]
+
+
+def test_a_metric_by_name_is_that_reward() -> None:
+    one = dataclasses.replace(completion(1.0, mine=0.5), learned=-2.0)
+    values = {metric: metric_value(one, metric) for metric in (CORRECTNESS, REWARD, "mine", "task", "learned")}
+    assert values == {CORRECTNESS: 1.0, REWARD: 0.5, "mine": 0.5, "task": 1.0, "learned": -2.0}
+
+
+def results(function, count: int = 2) -> list[ScoreResult]:
+    """What a worker gets of a function for many completions."""
+    import asyncio
+
+    from groupwise.core.samples import Attempt
+
+    attempts = [Attempt(Sample("k", "p", "a"), "x" * i) for i in range(count)]
+    with asyncio.Runner() as runner:
+        return [one for part in bound(function, "mine", {}).score(attempts, finisher(runner)) for one in part]
+
+
+def test_what_a_function_logs_stands_with_its_completions() -> None:
+    def reward(completions, log_extra, log_metric, **kwargs):
+        log_extra("length", [len(text) for text in completions])
+        log_extra(column="text", values=["a" * 10_000, "\ud800"])
+        log_metric(name="share", value=0.25)
+        return [1.0, None]
+
+    first, second = results(reward)
+    assert first.columns == {"length": 0.0, "text": "a" * LONGEST_TEXT}
+    assert second.columns == {"length": 1.0, "text": "\ufffd"}
+    assert first.metrics == second.metrics == {"share": 0.25}
+    assert (first.votes, second.votes) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (lambda extra, metric: extra("x", [1]), r"log_extra\('x'\): 1 values for 2 completions"),
+        (lambda extra, metric: metric("x", math.nan), r"log_metric\('x'\): nan is no finite number"),
+        (lambda extra, metric: [metric(str(i), i) for i in range(MOST_NAMES + 1)], "64 names are logged already"),
+    ],
+)
+def test_what_cannot_be_logged_is_the_functions_fault_in_words(log, words: str) -> None:
+    def reward(completions, log_extra, log_metric, **kwargs):
+        log(log_extra, log_metric)
+        return [1.0] * len(completions)
+
+    with pytest.raises(ValueError, match=words):
+        results(reward)
+
+
+def test_a_dictionary_of_verl_is_a_score_and_columns() -> None:
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        return {"score": 0.5, "acc": True, "pred": None, "pair": (1, 2)}
+
+    assert results(compute_score, 1) == [ScoreResult(0.5, columns={"acc": 1.0, "pred": None, "pair": "(1, 2)"})]

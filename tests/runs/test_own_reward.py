@@ -1,0 +1,237 @@
+"""Runs whose reward is a user's own, on prompts without answers: what trains is what is measured, filtered and said."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tomllib
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import groupwise
+from groupwise.commands.evaluate import evaluate_policies
+from groupwise.core.errors import RunError, UsageError
+from groupwise.journal.journal import read_metrics
+from groupwise.report.page.single import page
+
+MINE = str(Path(__file__).parent / "rewards_without_answers.py")
+Row = dict[str, Any]
+
+
+def written(
+    folder: Path, function: str, rows: list[Row], more: str = "", pass_at: float | None = None, steps: int = 2
+) -> Path:
+    """A recipe of one small run, with its prompts beside it: nothing else is needed."""
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "mine.toml").write_text(f"""
+        steps = {steps}
+        model = "tiny-bytes"
+        prompts_per_step = 6
+        samples_per_prompt = 4
+        runs = "{folder / "runs"}"
+        task = {{ name = "data", path = "{folder / "prompts.jsonl"}", check = "none", heldout_share = 0.25 }}
+        learner.learning_rate = 1e-3
+        sampling.max_new_tokens = 8
+        scoring.workers = 1
+        evaluation.problems = 6
+        evaluation.samples = 2
+        {"" if pass_at is None else f"evaluation.pass_at = {pass_at}"}
+        journal.report = false
+        rewards.mine.use = "{MINE}:{function}"
+        {more}
+    """)
+    return folder / "mine.toml"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    return partial(written, tmp_path)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run, and what it told in the terminal."""
+
+    folder: Path
+    summary: Row
+    told: str
+
+
+@pytest.fixture(scope="module")
+def distinct(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """DAPO on prompts alone, with one function in TRL's form."""
+    path = written(tmp_path_factory.mktemp("distinct"), "distinct", PROMPTS, 'algorithm.name = "dapo"')
+    out = StringIO()
+    with redirect_stdout(out):
+        run = groupwise.train(str(path))
+    return Done(run.folder, run.summary, out.getvalue())
+
+
+PROMPTS: list[Row] = [{"prompt": f"Say {i}"} for i in range(60)]
+
+
+def rollouts(folder: Path) -> list[Row]:
+    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+
+
+def steps(folder: Path) -> list[Row]:
+    return [row for row in read_metrics(folder) if "rounds" in row]
+
+
+def said(folder: Path) -> str:
+    """All that the run's log and its page say in words."""
+    (run,) = page(folder).runs
+    words = [f"{answer.question} {answer.answer}" for answer in run.answers]
+    words += [finding.words for finding in run.findings]
+    return "\n".join([(folder / "log.txt").read_text(), *words])
+
+
+def test_prompts_and_one_function_of_trl_are_a_run_and_all_of_it_speaks_of_the_reward(distinct):
+    told, summary, lines = distinct.told, distinct.summary, rollouts(distinct.folder)
+    assert summary["heldout_measure"] == "reward"
+    assert "held out after step 2: reward" in told
+    assert "measured by the mean of reward" in told
+    for words in (told.partition("evaluation ")[2], said(distinct.folder)):
+        assert "pass rate" not in words.replace("with evaluation.pass_at by a pass rate", "")
+        assert "wrong" not in words
+    assert "the held-out reward" in said(distinct.folder)
+
+    assert all(row["measured"] == row["parts"]["mine"] == len(set(row["completion"])) for row in lines)
+    assert all(row["score"] is None for row in lines)
+    for row in steps(distinct.folder):
+        own = [line for line in lines if line["step"] == row["step"] and line["fresh"]]
+        assert row["measured_mean"] == pytest.approx(statistics.fmean(line["measured"] for line in own))
+        assert row["advantage_abs_mean"] > 0.1
+        assert row["trained_completions"] == 24
+        assert "pass_rate" not in row
+    recipe = tomllib.loads((distinct.folder / "recipe.toml").read_text())
+    assert recipe["evaluation"]["metric"] == recipe["algorithm"]["filter"]["metric"] == "reward"
+
+
+def test_what_a_function_logs_becomes_metrics_and_columns_of_the_browser(distinct):
+    folder = distinct.folder
+    for row in rollouts(folder):
+        assert row["logged"] == {"mine.first": row["completion"][:1], "mine.characters": len(row["completion"])}
+    for row in steps(folder):
+        fresh = [line for line in rollouts(folder) if line["step"] == row["step"] and line["fresh"]]
+        assert row["logged.mine.characters"] == pytest.approx(statistics.fmean(len(r["completion"]) for r in fresh))
+        assert row["logged.mine.calls"] == 1.0
+    evaluation = read_metrics(folder)[0]["evaluation"]
+    assert evaluation["logged"].keys() == {"mine.characters", "mine.calls"}
+    whole = page(folder)
+    (run,) = whole.runs
+    assert run.rollouts is not None
+    assert {group.kind for group in run.rollouts.groups} <= {"rewards differ", "rewards equal"}
+    assert all(c.logged.keys() == {"mine.first", "mine.characters"} for g in run.rollouts.groups for c in g.completions)
+    assert "logged.mine.characters" in run.steps.columns
+    assert {"measured", "logged", "signal"} <= {plot.id for plot in whole.plots}
+    assert not {"pass-rate", "groups"} & {plot.id for plot in whole.plots}
+
+
+def test_a_dictionary_of_verl_is_a_run_and_a_pass_mark_makes_pass_rates(write):
+    folder = groupwise.train(str(write("by_length", PROMPTS, 'algorithm.name = "dapo"', pass_at=0.5))).folder
+    for row in rollouts(folder):
+        assert row["logged"] == {"mine.acc": float(len(row["completion"]) > 4), "mine.source": "prompts"}
+    for row in steps(folder):
+        own = [line for line in rollouts(folder) if line["step"] == row["step"] and line["fresh"]]
+        assert row["pass_rate"] == statistics.fmean(line["measured"] >= 0.5 for line in own)
+        assert row["logged.mine.acc"] == pytest.approx(statistics.fmean(line["logged"]["mine.acc"] for line in own))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["heldout_measure"], summary["heldout_metric"]) == ("pass rate", "reward")
+    again = evaluate_policies([str(folder)]).evaluation
+    assert again.avg_at_k == summary["heldout_after"]
+    lower = evaluate_policies([str(folder)], overrides={"evaluation.pass_at": -1.0}).evaluation
+    assert (lower.avg_at_k, lower.pass_at_k) == (1.0, {1: 1.0, 2: 1.0})
+    assert lower.rewards == again.rewards
+    assert lower.measured_mean == pytest.approx(again.rewards["mine"])
+
+
+KINDS = ("letters", "digits", "neither")
+
+
+def test_rewards_of_several_tasks_vote_on_their_own_rows_and_none_is_a_fault(write, capsys):
+    rows = [{"prompt": f"{kind} {i}", "kind": kind} for i in range(30) for kind in KINDS]
+    more = f'algorithm.name = "grpo"\nrewards.other.use = "{MINE}:digits"\nrewards.other.weight = 2.0'
+    done = groupwise.train(str(write("letters", rows, more)))
+    votes = {"letters": {"mine"}, "digits": {"other"}, "neither": set()}
+    met = set()
+    for row in rollouts(done.folder):
+        kind = row["prompt"].split()[0]
+        met.add(kind)
+        assert row.get("parts", {}).keys() == votes[kind]
+        assert "fault" not in row
+        if kind == "neither":
+            assert row["advantage"] == 0
+        else:
+            assert row["measured"] == {"letters": 1.0, "digits": -2.0}[kind] * len(row["completion"])
+    assert met == set(KINDS)
+    for row in steps(done.folder):
+        own = [line for line in rollouts(done.folder) if line["step"] == row["step"]]
+        unscored = sum("parts" not in line for line in own)
+        assert row["unscored_completions"] == unscored
+        assert row["trained_completions"] == len(own) - unscored
+        assert row["advantage_abs_mean"] > 0
+        assert not any(name.startswith("faults.") for name in row)
+    log = (done.folder / "log.txt").read_text()
+    assert log.count("no vote: mine, other gave no score (None)") == 1
+    assert "have no score" in capsys.readouterr().out
+
+
+def test_a_function_that_forgets_to_return_is_said_and_not_believed(write, capsys):
+    done = groupwise.train(str(write("nothing", PROMPTS, 'algorithm.name = "grpo"', steps=1)))
+    assert "no completion has a score: nothing trains" in capsys.readouterr().out
+    assert math.isnan(done.summary["heldout_after"])
+
+
+def test_a_constant_reward_ends_a_run_of_dapo_in_words_about_the_reward(write):
+    with pytest.raises(RunError) as error:
+        groupwise.train(str(write("constant", PROMPTS, 'algorithm.name = "dapo"\nalgorithm.filter.max_rounds = 2')))
+    assert "not one that has completions that differ in reward" in str(error.value)
+    assert "wrong completions" not in str(error.value)
+
+
+def test_a_task_with_answers_is_still_measured_by_what_trains_unless_the_recipe_says_otherwise(small):
+    own = {**small(steps=1, algorithm__name="dapo"), "rewards.repetition": {"n": 1, "tokens": True}}
+    by_reward = groupwise.train("quickstart", {**own, "name": "reward"})
+    assert by_reward.summary["heldout_measure"] == "reward"
+    assert by_reward.summary["heldout_after"] < 0
+    chosen = {"evaluation.metric": "correctness", "algorithm.filter.metric": "correctness", "name": "score"}
+    by_score = groupwise.train("quickstart", {**own, **chosen})
+    assert by_score.summary["heldout_measure"] == "pass rate"
+    assert 0 <= by_score.summary["heldout_after"] <= 1
+    assert by_score.summary["heldout_by_reward"].keys() == {"repetition"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rewards": None}, "task.check = 'none': there are no right answers, so at least one reward is needed"),
+        ({"rewards.task": {}}, "rewards.task: the task has no score of its own here"),
+        ({"evaluation.metric": "correctness"}, "evaluation.metric = 'correctness': the task has no right answers"),
+        ({"evaluation.metric": "mime"}, "evaluation.metric = 'mime': no such reward in this run; did you mean 'mine'"),
+        (
+            {"algorithm.name": "dapo", "algorithm.filter.metric": "acc"},
+            "algorithm.filter.metric = 'acc': no such reward in this run",
+        ),
+        ({"algorithm.filter.metric": "reward"}, "algorithm.filter.metric: filter 'none' has no such key"),
+        ({"evaluation.pass_at": "1"}, "evaluation.pass_at"),
+        ({"task.answer": "gold"}, "task.answer = 'gold'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(changes, told, write):
+    path = write("distinct", PROMPTS, 'algorithm.name = "grpo"')
+    if "rewards" in changes:
+        path.write_text("\n".join(line for line in path.read_text().splitlines() if "rewards." not in line))
+        changes = {}
+    with pytest.raises(UsageError) as error:
+        groupwise.train(str(path), changes)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
