@@ -176,7 +176,9 @@ def test_what_cannot_be_begun_with_is_refused_in_one_line(changes, words, source
     assert not list((tmp_path / "runs").glob("[!.]*"))
 
 
-def test_what_names_a_run(tmp_path: Path):
+def test_what_names_a_run(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").touch()  # as beside a person's own recipe
     for name in ("run", "run:3", "model"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "recipe.toml").touch()
@@ -186,5 +188,5 @@ def test_what_names_a_run(tmp_path: Path):
     assert run_policy(f"{run}:12") == RunPolicy(run, 12)
     assert run_policy(f"{run}:3") == RunPolicy(tmp_path / "run:3", None), "a folder of that very name comes first"
     assert str(RunPolicy(run, 12)) == f"{run}:12"
-    for other in (str(tmp_path), f"{run}:", f"{run}:x", f"{run}:-1", "owner/name", str(tmp_path / "model")):
+    for other in ("", ":3", f"{run}:", f"{run}:x", f"{run}:-1", "owner/name", str(tmp_path / "model")):
         assert run_policy(other) is None

@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from groupwise.config.about import where
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core import jsonl
 from groupwise.core.atomic import make_folder, require_place
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import RunError, UsageError
 from groupwise.core.statistics import Interval
 from groupwise.journal.rollout_rows import completion_columns
 from groupwise.training.run_policy import run_policy
@@ -42,7 +43,12 @@ def write_results(results: Results, out: Path | None) -> Path:
         with (place / COMPLETIONS).open("wb") as file:
             file.writelines(jsonl.encoded(row) + b"\n" for result in results.policies for row in _rows(result))
 
-    make_folder(folder, write, "the evaluation")
+    try:
+        make_folder(folder, write, "the evaluation")
+    except RunError:
+        with suppress(OSError):  # it is of use to others where it is not empty
+            EVALUATIONS.rmdir()
+        raise
     return folder
 
 

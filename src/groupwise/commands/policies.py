@@ -33,7 +33,7 @@ def pinned(recipe: Recipe, note: Note) -> Recipe:
     """The recipe with the step of each run that it names: that run may go on, and its newest policy be another one."""
 
     def runs(settings: Any, *keys: str) -> dict[str, str]:
-        named = {key: run_policy(getattr(settings, key) or "") for key in keys}
+        named = {key: run_policy(value) for key in keys if (value := getattr(settings, key)) is not None}
         return {key: _with_step(source, note) for key, source in named.items() if source is not None}
 
     sections = {"reference": runs(recipe.reference, "model")}

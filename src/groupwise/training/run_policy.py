@@ -30,5 +30,9 @@ def run_policy(text: str) -> RunPolicy | None:
 
 
 def is_run(folder: str) -> bool:
-    """Whether a folder is one of a run."""
-    return os.path.lexists(os.path.join(folder, RECIPE)) and not os.path.lexists(os.path.join(folder, "config.json"))
+    """Whether a folder is one of a run; "" is none, also where the current directory has a recipe.toml."""
+    return (
+        bool(folder)
+        and os.path.lexists(os.path.join(folder, RECIPE))
+        and not os.path.lexists(os.path.join(folder, "config.json"))
+    )
