@@ -47,6 +47,41 @@ def test_chunks_equal_the_plain_path(chunk, temperature, kept):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("held", [0, 10**9])
+@pytest.mark.parametrize("chunk", [7 * 11, 10**9])
+@pytest.mark.parametrize("kept", [False, True])
+def test_added_and_barred_logits_equal_the_plain_path(held, chunk, kept):
+    """What is added reaches the head's own bias; a barred id has probability 0 and no gradient, entropy's included."""
+    g = torch.Generator().manual_seed(1)
+    head = nn.Linear(5, 11, bias=True).double()
+    states = torch.randn(23, 5, dtype=torch.float64, generator=g).requires_grad_(True)
+    added = torch.randn(11, generator=g, dtype=torch.float64)
+    rows, ends = torch.rand(23, generator=g) < 0.5, torch.tensor([2, 7])
+    targets = torch.randint(0, 11, (23,), generator=g)
+    targets[rows & torch.isin(targets, ends)] = 4
+    ids = [sorted({int(t), 2, *torch.randperm(11, generator=g)[:4].tolist()}) for t in targets]
+    start = torch.tensor([0, *map(len, ids)]).cumsum(0)
+    support = Support(torch.tensor([i for row in ids for i in row], dtype=torch.int32), start) if kept else None
+    drawn = [
+        sorted(set(row if kept else range(11)) - set(ends.tolist() if early else []))
+        for row, early in zip(ids, rows.tolist(), strict=True)
+    ]
+    weight = torch.randn(2, 23, dtype=torch.float64, generator=g)
+
+    def gradients(logp, entropy):
+        return torch.autograd.grad((weight[0] * logp + weight[1] * entropy).sum(), [states, *head.parameters()])
+
+    found = token_logprobs(
+        head, states, targets, 0.7, support, True, chunk_elements=chunk, held_elements=held, added=added,
+        barred=(rows, ends),
+    )  # fmt: skip
+    expected = plain((head(states) + added) / 0.7, targets, drawn)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+    for a, b in zip(gradients(*found), gradients(*expected), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
 def test_a_sequence_is_what_the_whole_model_says(policy):
     """Rows of unequal length padded on the right, tokens that are not trained in between."""
     backbone, head = halves(policy.model)

@@ -23,6 +23,7 @@ SHAPE = RunShape(
     completion=20,
     rows=128,
     truncates=False,
+    adjusts=False,
     engine=4,
     reference=0,
     reward_model=False,

@@ -1,10 +1,11 @@
 """What a rollout engine is to the loop: it says what it can do, generates, loads weights, and is closed at the end."""
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, Protocol
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 from torch import Tensor
 
 from groupwise.core.records import Completion
@@ -18,29 +19,80 @@ def _zero_or_warm(temperature: float) -> float:
     return temperature
 
 
+def _token_id(key: object) -> object:
+    """A key of a TOML table is text."""
+    return int(key) if isinstance(key, str) and key.isdecimal() and key.isascii() else key
+
+
+def _listed(stops: object) -> object:
+    """Raises ValueError for one text, which would be read as its characters."""
+    if isinstance(stops, str):
+        raise ValueError(f"a list is expected, such as [{json.dumps(stops)}]")
+    return stops
+
+
+def _possible_text(stop: str) -> str:
+    """Raises ValueError for what no finished text holds."""
+    if "\ufffd" in stop:
+        raise ValueError("holds U+FFFD, which stands for half a character until the next token completes it")
+    return stop
+
+
 Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_zero_or_warm)]
-TopP = Annotated[float, Field(gt=0, le=1)]
-TopK = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, BeforeValidator(_token_id), Field(ge=0), PlainSerializer(str)]
+Stops = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_possible_text)], ...],
+    Field(strict=False, max_length=64),
+    BeforeValidator(_listed),
+]
+StopIds = Annotated[tuple[Annotated[int, Field(strict=True, ge=0)], ...], Field(strict=False, max_length=1024)]
 
 
-class Sampling(Settings):
-    """The section [sampling]: the distribution completions are drawn from.
+class Distribution(Settings):
+    """What each token of a completion is drawn from. z_j are the model's logits, in this order:
 
-    temperature     logits are divided by it; 0 takes the most likely token, the lowest other is 0.01
-    top_p           keep the most likely tokens whose probability adds up to top_p; 1 keeps all
-    top_k           keep the k most likely tokens; 0 keeps all
-    max_new_tokens  a completion that reaches it ends with finish "length"
+        x_j = z_j + logit_bias_j;   x_j / r where x_j > 0, else x_j * r, for ids j that the row has had already;
+        -inf for end ids among the first min_new_tokens;   x_j / temperature;   what top_k, top_p and min_p leave
+
+    temperature         logits are divided by it; 0 takes the most likely token, the lowest other is 0.01
+    top_p               keep the most likely tokens whose probability adds up to top_p; 1 keeps all
+    top_k               keep the k most likely tokens; 0 keeps all
+    min_p               keep tokens at least min_p times as likely as the most likely one; 0 keeps all
+    logit_bias          token id -> what is added to its logit
+    repetition_penalty  r; 1 changes nothing. Prompt and completion count as had. An evaluation's only
+    min_new_tokens      a completion ends after more tokens than these at the earliest
     """
 
     temperature: Temperature = 1.0
-    top_p: TopP = 1.0
-    top_k: TopK = 0
-    max_new_tokens: int = Field(default=64, ge=1, le=2**24)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] = Field(default={})
+    repetition_penalty: float = Field(default=1.0, ge=0.1, le=10)
+    min_new_tokens: int = Field(default=0, ge=0, le=2**24)
 
     @property
     def truncates(self) -> bool:
         """Whether tokens can be left out of the sampling support."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before they are divided by the temperature."""
+        return bool(self.logit_bias) or self.repetition_penalty != 1 or self.min_new_tokens > 0
+
+
+class Sampling(Distribution):
+    """The section [sampling]: the distribution completions are drawn from, and where they end.
+
+    stop            texts; the token that completes one is a completion's last, with finish "stop"
+    stop_ids        ids that end a completion, beside the model's own
+    max_new_tokens  a completion that reaches it ends with finish "length"
+    """
+
+    stop: Stops = ()
+    stop_ids: StopIds = ()
+    max_new_tokens: int = Field(default=64, ge=1, le=2**24)
 
 
 @dataclass(frozen=True)
@@ -76,7 +128,8 @@ class Engine(Protocol):
 
     version        which weights it samples from
     routes         whether its completions carry the experts that were chosen (Completion.routes)
-    keeps_support  whether its completions carry the ids that top-p or top-k left (Completion.support)
+    keeps_support  whether its completions carry the ids that top-p, top-k or min-p left (Completion.support)
+    options        the keys of Sampling that it follows
     precision      what it computes in
     """
 
@@ -90,6 +143,9 @@ class Engine(Protocol):
     def keeps_support(self) -> bool: ...
 
     @property
+    def options(self) -> frozenset[str]: ...
+
+    @property
     def precision(self) -> Precision: ...
 
     def generate(
@@ -97,6 +153,7 @@ class Engine(Protocol):
     ) -> list[tuple[Completion, ...]]:
         """The completions of each request, in order; `logp_engine` is under the distribution sampled.
 
+        Raises UsageError, beginning with the key, for a sampling that its model cannot follow, without requests too.
         `on_finish` is called with completions as they end, in any order, so that scoring can begin; an engine that does
         not know so early need not call it.
         """

@@ -29,7 +29,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Support:
-    """The sampling support: the ids that top-p or top-k left to draw from, per token that the policy sampled.
+    """The sampling support: the ids that top-p, top-k or min-p left to draw from, per token that the policy sampled.
 
     Sampled token t was drawn from `ids[start[t]:start[t + 1]]`.
 
@@ -72,11 +72,12 @@ class Completion:
 
     tokens       ids, the end-of-sequence id included where one was sampled
     logp_engine  [tokens] nats, under the very distribution each token was drawn from; 0 where a span is not own
-    finish       "stop" (an end id was sampled) or "length" (the limit was reached)
+    finish       "stop" (an end id was sampled, or a stop string completed) or "length" (the limit was reached)
     spans        who wrote which tokens, in order and without gaps; the first is own: what precedes it is prompt
     support      the sampling support per own token, or None where it was the whole vocabulary
     routes       [prompt + completion tokens - 1, L, K] uint8 (int16 above 256 experts) on the CPU, the experts of each
                  token that was run, prompt included (the last one is not run), or None where the engine does not say
+    stop         the stop string that the last token completed; "" where none did
     text         the decoded completion, without special tokens
     score        the task's score, reward units; NaN where scoring failed
     learned      a reward model's score, reward units, where one scores: it trains, and `score` only tells the truth
@@ -94,6 +95,7 @@ class Completion:
     spans: tuple[Span, ...]
     support: Support | None = None
     routes: Tensor | None = None
+    stop: str = ""
 
     text: str = ""
     score: float = math.nan

@@ -4,7 +4,8 @@
 
     d logp_i / d x_ij = [j = y_i] - p_ij        d H_i / d x_ij = -p_ij (log p_ij + H_i)
 
-Where sampling left ids out, the sums run over the ids that it kept. One chunk of logits is computed at a time; log p is
+Where sampling left ids out, the sums run over the ids that it kept; where it barred ids from a token, their x is so low
+that p is exactly 0 and no gradient passes. One chunk of logits is computed at a time; log p is
 held for the backward where all of it has room, and computed again there otherwise.
 """
 
@@ -18,6 +19,9 @@ from torch import Tensor
 from groupwise.core.records import Support
 from groupwise.models.precision import operand
 
+#: The logit of a barred id: exp of it is 0 in every precision, and its product with a gradient is finite.
+BARRED = -1e30
+
 
 @dataclass(frozen=True)
 class Scoring:
@@ -29,6 +33,7 @@ class Scoring:
     rows              tokens of a chunk
     hold              whether log p of all chunks is kept for the backward
     compute           what the matrix products are computed in
+    barred            of each token whether ids were barred from it, [M] bool, and these ids [E]; None where none was
     """
 
     temperature: float
@@ -37,6 +42,7 @@ class Scoring:
     rows: int
     hold: bool
     compute: torch.dtype
+    barred: tuple[Tensor, Tensor] | None = None
 
     def chunks(self, count: int, device: torch.device) -> Iterator[tuple[slice, Tensor | None]]:
         """Slices of `count` tokens, and the part of the support of each: [m,K] ids, padded with -1."""
@@ -53,10 +59,10 @@ class HeadLogprobs(torch.autograd.Function):
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: Scoring
     ) -> tuple[Tensor, Tensor]:
         logp, entropy, log_total = states.new_empty(3, len(states), dtype=_wide(how.compute))
-        product = _product(weight, bias, how)
+        product = _product(states, weight, bias, how)
         held: list[Tensor] = []
         for part, ids in how.chunks(len(states), states.device):
-            logits = product(states[part])
+            logits = product(part)
             chosen = logits.gather(-1, targets[part, None])[:, 0]
             logits = _over_support(logits, ids)
             log_total[part] = logits.logsumexp(-1)
@@ -76,13 +82,13 @@ class HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, up_logp: Tensor, up_entropy: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias, targets, entropy, log_total, *held = ctx.saved_tensors
         how: Scoring = ctx.how
-        product, across = _product(weight, bias, how), operand(weight, how.compute)
+        product, across = _product(states, weight, bias, how), operand(weight, how.compute)
         to_states, to_weight, to_bias = (
             torch.zeros_like(x) if needed else None
             for x, needed in zip((states, weight, bias), ctx.needs_input_grad, strict=False)
         )
         for i, (part, ids) in enumerate(how.chunks(len(states), states.device)):
-            log_p = held[i] if held else _over_support(product(states[part]), ids).sub_(log_total[part, None])
+            log_p = held[i] if held else _over_support(product(part), ids).sub_(log_total[part, None])
             slope = -up_logp[part, None]
             if how.entropy_gradient:
                 slope = slope - (_finite(log_p, ids) + entropy[part, None]) * up_entropy[part, None]
@@ -103,13 +109,17 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _product(weight: Tensor, bias: Tensor | None, how: Scoring) -> Any:
-    """states [m,H] -> fresh logits [m,V] over the temperature."""
+def _product(states: Tensor, weight: Tensor, bias: Tensor | None, how: Scoring) -> Any:
+    """A slice of the tokens -> fresh logits [m,V] over the temperature."""
     across = operand(weight, how.compute).T
 
-    def logits(states: Tensor) -> Tensor:
-        out = (operand(states, how.compute) @ across).to(how.compute).to(_wide(how.compute))
-        return (out if bias is None else out.add_(bias)).div_(how.temperature)
+    def logits(part: slice) -> Tensor:
+        out = (operand(states[part], how.compute) @ across).to(how.compute).to(_wide(how.compute))
+        out = (out if bias is None else out.add_(bias)).div_(how.temperature)
+        if how.barred is not None:
+            rows, ids = how.barred
+            out[rows[part].nonzero(), ids] = BARRED
+        return out
 
     return logits
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.core.records import Support
+from groupwise.models.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.head_logprobs import HeadLogprobs, Scoring
 from groupwise.models.layout import Layout, padded
 from groupwise.models.line_attention import hidden_states
@@ -28,12 +29,13 @@ def sequence_logprobs(
     layout: Layout | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
     held_elements: int = HELD_ELEMENTS,
+    adjustment: Adjustment = UNADJUSTED,
 ) -> tuple[Tensor, Tensor]:
     """tokens, mask [N,T] -> log-probability [N,T] and entropy [N,T] in nats, 0 where the mask is False.
 
     Column t belongs to the token at t, predicted from the columns before it. The distribution is the sampled one:
-    logits over temperature, renormalised over the ids of the support where sampling left some out. `layout` is how the
-    tokens are run; None: in their rows.
+    logits as `adjustment` changes them, over temperature, renormalised over the ids of the support where sampling left
+    some out. `layout` is how the tokens are run; None: in their rows.
     """
     wanted = mask.clone()
     wanted[:, 0] = False
@@ -41,7 +43,16 @@ def sequence_logprobs(
     states = hidden_states(backbone, layout).index_select(0, layout.predecessors(wanted))
     support = None if supports is None else _join(supports, wanted)
     logp, entropy = token_logprobs(
-        head, states, tokens[wanted], temperature, support, entropy_gradient, chunk_elements, held_elements
+        head,
+        states,
+        tokens[wanted],
+        temperature,
+        support,
+        entropy_gradient,
+        chunk_elements,
+        held_elements,
+        added=adjustment.bias,
+        barred=adjustment.barred(wanted),
     )
     return _scatter(logp, wanted), _scatter(entropy, wanted)
 
@@ -55,11 +66,14 @@ def token_logprobs(
     entropy_gradient: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
     held_elements: int = HELD_ELEMENTS,
+    added: Tensor | None = None,
+    barred: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """states [M,H], targets [M] -> log-probability [M] and entropy [M], nats, float32 or better.
 
     At most `chunk_elements` logits are computed at once. Where all of them are more than `held_elements`, those of each
-    chunk are computed again in the backward pass.
+    chunk are computed again in the backward pass. `added` [V] is added to every token's logits; `barred` is as Scoring
+    has it.
     """
     vocabulary = head.weight.shape[0]
     how = Scoring(
@@ -69,8 +83,13 @@ def token_logprobs(
         rows=max(1, chunk_elements // vocabulary),
         hold=torch.is_grad_enabled() and len(targets) * vocabulary <= held_elements,
         compute=computes_in(head.weight),
+        barred=barred,
     )
-    return HeadLogprobs.apply(states, head.weight, head.bias, targets, how)  # type: ignore[return-value]
+    bias = head.bias
+    if added is not None:
+        added = added.to(states.device)
+        bias = added if bias is None else bias + added
+    return HeadLogprobs.apply(states, head.weight, bias, targets, how)  # type: ignore[return-value]
 
 
 def _join(supports: Sequence[Support | None], wanted: Tensor) -> Support:

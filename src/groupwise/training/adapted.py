@@ -10,6 +10,7 @@ from groupwise.core.records import Batch
 from groupwise.models.adapters.files import read_adapters, write_adapters
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.models.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import RoutingSettings
 from groupwise.training import checkpoint
@@ -29,11 +30,12 @@ class AdaptedLearner(Learner):
         total_updates: int,
         routing: RoutingSettings = RoutingSettings(),
         routers: Sequence[Router] = (),
+        adjustment: Adjustment = UNADJUSTED,
     ) -> None:
         """Injects adapters into the model; `seed` is the run's, of which their random numbers are a function."""
         self.adapters = Adapters(model, adapter, seed)
         faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
-        super().__init__(model, None, faster, temperature, total_updates, routing, routers)
+        super().__init__(model, None, faster, temperature, total_updates, routing, routers, adjustment)
 
     def reference_logprobs(self, batch: Batch) -> Tensor:
         """[N,T] nats under the policy that the run started from: the model with its adapters off."""

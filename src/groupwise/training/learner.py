@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate, family_microbatches, microbatches
 from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord, UpdateResult
+from groupwise.models.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.fused_layers import FusedLayers
 from groupwise.models.heads import halves
 from groupwise.models.layout import Layout, packed, padded
@@ -63,12 +64,16 @@ class Learner(TrainedModel):
         total_updates: int,
         routing: RoutingSettings = RoutingSettings(),
         routers: Sequence[Router] = (),
+        adjustment: Adjustment = UNADJUSTED,
     ) -> None:
-        """`routers` are those of a mixture of experts whose routes are recorded; none, and there are no routes."""
+        """`routers` are those of a mixture of experts whose routes are recorded; none, and there are no routes.
+
+        adjustment  what sampling does to logits before it divides them by the temperature
+        """
         super().__init__(model, settings, total_updates, settings.bf16)
         self.routing, self.routers = routing, routers
         self.reference = None if reference is None else reference.eval().requires_grad_(False)
-        self.temperature, self.recompute = temperature, settings.recompute
+        self.temperature, self.adjustment, self.recompute = temperature, adjustment, settings.recompute
         self.chunk_logits = CHUNK_ELEMENTS if settings.chunk_logits == AUTO else settings.chunk_logits
         self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
         models = [model] if reference is None else [model, reference]
@@ -234,6 +239,7 @@ class Learner(TrainedModel):
                 layout,
                 chunk_elements=self.chunk_logits,
                 held_elements=self.held_logits,
+                adjustment=self.adjustment,
             )
 
     @contextmanager

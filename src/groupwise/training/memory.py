@@ -49,7 +49,7 @@ class RunShape:
     minibatches         of a batch
     prompt, completion  tokens, at most
     rows                completions sampled side by side
-    truncates           whether sampling leaves ids out
+    truncates, adjusts  whether sampling leaves ids out, and whether it changes logits
     engine, reference   bytes of a weight of the engine's copy, and of the frozen one's; 0 where there is none
     reward_model        whether a reward model is held, which is of the policy's size
     """
@@ -61,6 +61,7 @@ class RunShape:
     completion: int
     rows: int
     truncates: bool
+    adjusts: bool
     engine: int
     reference: int
     reward_model: bool
@@ -232,7 +233,7 @@ class _Sizes:
         cache = cache_bytes(widths, shape.rows, shape.prompt, shape.completion, shape.engine)
         prompts = max(prefill_tokens(self._device), shape.prompt)
         vocabulary = self._model.config.get_text_config().vocab_size
-        drawing = drawing_bytes(shape.rows, vocabulary, shape.truncates)
+        drawing = drawing_bytes(shape.rows, vocabulary, shape.truncates, shape.adjusts)
         passing = prompts * sum(widths) * shape.engine + int(max(prompts, shape.rows) * layer_token)
         return {"engine's cache": cache.peak, "cache between steps": cache.kept, "drawing": drawing + passing}
 

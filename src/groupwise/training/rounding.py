@@ -117,7 +117,7 @@ def in_float32(learner: Learner) -> Learner:
 def _with_model(learner: Learner, model: torch.nn.Module, precision: Precision) -> Learner:
     routers = routers_to_record(halves(model)[0], learner.routing) if learner.routers else ()
     settings = LearnerSettings(precision=precision, shared_prompts=learner.in_line)
-    return Learner(model, None, settings, learner.temperature, 1, learner.routing, routers)
+    return Learner(model, None, settings, learner.temperature, 1, learner.routing, routers, learner.adjustment)
 
 
 def _logprobs(

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM
 from groupwise.engines.local.engine import KEEP_BYTES, PREFILL_TOKENS, PREFILL_TOKENS_CPU
 
-#: Bytes that a logit takes while a token is drawn: two steps' logits and a softmax; with top-p or top-k, ranks too.
-DRAWN, RANKED = 12, 40
+#: Bytes that a logit takes while a token is drawn: two steps' logits and a softmax; with top-p, top-k or min-p, ranks
+#: too; where a bias, a penalty or barred ends change logits, what they become and what a row has had.
+DRAWN, RANKED, ADJUSTED = 12, 40, 16
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,6 @@ def prefill_tokens(device: str) -> int:
     return PREFILL_TOKENS_CPU if device == "cpu" else PREFILL_TOKENS
 
 
-def drawing_bytes(rows: int, vocabulary: int, truncates: bool) -> int:
+def drawing_bytes(rows: int, vocabulary: int, truncates: bool, adjusts: bool = False) -> int:
     """Of the logits [rows,V] and what a token is drawn from them with."""
-    return rows * vocabulary * (RANKED if truncates else DRAWN)
+    return rows * vocabulary * ((RANKED if truncates else DRAWN) + (ADJUSTED if adjusts else 0))
