@@ -20,7 +20,8 @@ def policy(dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
     config = Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=8, pad_token_id=0)  # type: ignore[arg-type]
-    return SimpleNamespace(model=Qwen3ForCausalLM(config).to(dtype).eval(), eos=frozenset({3}), pad=0)
+    model = Qwen3ForCausalLM(config).to(dtype).eval()
+    return SimpleNamespace(model=model, eos=frozenset({3}), pad=0, decode=lambda ids: str(ids))
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16")])
@@ -44,12 +45,12 @@ def test_a_closed_engine_holds_nothing_and_refuses_to_sample():
 
 
 class Untold:
-    """An engine that does not return the ids that top-p or top-k left."""
+    """An engine that does not return the ids that top-p, top-k or min-p left."""
 
     keeps_support = False
 
 
-@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5)])
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5), Sampling(min_p=0.1)])
 def test_training_over_a_support_needs_an_engine_that_returns_it(sampling):
     with pytest.raises(UsageError, match=r"^sampling.top_p = .*: Untold does not return the ids") as caught:
         require_engine_support(Untold(), sampling)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import UsageError
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.settings import EngineSettings
+from groupwise.engines.stop_strings import require_spelled
 from groupwise.models.load import Policy
 
 
@@ -19,14 +20,36 @@ def make_engine(*, policy: Policy, settings: EngineSettings, routes: bool = Fals
         max_rows=settings.max_rows,
         routes=routes,
         precision=settings.precision,
+        decode=policy.decode,
     )
 
 
+def require_sampling(engine: Engine, policy: Policy, sampling: Sampling, section: str) -> None:
+    """Raises UsageError, naming the key of the recipe's section, for a sampling that the engine or the policy's
+    tokenizer cannot follow. Nothing is sampled.
+    """
+    for key, field in Sampling.model_fields.items():
+        value = getattr(sampling, key)
+        if key not in engine.options and value != field.default:
+            raise UsageError(
+                f"{section}.{key} = {value!r}: {type(engine).__name__} does not have it; take it out, or take another "
+                "engine"
+            )
+    try:
+        require_spelled(policy, sampling.stop)
+        engine.generate((), sampling)  # asked for nothing, it only looks at how
+    except UsageError as error:
+        raise UsageError(f"{section}.{error}") from None
+
+
 def require_engine_support(engine: Engine, sampling: Sampling) -> None:
-    """Raises UsageError where training needs the ids that top-p or top-k left and the engine does not return them."""
+    """Raises UsageError where training needs the ids that top-p, top-k or min-p left and the engine does not return
+    them.
+    """
     if sampling.truncates and not engine.keeps_support:
         raise UsageError(
-            f"sampling.top_p = {sampling.top_p:g}, sampling.top_k = {sampling.top_k}: {type(engine).__name__} does not "
-            "return the ids that were left to draw from (Completion.support), over which training renormalises; set "
-            "top_p = 1 and top_k = 0, or take an engine that does"
+            f"sampling.top_p = {sampling.top_p:g}, sampling.top_k = {sampling.top_k}, sampling.min_p = "
+            f"{sampling.min_p:g}: {type(engine).__name__} does not return the ids that were left to draw from "
+            "(Completion.support), over which training renormalises; set top_p = 1, top_k = 0 and min_p = 0, or take "
+            "an engine that does"
         )

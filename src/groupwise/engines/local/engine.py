@@ -35,8 +35,9 @@ from groupwise.engines.local.experts import make_experts_recordable
 from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.prefill import Prefill
 from groupwise.engines.local.rotary import fuse_rotation
-from groupwise.engines.local.sampler import Drawing
+from groupwise.engines.local.rules import Rulebook, Rules
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
+from groupwise.engines.stop_strings import Decode
 from groupwise.models.precision import WeightPrecision, cast_weights
 
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
@@ -53,6 +54,7 @@ class LocalEngine:
     pad        any valid id, written where a shorter prompt has no token
     max_rows   completions sampled at the same time
     routes     say which experts were chosen (Completion.routes); a UsageError for a model that has none
+    decode     the text of ids, for stop strings; without it they are refused
     precision  what the copy's weights are cast to, and the model computes in; log-probabilities are float32 at least
     """
 
@@ -66,6 +68,7 @@ class LocalEngine:
         max_rows: int = 512,
         routes: bool = False,
         precision: WeightPrecision = "same",
+        decode: Decode | None = None,
     ) -> None:
         if max_rows < 1:
             raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
@@ -86,8 +89,8 @@ class LocalEngine:
         self._device = next(self._model.parameters()).device
         self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS
         self._vocabulary = self._model.config.vocab_size
-        self._stops = _stops(eos, self._vocabulary, self._device)
-        self._drawing = Drawing(self._stops)
+        self._rules_of = Rulebook(eos, self._vocabulary, self._device, decode)
+        self.options = self._rules_of.options
         self._max_rows = max_rows
         self._cache = RowCache()
 
@@ -124,29 +127,40 @@ class LocalEngine:
         """The completions of each request, in order. Raises UsageError before sampling, RunError on bad logits."""
         if self._model is None:
             raise RunError("the engine is closed")
+        rules = self._rules_of(sampling)
         limits = [sampling.max_new_tokens if r.max_new_tokens is None else r.max_new_tokens for r in requests]
         for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
             _require_request(number, request, limit, self._context, self._vocabulary)
         if not requests:
             return []
         queue = Queue(requests, limits)
-        outputs = Outputs(queue.count, max(limits), self._stops)
+        outputs = Outputs(queue.count, max(limits), rules.stops)
         cache, self._cache = self._cache, RowCache()
         with torch.inference_mode():
-            scheduler = Scheduler(queue, outputs, cache, self._max_rows)
-            self._sample(scheduler, sampling, partial(_announce, queue, outputs, on_finish))
+            scheduler = Scheduler(
+                queue,
+                outputs,
+                cache,
+                self._max_rows,
+                strings=rules.strings,
+                least=sampling.min_new_tokens,
+                history=rules.history(),
+            )
+            self._sample(scheduler, rules, partial(_announce, queue, outputs, on_finish))
         if cache.size <= KEEP_BYTES:
             self._cache = cache
         completions = outputs.completions(self.version)
         return [tuple(completions[first : first + r.samples]) for first, r in zip(queue.offset, requests, strict=True)]
 
-    def _sample(self, scheduler: Scheduler, sampling: Sampling, announce: Callable[[Tensor], None]) -> None:
+    def _sample(self, scheduler: Scheduler, rules: Rules, announce: Callable[[Tensor], None]) -> None:
         """Steps until every completion is finished: admit rows, draw a token for each, retire rows, run the model."""
         logits = torch.empty(0, self._vocabulary, device=self._device)
         while scheduler.count or scheduler.queue.waiting:
             if scheduler.admits:
                 logits = torch.cat([logits, *self._admit(scheduler)])
-            draw, end_sum = self._drawing(logits, scheduler.uniform(), sampling)
+            if rules.adjusting is not None:
+                logits = rules.adjusting(logits, scheduler)
+            draw, end_sum = rules.drawing(logits, scheduler.uniform(), rules.sampling)
             if not scheduler.record(draw, end_sum):
                 raise RunError(
                     f"the model's logits are NaN or infinite (weights version {self.version}): the weights are broken; "
@@ -192,7 +206,7 @@ def _announce(queue: Queue, outputs: Outputs, on_finish: OnFinish | None, slots:
     """Hand out the completions in `slots`, which are finished and flushed."""
     if on_finish is None or not len(slots):
         return
-    for slot, (tokens, finish) in zip(slots.tolist(), outputs.texts(slots), strict=True):
+    for slot, (tokens, finish, _) in zip(slots.tolist(), outputs.texts(slots), strict=True):
         request = bisect_right(queue.offset, slot) - 1
         on_finish(Finished(request, slot - queue.offset[request], tokens, finish))
 
@@ -238,13 +252,3 @@ def _require_attention_layers(config: Any) -> None:
     other = sorted(set(getattr(config, "layer_types", None) or ()) - known)
     if other:
         raise UsageError(f"the local engine cannot sample a model with {', '.join(other)} layers; use another engine")
-
-
-def _stops(eos: frozenset[int], vocabulary: int, device: torch.device) -> Tensor:
-    """[V] bool, True at the end ids."""
-    outside = sorted(i for i in eos if not 0 <= i < vocabulary)
-    if outside:
-        raise UsageError(f"end ids {outside} are not among the model's {vocabulary} tokens; is the tokenizer its own?")
-    stops = torch.zeros(vocabulary, dtype=torch.bool)
-    stops[sorted(eos)] = True
-    return stops.to(device)

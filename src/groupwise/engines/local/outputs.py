@@ -32,6 +32,8 @@ class Outputs:
         self._prompt_routes: dict[int, Tensor] = {}
         self._step_routes: list[Tensor] = []
         self._routes: Tensor | None = None
+        # Of completions that ended so, the stop string.
+        self._by_slot: dict[int, str] = {}
 
     def begin(self, slots: Sequence[int], routes: Sequence[Tensor]) -> None:
         """Completions begin after prompts with these routes, [prompt tokens,L,K] each, on the CPU."""
@@ -79,20 +81,28 @@ class Outputs:
         self._routes[slot[:, None], _columns(run, routes.shape[1], self._routes.shape[1])] = routes
         self._step_routes = []
 
-    def texts(self, slots: Tensor) -> list[tuple[tuple[int, ...], str]]:
-        """The ids of completions that are finished and flushed, and how each ended, "stop" or "length"."""
-        lengths = self._length[slots]
-        stopped = self.stops[self._tokens[slots, lengths - 1]]
+    def sampled(self, slots: Tensor, lengths: Tensor) -> list[tuple[int, ...]]:
+        """The first `lengths` ids of completions that are flushed so far."""
         rows = self._tokens[slots].cpu().numpy()  # slices cost less than a tensor's
-        return [
-            (tuple(row[:length].tolist()), "stop" if stop else "length")
-            for row, length, stop in zip(rows, lengths.tolist(), stopped.tolist(), strict=True)
-        ]
+        return [tuple(row[:length].tolist()) for row, length in zip(rows, lengths.tolist(), strict=True)]
+
+    def end(self, slots: Tensor, lengths: Tensor, stops: Sequence[str]) -> None:
+        """Completions that are flushed end here, each by a stop string."""
+        self._length[slots] = lengths
+        self._by_slot.update(zip(slots.tolist(), stops, strict=True))
+
+    def texts(self, slots: Tensor) -> list[tuple[tuple[int, ...], str, str]]:
+        """Of completions that are finished and flushed: the ids, "stop" or "length", and the stop string or ""."""
+        lengths = self._length[slots]
+        at_end = self.stops[self._tokens[slots, lengths - 1]].tolist()
+        stops = [self._by_slot.get(slot, "") for slot in slots.tolist()]
+        finishes = ["stop" if end or stop else "length" for end, stop in zip(at_end, stops, strict=True)]
+        return list(zip(self.sampled(slots, lengths), finishes, stops, strict=True))
 
     def completions(self, version: int) -> list[Completion]:
         """The completions in slot order, sampled by weights `version`. Call outside of inference mode."""
         texts = self.texts(torch.arange(len(self._length), device=self._length.device))
-        lengths = [len(tokens) for tokens, _ in texts]
+        lengths = [len(tokens) for tokens, _, _ in texts]
         support = _by_completion(self._support, np.array(lengths)) if self._support else [None] * len(texts)
         logp, routes = self._logp.cpu().numpy(), None if self._routes is None else self._routes.cpu()
         return [
@@ -101,10 +111,11 @@ class Outputs:
                 logp_engine=tuple(logp[i, : len(tokens)].tolist()),
                 finish=finish,
                 version=version,
+                stop=stop,
                 support=support[i],
                 routes=_joined(self._prompt_routes.get(i), None if routes is None else routes[i, : len(tokens) - 1]),
             )
-            for i, (tokens, finish) in enumerate(texts)
+            for i, (tokens, finish, stop) in enumerate(texts)
         ]
 
 

@@ -5,6 +5,7 @@ distribution in id order, so two rows with the same logits and the same number t
 tensors without state, but for `Drawing`, which keeps its recordings.
 """
 
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
@@ -76,7 +77,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
         return _greedy(logits)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
-    support = support_mask(logits, sampling.top_k, sampling.top_p) if sampling.truncates else None
+    support = support_mask(logits, sampling.top_k, sampling.top_p, sampling.min_p) if sampling.truncates else None
     if support is not None:
         logits = logits.masked_fill(~support, -torch.inf)
     return Draw(*from_all(logits, uniform, 1.0, logits.shape[-1]), support)
@@ -128,8 +129,20 @@ def _first_above(cumulative: Tensor, target: Tensor, places: int) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).clamp_(max=places - 1)[:, 0]
 
 
-def support_mask(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """[R,V] bool, the tokens that top-k and then top-p leave; logits are already divided by the temperature.
+def support_mask(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
+    """[R,V] bool, the tokens that top-k, top-p and min-p leave, in this order, of logits over the temperature.
+
+    Min-p keeps tokens at least min_p times as likely as the most likely one, which the other two never leave out.
+    """
+    if not min_p:
+        return _most(logits, top_k, top_p)
+    # Not "at least": every token where the logits are NaN, so that the draw's total says so.
+    likely = ~(logits < logits.amax(-1, keepdim=True) + math.log(min_p))
+    return likely & _most(logits, top_k, top_p) if top_k or top_p < 1 else likely
+
+
+def _most(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """[R,V] bool, the tokens that top-k and then top-p leave.
 
     Top-p keeps the smallest set of most likely tokens whose probability, renormalised over the top k, reaches top_p.
     Of equally likely tokens the lower id comes first.

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from groupwise.core.engine import Request
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
+from groupwise.engines.local.history import History
 from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.sampler import END, Draw, uniforms
+from groupwise.engines.stop_strings import StopStrings
 
 # Rows are dropped, and waiting ones admitted, once these shares of them are free: each has a cost of its own.
 DROP_SHARE = 1 / 16
@@ -74,10 +76,23 @@ class Scheduler:
 
     A row is (slot, born, ended): its completion, the column of the first sampled token, and the column of the last one,
     which is the limit's while the row lives.
+
+    strings  texts that end a completion, though not among its first `least` tokens; None without any
+    history  of the rows, where the sampling reads it
     """
 
-    def __init__(self, queue: Queue, outputs: Outputs, cache: RowCache, max_rows: int) -> None:
-        self.queue, self.cache = queue, cache
+    def __init__(
+        self,
+        queue: Queue,
+        outputs: Outputs,
+        cache: RowCache,
+        max_rows: int,
+        strings: StopStrings | None = None,
+        least: int = 0,
+        history: History | None = None,
+    ) -> None:
+        self.queue, self.cache, self.history = queue, cache, history
+        self._strings, self._least = strings, least
         self._outputs, self._max_rows = outputs, max_rows
         self._device = outputs.stops.device
         self._table = torch.zeros(0, 3, dtype=torch.long, device=self._device)
@@ -89,6 +104,7 @@ class Scheduler:
         self._horizon = 0
         self._live = 0
         self._next_end = 0
+        self._last_born = 0
 
     @property
     def count(self) -> int:
@@ -98,6 +114,16 @@ class Scheduler:
     def ahead(self) -> int:
         """Columns that the longest row may still need."""
         return self._horizon - self.cache.column
+
+    @property
+    def age(self) -> Tensor:
+        """[R] tokens that each row has drawn."""
+        return self.cache.column - self._table[:, 1]
+
+    @property
+    def youngest(self) -> int:
+        """Tokens that the row admitted last has drawn."""
+        return self.cache.column - self._last_born
 
     @property
     def admits(self) -> bool:
@@ -121,9 +147,30 @@ class Scheduler:
         if may_end:
             ended = self._table[:, 2]
             ended.masked_fill_(self._outputs.stops[draw.tokens] & (ended > column), column)
+        if self._strings is not None:
+            may_end |= self._end_with(self._strings, draw.tokens)
+        if self.history is not None:
+            self.history.add(draw.tokens)
         if may_end or column >= self._next_end:
             self._count_live(column)
         return math.isfinite(total)
+
+    def _end_with(self, strings: StopStrings, tokens: Tensor) -> bool:
+        """End the rows whose last token completes a stop string -> whether there are any."""
+        column = self.cache.column
+        rows = torch.tensor(strings.rows(tokens.tolist()), dtype=torch.long, device=self._device)
+        _, born, ended = self._table[rows].unbind(1)
+        rows = rows[(ended >= column) & (column - born >= self._least)]
+        if not len(rows):
+            return False
+        self._flush(column + 1)
+        slots, lengths = self._table[rows, 0], column + 1 - self._table[rows, 1]
+        completed = [strings.completed(sampled) for sampled in self._outputs.sampled(slots, lengths)]
+        at = [place for place, stop in enumerate(completed) if stop]
+        if at:
+            self._table[rows[at], 2] = column
+            self._outputs.end(slots[at], lengths[at], [completed[place] for place in at])
+        return bool(at)
 
     def retire(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Drop finished rows once they are enough -> the last tokens [R] of the rows left, the slots of the dropped."""
@@ -154,6 +201,8 @@ class Scheduler:
         to = (~alive[:live]).nonzero()[:, 0]
         origin = alive[live:].nonzero()[:, 0] + live
         self.cache.move(to, origin, live)
+        if self.history is not None:
+            self.history.move(to, origin, live)
         self._table[to], tokens[to] = self._table[origin], tokens[origin]
         self._table = self._table[:live]
         self._coming = []
@@ -172,6 +221,9 @@ class Scheduler:
         slots = np.arange(sum(counts)) + np.repeat(first - before, counts)
         new = np.stack([slots, np.full_like(slots, column), np.repeat(column + limit - 1, counts)], 1)
         self._table = torch.cat([self._table, torch.from_numpy(new).to(self._device)])
+        self._last_born = column
+        if self.history is not None:
+            self.history.admit([self.queue.requests[t.request].tokens for t in takes], counts)
         self._coming = []
         self._count_live(column - 1)
         return takes
