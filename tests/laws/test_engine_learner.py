@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+import groupwise
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request, Sampling
-from groupwise.core.records import Group, Prompt
+from groupwise.core.records import Batch, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
+from groupwise.models.adjustment import adjustment_of
 from groupwise.models.layout import padded
 from groupwise.models.load import Policy, load_policy, prompt_ids
 from groupwise.models.moe.metrics import changed
@@ -97,6 +100,60 @@ def test_engine_and_learner_agree_on_every_token(temperature: float, truncation:
     ends = {c.tokens[-1] for group in answers for c in group if c.finish == "stop"}
     assert ends == {1, 7}
     assert torch.isfinite(old).all()
+
+
+BIAS = {3: 1.5, 20: -2.0, 1: 1.0}
+OPTIONS: list[dict[str, Any]] = [
+    {"min_p": 0.05, "temperature": 0.6},
+    {"logit_bias": BIAS, "temperature": 1.3},
+    {"min_new_tokens": 6},
+    {"min_p": 0.02, "logit_bias": BIAS, "top_p": 0.9, "temperature": 1.3},
+    {"min_p": 0.02, "logit_bias": BIAS, "top_k": 20, "min_new_tokens": 6, "stop": ("a", "Q0"), "stop_ids": (9,)},
+    {"top_k": 63, "min_new_tokens": 3, "temperature": 0.6},
+]
+
+
+@pytest.fixture(scope="module")
+def engine(two_ends: Policy) -> LocalEngine:
+    return LocalEngine(two_ends.model, two_ends.eos, two_ends.pad, max_rows=20, decode=two_ends.decode)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("options", OPTIONS, ids=repr)
+def test_engine_and_learner_agree_under_every_option_that_trains(
+    options: dict[str, Any], shared: bool, engine: LocalEngine, two_ends: Policy
+):
+    """And the ratio of the first update is 1, with a finite entropy and gradient."""
+    sampling = Sampling(max_new_tokens=24, **options)
+    batch = _sampled(engine, two_ends, sampling)
+    assert (batch.support is not None) == sampling.truncates
+    learner = Learner(
+        two_ends.model,
+        None,
+        LearnerSettings(tokens_per_microbatch=500, shared_prompts=shared),
+        sampling.temperature,
+        1,
+        adjustment=adjustment_of(sampling, two_ends.eos, two_ends.model.config.vocab_size),
+    )
+    old = learner.annotate(batch, old=True, ref=False).need("logp_old")
+    assert float((old - batch.logp_engine)[batch.mask].abs().max()) < 1e-4
+    algorithm = groupwise.algorithm("grpo", {"kl.beta": 0.0, "entropy_coefficient": 0.01})
+    _, seen = learner.gradients(algorithm.weigh(algorithm.credit(batch.add(logp_old=old))), algorithm)
+    assert float((seen.logp_live - old)[batch.mask].abs().max()) < 1e-5
+    assert torch.isfinite(seen.entropy).all()
+    assert all(torch.isfinite(p.grad).all() for p in two_ends.model.parameters() if p.grad is not None)
+
+
+def _sampled(engine: LocalEngine, policy: Policy, sampling: Sampling) -> Batch:
+    """A batch of scored completions of five prompts."""
+    texts = ["a", "hello", LETTERS, "xyzzy99", "Q0"]
+    prompts = [
+        Prompt(Sample(text, text, ""), tuple(ids))
+        for text, ids in zip(texts, prompt_ids(policy.tokenizer, texts), strict=True)
+    ]
+    answers = engine.generate([Request(p.tokens, 8, seed) for seed, p in enumerate(prompts)], sampling)
+    scored = [tuple(dataclasses.replace(c, score=float(i % 2)) for i, c in enumerate(group)) for group in answers]
+    return collate([Group(p, own) for p, own in zip(prompts, scored, strict=True)], policy.pad)
 
 
 @pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])

@@ -20,7 +20,7 @@ from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
 from groupwise.core.samples import Sample
-from groupwise.engines.make import make_engine, require_engine_support
+from groupwise.engines.make import make_engine, require_engine_support, require_sampling
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
 from groupwise.journal.output import Output
@@ -29,6 +29,7 @@ from groupwise.journal.terminal import View
 from groupwise.loop import Components, LoopSettings, Training
 from groupwise.models.activations import without_memory
 from groupwise.models.adapters.targets import in_short
+from groupwise.models.adjustment import adjustment_of
 from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
 from groupwise.models.load import Policy, digest
@@ -124,7 +125,7 @@ def evaluation(
         problems=heldout,
         encode=chat.encode,
         samples=settings.samples,
-        sampling=settings.sampling(plan.recipe.sampling.max_new_tokens),
+        sampling=plan.evaluation_sampling,
         seed=plan.recipe.seed,
         judge=judge and judge.scores,
     )
@@ -177,6 +178,8 @@ def training_engine(plan: Plan, policy: Policy, routers: Sequence[Router]) -> En
     engine = make_engine(policy=policy, settings=plan.recipe.engine, routes=bool(routers))
     require_engine_routes(engine, plan.recipe.routing)
     require_engine_support(engine, plan.recipe.sampling)
+    require_sampling(engine, policy, plan.recipe.sampling, "sampling")
+    require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
     return engine
 
 
@@ -192,6 +195,7 @@ def make_learner(plan: Plan, policy: Policy, routers: Sequence[Router], referenc
         "total_updates": plan.total_updates,
         "routing": recipe.routing,
         "routers": routers,
+        "adjustment": adjustment_of(recipe.sampling, policy.eos, policy.model.config.vocab_size),
     }
     if recipe.adapter.rank:
         return AdaptedLearner(policy.model, recipe.adapter, recipe.seed, **common)

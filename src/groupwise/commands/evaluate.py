@@ -12,7 +12,7 @@ from groupwise.config.plan import REWARD_MODEL
 from groupwise.config.resolve import resolve
 from groupwise.core.records import Evaluation
 from groupwise.core.terminal import Terminal
-from groupwise.engines.make import make_engine
+from groupwise.engines.make import make_engine, require_sampling
 from groupwise.journal import journal
 from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
@@ -37,6 +37,7 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     else:
         policy = checkpoint_policy(plan, checkpoint_of(Path(name), None, note), note)
     engine = make_engine(policy=policy, settings=plan.recipe.engine)
+    require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
     chat = Chat(policy.tokenizer, plan.recipe.chat)
     selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
     require_no_fatal(check_chat(chat, policy.eos, selection.heldout))

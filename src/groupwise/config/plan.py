@@ -8,6 +8,7 @@ from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
 from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import describe_mix
+from groupwise.core.engine import Sampling
 from groupwise.core.task import Notes, ScoresSteps, Task
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import Mix
@@ -59,6 +60,10 @@ class Plan:
     def total_updates(self) -> int:
         """The policy's."""
         return (self.recipe.steps - self.waiting_steps) * self.updates_per_step
+
+    @property
+    def evaluation_sampling(self) -> Sampling:
+        return self.recipe.evaluation.sampling(self.recipe.sampling)
 
     def describe(self) -> str:
         """What the run will do, before it does it."""

@@ -168,7 +168,7 @@ def set_key(table: dict[str, Any], key: str, value: object) -> None:
 
 def _in_words(error: Any) -> str:
     """One of pydantic's errors as a line that names the key, its value and, for an unknown key, the nearest known."""
-    path = [str(part) for part in error["loc"]]
+    path = [str(part) for part in error["loc"] if part != "[key]"]
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
         section: Any = Recipe

@@ -40,6 +40,7 @@ def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
         task={"name": recipe.task["name"]} | {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()},
         algorithm={"name": row.name, **settings(row)},
         critic=critic,
+        evaluation=recipe.evaluation.with_ends(recipe.sampling),
     )
     plan = Plan(complete, problems, row, mix, place)
     require_runnable(plan)

@@ -6,6 +6,7 @@ from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.rewards import require_mix
+from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.paths import location
 from groupwise.core.task import Bounded, Judged, Notes, ScoresSteps
@@ -18,6 +19,8 @@ from groupwise.training.reward_model import SAMPLED_PAIRS
 
 #: Completions of a step, and of an evaluation, at most: each is held in memory.
 MOST_COMPLETIONS = 2**20
+#: The keys of a sampling that leave tokens out.
+TRUNCATIONS = ("top_p", "top_k", "min_p")
 
 
 def require_runnable(plan: Plan) -> None:
@@ -31,6 +34,14 @@ def require_runnable(plan: Plan) -> None:
         )
     if recipe.sampling.temperature == 0:
         raise UsageError("sampling.temperature = 0: greedy completions are all equal, so nothing can be compared")
+    _require_trainable(recipe.sampling)
+    _require_read("evaluation", plan.evaluation_sampling)
+    for section, sampling in (("sampling", recipe.sampling), ("evaluation", plan.evaluation_sampling)):
+        if sampling.min_new_tokens > sampling.max_new_tokens:
+            raise UsageError(
+                f"{section}.min_new_tokens = {sampling.min_new_tokens}: more than sampling.max_new_tokens = "
+                f"{sampling.max_new_tokens}"
+            )
     if recipe.updates_per_batch > recipe.prompts_per_step:
         raise UsageError(
             f"updates_per_batch = {recipe.updates_per_batch}: a batch of {recipe.prompts_per_step} groups cannot be "
@@ -57,6 +68,26 @@ def require_runnable(plan: Plan) -> None:
     for what, count in (("a step", step), ("an evaluation", evaluated.problems * evaluated.samples)):
         if count > MOST_COMPLETIONS:
             raise UsageError(f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer")
+
+
+def _require_trainable(sampling: Sampling) -> None:
+    """The learner can compute the probability that each token was drawn with."""
+    if sampling.repetition_penalty != 1:
+        raise UsageError(
+            f"sampling.repetition_penalty = {sampling.repetition_penalty:g}: it changes each token's distribution by "
+            "what came before in its row, which the learner does not follow, so that its log-probabilities would not "
+            "be the sampled ones; take it out, or set evaluation.repetition_penalty"
+        )
+
+
+def _require_read(section: str, sampling: Sampling) -> None:
+    """Greedy sampling reads nothing of what is left out."""
+    unread = [key for key in TRUNCATIONS if getattr(sampling, key) != Sampling.model_fields[key].default]
+    if sampling.temperature == 0 and unread:
+        raise UsageError(
+            f"{section}.{unread[0]} = {getattr(sampling, unread[0]):g}: {section}.temperature = 0 takes the most "
+            "likely token, which is never left out; take one of the two out"
+        )
 
 
 def _require_critic(plan: Plan, critic: CriticSettings) -> None:

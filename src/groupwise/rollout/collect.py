@@ -9,12 +9,11 @@ import torch
 from pydantic import Field
 
 from groupwise.algorithms.parts.filters import RIGHT, Filter
-from groupwise.core.engine import Engine, Request, Sampling, Temperature, TopK, TopP
+from groupwise.core.engine import Distribution, Engine, Request, Sampling, StopIds, Stops
 from groupwise.core.metrics import mean_of
 from groupwise.core.records import Evaluation, Group, Prompt, RolloutResult, StreamState
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
-from groupwise.core.settings import Settings
 from groupwise.core.statistics import pass_at_k, standard_error
 from groupwise.core.task import Streams
 from groupwise.rollout.scoring import Mix, Scorer, ScoringRound, with_learned
@@ -154,24 +153,33 @@ def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
     return {source: (sum(right) / len(right), len(right)) for source, right in votes.items() if right}
 
 
-class EvaluationSettings(Settings):
+class EvaluationSettings(Distribution):
     """The section [evaluation]: held-out problems, and how their completions are sampled.
 
     problems  held-out problems
     samples   completions of each
     every     steps between evaluations; 0 evaluates only before the first step and after the last
+    stop      as in [sampling], and the same as there without this key
+    stop_ids  the same
     """
 
     problems: int = Field(default=512, ge=1)
     samples: int = Field(default=1, ge=1, le=2**16)
     every: int = Field(default=0, ge=0)
-    temperature: Temperature = 1.0
-    top_p: TopP = 1.0
-    top_k: TopK = 0
+    stop: Stops | None = None
+    stop_ids: StopIds | None = None
 
-    def sampling(self, max_new_tokens: int) -> Sampling:
-        """The distribution of an evaluation's completions, which are as long as those of training may be."""
-        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_new_tokens=max_new_tokens)
+    def sampling(self, training: Sampling) -> Sampling:
+        """How an evaluation's completions are sampled, which are as long as those of training may be."""
+        own = {key: getattr(self, key) for key in Distribution.model_fields}
+        stop = training.stop if self.stop is None else self.stop
+        stop_ids = training.stop_ids if self.stop_ids is None else self.stop_ids
+        return Sampling(**own, stop=stop, stop_ids=stop_ids, max_new_tokens=training.max_new_tokens)
+
+    def with_ends(self, training: Sampling) -> "EvaluationSettings":
+        """The same with nothing left to training's ends."""
+        whole = self.sampling(training)
+        return self.replace(stop=whole.stop, stop_ids=whole.stop_ids)
 
 
 def evaluate(

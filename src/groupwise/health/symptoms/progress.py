@@ -21,6 +21,18 @@ FALLEN = 0.1
 RISING = 0.01
 ENOUGH = 20
 APART = 0.1
+#: The keys that sampling and evaluation both have.
+SAMPLED_BY = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "logit_bias",
+    "repetition_penalty",
+    "min_new_tokens",
+    "stop",
+    "stop_ids",
+)
 SURE = 3.0
 
 
@@ -128,7 +140,7 @@ def held_out_apart(h: History) -> Seen | None:
         f"After step {last.get('step')} the held-out pass rate was {short(held)}, and {short(train)} on the training "
         "problems around that step"
     )
-    same = all(h.setting(f"evaluation.{k}") == h.setting(f"sampling.{k}") for k in ("temperature", "top_p", "top_k"))
+    same = all(h.setting(f"evaluation.{k}") == h.setting(f"sampling.{k}") for k in SAMPLED_BY)
     if not same:
         return Seen(f"{words}: but evaluation samples in another way than training.", tone=NEUTRAL)
     if held > train:
