@@ -60,6 +60,7 @@ def _columns(group: Group, completion: Completion) -> dict[str, Any]:
         "completion": completion.text,
         "tokens": completion.length,
         "finish": completion.finish,
+        **({"stop": completion.stop} if completion.stop else {}),
         "score": completion.score,
         **({} if completion.learned is None else {"learned": completion.learned}),
         **({"parts": dict(completion.reward_scores)} if completion.reward_scores else {}),

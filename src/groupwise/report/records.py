@@ -130,6 +130,7 @@ class Text:
 class RolloutRow:
     """One completion of the browser.
 
+    stop     the stop string that ended it; "" where none did
     pieces   the text of each token, end token included; empty where the run did not write tokens
     columns  per token, each as long as `pieces`: log_ratio, advantage, share, entropy, logp_old, logp_engine, ...
     """
@@ -144,6 +145,7 @@ class RolloutRow:
     parts: dict[str, Number] = field(default_factory=dict)
     learned: Number = None
     fault: str = ""
+    stop: str = ""
     pieces: list[str] = field(default_factory=list)
     columns: dict[str, list[Number]] = field(default_factory=dict)
 

@@ -56,6 +56,7 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
         reward=short(number(row.get("reward"))),
         advantage=short(number(row.get("advantage"))),
         finish=_text(row.get("finish")),
+        stop=_text(row.get("stop")),
         tokens=count_of(row.get("tokens")) or len(pieces),
         version=count_of(row.get("version")) or 0,
         parts={name: short(number(value)) for name, value in table(row.get("parts")).items()},

@@ -108,6 +108,11 @@
     return `of step ${row.version}, ${age} step${age === 1 ? "" : "s"} old`;
   }
 
+  function finishOf(row) {
+    if (row.stop) return `stop: completed ${JSON.stringify(row.stop)}`;
+    return FINISHES[row.finish] || row.finish;
+  }
+
   function factsOf(group, row) {
     const parts = Object.entries(row.parts || {}).map(([name, value]) => numberFact(name, `parts.${name}`, value));
     return make(
@@ -118,7 +123,7 @@
       row.learned === null || row.learned === undefined ? null : numberFact("learned score", "learned", row.learned),
       numberFact("reward", "reward", row.reward),
       numberFact("advantage", "advantage", row.advantage),
-      fact("finish", "finish", FINISHES[row.finish] || row.finish),
+      fact("finish", "finish", finishOf(row)),
       fact("tokens", "tokens", String(row.tokens)),
       fact("weights", "version", ageOf(group, row)),
       row.fault ? fact("fault", "fault", `⚠ ${row.fault}`) : null,

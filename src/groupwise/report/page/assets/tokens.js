@@ -21,7 +21,7 @@
   }
 
   function isSpecial(row, index) {
-    return SPECIAL.test(row.pieces[index]) || (row.finish === "stop" && index === row.tokens - 1);
+    return SPECIAL.test(row.pieces[index]) || (row.finish === "stop" && !row.stop && index === row.tokens - 1);
   }
 
   function tokenOf(row, index) {
