@@ -11,8 +11,8 @@ from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.core.task import Starts
+from groupwise.core.trace import own_traceback
 from groupwise.rewards.functions.results import score_result, score_results
-from groupwise.rewards.functions.trace import own_traceback
 
 FORMS = (
     "(sample, completion) or (attempt) -> number; (samples, completions) or (attempts) -> list of numbers; "
