@@ -13,7 +13,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.records import Evaluation
 from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine
-from groupwise.journal import journal
+from groupwise.journal import code, journal
 from groupwise.models.chat import Chat
 from groupwise.models.load import load_policy
 from groupwise.models.reward import load_reward_model
@@ -32,6 +32,8 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     table = str(journal.whole_recipe(Path(name))) if is_run else name
     plan = resolve(recipe.load(table, overrides), place=Path(os.path.realpath(name)) if is_run else None)
     note = Terminal(stderr=True).print
+    for line in code.differences(Path(name)) if is_run else ():
+        note(line)
     if model:
         policy = load_policy(Path(model), device=plan.recipe.device)
     else:

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -21,6 +22,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.machine import machine_row
 from groupwise.core.settings import Settings
 from groupwise.core.terminal import clean
+from groupwise.journal.code import CODE
 
 METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
 LOG, RECIPE, ABOUT, SUMMARY, LOCK = "log.txt", "recipe.toml", "about.json", "summary.json", ".lock"
@@ -69,8 +71,8 @@ class Journal:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @classmethod
-    def create(cls, folder: Path, recipe: str) -> Journal:
-        """A new run folder, which appears with its recipe or not at all.
+    def create(cls, folder: Path, recipe: str, code: Mapping[str, bytes] = MappingProxyType({})) -> Journal:
+        """A new run folder, which appears with its recipe and the user's code (code.py: `written`) or not at all.
 
         Raises UsageError where it exists, and nothing there is touched, or where the disk refuses.
         """
@@ -86,6 +88,9 @@ class Journal:
                 partial.mkdir()
                 (partial / RECIPE).write_bytes(_whole_recipe(recipe))
                 (partial / LOCK).touch()
+                for name, content in code.items():
+                    (partial / CODE).mkdir(exist_ok=True)
+                    (partial / CODE / name).write_bytes(content)
                 partial.rename(folder)  # refused where another process was faster and has something there
         except OSError as error:
             raise UsageError(f"{folder}: the run folder cannot be made: {error.strerror}") from None
