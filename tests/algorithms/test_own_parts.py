@@ -76,6 +76,15 @@ class Needy(Clip):
         if self.needed < 0: raise ValueError("needed = -1.0: must not be negative")
         if self.needed > 5: self.missing
 
+@dataclass(frozen=True)
+class Shy(Clip):
+    @property
+    def equation(self): return 1 / 0
+
+@dataclass(frozen=True)
+class Numeric(Clip):
+    equation = 3
+
 class Loose(Clip): pass
 
 @dataclass(frozen=True)
@@ -166,6 +175,8 @@ def test_a_part_with_a_limit_gets_the_samplings(theirs: Path) -> None:
             "Mine is a part of the slot trust; set algorithm.trust.use, or make it",
         ),
         ({"trust.use": "mine.py:function"}, "a function, not a class"),
+        ({"trust.use": "mine.py:Shy"}, "algorithm.trust: making Shy raised ZeroDivisionError: division by zero ("),
+        ({"trust.use": "mine.py:Numeric"}, "algorithm.trust: the equation of Numeric is 3; it must be text"),
         ({"trust.use": "mine.py:Loose"}, "Loose is no frozen dataclass; write @dataclass(frozen=True) above it"),
         ({"trust.use": "mine.py:Alone"}, "Alone is a part of no slot; make it a subclass of one of: groupwise.Shaping"),
         ({"trust.use": "mine.py:Idle"}, "Idle has no __call__; that is what it computes"),

@@ -227,16 +227,20 @@ def _field_types(where: str, kind: Any) -> dict[str, type]:
     return types
 
 
-def _construct(where: str, kind: type, values: Mapping[str, object]) -> object:
+def _construct(where: str, kind: Any, values: Mapping[str, object]) -> object:
     missing = [f.name for f in dataclasses.fields(kind) if required(f) and f.name not in values]  # type: ignore[arg-type]
     if missing:
         raise UsageError(f"{where}: {kind.__name__} also needs {', '.join(missing)}")
     try:
-        return kind(**values)
+        part = kind(**values)
+        equation = part.equation
     except ValueError as error:
         raise UsageError(f"{where}.{error}") from None
     except Exception as error:
         raise raised(where, f"making {kind.__name__}", error) from None
+    if not isinstance(equation, str):
+        raise UsageError(f"{where}: the equation of {kind.__name__} is {brief(equation)}; it must be text")
+    return part
 
 
 def _choice(where: str, value: object, choices: Mapping[str, T], others: Sequence[str] = ()) -> T:
