@@ -7,24 +7,52 @@ from groupwise.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from groupwise.algorithms.algorithm import Algorithm, LossOut
+    from groupwise.algorithms.parts.advantage import Advantage
+    from groupwise.algorithms.parts.aggregate import Aggregate, Totals
+    from groupwise.algorithms.parts.filters import Filter, Signal, Verdict
     from groupwise.algorithms.parts.gae import gae
-    from groupwise.algorithms.parts.shaping import overlong_penalty
+    from groupwise.algorithms.parts.kl import Estimator
+    from groupwise.algorithms.parts.mismatch import Mismatch
+    from groupwise.algorithms.parts.ratio import Ratio
+    from groupwise.algorithms.parts.shaping import Shaping, overlong_penalty
+    from groupwise.algorithms.parts.trust import Surrogate, Trust
     from groupwise.algorithms.settings import algorithm
     from groupwise.commands.train import Run, train
     from groupwise.core.errors import CheckFailed, GroupwiseError, RunError, UsageError
+    from groupwise.core.records import Batch, Completion, Group
+    from groupwise.core.samples import Attempt, Sample
+    from groupwise.core.task import Task
     from groupwise.models.moe.record import record_routes
     from groupwise.models.moe.replay import replay_routes
     from groupwise.tasks.make import task
 
 __all__ = [
     "__version__",
+    "Advantage",
+    "Aggregate",
     "Algorithm",
+    "Attempt",
+    "Batch",
     "CheckFailed",
+    "Completion",
+    "Estimator",
+    "Filter",
+    "Group",
     "GroupwiseError",
     "LossOut",
+    "Mismatch",
+    "Ratio",
     "Run",
     "RunError",
+    "Sample",
+    "Shaping",
+    "Signal",
+    "Surrogate",
+    "Task",
+    "Totals",
+    "Trust",
     "UsageError",
+    "Verdict",
     "algorithm",
     "gae",
     "overlong_penalty",
@@ -35,13 +63,31 @@ __all__ = [
 ]
 
 _HOME = {
+    "Advantage": "algorithms.parts.advantage",
+    "Aggregate": "algorithms.parts.aggregate",
     "Algorithm": "algorithms.algorithm",
+    "Attempt": "core.samples",
+    "Batch": "core.records",
     "CheckFailed": "core.errors",
+    "Completion": "core.records",
+    "Estimator": "algorithms.parts.kl",
+    "Filter": "algorithms.parts.filters",
+    "Group": "core.records",
     "GroupwiseError": "core.errors",
     "LossOut": "algorithms.algorithm",
+    "Mismatch": "algorithms.parts.mismatch",
+    "Ratio": "algorithms.parts.ratio",
     "Run": "commands.train",
     "RunError": "core.errors",
+    "Sample": "core.samples",
+    "Shaping": "algorithms.parts.shaping",
+    "Signal": "algorithms.parts.filters",
+    "Surrogate": "algorithms.parts.trust",
+    "Task": "core.task",
+    "Totals": "algorithms.parts.aggregate",
+    "Trust": "algorithms.parts.trust",
     "UsageError": "core.errors",
+    "Verdict": "algorithms.parts.filters",
     "algorithm": "algorithms.settings",
     "gae": "algorithms.parts.gae",
     "overlong_penalty": "algorithms.parts.shaping",

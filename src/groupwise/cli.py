@@ -171,18 +171,39 @@ def watch(
 
 @app.command()
 def explain(
-    algorithm: Annotated[str, typer.Argument(help="An algorithm of the catalog, such as gspo.")],
+    algorithm: Annotated[str, typer.Argument(help="An algorithm of the catalog, such as gspo, or a run folder.")],
     against: Annotated[str | None, typer.Option(help="Another one: print what differs.")] = None,
     set: Settings = None,
 ) -> None:
     """An algorithm's equation, its parts with their values, its paper, and what to watch."""
-    from groupwise.algorithms import explain as words
+    from groupwise.algorithms.explain import compare
+    from groupwise.commands.explain import explain as in_words
     from groupwise.config.recipe import assignment
 
     if against is not None and set:
         raise UsageError("--against compares two rows of the catalog as they are; leave out --set")
     chosen = {key.removeprefix("algorithm."): value for key, value in map(assignment, set or [])}
-    Terminal().print(words.compare(algorithm, against) if against is not None else words.explain(algorithm, chosen))
+    note = Terminal(stderr=True).print
+    Terminal().print(compare(algorithm, against) if against is not None else in_words(algorithm, chosen, note))
+
+
+@app.command()
+def laws(
+    part: Annotated[str, typer.Argument(help="A part of your own: my_parts.py:StaleClip, or package.module:Name.")],
+    set: Settings = None,
+) -> None:
+    """Hold a part of your own to the laws that every part of its slot obeys; exit code 1 where one is broken."""
+    from groupwise.commands.laws import laws as tried
+    from groupwise.config.recipe import assignment
+
+    trial = tried(part, dict(map(assignment, set or [])))
+    say = Terminal().print
+    say(f"{trial.part}, a part of the slot {trial.slot}")
+    for words, seen in trial.laws:
+        say(f"broken  {words}: {seen}" if seen else f"holds   {words}")
+    say(f"{len(trial.laws) - trial.broken} of {len(trial.laws)} laws hold")
+    if trial.broken:
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ def test_a_row_is_rebuilt_from_its_settings(name: str):
         ("algorithm.trust.epsilon_low", 1.5, "algorithm.trust.epsilon_low = 1.5: must be at least 0 and below 1"),
         ("algorithm.trust.epsilon_low", "x", "algorithm.trust.epsilon_low = 'x': must be a number"),
         ("algorithm.aggregate.limit", 3, "aggregate 'sequence-mean' has no such key"),
-        ("algorithm.kl.bta", 3, r"algorithm.kl.bta: there is no such key; did you mean 'beta'\?"),
+        ("algorithm.kl.bta", 3, r"algorithm.kl.bta: kl 'k3' has no such key; did you mean 'beta'\?"),
         ("algorithm.kl.beta", -1.0, "algorithm.kl.beta = -1.0: must not be negative"),
         ("algorithm.clip", 3, "algorithm.clip: there is no such key"),
         ("algorithm.nmae", "grpo", r"algorithm.nmae: there is no such key; did you mean 'name'\?"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import doctest
-import math
 import re
 import runpy
 import subprocess
 import sys
+import tomllib
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,12 +21,13 @@ from torch import Tensor
 import groupwise
 from groupwise import cli
 from groupwise.algorithms import catalog as rows
+from groupwise.algorithms.laws.draws import draw
+from groupwise.algorithms.laws.slots import tried
 from groupwise.algorithms.parts.gae import GAE
 from groupwise.algorithms.settings import KINDS
+from groupwise.commands.laws import laws
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
-from tests.laws import test_trust as trust_laws
-from tests.laws.conftest import draw
 
 DOCS = Path(__file__).parents[2] / "docs"
 OWN_LOOP = DOCS / "own_loop.py"
@@ -134,7 +135,18 @@ def test_the_page_of_the_loop_tells_what_every_group_based_row_did() -> None:
 
 ADDING = (DOCS / "adding-an-algorithm.md").read_text()
 BLOCKS: dict[str, str] = dict(re.findall(r"```python\n# ([^\n]+)\n(.*?)```", ADDING, re.DOTALL))
+TOML = re.findall(r"```toml\n(.*?)```", ADDING, re.DOTALL)
 COMMANDS = re.findall(r"^    groupwise (.+)$", ADDING, re.MULTILINE)
+TASK_FILE, TASK_USE, PART_USE = "my_task.py", "my_task.py:Doubles", "my_parts.py:StaleClip"
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a user's with the page's two files, where the commands are given."""
+    for name in ("my_parts.py", TASK_FILE):
+        (tmp_path / name).write_text(BLOCKS[name])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
@@ -142,7 +154,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> type:
     """The page's part, row and entries put where the page says; gives the part's class."""
     module = types.ModuleType("groupwise.algorithms.parts.stale")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(BLOCKS["src/groupwise/algorithms/parts/stale.py"], vars(module))
+    exec(BLOCKS["my_parts.py"], vars(module))
     names = {**vars(rows), "StaleClip": module.StaleClip}
     exec(BLOCKS["src/groupwise/algorithms/catalog.py"], names)
     for where, table in (('settings.py: KINDS["trust"]', KINDS["trust"]), ("catalog.py: CATALOG", rows.CATALOG)):
@@ -152,8 +164,8 @@ def added(monkeypatch: pytest.MonkeyPatch) -> type:
 
 
 def test_an_algorithm_takes_under_forty_lines() -> None:
-    lines = [line for code in BLOCKS.values() for line in map(str.strip, code.splitlines())]
-    assert len(BLOCKS) == ADDING.count("```") / 2 == 5
+    lines = [line for name, code in BLOCKS.items() if name != TASK_FILE for line in map(str.strip, code.splitlines())]
+    assert len(BLOCKS) == ADDING.count("```python") == 6
     assert len([line for line in lines if line and not line.startswith("#")]) < 40
 
 
@@ -166,33 +178,55 @@ def test_the_added_algorithms_law_holds(added: type) -> None:
 
 
 def test_the_added_part_obeys_the_laws_of_every_trust_region(added: type) -> None:
-    part = added(delta=0.1)
-    for seed in range(3):
-        trust_laws.test_at_log_ratio_zero_the_gradient_is_the_advantage(part, draw(seed))
-        trust_laws.test_masked_positions_change_nothing(part, math.nan, draw(seed))
-        trust_laws.test_extreme_log_ratios_stay_finite(part, torch.float64, draw(seed))
-    trust_laws.test_share_is_the_fraction_of_the_gradient_that_passes(part, 0.5)
-    trust_laws.test_one_number_per_completion_is_what_the_attribute_says(part)
+    assert [seen for _, seen in tried(added(delta=0.1)) if seen] == []
+
+
+def test_the_pages_task_trains_from_its_file(theirs: Path) -> None:
+    problems = groupwise.task(None, {"use": TASK_USE, "largest": 8})
+    assert [problems.score(sample, sample.answer) for sample in problems.samples("heldout")] == [1.0] * 3
+    (table,) = (tomllib.loads(text) for text in TOML if TASK_USE in text)
+    assert table["task"] == {"use": TASK_USE, "largest": 40}
+    assert groupwise.task(None, table["task"]).samples("train")[-1].answer == "78"
+
+
+def test_the_pages_recipe_has_the_part_and_its_field(theirs: Path) -> None:
+    (table,) = (tomllib.loads(text)["algorithm"] for text in TOML if PART_USE in text)
+    row = groupwise.algorithm(table.pop("name"), table)
+    assert repr(row.trust) == "StaleClip(epsilon_low=0.2, epsilon_high=0.2, dual_clip=0.0, delta=0.5)"
+
+
+def test_the_page_shows_what_a_broken_law_looks_like(theirs: Path) -> None:
+    naive = BLOCKS["my_parts.py"].replace(
+        "super().__call__(log_ratio, advantage, logp_live, mask)",
+        "log_ratio.exp() * advantage, mask.to(advantage.dtype)",
+    )
+    assert naive != BLOCKS["my_parts.py"]
+    (theirs / "my_parts.py").write_text(naive)
+    broken = [f"{words}: {seen}" for words, seen in laws(PART_USE, {}).laws if seen]
+    shown = re.findall(r"^    broken  (.*)$", ADDING, re.MULTILINE)
+    assert len(shown) == 2
+    assert set(shown) <= set(broken)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_pages_commands_are_understood(
-    added: type, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+    added: type, theirs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     verb, name, *rest = command.split()
-    if verb == "explain":
+    if verb in ("explain", "laws"):
         monkeypatch.setattr(sys, "argv", ["groupwise", verb, name, *rest])
         with pytest.raises(SystemExit) as leaving:
             cli.main()
         assert not leaving.value.code
-        assert "stale-clip(epsilon_low=0.2, epsilon_high=0.2, dual_clip=0.0, delta=0.5)" in capsys.readouterr().out
+        fields = "(epsilon_low=0.2, epsilon_high=0.2, dual_clip=0.0, delta=0.5)"
+        assert f"{'StaleClip' if PART_USE in command else 'stale-clip'}{fields}" in capsys.readouterr().out
         return
     settings = dict(recipe.assignment(word) for word in rest if word != "--set")
     plan = resolve(recipe.load(name, settings))
-    assert plan.algorithm.name == settings["algorithm.name"]
-    if "stale" in command:
+    assert plan.algorithm.name == settings.get("algorithm.name", "grpo")
+    if "stale" in command.lower():
         trust: Any = plan.algorithm.trust
-        assert isinstance(trust, added)
+        assert type(trust).__name__ == added.__name__
         assert trust.delta == settings.get("algorithm.trust.delta", 0.5)
 
 

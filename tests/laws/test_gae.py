@@ -93,50 +93,6 @@ def test_a_return_discounts_by_trained_tokens_and_reads_no_value(batch):
     assert torch.equal(advantage, returns)
 
 
-@EACH
-def test_masked_positions_and_padding_change_nothing(part, batch):
-    rewards, values = columns(batch)
-    plain = part(rewards, values, batch.mask, batch.group, None)
-    wide = torch.nn.functional.pad(batch.mask, (0, 3))
-    spoilt = [
-        torch.nn.functional.pad(torch.where(batch.mask, x, torch.nan), (0, 3), value=torch.nan)
-        for x in (rewards, values)
-    ]
-    for found, expected in zip(part(*spoilt, wide, batch.group, None), plain, strict=True):
-        close(found[:, :-3], expected)
-        assert (found[~wide] == 0).all()
-
-
-@EACH
-def test_the_order_of_completions_does_not_matter(part, batch):
-    rewards, values = columns(batch)
-    order = torch.randperm(len(rewards), generator=torch.Generator().manual_seed(1))
-    plain = part(rewards, values, batch.mask, batch.group, None)
-    moved = part(rewards[order], values[order], batch.mask[order], batch.group[order], None)
-    for found, expected in zip(moved, plain, strict=True):
-        close(found, expected[order])
-
-
-@EACH
-def test_a_reward_that_is_nan_takes_its_completion_out_and_no_other(part, batch):
-    rewards, values = columns(batch)
-    row = int(batch.mask.any(-1).nonzero()[1])
-    mask = batch.mask.clone()
-    mask[row] = False
-    without = part(rewards, values, mask, batch.group, None)
-    rewards[row, int(batch.mask[row].nonzero()[0])] = math.nan
-    for found, expected in zip(part(rewards, values, batch.mask, batch.group, None), without, strict=True):
-        assert torch.equal(found, expected)
-
-
-@EACH
-def test_rewards_and_values_may_be_whole_numbers(part, batch):
-    whole = [(2 * x).long() for x in columns(batch)]
-    plain = part(whole[0].float(), whole[1].float(), batch.mask, batch.group, None)
-    for found, expected in zip(part(*whole, batch.mask, batch.group, None), plain, strict=True):
-        assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize(("raw", "white"), list(zip(RAW, WHITE, strict=True)), ids=repr)
 def test_whitening_is_of_the_trained_tokens_and_leaves_the_returns(raw, white, batch):
     rewards, values = columns(batch)

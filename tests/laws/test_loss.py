@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import groupwise
+from groupwise.algorithms.laws.draws import draw
 from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum, Totals, count
 from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio
 from groupwise.algorithms.parts.ratio import SequenceSum
 from groupwise.algorithms.settings import CATALOG, ESTIMATORS
-from tests.laws.conftest import draw
 
 ROWS = sorted(CATALOG)
 AGGREGATES = [SequenceMean(), TokenMean(), Constant(limit=16), TokenSum()]
@@ -202,18 +202,6 @@ def test_dapo_is_equation_8(batch):
         assert out.share[i, t] == (0.0 if clipped else 1.0)
     assert out.value.item() == pytest.approx(-value, rel=1e-10)
     torch.testing.assert_close(gradient, coefficient, rtol=1e-10, atol=1e-14)
-
-
-@pytest.mark.parametrize("part", AGGREGATES, ids=repr)
-def test_weights_reach_their_declared_total_however_sharded(part, batch):
-    totals = count(batch.mask)
-    whole = part(batch.mask, totals)
-    assert float(whole.sum()) == pytest.approx(part.declared(totals), abs=1e-12)
-    assert (whole[~batch.mask] == 0).all()
-    shards = torch.cat([part(rows, totals) for rows in batch.mask.tensor_split(3)])
-    assert torch.equal(shards, whole)
-    padded = part(torch.nn.functional.pad(batch.mask, (2, 3)), totals)
-    assert torch.equal(padded[:, 2:-3], whole)
 
 
 def test_dilution_of_long_answers():

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import groupwise
+from groupwise.algorithms.laws.draws import Draw
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Batch
-from tests.laws.conftest import Draw
 
 ALL = [
     NoMismatch(),
@@ -53,39 +53,6 @@ def written_out(part, b: Draw, logp_engine: Tensor) -> Tensor:
 def test_correction_is_the_equation(part, batch):
     found = part(batch.old, engine(batch), batch.mask)
     torch.testing.assert_close(found, written_out(part, batch, engine(batch)), rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("part", ALL, ids=repr)
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -1e30])
-def test_masked_positions_hold_one_and_never_leak(part, poison, batch):
-    whole = part(batch.old, engine(batch), batch.mask)
-    holes = [torch.where(batch.mask, x, poison) for x in (batch.old, engine(batch))]
-    assert torch.equal(part(*holes, batch.mask), whole)
-    assert (whole[~batch.mask] == 1).all()
-
-
-@pytest.mark.parametrize("part", ALL, ids=repr)
-def test_no_gradient_passes_and_the_engine_may_have_less_precision(part, batch):
-    old, sampled = batch.old.clone().requires_grad_(True), engine(batch).float().requires_grad_(True)
-    found = part(old, sampled, batch.mask)
-    assert not found.requires_grad
-    assert found.dtype == torch.float64
-
-
-@pytest.mark.parametrize("part", [*ALL, *UNCAPPED], ids=repr)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("gap", [-1e4, -60.0, -50.0, 50.0, 60.0, 1e4])
-def test_any_gap_is_finite(part, dtype, gap, batch):
-    """With a cap of infinity as well: the limit of every log-ratio is what is left then."""
-    found = part(batch.old.to(dtype), (batch.old - gap).to(dtype), batch.mask)
-    assert found.isfinite().all()
-
-
-@pytest.mark.parametrize("part", ALL, ids=repr)
-def test_varies_is_what_happens_inside_a_completion(part, batch):
-    found = part(batch.old, engine(batch), batch.mask)
-    rows = [found[i][batch.mask[i]].unique() for i in range(len(batch.mask)) if batch.mask[i].sum() > 1]
-    assert any(len(row) > 1 for row in rows) == part.varies
 
 
 @pytest.mark.parametrize("kind", KINDS)

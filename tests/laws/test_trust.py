@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.algorithms.parts.aggregate import SequenceMean, count
+from groupwise.algorithms.laws.draws import Draw, draw
 from groupwise.algorithms.parts.ratio import SequenceRatio, TokenRatio
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate, Surrogate
-from tests.laws.conftest import Draw, draw
 
 PER_TOKEN = [
     NoTrust(),
@@ -35,64 +34,6 @@ def apply(part, b: Draw, advantage: Tensor, weight: Tensor | float = 1.0) -> tup
 
 def per_token(b: Draw) -> Tensor:
     return torch.randn(b.mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-
-
-@pytest.mark.parametrize("part", ALL, ids=repr)
-def test_at_log_ratio_zero_the_gradient_is_the_advantage(part, batch):
-    batch.live = batch.old.clone()
-    advantage = batch.advantage[:, None].expand_as(batch.mask)
-    weight = SequenceMean()(batch.mask, count(batch.mask))
-    out, gradient = apply(part, batch, advantage, weight)
-    torch.testing.assert_close(gradient, weight * advantage, rtol=1e-12, atol=1e-15)
-    assert torch.equal(out.share, batch.mask.double())
-
-
-@pytest.mark.parametrize("part", PER_TOKEN, ids=repr)
-@pytest.mark.parametrize("spread", [0.05, 0.5, 2.0])
-def test_share_is_the_fraction_of_the_gradient_that_passes(part, spread):
-    """d value / d logp_live = share r A at every token, for every region that looks at one token."""
-    for seed in range(5):
-        b = draw(seed, spread)
-        advantage = per_token(b)
-        out, gradient = apply(part, b, advantage)
-        whole = torch.where(b.mask, (b.live - b.old).exp() * advantage, 0.0)
-        torch.testing.assert_close(gradient, out.share * whole, rtol=1e-11, atol=1e-13)
-        assert ((out.share >= 0) & (out.share <= 1)).all()
-
-
-@pytest.mark.parametrize("part", ALL, ids=repr)
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -1e30])
-def test_masked_positions_change_nothing(part, poison, batch):
-    advantage = per_token(batch)
-    out, gradient = apply(part, batch, advantage)
-    live = torch.where(batch.mask, batch.live, poison).requires_grad_(True)
-    log_ratio = torch.where(batch.mask, batch.live - batch.old, poison).requires_grad_(True)
-    again = part(log_ratio, torch.where(batch.mask, advantage, poison), live, batch.mask)
-    again.value.sum().backward()
-    assert torch.equal(again.value.detach(), out.value)
-    assert torch.equal(again.share, out.share)
-    moved = sum(x.grad for x in (live, log_ratio) if x.grad is not None)
-    assert torch.equal(moved, gradient)
-    for column in (out.value, out.share, gradient):
-        assert (column[~batch.mask] == 0).all()
-
-
-@pytest.mark.parametrize("part", ALL, ids=repr)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_extreme_log_ratios_stay_finite(part, dtype, batch):
-    """Handed over without the ratio part's limit, both signs of both, mixed within completions."""
-    g = torch.Generator().manual_seed(1)
-    sizes = torch.tensor([50.0, 60.0, 61.0, 400.0, 1e6], dtype=dtype)
-    pick = sizes[torch.randint(0, 5, batch.mask.shape, generator=g)]
-    log_ratio = (pick * torch.randn(batch.mask.shape, generator=g).sign()).requires_grad_(True)
-    live = batch.live.to(dtype).requires_grad_(True)
-    out = part(log_ratio, per_token(batch).to(dtype), live, batch.mask)
-    out.value.sum().backward()
-    for column in (out.value, out.share, *(x.grad for x in (log_ratio, live) if x.grad is not None)):
-        assert column.isfinite().all()
-        assert column.dtype == dtype
-    if log_ratio.grad is not None:
-        assert (log_ratio.grad[log_ratio.abs() > 60] == 0).all()
 
 
 def test_dual_clip_bounds_what_a_bad_token_can_cost():
@@ -168,17 +109,6 @@ def test_geometric_without_a_band_is_the_sequence_ratio(batch):
     sequence.value.sum().backward()
     torch.testing.assert_close(out.value, sequence.value.detach(), rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(gradient, live.grad, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("part", ALL, ids=repr)
-def test_one_number_per_completion_is_what_the_attribute_says(part):
-    """Whether a token's surrogate moves with another token's log-ratio."""
-    log_ratio = torch.tensor([[0.05, -0.05]], dtype=torch.float64).requires_grad_(True)
-    live = torch.zeros(1, 2, dtype=torch.float64).requires_grad_(True)
-    out = part(log_ratio, torch.ones(1, 2, dtype=torch.float64), live, torch.ones(1, 2, dtype=torch.bool))
-    found = torch.autograd.grad(out.value[0, 0], [log_ratio, live], allow_unused=True)
-    moved = sum(x for x in found if x is not None)
-    assert bool(moved[0, 1] != 0) == part.per_completion
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from groupwise.algorithms.calls import call
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.parts.advantage import Advantage
 from groupwise.algorithms.parts.aggregate import Aggregate, count
@@ -109,14 +110,14 @@ class Algorithm:
         With `weights` [K] the rewards in `reward_scores` are credited one by one, so that one of small spread weighs as
         much as one of large spread: advantage = sum_k weight_k advantage(reward_k).
         """
-        reward = self.shaping(batch)
+        reward = call("shaping", self.shaping, batch)
         if self.kl.in_reward:
             reward = reward - self.kl.beta * sampled_kl(batch, self.kl)
         if weights is None:
             advantage, returns = self._advantage(reward, batch)
         else:
             scored = [dataclasses.replace(batch, score=score) for score in batch.need("reward_scores").unbind(1)]
-            each = [self._advantage(self.shaping(one), batch) for one in scored]
+            each = [self._advantage(call("shaping", self.shaping, one), batch) for one in scored]
             advantage, returns = (
                 torch.stack([w * column for w, column in zip(weights, columns, strict=True)]).sum(0)
                 for columns in zip(*each, strict=True)
@@ -125,11 +126,14 @@ class Algorithm:
         return batch.add(reward=reward, advantage=advantage, returns=returns, correction=correction)
 
     def _advantage(self, reward: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.advantage(reward, batch.value, batch.mask, batch.group, batch.step_end)
+        return call("advantage", self.advantage, reward, batch.value, batch.mask, batch.group, batch.step_end)
 
     def weigh(self, minibatch: Batch) -> Batch:
         """Adds `weight` [N,T], made once for the optimizer batch."""
-        return minibatch.add(weight=self.aggregate(minibatch.mask, count(minibatch.mask)))
+        return minibatch.add(weight=self._weight(minibatch.mask))
+
+    def _weight(self, mask: Tensor) -> Tensor:
+        return call("aggregate", self.aggregate, mask, count(mask))
 
     def trained_rows(self, minibatch: Batch) -> Tensor:
         """[N] bool: the rows of a weighted minibatch whose loss can have a gradient.
@@ -160,7 +164,7 @@ class Algorithm:
         inside = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask
         if rewards.dim() == 1:
             per_token = at_last_token(rewards, inside)
-        advantage, _ = self.advantage(per_token, None, inside, groups, step_end)
+        advantage, _ = call("advantage", self.advantage, per_token, None, inside, groups, step_end)
         return advantage if rewards.dim() == 2 else _last(advantage, inside)
 
     def loss(
@@ -179,7 +183,7 @@ class Algorithm:
         Raises ValueError where a KL term, a mismatch correction or an entropy bonus lacks its column, or shapes differ.
         """
         _same_shape(mask, logp_old=logp_old, logp_engine=logp_engine)
-        weight = self.aggregate(mask, count(mask))
+        weight = self._weight(mask)
         correction = self._correction(logp_old, logp_engine, mask)
         columns = {"logp_ref": logp_ref, "correction": correction, "entropy": entropy}
         return self.objective(weight, logp_live, logp_old, advantage, mask, **columns)
@@ -200,8 +204,8 @@ class Algorithm:
         _same_shape(mask, weight=weight, correction=correction)
         live, old = keep(logp_live, mask), keep(logp_old, mask)
         advantage = keep(_per_token(advantage, mask).to(live.dtype), mask)
-        log_ratio = self.ratio(live, old, mask)
-        surrogate, share = self.trust(log_ratio, advantage, live, mask)
+        log_ratio = call("ratio", self.ratio, live, old, mask)
+        surrogate, share = call("trust", self.trust, log_ratio, advantage, live, mask)
         total = surrogate if correction is None else surrogate * keep(correction.to(live.dtype), mask)
         kl = self._kl(live, old, logp_ref, mask)
         if kl is not None:
@@ -218,7 +222,7 @@ class Algorithm:
             return None
         if logp_old is None or logp_engine is None:
             raise ValueError(f"{self.name} corrects for the engine ({self.mismatch}): needs logp_old and logp_engine")
-        return self.mismatch(logp_old, logp_engine, mask)
+        return call("mismatch", self.mismatch, logp_old, logp_engine, mask)
 
     def _kl(self, live: Tensor, old: Tensor, logp_ref: Tensor | None, mask: Tensor) -> Tensor | None:
         if not self.kl.in_loss:

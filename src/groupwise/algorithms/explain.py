@@ -5,11 +5,13 @@ docs/algorithms.md is made here from the same rows: python -m groupwise.algorith
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.settings import algorithm, describe
+from groupwise.core.user_code import NO_FILES, Files
 
 NOTATION = """\
 Notation: completion i of a group of G for one prompt, token t; r_t = pi_live / pi_old of that token; A advantage; N
@@ -19,7 +21,8 @@ PAGE = """\
 # The algorithms, each a row of parts
 
 Made from the catalog by `make docs`; `groupwise explain NAME` prints one of them, and
-`groupwise explain NAME --against OTHER` what differs between two.
+`groupwise explain NAME --against OTHER` what differs between two. A part of your own, from a file, goes into any slot
+([adding-an-algorithm.md](adding-an-algorithm.md)).
 
 {overview}
 
@@ -40,9 +43,9 @@ Watch: {row.watch}
 """
 
 
-def explain(name: str, settings: dict[str, object] | None = None) -> str:
+def explain(name: str, settings: Mapping[str, object] | None = None, files: Files = NO_FILES) -> str:
     """One algorithm, for a terminal. Raises UsageError where there is none of that name."""
-    row = algorithm(name, settings)
+    row = algorithm(name, settings, files)
     head = [row.summary, f"Source: {row.paper}.", "", objective(row), "", NOTATION]
     return "\n".join([*head, "", *_table(lines(row)), "", f"watch      {row.watch}"])
 
@@ -84,9 +87,10 @@ def objective(row: Algorithm) -> str:
 
 def _value(part: Part) -> str:
     """The right side of a part's equation, the numbers of its fields put in; what is defined after it is left out."""
-    text = part.equation.partition(" = ")[2].partition(",  ")[0]
+    text = (part.equation.partition(" = ")[2] or part.equation).partition(",  ")[0]
     for name, value in vars(part).items():
-        text = re.sub(rf"\b{name}\b", f"{value:g}", text)
+        words = str(value) if isinstance(value, str) else f"{value:g}"
+        text = re.sub(rf"\b{name}\b", words.replace("\\", "\\\\"), text)
     return text
 
 

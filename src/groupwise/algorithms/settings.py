@@ -1,11 +1,12 @@
 """The one place where strings become parts: a row's name and settings to an algorithm, and back."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.catalog import CATALOG
+from groupwise.algorithms.own_parts import GROUP, offered_kinds, offered_part, own_part, require_part, slot_of
 from groupwise.algorithms.parts.advantage import GroupMean, GroupZScore, LeaveOneOut, ProcessZScore
 from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll
@@ -16,6 +17,8 @@ from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, Sequenc
 from groupwise.algorithms.parts.shaping import Outcome, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 from groupwise.core.errors import UsageError, brief, nearest
+from groupwise.core.settings import required
+from groupwise.core.user_code import NO_FILES, Files, load, offered_name, raised, use_of
 
 T = TypeVar("T")
 
@@ -52,7 +55,7 @@ ESTIMATORS: Mapping[str, type] = {"k1": K1, "k2": K2, "k3": K3, "k3-ratio": K3Ra
 PLACES: Mapping[str, Place] = {place: place for place in get_args(Place)}
 
 #: Types of a field: what a recipe may give for each, and that in words.
-FIELDS = {
+FIELDS: Mapping[type, tuple[Any, str]] = {
     bool: (bool, "true or false"),
     int: (int, "a whole number"),
     float: ((int, float), "a number"),
@@ -62,26 +65,26 @@ FIELDS = {
 LARGEST = 1e9
 
 #: The key that names a slot's part, where it is not `kind`.
-KIND_KEY = {"ratio": "level"}
+KIND_KEY = {"ratio": "level", "kl": "estimator"}
 
 
-def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algorithm:
+def algorithm(name: str, settings: Mapping[str, object] | None = None, files: Files = NO_FILES) -> Algorithm:
     """The catalog's row `name`, with the keys a recipe has under [algorithm] laid over it.
 
-    Raises UsageError naming the nearest keys or values that exist, or the parts that do not go together.
+    A slot's part is chosen by its name (`trust.kind = "soft"`), or by the file that it is in
+    (`trust.use = "my_parts.py:StaleClip"`); `files` are those that a run keeps. Raises UsageError naming the nearest
+    keys or values that exist, or the parts that do not go together.
 
     >>> algorithm("grpo", {"trust.epsilon_high": 0.28}).trust
     Clip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=0.0)
     """
-    if name not in CATALOG:
-        raise UsageError(f"algorithm.name = {brief(name)}: there is no such algorithm; {nearest(name, CATALOG)}")
-    row = CATALOG[name]
+    row, slots = _row(name), _by_slot(settings or {})
     changed: dict[str, object] = {}
-    for slot, values in _by_slot(settings or {}).items():
+    for slot, values in slots.items():
         if slot in KINDS:
-            changed[slot] = _rebuild(slot, getattr(row, slot), values)
+            changed[slot] = _rebuild(slot, getattr(row, slot), values, files)
         elif slot == "kl":
-            changed[slot] = _rebuild_kl(row.kl, values)
+            changed[slot] = _rebuild_kl(row.kl, values, files)
         elif slot == "entropy_coefficient":
             changed[slot] = _checked("algorithm.entropy_coefficient", values.get("", values), float)
         else:
@@ -93,13 +96,28 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None) -> Algori
         raise UsageError(f"algorithm.{error}") from None
 
 
+def own(use: str, fields: Mapping[str, object]) -> object:
+    """A part of a user's own by itself, of whichever slot. Raises UsageError as `algorithm` does."""
+    kind = load(use, brief(use))
+    require_part(kind, brief(use))
+    return _rebuild(slot_of(kind), None, {**fields, "use": use}, NO_FILES)
+
+
+def fields_by_slot(name: str, settings: Mapping[str, object], files: Files = NO_FILES) -> dict[str, list[str]]:
+    """The fields of each slot's part, as the settings choose it. Raises UsageError where a part does not exist."""
+    row, slots = _row(name), _by_slot(settings)
+    kinds = {slot: _kind(slot, type(getattr(row, slot)), slots.get(slot, {}), files) for slot in KINDS}
+    return {slot: [field.name for field in dataclasses.fields(kind)] for slot, kind in kinds.items()}
+
+
 def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
     """Every key of the row with its value, as a recipe has them: algorithm(row.name, settings(row)) == row."""
     values: dict[str, dict[str, object] | float] = {}
     for slot in KINDS:
         part = getattr(row, slot)
-        values[slot] = {KIND_KEY.get(slot, "kind"): _name(type(part)), **vars(part)}
-    values["kl"] = {**vars(row.kl), "estimator": _name(type(row.kl.estimator))}
+        values[slot] = {**_chosen_by(slot, type(part)), **_values(part)}
+    kl = {"beta": row.kl.beta, "place": row.kl.place}
+    values["kl"] = {**kl, **_chosen_by("kl", type(row.kl.estimator)), **_values(row.kl.estimator)}
     values["entropy_coefficient"] = row.entropy_coefficient
     return values
 
@@ -111,14 +129,49 @@ def describe(part: object) -> str:
             return "off"
         return f"{_name(type(part.estimator))} in the {part.place}, beta={part.beta:g}"
     kind = _name(type(part))
-    fields = ", ".join(f"{f.name}={getattr(part, f.name)!r}" for f in dataclasses.fields(part))  # type: ignore[arg-type]
+    fields = ", ".join(f"{name}={value!r}" for name, value in _values(part).items())
     return f"{kind}({fields})" if fields else kind
+
+
+def _row(name: str) -> Algorithm:
+    if name not in CATALOG:
+        raise UsageError(f"algorithm.name = {brief(name)}: there is no such algorithm; {nearest(name, CATALOG)}")
+    return CATALOG[name]
+
+
+def _values(part: Any) -> dict[str, object]:
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+
+
+def _catalog_name(kind: type) -> str | None:
+    known = (pair for kinds in (*KINDS.values(), ESTIMATORS) for pair in kinds.items())
+    return next((name for name, other in known if other is kind), None)
 
 
 def _name(kind: type) -> str:
     """A kind's name in a recipe; of one that recipes do not know, its class's."""
-    known = (pair for kinds in (*KINDS.values(), ESTIMATORS) for pair in kinds.items())
-    return next((name for name, other in known if other is kind), kind.__name__)
+    return _catalog_name(kind) or kind.__name__
+
+
+def _chosen_by(slot: str, kind: type) -> dict[str, object]:
+    """The key that chooses a part's class, and its value."""
+    name = _catalog_name(kind) or (offered_name(GROUP, kind) or "").removeprefix(f"{slot}.")
+    return {KIND_KEY.get(slot, "kind"): name} if name else {"use": use_of(kind)}
+
+
+def _kind(slot: str, current: type, values: Mapping[str, object], files: Files) -> type:
+    """The class that a slot's settings choose, by its name or by where it is; without either key the row's own."""
+    kind_key, known = KIND_KEY.get(slot, "kind"), KINDS.get(slot, ESTIMATORS)
+    if "use" in values and kind_key in values:
+        raise UsageError(f"algorithm.{slot}: {kind_key} and use both name its part; take one of them out")
+    if "use" in values:
+        return own_part(slot, values["use"], files)
+    name = values.get(kind_key)
+    if kind_key not in values:
+        return current
+    if isinstance(name, str) and name not in known and name in offered_kinds(slot):
+        return offered_part(slot, name)
+    return _choice(f"algorithm.{slot}.{kind_key}", name, known, offered_kinds(slot) if name not in known else ())
 
 
 def _by_slot(settings: Mapping[str, object]) -> dict[str, dict[str, object]]:
@@ -131,50 +184,69 @@ def _by_slot(settings: Mapping[str, object]) -> dict[str, dict[str, object]]:
     return slots
 
 
-def _rebuild(slot: str, part: object, values: dict[str, object]) -> object:
-    """The slot's part with its kind and fields replaced as the settings say."""
+def _rebuild(slot: str, part: object, values: Mapping[str, object], files: Files, beside: Sequence[str] = ()) -> object:
+    """The slot's part with its kind and fields replaced as the settings say; `beside` are the slot's other keys."""
     kind_key = KIND_KEY.get(slot, "kind")
-    values = dict(values)
-    kind: type = type(part)
-    if kind_key in values:
-        kind = _choice(f"algorithm.{slot}.{kind_key}", values.pop(kind_key), KINDS[slot])
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    for key, value in values.items():
+    kind = _kind(slot, type(part), values, files)
+    types, chosen = _field_types(f"algorithm.{slot}", kind), {}
+    for key in (key for key in values if key not in (kind_key, "use")):
         where = f"algorithm.{slot}.{key}" if key else f"algorithm.{slot}"
-        if key not in fields:
-            raise UsageError(f"{where}: {slot} {_name(kind)!r} has no such key; {nearest(key, [kind_key, *fields])}")
-        values[key] = _checked(where, value, get_type_hints(kind)[key])
-    same = {k: getattr(part, k) for k in fields if kind is type(part)}
-    return _construct(f"algorithm.{slot}", kind, {**same, **values})
+        if key not in types:
+            known = [kind_key, "use", *beside, *types]
+            raise UsageError(f"{where}: {slot} {_name(kind)!r} has no such key; {nearest(key, known)}")
+        chosen[key] = _checked(where, values[key], types[key])
+    same = _values(part) if kind is type(part) else {}
+    return _construct(f"algorithm.{slot}", kind, {**same, **chosen})
 
 
-def _rebuild_kl(kl: KL, values: dict[str, object]) -> KL:
-    fields: dict[str, object] = {"beta": kl.beta, "estimator": kl.estimator, "place": kl.place}
-    for key, value in values.items():
-        if key == "beta":
-            fields[key] = _checked("algorithm.kl.beta", value, float)
-        elif key == "estimator":
-            fields[key] = _choice("algorithm.kl.estimator", value, ESTIMATORS)()
-        elif key == "place":
-            fields[key] = _choice("algorithm.kl.place", value, PLACES)
-        else:
-            raise UsageError(f"algorithm.kl.{key}: there is no such key; {nearest(key, fields)}")
-    return _construct("algorithm.kl", KL, fields)  # type: ignore[return-value]
+def _rebuild_kl(kl: KL, values: Mapping[str, object], files: Files) -> KL:
+    """The KL term as the settings say; what is no key of its own is one of its estimator."""
+    own: dict[str, object] = {"beta": kl.beta, "place": kl.place}
+    if "beta" in values:
+        own["beta"] = _checked("algorithm.kl.beta", values["beta"], float)
+    if "place" in values:
+        own["place"] = _choice("algorithm.kl.place", values["place"], PLACES)
+    of_estimator = {key: value for key, value in values.items() if key not in own}
+    estimator = _rebuild("kl", kl.estimator, of_estimator, files, beside=list(own))
+    return _construct("algorithm.kl", KL, {**own, "estimator": estimator})  # type: ignore[return-value]
 
 
-def _construct(where: str, kind: type, values: Mapping[str, object]) -> object:
+def _field_types(where: str, kind: Any) -> dict[str, type]:
+    """Name -> type of a part's fields. Raises UsageError where a recipe cannot hold one."""
     try:
-        return kind(**values)
+        hints = get_type_hints(kind)
+    except Exception as error:
+        raise raised(where, f"reading the annotations of {kind.__name__}", error) from None
+    types = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    for name, type_ in types.items():
+        if type_ not in FIELDS:
+            raise UsageError(
+                f"{where}: the field {name!r} of {kind.__name__} is {type_}, which no recipe can set; the fields of a "
+                "part are bool, int, float or str"
+            )
+    return types
+
+
+def _construct(where: str, kind: Any, values: Mapping[str, object]) -> object:
+    missing = [f.name for f in dataclasses.fields(kind) if required(f) and f.name not in values]  # type: ignore[arg-type]
+    if missing:
+        raise UsageError(f"{where}: {kind.__name__} also needs {', '.join(missing)}")
+    try:
+        part = kind(**values)
+        equation = part.equation
     except ValueError as error:
         raise UsageError(f"{where}.{error}") from None
-    except TypeError as error:
-        missing = str(error).rpartition(": ")[2]
-        raise UsageError(f"{where}: {kind.__name__} also needs {missing}") from None
+    except Exception as error:
+        raise raised(where, f"making {kind.__name__}", error) from None
+    if not isinstance(equation, str):
+        raise UsageError(f"{where}: the equation of {kind.__name__} is {brief(equation)}; it must be text")
+    return part
 
 
-def _choice(where: str, value: object, choices: Mapping[str, T]) -> T:
+def _choice(where: str, value: object, choices: Mapping[str, T], others: Sequence[str] = ()) -> T:
     if not isinstance(value, str) or value not in choices:
-        raise UsageError(f"{where} = {brief(value)}: {nearest(value if isinstance(value, str) else '', choices)}")
+        known = [*choices, *others]
+        raise UsageError(f"{where} = {brief(value)}: {nearest(value if isinstance(value, str) else '', known)}")
     return choices[value]
 
 

@@ -17,6 +17,7 @@ from groupwise.core.records import Evaluation, Group
 from groupwise.core.statistics import Interval, mean_interval, paired, paired_rate_difference, pass_rate_interval
 from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine, require_sampling
+from groupwise.journal import code
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.models.adapters.files import holds_adapters
 from groupwise.models.chat import Chat
@@ -91,8 +92,8 @@ def evaluate_policies(
     recipe  a recipe's name or path, or a run; None is the first policy's own, where that is a run
     Raises UsageError where there is nothing to evaluate, or no recipe.
     """
-    plan = _plan(names[0], recipe, overrides or {})
     note = Terminal(stderr=True).print
+    plan = _plan(names[0], recipe, overrides or {}, note)
     results = tuple(_evaluated(plan, name, note) for name in names)
     return Results(plan, results, tuple(difference(results[0], other) for other in results[1:]))
 
@@ -127,7 +128,7 @@ def with_step(names: Sequence[str], step: int | None) -> list[str]:
     return [str(RunPolicy(source.run, step))]
 
 
-def _plan(name: str, recipe: str | None, overrides: Mapping[str, object]) -> Plan:
+def _plan(name: str, recipe: str | None, overrides: Mapping[str, object], note: Callable[[str], None]) -> Plan:
     """What is asked, and how: by a recipe, or by a run's own, with values laid over it."""
     source = run_policy(name)
     if recipe is None and source is None:
@@ -136,6 +137,8 @@ def _plan(name: str, recipe: str | None, overrides: Mapping[str, object]) -> Pla
     if not is_run(named):
         return resolve(recipes.load(named, overrides))
     run = Path(named)
+    for line in code.differences(run):
+        note(line)
     return resolve(recipes.load(str(whole_recipe(run)), overrides), place=run.resolve())
 
 

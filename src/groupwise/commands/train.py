@@ -26,7 +26,7 @@ from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.core.terminal import Terminal
 from groupwise.health.checks import of_limit
 from groupwise.health.measure import measured
-from groupwise.journal import journal
+from groupwise.journal import code, journal
 from groupwise.journal.journal import Journal, sound_metrics
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.terminal import LiveView, View
@@ -63,7 +63,7 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     plan = resolve(loaded)
     send_to = tracker(plan.recipe.journal.tracker)
     text = recipe.dump(resolved_recipe(plan), f"from {name}")
-    book = Journal.create(plan.folder, text)
+    book = Journal.create(plan.folder, text, code.written(plan.code))
     return _go(plan, book, about.about(plan, time.time()), None, Sender(send_to, book.log), fresh=True)
 
 
@@ -84,7 +84,7 @@ def resume(folder: Path, overrides: Mapping[str, object] | None = None) -> Run:
     before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
     if step and 0 not in _evaluations(folder):
         damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
-    for line in damaged:
+    for line in [*damaged, *code.differences(folder)]:
         book.log(line)
         Terminal(stderr=True).print(line)
     for line in record_changes(then, plan, book, state):
@@ -123,7 +123,8 @@ def _go(plan: Plan, book: Journal, about_row: Mapping[str, Any], newest: Path | 
             book.replace(journal.SUMMARY, summary)
     except GroupwiseError as error:
         if plan.folder.is_dir():
-            book.log(f"error: {error}")
+            for line in (f"error: {error}", *getattr(error, "__notes__", ())):
+                book.log(line)
         raise
     except Exception as error:
         save_traceback(error, plan.folder / journal.LOG)

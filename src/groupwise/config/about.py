@@ -18,7 +18,8 @@ def about(plan: Plan, started: float) -> dict[str, Any]:
         "started": round(started, 3),
         **where(plan.recipe.device),
         "algorithm": algorithm_row(plan.algorithm),
-        "task": plan.recipe.task["name"],
+        "task": plan.recipe.task.get("name") or type(plan.task).__name__,
+        **({"code": [{"path": str(one.path), "sha256": one.sha256} for one in plan.code]} if plan.code else {}),
         "resumed": [],
     }
 

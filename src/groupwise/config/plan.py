@@ -1,5 +1,6 @@
 """The plan of a run: a recipe with its parts, and how it is described before anything runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from groupwise.config.rewards import describe_mix
 from groupwise.core.engine import Sampling
 from groupwise.core.measure import CORRECTNESS, Measure
 from groupwise.core.task import Notes, ScoresSteps, Task
+from groupwise.core.user_code import Source
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import Mix
 from groupwise.training.critic import CriticSettings
@@ -29,6 +31,7 @@ class Plan:
     recipe  with nothing left to a default; `critic` is None where the algorithm reads no values
     mix     the rewards that train
     place   of a run that is gone on with: its folder, wherever it was moved and whatever it is called
+    code    the files of the user's own that it is made of
     """
 
     recipe: Recipe
@@ -36,6 +39,7 @@ class Plan:
     algorithm: Algorithm
     mix: Mix
     place: Path | None = None
+    code: Sequence[Source] = ()
 
     @property
     def folder(self) -> Path:
@@ -104,6 +108,7 @@ class Plan:
             *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
             f"algorithm    {row.name} ({row.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in row.parts.items()),
+            *(f"own code     {source}" for source in self.code),
             *([f"adapters     {_describe_adapters(recipe)}"] if recipe.adapter.rank else []),
             *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
             *([f"precision    {_describe_precision(self)}"] if "bf16" in _precisions(self).values() else []),

@@ -8,23 +8,23 @@ from typing import Any
 import torch
 
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.algorithms.settings import algorithm, settings
+from groupwise.algorithms.settings import algorithm, fields_by_slot, settings
 from groupwise.config.measures import default_metric, measured_by
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe
-from groupwise.config.rewards import mix_of
+from groupwise.config.rewards import mix_of, with_whole_paths
 from groupwise.config.validate import require_runnable
-from groupwise.core.errors import UsageError
-from groupwise.rollout.scoring import has_answers
-from groupwise.tasks.make import task
+from groupwise.core.errors import UsageError, brief
+from groupwise.core.task import Task
+from groupwise.core.user_code import NO_FILES, Files, Source, source_of
+from groupwise.journal import code
+from groupwise.rewards.functions.user import FromFile
+from groupwise.rollout.scoring import Mix, has_answers
+from groupwise.tasks.make import TASKS, chosen_by, task
 from groupwise.training.critic import CriticSettings
 
 #: A critic without a learning rate of its own learns this many times as fast as the policy.
 CRITIC_RATE = 10
-#: Parts with a completion limit, slot and kind: the sampling's, unless the recipe says another.
-LIMITED = (("shaping", "outcome"), ("aggregate", "constant"))
-#: Parts that go by a measure: the run's, unless the recipe says another.
-MEASURING = (("filter", "drop-uniform"),)
 
 
 def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
@@ -32,23 +32,26 @@ def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
 
     Raises UsageError, one line, where a part does not exist, nothing reads a key, or the run could not work.
     """
+    files = code.kept(place) if place else NO_FILES
     device = _device(recipe.device)
-    problems = task(*_name_and_keys("task", recipe.task, "arithmetic"))
-    mix = mix_of(recipe.rewards, recipe.scoring.combine == "after")
+    problems = task(*_name_and_keys("task", recipe.task), files)
+    mix = mix_of(recipe.rewards, recipe.scoring.combine == "after", files)
     metric = default_metric(mix, has_answers(problems), recipe.preference is not None)
-    row = _algorithm(recipe, metric)
+    row = _algorithm(recipe, metric, files)
     critic = _critic(recipe) if row.advantage.reads_value else None
     _require_all_read(recipe, row, critic)
     keys = dataclasses.asdict(problems)  # type: ignore[call-overload]
+    chosen = {"name": recipe.task["name"]} if recipe.task.get("name") in TASKS else chosen_by(problems)
     complete = recipe.replace(
         device=device,
         passes_per_batch=recipe.passes_per_batch or row.passes,
-        task={"name": recipe.task["name"]} | {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()},
+        task=chosen | {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()},
         algorithm={"name": row.name, **settings(row)},
+        rewards=with_whole_paths(recipe.rewards, mix),
         critic=critic,
         evaluation=measured_by(recipe.evaluation, metric).with_ends(recipe.sampling),
     )
-    plan = Plan(complete, problems, row, mix, place)
+    plan = Plan(complete, problems, row, mix, place, _own_code(row, problems, mix))
     require_runnable(plan)
     return plan
 
@@ -92,24 +95,33 @@ def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | N
         raise UsageError(f"{', '.join(sorted(unread))}: set, but nothing in this run reads it; take it out")
 
 
-def _algorithm(recipe: Recipe, metric: str) -> Algorithm:
+def _algorithm(recipe: Recipe, metric: str, files: Files) -> Algorithm:
     """The catalog's row; what its parts take from the rest of the run is filled in unless the recipe says another."""
-    name, chosen = _name_and_keys("algorithm", recipe.algorithm, example="grpo")
-    row = settings(algorithm(name))
-    of_the_run = ((LIMITED, {"limit": recipe.sampling.max_new_tokens}), (MEASURING, {"metric": metric}))
-    for (slot, kind), keys in ((place, keys) for places, keys in of_the_run for place in places):
-        part = chosen.get(slot, {})
-        if isinstance(part, dict) and part.get("kind", row[slot]["kind"]) == kind:  # type: ignore[index]
-            chosen[slot] = {**keys, **part}
-    return algorithm(name, chosen)
+    name, chosen = _name_and_keys("algorithm", recipe.algorithm)
+    if name is None:
+        raise UsageError('algorithm.name is missing; such as name = "grpo" under [algorithm]')
+    of_the_run = {"limit": recipe.sampling.max_new_tokens, "metric": metric}
+    for slot, fields in fields_by_slot(name, chosen, files).items():
+        part, taken = chosen.get(slot, {}), {key: value for key, value in of_the_run.items() if key in fields}
+        if taken and isinstance(part, dict):
+            chosen[slot] = {**taken, **part}
+    return algorithm(name, chosen, files)
 
 
-def _name_and_keys(section: str, table: Mapping[str, Any], example: str) -> tuple[str, dict[str, Any]]:
-    """What a section names, and its other keys. Raises UsageError where it names nothing."""
+def _own_code(row: Algorithm, problems: Task, mix: Mix) -> list[Source]:
+    """The files of the user's own that a run is made of, each once."""
+    kinds = [type(part) for part in (*row.parts.values(), row.kl.estimator, problems)]
+    of_rewards = [reward.source for reward in mix.own.values() if isinstance(reward, FromFile)]
+    every = [*(source for kind in kinds if (source := source_of(kind))), *of_rewards]
+    return list({source.path: source for source in every}.values())
+
+
+def _name_and_keys(section: str, table: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """What a section names, None where it names nothing, and its other keys."""
     keys = dict(table)
     name = keys.pop("name", None)
-    if not isinstance(name, str):
-        raise UsageError(f'{section}.name is missing; such as name = "{example}" under [{section}]')
+    if name is not None and not isinstance(name, str):
+        raise UsageError(f"{section}.name = {brief(name)}: must be text")
     return name, keys
 
 

@@ -11,7 +11,9 @@ from groupwise.algorithms.settings import describe
 from groupwise.core.errors import UsageError, nearest
 from groupwise.core.reward import LEARNED, TASK, Reward
 from groupwise.core.settings import Settings
+from groupwise.core.user_code import NO_FILES, Files
 from groupwise.rewards.functions.form import KINDS
+from groupwise.rewards.functions.user import FromFile, User, with_file
 from groupwise.rollout.scoring import Mix
 
 #: How the plan describes the two rewards that are not functions.
@@ -24,8 +26,9 @@ class RewardTable(Settings):
     weight: float = Field(default=1.0, ge=-1e6, le=1e6)
 
 
-def mix_of(tables: Mapping[str, Any] | None, each: bool) -> Mix:
-    """The rewards that train, from their tables by name; each has a weight, 1 unless it says otherwise.
+def mix_of(tables: Mapping[str, Any] | None, each: bool, files: Files = NO_FILES) -> Mix:
+    """The rewards that train, from their tables by name; each has a weight, 1 unless it says otherwise. `files` are
+    those that a run keeps.
 
     Raises UsageError for a kind, key or weight that is none, or where nothing would train.
     """
@@ -37,7 +40,8 @@ def mix_of(tables: Mapping[str, Any] | None, each: bool) -> Mix:
     own: dict[str, Reward] = {}
     for name, table in tables.items():
         if name not in OF_THE_RUN:
-            weights[name], own[name] = _own(name, dict(table))
+            weights[name], reward = _own(name, dict(table))
+            own[name] = with_file(reward, files) if isinstance(reward, User) else reward
         elif others := [key for key in table if key != "weight"]:
             raise UsageError(f"rewards.{name}: it has a weight and nothing else, not {', '.join(others)}")
         else:
@@ -66,6 +70,14 @@ def require_mix(mix: Mix, row: Algorithm, has_reward_model: bool) -> None:
             'once for each reward; set algorithm.kl.place = "loss" and algorithm.shaping.overlong_cache = 0.0, or '
             'scoring.combine = "before"'
         )
+
+
+def with_whole_paths(tables: Mapping[str, Any] | None, mix: Mix) -> dict[str, Any] | None:
+    """The tables, each reward's file named from the root on: a run is gone on with from any folder."""
+    if tables is None:
+        return None
+    uses = {name: reward.use for name, reward in mix.own.items() if isinstance(reward, FromFile)}
+    return {name: {**table, "use": uses[name]} if name in uses else table for name, table in tables.items()}
 
 
 def describe_mix(mix: Mix) -> list[str]:

@@ -1,10 +1,13 @@
 """The base of settings: a recipe's section is the settings object of the component that reads it."""
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.paths import expanded
 
 #: A path that a recipe names, or a word that stands for one.
@@ -43,3 +46,34 @@ class Settings(BaseModel):
         """The same settings with other values for some keys, validated; what was at its default counts as not given."""
         given = {key: getattr(self, key) for key in self.model_fields_set}
         return type(self).model_validate({**given, **changes})
+
+
+def fields_of(kind: Any, section: str, table: Mapping[str, Any], base: type[Settings] = Settings) -> dict[str, Any]:
+    """The values that a recipe's table gives to the fields of a dataclass, and of `base`, by their annotations.
+
+    Raises UsageError for the first key that is unknown or missing, or whose value is of another type.
+    """
+    hints = get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    typed: Any = {name: (hints[name], ... if required(field) else None) for name, field in fields.items()}
+    try:
+        checked = create_model(kind.__name__, __base__=base, **typed).model_validate(dict(table))
+    except ValidationError as error:
+        raise _refusal(error, kind, section, [*base.model_fields, *fields]) from None
+    return {key: getattr(checked, key) for key in checked.model_fields_set}
+
+
+def required(field: dataclasses.Field[Any]) -> bool:
+    """Whether a dataclass cannot be made without a value for the field."""
+    return field.init and field.default is field.default_factory is dataclasses.MISSING
+
+
+def _refusal(error: ValidationError, kind: Any, section: str, known: list[str]) -> UsageError:
+    first = error.errors()[0]
+    key = ".".join(map(str, (section, *first["loc"])))
+    if first["type"] == "extra_forbidden":
+        return UsageError(f"{key}: {kind.__name__} has no such key; {nearest(str(first['loc'][0]), known)}")
+    if first["type"] == "missing":
+        return UsageError(f"{key} is missing")
+    words = first["msg"].removeprefix("Value error, ")
+    return UsageError(f"{key} = {brief(first['input'])}: {words[0].lower()}{words[1:]}")

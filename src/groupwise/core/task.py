@@ -18,10 +18,12 @@ class Task(Protocol):
     """
 
     @property
-    def alphabet(self) -> str: ...
+    def alphabet(self) -> str:
+        return ""
 
     @property
-    def quick(self) -> bool: ...
+    def quick(self) -> bool:
+        return False
 
     def samples(self, split: str) -> Sequence[Sample]: ...
 

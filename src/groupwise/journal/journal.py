@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -20,6 +21,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.machine import machine_row
 from groupwise.core.settings import Changeable, Settings
 from groupwise.core.terminal import clean
+from groupwise.journal.code import CODE
 from groupwise.journal.recipe_file import RECIPE, create_recipe, replace_recipe
 
 METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
@@ -67,8 +69,8 @@ class Journal:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @classmethod
-    def create(cls, folder: Path, recipe: str) -> Journal:
-        """A new run folder, which appears with its recipe or not at all.
+    def create(cls, folder: Path, recipe: str, code: Mapping[str, bytes] = MappingProxyType({})) -> Journal:
+        """A new run folder, which appears with its recipe and the user's code (code.py: `written`) or not at all.
 
         Raises UsageError where it exists, and nothing there is touched, or where the disk refuses.
         """
@@ -84,6 +86,9 @@ class Journal:
                 partial.mkdir()
                 create_recipe(partial, recipe)
                 (partial / LOCK).touch()
+                for name, content in code.items():
+                    (partial / CODE).mkdir(exist_ok=True)
+                    (partial / CODE / name).write_bytes(content)
                 partial.rename(folder)  # refused where another process was faster and has something there
         except OSError as error:
             raise UsageError(f"{folder}: the run folder cannot be made: {error.strerror}") from None

@@ -9,6 +9,7 @@ from statistics import fmean
 import torch
 from pydantic import Field
 
+from groupwise.algorithms.calls import call
 from groupwise.algorithms.parts.filters import RIGHT, Filter
 from groupwise.core.engine import Distribution, Engine, Request, Sampling, StopIds, Stops
 from groupwise.core.measure import Measure, logged_means, values_of
@@ -86,7 +87,7 @@ class Rollout:
         rate = self.state.keep_rate
         while len(keep) < wanted and rounds < self.filter.max_rounds:
             fresh = self._round(math.ceil((wanted - len(keep)) / max(rate, LEAST_KEEP_RATE)), during)
-            verdicts = [self.filter(group) for group in fresh]
+            verdicts = [call("filter", self.filter, group) for group in fresh]
             keep += [group for group, verdict in zip(fresh, verdicts, strict=True) if verdict.keep]
             dropped += [group for group, verdict in zip(fresh, verdicts, strict=True) if not verdict.keep]
             generated += fresh

@@ -18,7 +18,8 @@ from groupwise.core.reward import LEARNED, TASK, Reward, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.core.settings import Changeable, Settings
 from groupwise.core.task import Answers, ScoresSteps, Task
-from groupwise.rewards.functions.results import score_results
+from groupwise.rewards.functions.adapters import fault as raised_fault
+from groupwise.rewards.functions.results import score_result, score_results
 from groupwise.rewards.pool.pool import Pool
 
 Decode = Callable[[tuple[int, ...]], str]
@@ -146,11 +147,19 @@ class Scorer:
         if not self.has_answers:
             results[TASK] = [ScoreResult()] * len(attempts)
         elif TASK not in self.slow:
-            results[TASK] = score_results([self.task.score(a.sample, a.completion) for a in attempts], len(attempts))
+            results[TASK] = [scored(self.task, attempt) for attempt in attempts]
         for name, reward in self.mix.own.items():
             if name not in self.slow:
                 results[name] = score_results(reward(attempts), len(attempts))
         return results
+
+
+def scored(task: Task, attempt: Attempt) -> ScoreResult:
+    """A quick task's score; one of a user's own may raise, which is a fault of this completion."""
+    try:
+        return score_result(task.score(attempt.sample, attempt.completion))
+    except Exception as error:
+        return raised_fault(error)
 
 
 class ScoringRound:

@@ -5,10 +5,12 @@ from typing import Any
 
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.task import Task
+from groupwise.core.user_code import NO_FILES, Files, offered, offered_name, use_of
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.code.task import Code
 from groupwise.tasks.data.task import Data
 from groupwise.tasks.gym.task import Gym
+from groupwise.tasks.own import GROUP, offered_task, own_task
 from groupwise.tasks.products import Products
 from groupwise.tasks.settings import field_defaults, require_type
 
@@ -49,16 +51,32 @@ TASKS: Mapping[str, Any] = {
 }
 
 
-def task(name: str, settings: Mapping[str, object] | None = None) -> Task:
-    """The task `name` with a recipe's own keys under [task].
+def task(name: str | None, settings: Mapping[str, object] | None = None, files: Files = NO_FILES) -> Task:
+    """The task `name` with a recipe's own keys under [task]; without a name that of a user's own, whose file is the key
+    `use`. `files` are those that a run keeps.
 
     Raises UsageError for a name or key that does not exist, and for a value of another type.
     """
+    keys = dict(settings or {})
+    if name is None:
+        return own_task(keys.pop("use", None), keys, files)
+    if name not in TASKS and name in offered(GROUP):
+        return offered_task(name, keys)
     if name not in TASKS:
-        raise UsageError(f"task.name = {brief(name)}: there is no such task; {nearest(name, list(TASKS))}")
+        raise UsageError(
+            f"task.name = {brief(name)}: there is no such task; {nearest(name, [*TASKS, *offered(GROUP)])}"
+        )
     defaults = field_defaults(TASKS[name])
-    for key, value in (settings or {}).items():
+    if "use" in keys and "use" not in defaults:
+        raise UsageError("task: name and use both name the task; take one of them out")
+    for key, value in keys.items():
         if key not in defaults:
             raise UsageError(f"task.{key}: {name} has no such key; {nearest(key, ['name', *defaults])}")
         require_type(f"task.{key}", value, defaults[key])
-    return TASKS[name](**{**PRESETS.get(name, {}), **(settings or {})})
+    return TASKS[name](**{**PRESETS.get(name, {}), **keys})
+
+
+def chosen_by(problems: Task) -> dict[str, str]:
+    """The key under [task] that names a task of a class that is not in TASKS, and its value."""
+    name = offered_name(GROUP, type(problems))
+    return {"name": name} if name else {"use": use_of(type(problems))}

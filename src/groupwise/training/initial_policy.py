@@ -8,6 +8,7 @@ from typing import Any
 
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Demonstrates, Identified, Task
+from groupwise.core.user_code import source_of
 from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
 from groupwise.models.tiny import ByteSpec, MoeSpec, TinySpec
@@ -62,6 +63,8 @@ def starting_policy(
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model), training=True).model)
     contents = task.contents if isinstance(task, Identified) else ""
+    if own := source_of(type(task)):  # its demonstrations are what its file says
+        contents += own.sha256
     folder = cache / fingerprint(origin, task, contents, warm, seed, chat)
 
     def write(target: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from groupwise.core.reward import Cause
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.adapters import bound
 from groupwise.rewards.functions.results import score_result, score_results
-from groupwise.rewards.functions.user import TaskScore, User
+from groupwise.rewards.functions.user import TaskScore, User, with_file
 from groupwise.tasks.arithmetic import Arithmetic
 
 HERE = Path(__file__).parent
@@ -107,6 +108,18 @@ def test_settings_are_passed_and_checked() -> None:
         scores(f"{VERL}:scaled", Attempt(TWO, "2"), scael=3.0)
 
 
+def test_a_reward_is_what_its_file_said_when_the_run_began(tmp_path: Path) -> None:
+    """It is sent to the processes that score, which may start after an edit."""
+    use = own(tmp_path, "def f(sample, completion): return 1.0") + ":f"
+    reward = with_file(User(use))
+    own(tmp_path, "def f(sample, completion): return 2.0")
+    sent = pickle.loads(pickle.dumps(reward))
+    assert (list(sent([Attempt(TWO, "")])), scores(use, Attempt(TWO, ""))) == ([1.0], [2.0])
+    assert repr(sent) == repr(User(use))
+    with pytest.raises(UsageError, match=r"own2\.py.*did you mean 'own\.py'"):
+        with_file(User(f"{tmp_path}/own2.py:f"))
+
+
 # Ours
 
 
@@ -151,7 +164,7 @@ def test_a_task_scores_as_a_reward() -> None:
 @pytest.mark.parametrize(
     ("use", "words"),
     [
-        ("rewards", "write module:function"),
+        ("rewards", "write path/to/file.py:Name or package.module:Name"),
         (f"{HERE}/rewards_trk.py:length", "did you mean 'rewards_trl.py'"),
         (f"{TRL}:lenght", "did you mean 'length'"),
         (f"{TRL}:re", "is a module, not something to call"),

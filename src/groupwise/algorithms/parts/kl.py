@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from groupwise.algorithms.calls import call
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.parts.ratio import bounded
 
@@ -99,4 +100,4 @@ class KL(Part):
         return self.beta > 0 and self.place == "reward"
 
     def __call__(self, logp_live: Tensor, logp_ref: Tensor, token_log_ratio: Tensor) -> Tensor:
-        return self.estimator(logp_live, logp_ref, token_log_ratio)
+        return call("kl", self.estimator, logp_live, logp_ref, token_log_ratio)

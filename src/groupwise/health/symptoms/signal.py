@@ -250,7 +250,7 @@ def windows(rows: Sequence[Row]) -> list[Sequence[Row]]:
 
 
 def drops(h: History) -> bool:
-    return h.setting("algorithm.filter.kind", "none") != "none"
+    return h.setting("algorithm.filter.kind", "none") != "none" or bool(h.setting("algorithm.filter.use"))
 
 
 def kl_in_reward(h: History) -> bool:

@@ -35,6 +35,7 @@ def _run(run: RunFolder) -> Table:
         ("task", about.get("task") or table(recipe.get("task")).get("name")),
         ("model", recipe.get("start") or recipe.get("model")),
         ("algorithm", table(about.get("algorithm")).get("name") or table(recipe.get("algorithm")).get("name")),
+        *(("own code", words) for words in _own_code(about)),
         ("a step", _a_step(recipe)),
         ("steps", recipe.get("steps")),
         ("seed", recipe.get("seed")),
@@ -60,6 +61,13 @@ def _resumed(about: Mapping[str, Any]) -> list[str]:
     """Each time that the run was gone on with, and where."""
     entries = about.get("resumed")
     return [_again(one) for one in entries if table(one)] if isinstance(entries, list) else []
+
+
+def _own_code(about: Mapping[str, Any]) -> list[str]:
+    """Each file of the user's own that the run is made of; a copy of it is in the run folder."""
+    files = about.get("code")
+    rows = [table(one) for one in files] if isinstance(files, list) else []
+    return [f"{row['path']}, sha256 {str(row.get('sha256'))[:16]}" for row in rows if row.get("path")]
 
 
 def _again(one: Mapping[str, Any]) -> str:

@@ -90,13 +90,14 @@ def on_what(known: Known) -> tuple[str, str]:
     if not h.recipe:
         return "Not known: the folder has no recipe.toml.", WARN
     setting = partial(h.setting, default="?")
+    task = h.setting("task.name") or str(setting("task.use")).rpartition(":")[2]  # a user's own by its class
     warm = h.setting("warm_start.steps", 0)
     start = f" (warm start of {warm} steps)" if warm else ""
     policy = h.setting("start") or setting("model")
     sources = sorted({name.removeprefix("sources.").rpartition(".")[0] for name in h.names("sources.")})
     mixes = f" (a mix of {', '.join(sources)})" if len(sources) > 1 else ""
     words = (
-        f"The task {setting('task.name')}{mixes}, with the policy {policy}{start}: each step samples "
+        f"The task {task}{mixes}, with the policy {policy}{start}: each step samples "
         f"{setting('samples_per_prompt')} completions of at most {setting('sampling.max_new_tokens')} tokens for each "
         f"of {setting('prompts_per_step')} prompts, and {setting('algorithm.name')} trains on {_rewards(h)}."
     )

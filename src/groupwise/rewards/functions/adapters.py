@@ -11,9 +11,9 @@ from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.core.task import Starts
+from groupwise.core.trace import own_traceback
 from groupwise.rewards.functions.logs import CallLog, logged
 from groupwise.rewards.functions.results import list_is_wrong, score_result, score_results
-from groupwise.rewards.functions.trace import own_traceback
 
 FORMS = (
     "(sample, completion) or (attempt) -> number; (samples, completions) or (attempts) -> list of numbers; "

@@ -13,7 +13,7 @@ from typing import Any
 from groupwise.core.channel import unpack
 from groupwise.core.children import ending
 from groupwise.core.reward import Cause, ScoreResult
-from groupwise.rewards.functions.trace import own_lines
+from groupwise.core.trace import own_lines
 from groupwise.rewards.pool.isolate import below, stat_fields
 from groupwise.rewards.pool.work import Entry
 

@@ -18,10 +18,11 @@ from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt
 from groupwise.core.task import Starts
+from groupwise.core.trace import own_traceback
+from groupwise.core.user_code import raised
 from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, fault
 from groupwise.rewards.functions.results import exhausted, list_is_wrong
-from groupwise.rewards.functions.trace import own_traceback
-from groupwise.rewards.functions.user import finisher, raised
+from groupwise.rewards.functions.user import finisher
 
 #: Asks this process where it is, also where C code never comes back: faulthandler answers from the handler itself.
 WHERE = signal.SIGUSR1
@@ -92,7 +93,9 @@ class Worker:
         try:
             yield
         except BaseException as error:
-            self.send(_broken(error if isinstance(error, GroupwiseError) else raised(name, "preparing it", error)))
+            self.send(
+                _broken(error if isinstance(error, GroupwiseError) else raised(f"reward {name}", "preparing it", error))
+            )
             os._exit(1)
         bound = self.bound[name]
         self.send({"loaded": name, "single": not bound.form.batched and not bound.asynchronous})

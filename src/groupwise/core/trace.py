@@ -5,7 +5,7 @@ from pathlib import Path
 
 from groupwise.core.jsonl import writable
 
-#: Files of this folder, and the machinery of the standard library between them and a user's function.
+#: Files of this package, and the machinery of the standard library between them and a user's code.
 OURS = (str(Path(__file__).parents[1]), "<frozen ", "/asyncio/", "/importlib/", "<string>")
 TAIL = 4096
 

@@ -1,0 +1,122 @@
+"""Parts that are not groupwise's own, called: what one answers is looked at before it trains anything."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.parts.filters import Signal
+from groupwise.core.errors import GroupwiseError, RunError
+from groupwise.core.trace import own_traceback, place
+from groupwise.core.user_code import use_of
+
+
+def call(slot: str, part: Any, *given: Any) -> Any:
+    """What a part answers to what its slot gives it. A part of groupwise is called as it is.
+
+    Raises RunError that names the part, its slot and what to do, where another one raises, or answers with another
+    shape, a number that is not finite, or a column that is detached from the policy.
+    """
+    kind = type(part)
+    if kind.__module__.startswith("groupwise."):
+        return part(*given)
+    what, remedy = f"algorithm.{slot}: {kind.__name__}", f"try: groupwise laws {use_of(kind)}"
+    try:
+        answer = part(*given)
+    except GroupwiseError:
+        raise
+    except Exception as error:
+        at = f" ({place(error)})" if place(error) else ""
+        stopped = RunError(f"{what} raised {type(error).__name__}: {error}{at}; {remedy}")
+        stopped.add_note(own_traceback(error))
+        raise stopped from None
+    if wrong := ANSWERS[slot](answer, *given):
+        raise RunError(f"{what} {wrong}; {remedy}")
+    return answer
+
+
+def of_shaping(answer: Any, batch: Any) -> str:
+    """What is wrong with a reward [N,T]; where a row has no score it may be anything."""
+    return _column("reward", answer, batch.mask & ~batch.score.isnan()[:, None])
+
+
+def of_filter(answer: Any, group: Any) -> str:
+    """What is wrong with a verdict."""
+    pair = isinstance(answer, tuple) and len(answer) == 2
+    good = pair and isinstance(answer[0], bool) and isinstance(answer[1], Signal)
+    return "" if good else f"returned {answer!r}; a groupwise.Verdict(bool, Signal) is due"
+
+
+def of_advantage(answer: Any, reward: Tensor, value: Any, mask: Tensor, *rest: Any) -> str:
+    """What is wrong with advantages and returns [N,T]."""
+    return _pair(("advantage", "returns"), answer, mask)
+
+
+def of_ratio(answer: Any, live: Tensor, old: Tensor, mask: Tensor) -> str:
+    """What is wrong with a log-ratio [N,T]."""
+    return _column("log_ratio", answer, mask) or _detached("log_ratio", answer, live)
+
+
+def of_trust(answer: Any, log_ratio: Tensor, advantage: Tensor, live: Tensor, mask: Tensor) -> str:
+    """What is wrong with a surrogate: its value [N,T] moves with the policy, its share [N,T] is from 0 to 1."""
+    if wrong := _pair(("value", "share"), answer, mask):
+        return wrong
+    value, share = answer
+    outside = bool(((share < 0) | (share > 1))[mask].any())
+    return _detached("value", value, log_ratio, live) or ("returned a share outside of 0 to 1" if outside else "")
+
+
+def of_mismatch(answer: Any, old: Tensor, engine: Tensor, mask: Tensor) -> str:
+    """What is wrong with a correction [N,T], which is detached."""
+    if wrong := _column("correction", answer, mask):
+        return wrong
+    return "returned a correction with a gradient; detach it" if answer.requires_grad else ""
+
+
+def of_kl(answer: Any, live: Tensor, ref: Tensor, token_log_ratio: Tensor) -> str:
+    """What is wrong with an estimate [N,T]."""
+    return _column("kl", answer, torch.ones_like(live, dtype=torch.bool)) or _detached("kl", answer, live)
+
+
+def of_aggregate(answer: Any, mask: Tensor, totals: Any) -> str:
+    """What is wrong with weights [N,T]."""
+    return _column("weight", answer, mask)
+
+
+#: By slot: (answer, what the part was given) -> what is wrong with the answer, in words; "" where nothing is.
+ANSWERS: Mapping[str, Callable[..., str]] = {
+    "shaping": of_shaping,
+    "filter": of_filter,
+    "advantage": of_advantage,
+    "ratio": of_ratio,
+    "trust": of_trust,
+    "mismatch": of_mismatch,
+    "kl": of_kl,
+    "aggregate": of_aggregate,
+}
+
+
+def _pair(names: tuple[str, str], answer: Any, mask: Tensor) -> str:
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return f"returned a {type(answer).__name__}; {names[0]} and {names[1]}, [N,T] each, are due"
+    return next(filter(None, (_column(name, one, mask) for name, one in zip(names, answer, strict=True))), "")
+
+
+def _column(name: str, column: Any, mask: Tensor) -> str:
+    """What is wrong with a column that must be numbers of the mask's shape, finite where the mask is True."""
+    if not isinstance(column, Tensor):
+        return f"returned a {type(column).__name__} as its {name}; a tensor [N,T] is due"
+    if column.shape != mask.shape:
+        return f"returned a {name} of shape {list(column.shape)}; [N,T] is {list(mask.shape)}"
+    if not column.is_floating_point():
+        return f"returned a {name} of {column.dtype}; floating-point numbers are due"
+    broken = int((~column.detach()[mask].isfinite()).sum())
+    return f"returned a {name} that is not finite at {broken} of {int(mask.sum())} trained tokens" if broken else ""
+
+
+def _detached(name: str, column: Tensor, *inputs: Tensor) -> str:
+    """Whether gradients could pass and the column lets none through."""
+    if column.requires_grad or not torch.is_grad_enabled() or not any(one.requires_grad for one in inputs):
+        return ""
+    return f"returned a {name} that is detached from the policy: nothing would train; leave out detach() and no_grad()"

@@ -1,0 +1,47 @@
+"""Laws of every part, whatever its slot: it is a value that can be printed, compared and sent."""
+
+import dataclasses
+import pickle
+from typing import Any
+
+from groupwise.algorithms.laws.draws import Draw
+from groupwise.algorithms.laws.law import Law
+
+
+def prints_itself(part: Any, batch: Draw) -> str:
+    """Its name and every field are in its text."""
+    text, names = repr(part), [type(part).__name__, *(f"{f.name}=" for f in dataclasses.fields(part))]
+    return next((f"{text} does not name {name.rstrip('=')}" for name in names if name not in text), "")
+
+
+def says_its_equation(part: Any, batch: Draw) -> str:
+    """A line of text."""
+    equation = part.equation
+    good = isinstance(equation, str) and equation.strip() and len(equation.splitlines()) == 1
+    return "" if good else f"its equation is {equation!r}"
+
+
+def is_a_value(part: Any, batch: Draw) -> str:
+    """Frozen, hashable, and equal to one of the same fields."""
+    for field in dataclasses.fields(part):
+        try:
+            setattr(part, field.name, getattr(part, field.name))
+        except dataclasses.FrozenInstanceError:
+            continue
+        return f"{field.name} can be changed"
+    hash(part)
+    return "" if dataclasses.replace(part) == part else "one of the same fields is not equal to it"
+
+
+def pickles(part: Any, batch: Draw) -> str:
+    """Sent to another process and back it is the same."""
+    again = pickle.loads(pickle.dumps(part))
+    return "" if again == part and repr(again) == repr(part) else f"it comes back as {again!r}"
+
+
+LAWS = (
+    Law("it prints itself", prints_itself),
+    Law("it says its equation in one line", says_its_equation),
+    Law("it is a frozen value, equal to one of the same fields", is_a_value),
+    Law("it pickles", pickles),
+)

@@ -1,0 +1,72 @@
+"""A law: what holds, in words, and the function that looks for a batch on which it does not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.laws.draws import Draw, draw
+from groupwise.core.errors import one_line
+from groupwise.core.trace import place
+
+#: Batches that a law is tried on: seed and spread of the log-ratios.
+BATCHES = ((0, 0.05), (1, 0.5), (2, 2.0))
+#: Rounding of float64 in sums over a batch.
+ROUNDING = 1e-11
+
+
+@dataclass(frozen=True)
+class Law:
+    """What every part of a slot does.
+
+    words  what holds
+    seen   (part, random batch) -> what was seen that breaks it; "" where it holds
+    """
+
+    words: str
+    seen: Callable[[Any, Draw], str]
+
+    def broken(self, part: Any) -> str:
+        """What breaks the law, on the first batch where it does not hold; "" where it holds on all of them."""
+        return next(filter(None, (self._tried(part, draw(seed, spread)) for seed, spread in BATCHES)), "")
+
+    def _tried(self, part: Any, batch: Draw) -> str:
+        try:
+            return self.seen(part, batch)
+        except Exception as error:
+            at = f" ({place(error)})" if place(error) else ""
+            return f"it raised {type(error).__name__}: {one_line(error)}{at}"
+
+
+def differs(name: str, found: Tensor, expected: Tensor, rounding: float = ROUNDING) -> str:
+    """How two columns differ; "" where they are equal up to rounding."""
+    if found.shape != expected.shape:
+        return f"{name} has the shape {list(found.shape)} instead of {list(expected.shape)}"
+    gap = (found - expected).abs() - rounding * (1 + expected.abs())
+    wrong = ~(gap <= 0)  # NaN is wrong
+    if not wrong.any():
+        return ""
+    first = tuple(wrong.nonzero()[0].tolist())
+    return f"{name}{list(first) or ''} is {float(found[first]):g} instead of {float(expected[first]):g}"
+
+
+def first_of(*seen: str) -> str:
+    """The first thing that was seen."""
+    return next(filter(None, seen), "")
+
+
+def not_finite(name: str, column: Tensor) -> str:
+    """Whether a column holds something else than numbers."""
+    wrong = ~column.isfinite()
+    words = f"{int(wrong.sum())} of {column.numel()} places"
+    return f"{name} is {float(column[wrong][0])} at {words}" if wrong.any() else ""
+
+
+def gradient(total: Tensor, *inputs: Tensor) -> Tensor:
+    """d total / d inputs, added up: inputs that move together. 0 where nothing passes."""
+    if not total.requires_grad:
+        return torch.zeros_like(inputs[0])
+    moved = torch.autograd.grad(total, inputs, allow_unused=True)
+    return sum((one for one in moved if one is not None), torch.zeros_like(inputs[0]))

@@ -1,0 +1,76 @@
+"""Laws of the log-ratios, and of the engine-mismatch corrections, which are made of them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.laws import columns, every, extremes
+from groupwise.algorithms.laws.columns import Columns, Trial
+from groupwise.algorithms.laws.draws import Draw, like
+from groupwise.algorithms.laws.law import Law, differs
+
+
+def given(part: Any, batch: Draw) -> dict[str, Tensor]:
+    return {"logp_live": batch.live, "logp_old": batch.old, "mask": batch.mask}
+
+
+def given_of_engine(part: Any, batch: Draw) -> dict[str, Tensor]:
+    return {"logp_old": batch.old, "logp_engine": batch.old + like(batch, seed=11, scale=0.5), "mask": batch.mask}
+
+
+def call(part: Any, given: Columns) -> Any:
+    return part(*given.values())
+
+
+RATIO = Trial(given, call, ("log_ratio",), moving=("logp_live",))
+MISMATCH = Trial(given_of_engine, call, ("correction",), masked=1.0)
+
+
+def begins_at_zero(part: Any, batch: Draw) -> str:
+    """Where the policy has not moved; and there its gradient is not 0."""
+    found = RATIO.tried(part, {**given(part, batch), "logp_live": batch.old})
+    if not found["gradient"].any():
+        return "no gradient reaches logp_live: nothing would train"
+    return differs("log_ratio where live is old", found["log_ratio"], torch.zeros_like(batch.old))
+
+
+def moves_as_it_declares(part: Any, batch: Draw) -> str:
+    """Whether one token's log-probability moves another token's ratio."""
+    at = batch.mask[int(batch.mask.sum(-1).argmax())].nonzero()[:2, 0].tolist()
+    row = int(batch.mask.sum(-1).argmax())
+    live = batch.live.clone().requires_grad_(True)
+    value = part(live, batch.old, batch.mask)[row, at[1]]
+    shared = value.requires_grad and bool(torch.autograd.grad(value, live)[0][row, at[0]] != 0)
+    return "" if shared == part.per_completion else f"per_completion is {part.per_completion}, and it is {shared}"
+
+
+def carries_no_gradient(part: Any, batch: Draw) -> str:
+    """A correction weighs, and does not train."""
+    old, engine, mask = given_of_engine(part, batch).values()
+    answer = part(old.clone().requires_grad_(True), engine.float().requires_grad_(True), mask)
+    return "its correction has a gradient; detach it" if answer.requires_grad else ""
+
+
+def varies_as_it_declares(part: Any, batch: Draw) -> str:
+    """Whether tokens of one completion have different corrections."""
+    old, engine, mask = given_of_engine(part, batch).values()
+    answer = part(old, engine, mask)
+    varied = any(len(answer[i][mask[i]].unique()) > 1 for i in range(len(mask)))
+    return "" if varied <= part.varies else "varies is False, and corrections differ inside a completion"
+
+
+RATIO_LAWS = (
+    *every.LAWS,
+    *columns.laws(RATIO),
+    extremes.law(RATIO, "logp_live", "logp_old"),
+    Law("it is 0 where the policy has not moved, with a gradient", begins_at_zero),
+    Law("per_completion says whether tokens share one number", moves_as_it_declares),
+)
+MISMATCH_LAWS = (
+    *every.LAWS,
+    *columns.laws(MISMATCH),
+    extremes.law(MISMATCH, "logp_old", "logp_engine"),
+    Law("a correction has no gradient", carries_no_gradient),
+    Law("varies says whether a completion's tokens have different corrections", varies_as_it_declares),
+)
