@@ -12,6 +12,7 @@ from groupwise.core.boundary import unexpected
 from groupwise.core.errors import LONGEST_MESSAGE, GroupwiseError, UsageError, shortened
 from groupwise.core.paths import location
 from groupwise.core.terminal import Terminal, clean
+from groupwise.core.version import VERSION
 
 app = typer.Typer(
     add_completion=False,
@@ -19,6 +20,22 @@ app = typer.Typer(
     help="Reinforcement learning for language models.",
     pretty_exceptions_enable=False,
 )
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        Terminal().print(f"groupwise {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def groupwise(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    """Reinforcement learning for language models."""
+
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Lay a value over the recipe; can be repeated.")
@@ -44,11 +61,12 @@ def train(
         raise typer.Exit(128 + done.stopped_by)
     s = done.summary
     say = Terminal().print
-    say(
-        f"held-out {s['heldout_measure']} {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on "
-        f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
-        f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
-    )
+    if "heldout_after" in s:
+        say(
+            f"held-out {s['heldout_measure']} {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on "
+            f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
+            f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
+        )
     for source, score in s.get("heldout_by_source", {}).items():
         say(f"{source}: held-out score {score['before']:.3f} -> {score['after']:.3f}")
     say(f"{s['steps']} steps of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all")
@@ -165,18 +183,49 @@ def watch(
 
 @app.command()
 def explain(
-    algorithm: Annotated[str, typer.Argument(help="An algorithm of the catalog, such as gspo.")],
+    algorithm: Annotated[
+        str | None, typer.Argument(help="An algorithm of the catalog, such as gspo; without one: all of them.")
+    ] = None,
     against: Annotated[str | None, typer.Option(help="Another one: print what differs.")] = None,
     set: Settings = None,
 ) -> None:
-    """An algorithm's equation, its parts with their values, its paper, and what to watch."""
+    """An algorithm: its equation, parts and values, paper, and what to watch; without a name: all of them."""
     from groupwise.algorithms import explain as words
     from groupwise.config.recipe import assignment
 
+    if algorithm is None and (against is not None or set):
+        raise UsageError("--against and --set go with an algorithm: groupwise explain grpo --against gspo")
     if against is not None and set:
         raise UsageError("--against compares two rows of the catalog as they are; leave out --set")
     chosen = {key.removeprefix("algorithm."): value for key, value in map(assignment, set or [])}
-    Terminal().print(words.compare(algorithm, against) if against is not None else words.explain(algorithm, chosen))
+    if algorithm is None:
+        text = words.family()
+    else:
+        text = words.explain(algorithm, chosen) if against is None else words.compare(algorithm, against)
+    Terminal().print(text)
+
+
+@app.command()
+def keys(
+    section: Annotated[
+        str | None, typer.Argument(help="A section, such as learner, task.data or algorithm.trust; without one: all.")
+    ] = None,
+) -> None:
+    """Every key of a recipe: its default, type and bounds, and what it means."""
+    from groupwise.commands.keys import text
+    from groupwise.config.keys import chosen
+
+    Terminal().print(text(chosen(section)))
+
+
+@app.command()
+def recipes() -> None:
+    """The recipes that come with groupwise, each with the first line of its comment."""
+    from groupwise.config.recipe import first_comment, shipped
+
+    width = max(map(len, shipped()))
+    for name in shipped():
+        Terminal().print(f"{name:<{width}}  {first_comment(name)}")
 
 
 def main() -> None:

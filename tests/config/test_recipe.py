@@ -179,6 +179,7 @@ OTHER: dict[str, Any] = {
     "chat.thinking": "on",
     "chat.open": "<think>",
     "evaluation.problems": 100,
+    "prompt_truncation": "left",
     "learner.beta1": 0.5,
     "learner.beta2": 0.5,
     "warm_start.warmup": 0.5,
@@ -213,6 +214,8 @@ def test_every_key_changes_the_run(key: str):
         value = now * 2 + 1
     if key.startswith("adapter.") and key != "adapter.rank":
         given = {"adapter.rank": 4}
+    if key == "prompt_truncation":
+        given = {"max_prompt_tokens": 99}
     changed = resolve(recipe.load("quickstart", {**given, key: value}))
     before = resolve(recipe.load("quickstart", given))
     old, new = ({**vars(plan.recipe), **vars(plan), "recipe": None} for plan in (before, changed))

@@ -14,12 +14,12 @@ from groupwise.commands.memory import in_words, memory_of, memory_of_folder, pic
 from groupwise.commands.parity import make_probe, run_limits
 from groupwise.commands.policies import base_policy
 from groupwise.commands.run_reward_model import run_reward_model
+from groupwise.commands.selected import selected
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
-from groupwise.core.samples import Sample
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
@@ -42,7 +42,7 @@ from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.collect import Prompts, Rollout, evaluate
 from groupwise.rollout.scoring import TASK, Scorer
-from groupwise.rollout.selection import Selection, select
+from groupwise.rollout.selection import Selection
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
@@ -85,7 +85,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     copied = plan.algorithm.needs_reference and not recipe.adapter.rank
     reference = frozen_reference(policy.model, recipe.reference) if copied else None
     learner = make_learner(plan, policy, routers, reference=reference)
-    prompts = Prompts(selection.train, chat.encode, recipe.seed)
+    prompts = Prompts(selection.train, selection.encode, recipe.seed)
     limits = run_limits(plan, policy, engine, learner, prompts, journal)
     for line in limits.tolerance.lines():
         view.note(f"tolerance    {line}")
@@ -105,7 +105,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
         critic=critic,
         probe=make_probe(plan, engine, learner, prompts, policy.pad, limits),
         limits=limits,
-        evaluate=evaluation(plan, engine, scorer, chat, selection.heldout, judge),
+        evaluate=evaluation(plan, engine, scorer, selection, judge) if selection.heldout else None,
         state=_run_state(plan, policy, learner, critic, start),
     )
     settings = loop_settings(plan, policy.pad)
@@ -113,7 +113,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
 
 
 def evaluation(
-    plan: Plan, engine: Engine, scorer: Scorer, chat: Chat, heldout: Sequence[Sample], judge: RewardModel | None
+    plan: Plan, engine: Engine, scorer: Scorer, selection: Selection, judge: RewardModel | None
 ) -> Callable[[], Evaluation]:
     """Samples the held-out problems as the plan says, each time with the same random numbers."""
     settings = plan.recipe.evaluation
@@ -121,8 +121,8 @@ def evaluation(
         evaluate,
         engine,
         scorer,
-        problems=heldout,
-        encode=chat.encode,
+        problems=selection.heldout,
+        encode=selection.encode,
         samples=settings.samples,
         sampling=settings.sampling(plan.recipe.sampling.max_new_tokens),
         seed=plan.recipe.seed,
@@ -208,11 +208,11 @@ def _routers(plan: Plan, policy: Policy, view: View) -> Sequence[Router]:
 
 def _selection(plan: Plan, policy: Policy, chat: Chat, view: View) -> Selection:
     """The problems that the run uses. Raises UsageError where one does not fit, or the template is wrong for them."""
-    selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
+    selection = selected(plan, chat)
     if wrong := too_long(plan, policy.positions, selection.longest):
         raise UsageError(wrong)
     view.note(f"prompts      {chat.describe()}")
-    findings = check_chat(chat, policy.eos, selection.heldout)
+    findings = check_chat(chat, policy.eos, selection.heldout or plan.task.samples("train")[:TRIED_ROWS])
     require_no_fatal(findings)
     for finding in findings:
         view.note(f"prompts      {finding}")

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from groupwise.commands.build import evaluation, pool_of
 from groupwise.commands.policies import checkpoint_of, checkpoint_policy
+from groupwise.commands.selected import selected
 from groupwise.config import recipe
 from groupwise.config.plan import REWARD_MODEL
 from groupwise.config.resolve import resolve
+from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
 from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine
@@ -19,7 +21,6 @@ from groupwise.models.load import load_policy
 from groupwise.models.reward import load_reward_model
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.rollout.scoring import Scorer
-from groupwise.rollout.selection import select
 
 
 def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | None) -> Evaluation:
@@ -31,6 +32,8 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     is_run = os.path.lexists(os.path.join(name, journal.RECIPE))
     table = str(journal.whole_recipe(Path(name))) if is_run else name
     plan = resolve(recipe.load(table, overrides), place=Path(os.path.realpath(name)) if is_run else None)
+    if not plan.evaluated:
+        raise UsageError("evaluation.problems = 0: there is nothing to evaluate; --set evaluation.problems=64")
     note = Terminal(stderr=True).print
     if model:
         policy = load_policy(Path(model), device=plan.recipe.device)
@@ -38,9 +41,9 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
         policy = checkpoint_policy(plan, checkpoint_of(Path(name), None, note), note)
     engine = make_engine(policy=policy, settings=plan.recipe.engine)
     chat = Chat(policy.tokenizer, plan.recipe.chat)
-    selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
+    selection = selected(plan, chat)
     require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
     with closing(engine), pool_of(plan) or nullcontext() as pool:
         scorer = Scorer(plan.task, policy.decode, pool=pool)
         judge = load_reward_model(Path(name) / REWARD_MODEL, device=plan.recipe.device) if scorer.judged else None
-        return evaluation(plan, engine, scorer, chat, selection.heldout, judge)()
+        return evaluation(plan, engine, scorer, selection, judge)()

@@ -73,7 +73,7 @@ def resume(folder: Path) -> Run:
     step = checkpoint.read_state(newest)["step"] if newest else 0
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
-    if step and 0 not in _evaluations(folder):
+    if step and plan.evaluated and 0 not in _evaluations(folder):
         damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
     for line in damaged:
         book.log(line)
@@ -197,15 +197,31 @@ def _free_name(runs: Path, name: str) -> str:
 
 def _summary(plan: Plan, run: Training) -> dict[str, Any]:
     """summary.json, from the rows of metrics.jsonl, so that a resumed run says the same."""
-    judged, progress = run.components.rollout.scorer.judged, run.progress
-    evaluations, measure = _evaluations(plan.folder), "learned_mean" if judged else "avg_at_k"
-    unknown = {measure: None, "length_mean": math.nan, "by_source": {}}
-    before, after = evaluations.get(0, unknown), evaluations[progress.step]
+    progress = run.progress
     return {
         "name": plan.folder.name,
         "algorithm": plan.algorithm.name,
         "seed": plan.recipe.seed,
         "steps": progress.step,
+        **_heldout(_evaluations(plan.folder), progress.step, run.components.rollout.scorer.judged),
+        **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
+        "checks": _worst_checks(plan.folder),
+        "seconds_total": round(progress.seconds_before + run.clock.total, 3),
+        "seconds_after": round(math.fsum(run.clock.lap().values()), 3),
+        "seconds_training": round(progress.seconds_training, 3),
+        "policy": str(checkpoint.folder_of(plan.folder / checkpoint.CHECKPOINTS, progress.step) / checkpoint.POLICY),
+        **about.where(plan.recipe.device),
+    }
+
+
+def _heldout(evaluations: Mapping[int, dict[str, Any]], step: int, judged: bool) -> dict[str, Any]:
+    """What the run came to on held-out problems; empty where it evaluated nothing."""
+    if step not in evaluations:
+        return {}
+    measure = "learned_mean" if judged else "avg_at_k"
+    unknown = {measure: None, "length_mean": math.nan, "by_source": {}}
+    before, after = evaluations.get(0, unknown), evaluations[step]
+    return {
         "heldout_measure": "learned score" if judged else "pass rate",
         "heldout_before": _or_nan(before[measure]),
         "heldout_after": _or_nan(after[measure]),
@@ -214,13 +230,6 @@ def _summary(plan: Plan, run: Training) -> dict[str, Any]:
         **_by_source(before, after),
         "heldout_problems": after["problems"],
         "heldout_samples": after["samples"],
-        **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
-        "checks": _worst_checks(plan.folder),
-        "seconds_total": round(progress.seconds_before + run.clock.total, 3),
-        "seconds_after": round(math.fsum(run.clock.lap().values()), 3),
-        "seconds_training": round(progress.seconds_training, 3),
-        "policy": str(checkpoint.folder_of(plan.folder / checkpoint.CHECKPOINTS, progress.step) / checkpoint.POLICY),
-        **about.where(plan.recipe.device),
     }
 
 

@@ -1,6 +1,7 @@
 """The plan of a run: a recipe with its parts, and how it is described before anything runs."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from groupwise.algorithms.algorithm import Algorithm
@@ -11,6 +12,7 @@ from groupwise.config.rewards import describe_mix
 from groupwise.core.task import Notes, ScoresSteps, Task
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import Mix
+from groupwise.rollout.selection import evaluated, heldout_sets
 from groupwise.training.critic import CriticSettings
 from groupwise.training.reward_model import SAMPLED_PAIRS, PreferenceSettings
 
@@ -55,6 +57,15 @@ class Plan:
         """The first steps, in which the critic learns and the policy waits."""
         return self.recipe.critic.warmup_steps if self.recipe.critic else 0
 
+    @cached_property
+    def evaluated(self) -> dict[str, int]:
+        """How many problems of each held-out set are evaluated, before any is left out as too long; empty for none.
+
+        Raises UsageError where the task does not hold out as many as the recipe says.
+        """
+        sets = evaluated(heldout_sets(self.task), self.recipe.evaluation)
+        return {name: len(problems) for name, problems in sets.items() if len(problems)}
+
     @property
     def total_updates(self) -> int:
         """The policy's."""
@@ -84,9 +95,17 @@ class Plan:
             f"completions of at most {recipe.sampling.max_new_tokens} tokens",
             f"             {self.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)",
             f"run length   {recipe.steps} steps, {self.total_updates} optimizer updates",
-            f"evaluation   {recipe.evaluation.problems} held-out problems x {recipe.evaluation.samples} samples",
+            f"evaluation   {_describe_evaluation(self)}",
         ]
         return "\n".join(lines)
+
+
+def _describe_evaluation(plan: Plan) -> str:
+    if not plan.evaluated:
+        return "none"
+    names = {name: f" of {name}" if name else " held-out problems" for name in plan.evaluated}
+    counts = ", ".join(f"{count}{names[name]}" for name, count in plan.evaluated.items())
+    return f"{counts} x {plan.recipe.evaluation.samples} samples"
 
 
 def _precisions(plan: Plan) -> dict[str, str]:

@@ -39,11 +39,21 @@ class Recipe(Settings):
     `[task]`, `[algorithm]` and `[rewards.NAME]` hold the keys of the task, the catalog's row and the reward of that
     name.
 
-    passes_per_batch   passes over a batch; without this key as many as the algorithm's row says
-    max_prompt_tokens  problems with longer prompts are left out; 0 leaves out none
-    logp_old           whose log-probabilities the ratio starts from
-    critic             of an algorithm that reads values; may have no keys where none does
-    preference         the reward model that scores what trains; without this section the task's own score does
+    name                of the run's folder; the recipe's own unless it is set, counted up where that folder exists
+    seed                every random number of the run is a function of it
+    steps               training steps: each samples, scores and updates
+    model               a folder, a hub's id, or a tiny policy: tiny-dense, tiny-moe, tiny-chat
+    device              where models run; "auto" takes CUDA where there is one
+    runs                the folder of run folders
+    prompts_per_step    problems of a step
+    samples_per_prompt  completions of each problem: its group
+    updates_per_batch   optimizer updates of one pass over a step's completions
+    passes_per_batch    passes over a batch; without this key as many as the algorithm's row says
+    max_prompt_tokens   problems with longer prompts are left out; 0 leaves out none
+    prompt_truncation   "left": longer prompts lose their first tokens (but a BOS) instead of being left out
+    logp_old            whose log-probabilities the ratio starts from: measured by the learner, or the engine's own
+    critic              of an algorithm that reads values; may have no keys where none does
+    preference          the reward model that scores what trains; without this section the task's own score does
     """
 
     name: str = Field(min_length=1, pattern=r"^[\w+-][\w.+-]*$")
@@ -57,6 +67,7 @@ class Recipe(Settings):
     updates_per_batch: int = Field(default=1, ge=1)
     passes_per_batch: int | None = Field(default=None, ge=1, le=1000)
     max_prompt_tokens: int = Field(default=0, ge=0)
+    prompt_truncation: Literal["none", "left"] = "none"
     logp_old: Literal["learner", "engine"] = "learner"
     task: dict[str, Any]
     algorithm: dict[str, Any]
@@ -83,14 +94,25 @@ def recipe_folder() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
 
 
+def shipped() -> list[str]:
+    """The names of the recipes that come with groupwise, those in folders of their own last."""
+    every = (p.relative_to(recipe_folder()).with_suffix("").as_posix() for p in recipe_folder().rglob("*.toml"))
+    return sorted(every, key=lambda name: ("/" in name, name))
+
+
+def first_comment(recipe: str) -> str:
+    """The first line of the comment that a recipe begins with; "" where it begins with none."""
+    first = find(recipe).read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
 def find(recipe: str) -> Path:
     """A recipe's file, from its name or its path. Raises UsageError listing those that exist."""
     path = location(recipe, "recipe")
     if path.suffix == ".toml" or path.is_file():
         require_regular(path, f"recipe {brief(recipe)}")
         return path
-    every = (p.relative_to(recipe_folder()).with_suffix("").as_posix() for p in recipe_folder().rglob("*.toml"))
-    known = sorted(every, key=lambda name: ("/" in name, name))  # the first dozen is what a message lists
+    known = shipped()
     if recipe not in known:
         raise UsageError(f"recipe {brief(recipe)}: there is no such recipe; {nearest(recipe, known)}")
     return recipe_folder() / f"{recipe}.toml"
@@ -173,7 +195,7 @@ def _in_words(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         section: Any = Recipe
         for part in path[:-1]:
-            section = _section_type(section.model_fields[part].annotation)
+            section = section_type(section.model_fields[part].annotation)
         near = _nearest_elsewhere(key, error["input"]) if section is Recipe else []
         return f"{key}: there is no such key; {nearest(path[-1], list(section.model_fields), near)}"
     if error["type"] == "missing":
@@ -187,11 +209,11 @@ def _in_words(error: Any) -> str:
 
 def _nearest_elsewhere(unknown: str, table: object) -> list[str]:
     """The key of a section that is nearest to the first key of an unknown table; none where none is near."""
-    sections = {name: _section_type(field.annotation) for name, field in Recipe.model_fields.items()}
+    sections = {name: section_type(field.annotation) for name, field in Recipe.model_fields.items()}
     known = [f"{name}.{key}" for name, kind in sections.items() for key in getattr(kind, "model_fields", ())]
     return get_close_matches(f"{unknown}.{next(iter(table))}", known, n=1) if isinstance(table, dict) and table else []
 
 
-def _section_type(annotation: Any) -> Any:
+def section_type(annotation: Any) -> Any:
     """`CriticSettings | None` -> CriticSettings; anything else as it is."""
     return next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)

@@ -52,6 +52,7 @@ def resolved_recipe(plan: Plan) -> dict[str, Any]:
     unread: dict[str, Any] = {"adapter": plan.recipe.adapter.unread}
     if preference:
         unread["preference"] = preference.unread
+    unread["evaluation"] = plan.recipe.evaluation.unread
     if not _reads_reference(plan.recipe, plan.algorithm):
         unread["reference"] = True
     return plan.recipe.model_dump(exclude_none=True, exclude=unread)
@@ -67,10 +68,11 @@ def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | N
 
     A component reads its whole section, but for [critic] where the algorithm reads no values, [reference] where it
     reads none or the reference is the policy without its adapters, the keys of [preference] that the reward model's
-    source leaves unread, and those of [adapter] without a rank.
+    source leaves unread, those of [adapter] without a rank, and those of [evaluation] where nothing is evaluated.
     """
     unread = [f"critic.{key}" for key in recipe.critic.model_fields_set] if recipe.critic and not critic else []
     unread += [f"adapter.{key}" for key in recipe.adapter.model_fields_set & recipe.adapter.unread]
+    unread += [f"evaluation.{key}" for key in recipe.evaluation.model_fields_set & recipe.evaluation.unread]
     if not _reads_reference(recipe, row):
         unread += [f"reference.{key}" for key in recipe.reference.model_fields_set]
     if recipe.preference is not None:

@@ -294,7 +294,7 @@ class Evaluation:
     score_mean    mean of the task's score, reward units; a completion that could not be scored counts 0
     unscored      completions that could not be scored; they count as wrong
     standard_error  of avg_at_k, over problems: the deviation of their pass rates by the root of how many there are
-    by_source     {source: its problems, avg_at_k and score_mean} where the task names sources
+    by_source     {name: its problems, avg_at_k and score_mean} of each source and each held-out set with a name
     """
 
     problems: int

@@ -21,6 +21,8 @@ from groupwise.rollout.scoring import Mix, Scorer, ScoringRound, with_learned
 
 #: No refill round assumes that fewer than this share of groups will be kept, so that one unlucky step stays affordable.
 LEAST_KEEP_RATE = 0.25
+#: Problems of each held-out set that are evaluated where the recipe does not say.
+USUAL_PROBLEMS = 512
 
 
 Encode = Callable[[Sample], tuple[int, ...]]
@@ -149,7 +151,7 @@ def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
     """Of each source: the share of its scored completions that are right, and how many there are."""
     votes = {
         source: [c.score >= RIGHT for g in own for c in g.completions if not math.isnan(c.score)]
-        for source, own in _by_source(groups).items()
+        for source, own in _by(groups, lambda sample: sample.source).items()
     }
     return {source: (sum(right) / len(right), len(right)) for source, right in votes.items() if right}
 
@@ -157,17 +159,31 @@ def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
 class EvaluationSettings(Settings):
     """The section [evaluation]: held-out problems, and how their completions are sampled.
 
-    problems  held-out problems
-    samples   completions of each
-    every     steps between evaluations; 0 evaluates only before the first step and after the last
+    problems     problems of each held-out set at most; without this key 512, or all where fewer are held out; 0: the
+                 run evaluates nothing
+    samples      completions of each
+    every        steps between evaluations; 0 evaluates only before the first step and after the last
+    temperature  logits are divided by it; 0 takes the most likely token, the lowest other is 0.01
+    top_p        keep the most likely tokens whose probability adds up to top_p; 1 keeps all
+    top_k        keep the k most likely tokens; 0 keeps all
     """
 
-    problems: int = Field(default=512, ge=1)
+    problems: int | None = Field(default=None, ge=0)
     samples: int = Field(default=1, ge=1, le=2**16)
     every: int = Field(default=0, ge=0)
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     top_k: TopK = 0
+
+    @property
+    def most(self) -> int:
+        """Problems of each set at most."""
+        return USUAL_PROBLEMS if self.problems is None else self.problems
+
+    @property
+    def unread(self) -> set[str]:
+        """The keys that nothing reads: where nothing is evaluated all others."""
+        return set() if self.most else set(type(self).model_fields) - {"problems"}
 
     def sampling(self, max_new_tokens: int) -> Sampling:
         """The distribution of an evaluation's completions, which are as long as those of training may be."""
@@ -207,16 +223,17 @@ def evaluate(
     )
 
 
-def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups of each source, "" where the task names none."""
-    sources: dict[str, list[Group]] = {}
+def _by(groups: Sequence[Group], name: Callable[[Sample], str]) -> dict[str, list[Group]]:
+    """The groups whose samples have the same name."""
+    named: dict[str, list[Group]] = {}
     for group in groups:
-        sources.setdefault(group.prompt.sample.source, []).append(group)
-    return sources
+        named.setdefault(name(group.prompt.sample), []).append(group)
+    return named
 
 
 def _source_results(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
-    """What an evaluation says of each source that has a name."""
+    """What an evaluation says of each source that has a name, and of each held-out set; a set's name comes first."""
+    by_name = {**_by(groups, lambda sample: sample.source), **_by(groups, lambda sample: sample.heldout_set)}
     return {
         source: {
             "problems": len(own),
@@ -224,7 +241,7 @@ def _source_results(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
             / sum(len(g.completions) for g in own),
             "score_mean": _score_mean(own),
         }
-        for source, own in sorted(_by_source(groups).items())
+        for source, own in sorted(by_name.items())
         if source
     }
 

@@ -19,6 +19,8 @@ from groupwise.rollout.scoring import Scorer
 
 #: Problems that rewards are tried on, and that lengths are measured on; half of them from each split.
 TRIED, MEASURED = 200, 2000
+#: Problems that the chat template and the model are tried on.
+LOOKED_AT = 64
 
 
 def sections(plan: Plan, shown: int = 3, with_model: bool = True) -> Iterator[Section]:
@@ -78,8 +80,8 @@ def _rows(plan: Plan, files: ModelFiles, shown: int) -> Section:
 
 
 def _model(plan: Plan, files: ModelFiles, longest: int, with_model: bool) -> list[Finding]:
-    samples = plan.task.samples("heldout")[: plan.recipe.evaluation.problems]
+    samples = plan.task.samples("heldout")[:LOOKED_AT] or plan.task.samples("train")[:LOOKED_AT]
     findings = file_findings(files, samples)
     if not with_model:
         return [*findings, note("the model itself is not loaded (--no-model)")]
-    return findings + loaded_findings(plan, files, samples[:64], longest)
+    return findings + loaded_findings(plan, files, samples, longest)
