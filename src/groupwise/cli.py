@@ -130,11 +130,15 @@ def check(
     """Look at a recipe's problems, rewards, lengths and model before a run; exit code 1 where there is a fault."""
     from groupwise.commands.check.findings import print_sections
     from groupwise.commands.check.sections import sections
+    from groupwise.commands.threads import threads, with_threads
     from groupwise.config.recipe import assignment, load
     from groupwise.config.resolve import resolve
 
-    plan = resolve(load(recipe, dict(map(assignment, set or []))))
-    if print_sections(sections(plan, rows, model), Terminal()):
+    loaded, said = with_threads(load(recipe, dict(map(assignment, set or []))))
+    plan = resolve(loaded)
+    with threads(plan.recipe):
+        faults = print_sections(sections(plan, rows, model, said), Terminal())
+    if faults:
         raise typer.Exit(1)
 
 

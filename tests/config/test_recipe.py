@@ -180,6 +180,7 @@ OTHER: dict[str, Any] = {
     "chat.open": "<think>",
     "evaluation.problems": 100,
     "prompt_truncation": "left",
+    "threads": 7,
     "learner.beta1": 0.5,
     "learner.beta2": 0.5,
     "warm_start.warmup": 0.5,
@@ -303,7 +304,7 @@ def test_a_precision_of_a_reference_that_nothing_reads_is_refused():
 
 
 def test_the_plan_says_what_is_not_in_float32():
-    assert "precision" not in resolve(recipe.load("quickstart")).describe()
+    assert "precision    learner fp32, engine fp32" in resolve(recipe.load("quickstart")).describe()
     mixed = resolve(recipe.load("quickstart", {"engine.precision": "bf16"})).describe()
     assert "precision    learner fp32, engine bf16, reference fp32" in mixed
     assert (

@@ -1,15 +1,16 @@
 """Sample a policy on held-out problems: a run's last checkpoint, or any model folder."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 
 from groupwise.commands.build import evaluation, pool_of
 from groupwise.commands.policies import checkpoint_of, checkpoint_policy
 from groupwise.commands.selected import selected
+from groupwise.commands.threads import threads, with_threads
 from groupwise.config import recipe
-from groupwise.config.plan import REWARD_MODEL
+from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
@@ -31,10 +32,18 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     """
     is_run = os.path.lexists(os.path.join(name, journal.RECIPE))
     table = str(journal.whole_recipe(Path(name))) if is_run else name
-    plan = resolve(recipe.load(table, overrides), place=Path(os.path.realpath(name)) if is_run else None)
+    loaded, said = with_threads(recipe.load(table, overrides))
+    plan = resolve(loaded, place=Path(os.path.realpath(name)) if is_run else None)
     if not plan.evaluated:
         raise UsageError("evaluation.problems = 0: there is nothing to evaluate; --set evaluation.problems=64")
     note = Terminal(stderr=True).print
+    for line in said:
+        note(line)
+    with threads(plan.recipe):
+        return _evaluated(plan, name, model, note)
+
+
+def _evaluated(plan: Plan, name: str, model: str | None, note: Callable[..., None]) -> Evaluation:
     if model:
         policy = load_policy(Path(model), device=plan.recipe.device)
     else:

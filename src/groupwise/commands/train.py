@@ -14,9 +14,11 @@ from typing import Any
 
 from groupwise import loop
 from groupwise.commands.build import build
+from groupwise.commands.threads import threads, with_threads
 from groupwise.config import about, recipe
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.config.usual import unusual
 from groupwise.core.boundary import save_traceback
 from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.engine import Engine
@@ -56,18 +58,23 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     loaded = recipe.load(name, chosen)
     if "name" not in chosen:
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
+    loaded, said = with_threads(loaded)
     plan = resolve(loaded)
     send_to = tracker(plan.recipe.journal.tracker)
     text = recipe.dump(resolved_recipe(plan), f"from {name}")
     book = Journal.create(plan.folder, text)
-    return _go(plan, book, about.about(plan, time.time()), None, Sender(send_to, book.log), fresh=True)
+    said += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
+    with threads(plan.recipe):
+        row = about.about(plan, time.time())
+        return _go(plan, book, row, None, Sender(send_to, book.log), said, fresh=True)
 
 
 def resume(folder: Path) -> Run:
     """Go on with a run from its newest good checkpoint; without one, from the start."""
     path = journal.whole_recipe(folder)
     # The folder is the run, wherever it was moved and whatever it is called.
-    plan = resolve(recipe.parse(recipe.read_table(path), str(path)), place=Path(os.path.realpath(folder)))
+    loaded, said = with_threads(recipe.parse(recipe.read_table(path), str(path)))
+    plan = resolve(loaded, place=Path(os.path.realpath(folder)))
     send_to = tracker(plan.recipe.journal.tracker)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
     step = checkpoint.read_state(newest)["step"] if newest else 0
@@ -78,15 +85,26 @@ def resume(folder: Path) -> Run:
     for line in damaged:
         book.log(line)
         Terminal(stderr=True).print(line)
-    row = about.resumed(before, step, time.time(), plan.recipe.device)
-    return _go(plan, book, row, newest, Sender(send_to, book.log), fresh=False)
+    with threads(plan.recipe):
+        row = about.resumed(before, step, time.time(), plan.recipe.device)
+        return _go(plan, book, row, newest, Sender(send_to, book.log), said, fresh=False)
 
 
-def _go(plan: Plan, book: Journal, about_row: Mapping[str, Any], newest: Path | None, send: Sender, fresh: bool) -> Run:
+def _go(
+    plan: Plan,
+    book: Journal,
+    about_row: Mapping[str, Any],
+    newest: Path | None,
+    send: Sender,
+    said: Sequence[str],
+    fresh: bool,
+) -> Run:
+    """Build the run and train to its end; `said` are lines that stand under the plan."""
     terminal = Terminal()
     steps, name = plan.recipe.steps, plan.folder.name
     view = LiveView(steps, name, terminal) if terminal.console.is_terminal else View(steps, terminal)
-    view.note(plan.describe())
+    for text in (plan.describe(), *said):
+        view.note(text)
     stop_signals: list[int] = []
     opened: list[Scorer | Engine] = []
     summary: dict[str, Any] | None = None

@@ -9,11 +9,13 @@ from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
 from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import describe_mix
+from groupwise.core.engine import Sampling
 from groupwise.core.task import Notes, ScoresSteps, Task
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import Mix
 from groupwise.rollout.selection import evaluated, heldout_sets
 from groupwise.training.critic import CriticSettings
+from groupwise.training.learner import LearnerSettings
 from groupwise.training.reward_model import SAMPLED_PAIRS, PreferenceSettings
 
 #: The reward model's place in the run folder.
@@ -83,9 +85,12 @@ class Plan:
             *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
             f"algorithm    {row.name} ({row.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in row.parts.items()),
+            f"  {'entropy':<10} {row.entropy_coefficient:g}",
+            f"learning     {_describe_learning(recipe.learner)}",
+            f"sampling     {_describe_sampling(recipe.sampling)}",
             *([f"adapters     {_describe_adapters(recipe)}"] if recipe.adapter.rank else []),
             *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
-            *([f"precision    {_describe_precision(self)}"] if "bf16" in _precisions(self).values() else []),
+            f"precision    {_describe_precision(self)}",
             *([f"critic       {_describe_critic(recipe.critic)}"] if recipe.critic else []),
             *([f"reward model {_describe_preference(recipe.preference)}"] if recipe.preference else []),
             *(f"             beside it the task's own score decides {what}" for what in _decided_by_the_task(self)),
@@ -119,6 +124,18 @@ def _precisions(plan: Plan) -> dict[str, str]:
 def _describe_precision(plan: Plan) -> str:
     master = {"same": "fp32"}
     return ", ".join(f"{name} {master.get(precision, precision)}" for name, precision in _precisions(plan).items())
+
+
+def _describe_learning(settings: LearnerSettings) -> str:
+    rising = f" after {settings.warmup_updates} updates of warmup" if settings.warmup_updates else ""
+    norm = f"gradient norm at most {settings.clip_norm:g}" if settings.clip_norm else "any gradient norm"
+    decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
+    return f"rate {settings.learning_rate:g}, {settings.schedule}{rising}, {norm}{decay}"
+
+
+def _describe_sampling(sampling: Sampling) -> str:
+    support = [f"top_p {sampling.top_p:g}"] * (sampling.top_p < 1) + [f"top_k {sampling.top_k}"] * (sampling.top_k > 0)
+    return ", ".join([f"temperature {sampling.temperature:g}", *support])
 
 
 def _describe_adapters(recipe: Recipe) -> str:

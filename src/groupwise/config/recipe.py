@@ -25,6 +25,7 @@ from groupwise.rollout.scoring import ScoringSettings
 from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
+from groupwise.training.optimizer import AUTO, Count
 from groupwise.training.reference import ReferenceSettings
 from groupwise.training.reward_model import PreferenceSettings
 from groupwise.training.warm_start import WarmStart
@@ -44,6 +45,8 @@ class Recipe(Settings):
     steps               training steps: each samples, scores and updates
     model               a folder, a hub's id, or a tiny policy: tiny-dense, tiny-moe, tiny-chat
     device              where models run; "auto" takes CUDA where there is one
+    threads             CPU threads; "auto": as torch has them, or as many as other work leaves cores free, one at
+                        least. A run keeps the number that it began with, because its bits depend on it
     runs                the folder of run folders
     prompts_per_step    problems of a step
     samples_per_prompt  completions of each problem: its group
@@ -61,6 +64,7 @@ class Recipe(Settings):
     steps: int = Field(ge=1, le=10**9)
     model: Location = "tiny-dense"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Count = AUTO
     runs: Location = "runs"
     prompts_per_step: int = Field(default=64, ge=1, le=2**20)
     samples_per_prompt: int = Field(default=8, ge=1, le=2**16)

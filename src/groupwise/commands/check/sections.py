@@ -1,6 +1,6 @@
 """The sections of a check in their order: what is cheap and certain first, the model last."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,8 @@ from groupwise.commands.check.model import ModelFiles, file_findings, loaded_fin
 from groupwise.commands.check.problems import columns, counts, duplicates
 from groupwise.commands.check.trials import score_trials, trials
 from groupwise.config.plan import Plan
+from groupwise.config.resolve import resolved_recipe
+from groupwise.config.usual import unusual
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.rollout.scoring import Scorer
@@ -23,13 +25,14 @@ TRIED, MEASURED = 200, 2000
 LOOKED_AT = 64
 
 
-def sections(plan: Plan, shown: int = 3, with_model: bool = True) -> Iterator[Section]:
-    """The sections of a check, as they become known; `shown` is how many problems are printed.
+def sections(plan: Plan, shown: int = 3, with_model: bool = True, said: Sequence[str] = ()) -> Iterator[Section]:
+    """The sections of a check, as they become known; `shown` is how many problems are printed, `said` are notes on the
+    plan.
 
     Trains nothing and writes nothing that stays. Raises UsageError where a reward cannot be loaded or called, as a run
     would; what else is wrong is a fault of its section.
     """
-    yield Section("plan", text=plan.describe())
+    yield Section("plan", [note(line) for line in (*said, *unusual(resolved_recipe(plan)))], text=plan.describe())
     yield Section("problems", [*counts(plan.task), *columns(plan.task, _samples(plan, TRIED))])
     yield Section("duplicates and leakage", duplicates(plan.task))
     with TemporaryDirectory() as folder:
