@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from groupwise.config.elsewhere import in_words
 from groupwise.core.boundary import unexpected
 from groupwise.core.errors import LONGEST_MESSAGE, GroupwiseError, UsageError, shortened
 from groupwise.core.paths import location
@@ -252,7 +253,8 @@ def main() -> None:
             message = error.format_message()  # type: ignore[attr-defined]
             if not message:  # no command was given, and the help was shown
                 sys.exit(0)
-            _fail(shortened(message), 2)
+            near = in_words(sys.argv[1:])
+            _fail(f"{shortened(message)}{near and '; '}{near}", 2)
         end = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error  # an EOFError
         _fail(unexpected(end, " ".join(sys.argv[1:])), 1)
     sys.exit(code)

@@ -8,8 +8,8 @@ PAGE = """\
 # The keys of a recipe
 
 `make docs` writes this page from the objects that read the keys; `groupwise keys` prints it, `groupwise keys learner`
-one section. Where no default stands, a key is needed, or the last column says what happens without it. A key is laid over
-a recipe with `--set learner.schedule=cosine`. Bounds of tasks, rewards and an algorithm's parts are said in words.
+one section. Where no default stands, a key is needed, or the last column says what happens without it. A key is laid
+over a recipe with `--set learner.schedule=cosine`. Bounds of tasks, rewards and parts are said in words.
 """
 TABLE = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|\n"
 

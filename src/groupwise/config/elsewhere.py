@@ -9,9 +9,6 @@ from typing import Any
 
 from groupwise.core.errors import UsageError
 
-#: Sections whose keys the data decides, such as a reward's own.
-_FREE = ("task", "rewards")
-
 
 @dataclass(frozen=True)
 class Option:
@@ -66,9 +63,12 @@ def option_of(name: str) -> Option | None:
 
 
 def require_own_names(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
-    """Raises UsageError for the first key that is another project's name; `known` are the recipe's own, top down."""
+    """Raises UsageError for the first key that is another project's name.
+
+    known  the recipe's own: name -> the names inside it, or an empty table where these are not for us to judge
+    """
     for name in _names(table, "", known):
-        option = option_of(name) or option_of(name.removeprefix("algorithm."))
+        option = option_of(name) or option_of(name.rpartition(".")[2])
         if option:
             raise UsageError(f"{where}: {name}: {option}")
 
@@ -100,5 +100,5 @@ def _names(table: Mapping[str, Any], prefix: str, known: Mapping[str, Any]) -> I
             yield from _names(value, f"{prefix}{key}.", {})
         elif inner is None:
             yield f"{prefix}{key}"
-        elif isinstance(value, Mapping) and isinstance(inner, Mapping):
+        elif isinstance(value, Mapping) and inner:
             yield from _names(value, f"{prefix}{key}.", inner)

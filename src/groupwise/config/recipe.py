@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args
 import tomli_w
 from pydantic import Field, ValidationError
 
+from groupwise.algorithms.settings import KINDS
+from groupwise.config.elsewhere import require_own_names
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError, brief, nearest, one_line
 from groupwise.core.paths import location, require_regular
@@ -149,6 +151,7 @@ def parse(table: Mapping[str, Any], where: str) -> Recipe:
     """A checked recipe from its table. Raises UsageError, one line, where anything is off."""
     for key, value in table.items():
         require_plain(f"{where}: {key}", value)
+    require_own_names(table, _known_names(), where)
     try:
         return Recipe.model_validate(dict(table))
     except ValidationError as error:
@@ -190,6 +193,13 @@ def set_key(table: dict[str, Any], key: str, value: object) -> None:
         if not isinstance(table, dict):
             raise UsageError(f"{key}: {section} is a value, not a section")
     table[last] = value
+
+
+def _known_names() -> dict[str, dict[str, Any]]:
+    """The keys of a recipe, and inside of its sections; what tasks, rewards and parts have is judged by them."""
+    sections = {name: section_type(field.annotation) for name, field in Recipe.model_fields.items()}
+    names = {name: {key: {} for key in getattr(kind, "model_fields", ())} for name, kind in sections.items()}
+    return names | {"algorithm": {key: {} for key in ("name", "kl", "entropy_coefficient", *KINDS)}}
 
 
 def _in_words(error: Any) -> str:
