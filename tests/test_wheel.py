@@ -40,7 +40,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
-def said(command: list[str | Path], folder: Path) -> str:
+def output_of(command: list[str | Path], folder: Path) -> str:
     """What a command prints in a folder, without this process's paths."""
     own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=True).stdout
@@ -59,11 +59,11 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
 
 def test_the_commands_work_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     program = installed / "groupwise"
-    assert said([program, "--version"], tmp_path) == f"groupwise {__version__}\n"
-    where = said([installed / "python", "-c", "import groupwise; print(groupwise.__file__)"], tmp_path)
+    assert output_of([program, "--version"], tmp_path) == f"groupwise {__version__}\n"
+    where = output_of([installed / "python", "-c", "import groupwise; print(groupwise.__file__)"], tmp_path)
     assert Path(where.strip()).is_relative_to(installed.parent)
-    assert "  learner.learning_rate = 1e-06  (number, at least 0)" in said([program, "keys"], tmp_path)
-    assert "quickstart-moe" in said([program, "recipes"], tmp_path)
+    assert "  learner.learning_rate = 1e-06  (number, at least 0)" in output_of([program, "keys"], tmp_path)
+    assert "quickstart-moe" in output_of([program, "recipes"], tmp_path)
     changes = {
         "steps": 1,
         "prompts_per_step": 4,
@@ -75,5 +75,5 @@ def test_the_commands_work_from_an_empty_folder(installed: Path, tmp_path: Path)
         "threads": 1,
     }
     sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    assert "the run is in runs/quickstart " in said([program, "train", "quickstart", *sets], tmp_path)
+    assert "the run is in runs/quickstart " in output_of([program, "train", "quickstart", *sets], tmp_path)
     assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()

@@ -135,10 +135,10 @@ def check(
     from groupwise.config.recipe import assignment, load
     from groupwise.config.resolve import resolve
 
-    loaded, said = with_threads(load(recipe, dict(map(assignment, set or []))))
+    loaded, notes = with_threads(load(recipe, dict(map(assignment, set or []))))
     plan = resolve(loaded)
     with threads(plan.recipe):
-        faults = print_sections(sections(plan, rows, model, said), Terminal())
+        faults = print_sections(sections(plan, rows, model, notes), Terminal())
     if faults:
         raise typer.Exit(1)
 

@@ -89,7 +89,7 @@ def test_a_section_is_printed_with_those_inside_it() -> None:
 )
 def test_the_commands_say_it(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     app(words, standalone_mode=False)
-    assert any(said.startswith(line) for said in capsys.readouterr().out.splitlines())
+    assert any(shown.startswith(line) for shown in capsys.readouterr().out.splitlines())
 
 
 def test_every_recipe_that_comes_along_says_what_it_is() -> None:

@@ -42,13 +42,13 @@ def busy():
 
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="nothing says what others do")
 def test_where_others_hold_the_cores_a_run_takes_what_is_free_and_says_so(all_cores, busy):
-    recipe, said = with_threads(load("quickstart"))
+    recipe, notes = with_threads(load("quickstart"))
     assert isinstance(recipe.threads, int)
     assert recipe.threads < all_cores
-    assert said[0].startswith(f"threads      {recipe.threads} instead of {all_cores}: other work holds ")
-    recipe, said = with_threads(load("quickstart", {"threads": all_cores}))
+    assert notes[0].startswith(f"threads      {recipe.threads} instead of {all_cores}: other work holds ")
+    recipe, notes = with_threads(load("quickstart", {"threads": all_cores}))
     assert recipe.threads == all_cores
-    assert said[0].startswith(f"threads      {all_cores}, as the recipe says: other work holds ")
+    assert notes[0].startswith(f"threads      {all_cores}, as the recipe says: other work holds ")
 
 
 def test_a_process_does_not_count_its_own_work():

@@ -32,12 +32,12 @@ def evaluate_folder(name: str, overrides: Mapping[str, object], model: str | Non
     """
     is_run = os.path.lexists(os.path.join(name, journal.RECIPE))
     table = str(journal.whole_recipe(Path(name))) if is_run else name
-    loaded, said = with_threads(recipe.load(table, overrides))
+    loaded, notes = with_threads(recipe.load(table, overrides))
     plan = resolve(loaded, place=Path(os.path.realpath(name)) if is_run else None)
     if not plan.evaluated:
         raise UsageError("evaluation.problems = 0: there is nothing to evaluate; --set evaluation.problems=64")
     note = Terminal(stderr=True).print
-    for line in said:
+    for line in notes:
         note(line)
     with threads(plan.recipe):
         return _evaluated(plan, name, model, note)

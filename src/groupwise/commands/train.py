@@ -58,22 +58,22 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     loaded = recipe.load(name, chosen)
     if "name" not in chosen:
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
-    loaded, said = with_threads(loaded)
+    loaded, notes = with_threads(loaded)
     plan = resolve(loaded)
     send_to = tracker(plan.recipe.journal.tracker)
     text = recipe.dump(resolved_recipe(plan), f"from {name}")
     book = Journal.create(plan.folder, text)
-    said += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
+    notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
     with threads(plan.recipe):
         row = about.about(plan, time.time())
-        return _go(plan, book, row, None, Sender(send_to, book.log), said, fresh=True)
+        return _go(plan, book, row, None, Sender(send_to, book.log), notes, fresh=True)
 
 
 def resume(folder: Path) -> Run:
     """Go on with a run from its newest good checkpoint; without one, from the start."""
     path = journal.whole_recipe(folder)
     # The folder is the run, wherever it was moved and whatever it is called.
-    loaded, said = with_threads(recipe.parse(recipe.read_table(path), str(path)))
+    loaded, notes = with_threads(recipe.parse(recipe.read_table(path), str(path)))
     plan = resolve(loaded, place=Path(os.path.realpath(folder)))
     send_to = tracker(plan.recipe.journal.tracker)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
@@ -87,7 +87,7 @@ def resume(folder: Path) -> Run:
         Terminal(stderr=True).print(line)
     with threads(plan.recipe):
         row = about.resumed(before, step, time.time(), plan.recipe.device)
-        return _go(plan, book, row, newest, Sender(send_to, book.log), said, fresh=False)
+        return _go(plan, book, row, newest, Sender(send_to, book.log), notes, fresh=False)
 
 
 def _go(
@@ -96,14 +96,14 @@ def _go(
     about_row: Mapping[str, Any],
     newest: Path | None,
     send: Sender,
-    said: Sequence[str],
+    notes: Sequence[str],
     fresh: bool,
 ) -> Run:
-    """Build the run and train to its end; `said` are lines that stand under the plan."""
+    """Build the run and train to its end; `notes` stand under the plan."""
     terminal = Terminal()
     steps, name = plan.recipe.steps, plan.folder.name
     view = LiveView(steps, name, terminal) if terminal.console.is_terminal else View(steps, terminal)
-    for text in (plan.describe(), *said):
+    for text in (plan.describe(), *notes):
         view.note(text)
     stop_signals: list[int] = []
     opened: list[Scorer | Engine] = []

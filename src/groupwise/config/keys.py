@@ -87,35 +87,37 @@ def meanings(kind: type) -> dict[str, str]:
     >>> meanings(Sampling)["top_k"]
     'keep the k most likely tokens; 0 keeps all'
     """
-    said: dict[str, str] = {}
+    described: dict[str, str] = {}
     for above in reversed(kind.__mro__):
         names: list[str] = []
         for line in inspect.cleandoc(above.__doc__ or "").splitlines():
             entry = re.match(r"((?:\w+, )*\w+) {2,}(\S.*)", line)
             if entry:
                 names = entry[1].split(", ")
-                said |= dict.fromkeys(names, entry[2])
+                described |= dict.fromkeys(names, entry[2])
             elif line.startswith("   "):
-                said |= {name: f"{said[name]} {line.strip()}" for name in names}
+                described |= {name: f"{described[name]} {line.strip()}" for name in names}
             else:
                 names = []
-    return said
+    return described
 
 
 def _of_settings(kind: type[Settings], prefix: str) -> Iterator[Key]:
-    schema, said = kind.model_json_schema(), meanings(kind)
+    schema, described = kind.model_json_schema(), meanings(kind)
     for name, field in kind.model_fields.items():
         default = "" if field.is_required() else _toml(field.default)
-        yield _key(prefix + name, schema["properties"][name], default, said.get(name, ""), schema.get("$defs", {}))
+        yield _key(prefix + name, schema["properties"][name], default, described.get(name, ""), schema.get("$defs", {}))
 
 
 def _of_fields(kind: Any, prefix: str, presets: Mapping[str, object] | None = None) -> Iterator[Key]:
     """Of a dataclass, whose bounds, where it has any, are said in words."""
-    said, hints = meanings(kind), get_type_hints(kind)
+    described, hints = meanings(kind), get_type_hints(kind)
     for field in dataclasses.fields(kind):
         given = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         default = "" if given is dataclasses.MISSING else _toml(given)
-        yield _key(prefix + field.name, TypeAdapter(hints[field.name]).json_schema(), default, said.get(field.name, ""))
+        yield _key(
+            prefix + field.name, TypeAdapter(hints[field.name]).json_schema(), default, described.get(field.name, "")
+        )
 
 
 def _tasks() -> Iterator[Section]:
@@ -123,8 +125,8 @@ def _tasks() -> Iterator[Section]:
         if name not in PRESETS:
             yield Section(f"task.{name}", _title(kind), tuple(_of_fields(kind, "task.")))
     for name, keys in PRESETS.items():
-        said = meanings(TASKS[name])
-        own = (Key(f"task.{key}", "", _toml(value), "", said[key]) for key, value in keys.items())
+        described = meanings(TASKS[name])
+        own = (Key(f"task.{key}", "", _toml(value), "", described[key]) for key, value in keys.items())
         yield Section(f"task.{name}", "The task `data` with these keys unless they are set.", tuple(own))
 
 
@@ -148,14 +150,14 @@ def _algorithm() -> Iterator[Section]:
         for name, kind in kinds.items():
             if keys := tuple(_of_fields(kind, f"algorithm.{slot}.")):
                 yield Section(f"algorithm.{slot}.{name}", _title(kind), keys)
-    said = meanings(KL)
+    described = meanings(KL)
     yield Section(
         "algorithm.kl",
         _title(KL),
         (
-            Key("algorithm.kl.beta", "number", "the row's", "at least 0", said["beta"]),
-            _choice("algorithm.kl.estimator", ESTIMATORS, "the row's", said["estimator"]),
-            _choice("algorithm.kl.place", PLACES, "the row's", said["place"]),
+            Key("algorithm.kl.beta", "number", "the row's", "at least 0", described["beta"]),
+            _choice("algorithm.kl.estimator", ESTIMATORS, "the row's", described["estimator"]),
+            _choice("algorithm.kl.place", PLACES, "the row's", described["place"]),
         ),
     )
 

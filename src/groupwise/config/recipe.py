@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import Field, ValidationError
@@ -27,7 +27,6 @@ from groupwise.rollout.scoring import ScoringSettings
 from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
-from groupwise.training.optimizer import AUTO, Count
 from groupwise.training.reference import ReferenceSettings
 from groupwise.training.reward_model import PreferenceSettings
 from groupwise.training.warm_start import WarmStart
@@ -66,7 +65,7 @@ class Recipe(Settings):
     steps: int = Field(ge=1, le=10**9)
     model: Location = "tiny-dense"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Count = AUTO
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
     runs: Location = "runs"
     prompts_per_step: int = Field(default=64, ge=1, le=2**20)
     samples_per_prompt: int = Field(default=8, ge=1, le=2**16)

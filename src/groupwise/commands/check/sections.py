@@ -25,14 +25,14 @@ TRIED, MEASURED = 200, 2000
 LOOKED_AT = 64
 
 
-def sections(plan: Plan, shown: int = 3, with_model: bool = True, said: Sequence[str] = ()) -> Iterator[Section]:
-    """The sections of a check, as they become known; `shown` is how many problems are printed, `said` are notes on the
+def sections(plan: Plan, shown: int = 3, with_model: bool = True, notes: Sequence[str] = ()) -> Iterator[Section]:
+    """The sections of a check, as they become known; `shown` is how many problems are printed, `notes` are notes on the
     plan.
 
     Trains nothing and writes nothing that stays. Raises UsageError where a reward cannot be loaded or called, as a run
     would; what else is wrong is a fault of its section.
     """
-    yield Section("plan", [note(line) for line in (*said, *unusual(resolved_recipe(plan)))], text=plan.describe())
+    yield Section("plan", [note(line) for line in (*notes, *unusual(resolved_recipe(plan)))], text=plan.describe())
     yield Section("problems", [*counts(plan.task), *columns(plan.task, _samples(plan, TRIED))])
     yield Section("duplicates and leakage", duplicates(plan.task))
     with TemporaryDirectory() as folder:
