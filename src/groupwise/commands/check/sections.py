@@ -26,8 +26,8 @@ LOOKED_AT = 64
 
 
 def sections(plan: Plan, shown: int = 3, with_model: bool = True, notes: Sequence[str] = ()) -> Iterator[Section]:
-    """The sections of a check, as they become known; `shown` is how many problems are printed, `notes` are notes on the
-    plan.
+    """The sections of a check, as they become known; `shown` is how many problems are printed; `notes` stand
+    under the plan.
 
     Trains nothing and writes nothing that stays. Raises UsageError where a reward cannot be loaded or called, as a run
     would; what else is wrong is a fault of its section.
