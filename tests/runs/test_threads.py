@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 
@@ -49,23 +48,6 @@ def test_where_others_hold_the_cores_a_run_takes_what_is_free_and_says_so(all_co
     recipe, notes = with_threads(load("quickstart", {"threads": all_cores}))
     assert recipe.threads == all_cores
     assert notes[0].startswith(f"threads      {all_cores}, as the recipe says: other work holds ")
-
-
-def test_a_process_does_not_count_its_own_work():
-    """What others do meanwhile is counted, so only a core of its own less than all is certain."""
-    own = threading.Event()
-
-    def work():
-        while not own.is_set():
-            pass
-
-    held = held_cores(0.2)
-    thread = threading.Thread(target=work)
-    thread.start()
-    working = held_cores(0.2)
-    own.set()
-    thread.join()
-    assert working <= cores() - 0.5 or held > cores() - 1, "a core that is its own work is not held by others"
 
 
 def test_a_resumed_run_has_the_threads_that_it_began_with(all_cores, small, monkeypatch):
