@@ -15,7 +15,7 @@ import groupwise
 from groupwise.commands.threads import threads, with_threads
 from groupwise.commands.train import resume
 from groupwise.config.recipe import load
-from groupwise.core.load import cores, held_cores
+from groupwise.core.load import cores
 
 BUSY = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
 
