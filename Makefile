@@ -63,8 +63,10 @@ bench-trl: install .venv-trl/installed  ## whole steps against TRL, docs/benchma
 	$(BIN)/python benchmarks/trl/run.py docs/evidence/bench-trl.jsonl $(if $(ONLY),--only $(ONLY))
 	$(BIN)/python benchmarks/trl_pictures.py docs/evidence/bench-trl.jsonl docs
 
-docs: install  ## write docs/algorithms.md from the catalog and docs/floors.svg from the imports
+docs: install  ## write docs/algorithms.md from the catalog, docs/keys.md from the settings, their table of TRL and verl, docs/floors.svg from the imports
 	$(BIN)/python -m groupwise.algorithms.explain > docs/algorithms.md
+	$(BIN)/python -m groupwise.commands.keys > docs/keys.md
+	$(BIN)/python -m groupwise.commands.elsewhere > docs/from-trl-and-verl.md
 	$(BIN)/python docs/floors.py
 
 clean:  ## remove .venv, .venv-trl and caches; runs/ stays

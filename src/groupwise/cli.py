@@ -8,10 +8,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from groupwise.config.elsewhere import in_words
 from groupwise.core.boundary import unexpected
 from groupwise.core.errors import LONGEST_MESSAGE, GroupwiseError, UsageError, shortened
 from groupwise.core.paths import location
 from groupwise.core.terminal import Terminal, clean
+from groupwise.core.version import VERSION
 
 app = typer.Typer(
     add_completion=False,
@@ -19,6 +21,22 @@ app = typer.Typer(
     help="Reinforcement learning for language models.",
     pretty_exceptions_enable=False,
 )
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        Terminal().print(f"groupwise {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def groupwise(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    """Reinforcement learning for language models."""
+
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Lay a value over the recipe; can be repeated.")
@@ -43,11 +61,12 @@ def train(
         raise typer.Exit(128 + done.stopped_by)
     s = done.summary
     say = Terminal().print
-    say(
-        f"held-out {s['heldout_measure']} {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on "
-        f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
-        f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
-    )
+    if "heldout_after" in s:
+        say(
+            f"held-out {s['heldout_measure']} {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on "
+            f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
+            f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
+        )
     for kind, title in (("heldout_by_reward", "reward {}"), ("heldout_by_source", "{}")):
         for name, mean in s.get(kind, {}).items():
             say(f"{title.format(name)}: held-out mean {mean['before']:.3f} -> {mean['after']:.3f}")
@@ -118,11 +137,15 @@ def check(
     """Look at a recipe's problems, rewards, lengths and model before a run; exit code 1 where there is a fault."""
     from groupwise.commands.check.findings import print_sections
     from groupwise.commands.check.sections import sections
+    from groupwise.commands.threads import threads, with_threads
     from groupwise.config.recipe import assignment, load
     from groupwise.config.resolve import resolve
 
-    plan = resolve(load(recipe, dict(map(assignment, set or []))))
-    if print_sections(sections(plan, rows, model), Terminal()):
+    loaded, notes = with_threads(load(recipe, dict(map(assignment, set or []))))
+    plan = resolve(loaded)
+    with threads(plan.recipe):
+        faults = print_sections(sections(plan, rows, model, notes), Terminal())
+    if faults:
         raise typer.Exit(1)
 
 
@@ -171,20 +194,29 @@ def watch(
 
 @app.command()
 def explain(
-    algorithm: Annotated[str, typer.Argument(help="An algorithm of the catalog, such as gspo, or a run folder.")],
+    algorithm: Annotated[
+        str | None,
+        typer.Argument(help="An algorithm of the catalog, such as gspo, or a run folder; else all."),
+    ] = None,
     against: Annotated[str | None, typer.Option(help="Another one: print what differs.")] = None,
     set: Settings = None,
 ) -> None:
-    """An algorithm's equation, its parts with their values, its paper, and what to watch."""
-    from groupwise.algorithms.explain import compare
+    """An algorithm: its equation, parts and values, paper, and what to watch; without a name: all of them."""
+    from groupwise.algorithms.explain import compare, family
     from groupwise.commands.explain import explain as in_words
     from groupwise.config.recipe import assignment
 
+    if algorithm is None and (against is not None or set):
+        raise UsageError("--against and --set go with an algorithm: groupwise explain grpo --against gspo")
     if against is not None and set:
         raise UsageError("--against compares two rows of the catalog as they are; leave out --set")
     chosen = {key.removeprefix("algorithm."): value for key, value in map(assignment, set or [])}
     note = Terminal(stderr=True).print
-    Terminal().print(compare(algorithm, against) if against is not None else in_words(algorithm, chosen, note))
+    if algorithm is None:
+        text = family()
+    else:
+        text = in_words(algorithm, chosen, note) if against is None else compare(algorithm, against)
+    Terminal().print(text)
 
 
 @app.command()
@@ -204,6 +236,29 @@ def laws(
     say(f"{len(trial.laws) - trial.broken} of {len(trial.laws)} laws hold")
     if trial.broken:
         raise typer.Exit(1)
+
+
+@app.command()
+def keys(
+    section: Annotated[
+        str | None, typer.Argument(help="A section, such as learner, task.data or algorithm.trust; without one: all.")
+    ] = None,
+) -> None:
+    """Every key of a recipe: its default, type and bounds, and what it means."""
+    from groupwise.commands.keys import text
+    from groupwise.config.keys import chosen
+
+    Terminal().print(text(chosen(section)))
+
+
+@app.command()
+def recipes() -> None:
+    """The recipes that come with groupwise, each with the first line of its comment."""
+    from groupwise.config.recipe import first_comment, shipped
+
+    width = max(map(len, shipped()))
+    for name in shipped():
+        Terminal().print(f"{name:<{width}}  {first_comment(name)}")
 
 
 def main() -> None:
@@ -226,7 +281,8 @@ def main() -> None:
             message = error.format_message()  # type: ignore[attr-defined]
             if not message:  # no command was given, and the help was shown
                 sys.exit(0)
-            _fail(shortened(message), 2)
+            near = in_words(sys.argv[1:])
+            _fail(f"{shortened(message)}{near and '; '}{near}", 2)
         end = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error  # an EOFError
         _fail(unexpected(end, " ".join(sys.argv[1:])), 1)
     sys.exit(code)

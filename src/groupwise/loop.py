@@ -54,7 +54,9 @@ class LoopSettings:
 
 @dataclass(frozen=True)
 class Components:
-    """What acts in a run. `limits` say what rounding may do to the checks' comparisons."""
+    """What acts in a run. `limits` say what rounding may do to the checks' comparisons; a run without held-out
+    problems has no `evaluate`.
+    """
 
     algorithm: Algorithm
     rollout: Rollout
@@ -63,7 +65,7 @@ class Components:
     critic: Critic | None
     probe: Probe
     limits: Limits
-    evaluate: Callable[[], Evaluation]
+    evaluate: Callable[[], Evaluation] | None
     state: RunState
 
 
@@ -241,7 +243,9 @@ def report(run: Training, result: RolloutResult, checks: list[Check]) -> None:
 
 
 def evaluate(run: Training) -> None:
-    """Sample the held-out problems under the engine's current weights."""
+    """Sample the held-out problems under the engine's current weights, where the run has any."""
+    if run.components.evaluate is None:
+        return
     with run.clock.phase("evaluate"):
         evaluation = run.components.evaluate()
     run.output.evaluation(run.progress.step, evaluation, run.clock.lap())

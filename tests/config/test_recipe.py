@@ -188,6 +188,8 @@ OTHER: dict[str, Any] = {
     "evaluation.problems": 100,
     "evaluation.metric": "reward",
     "evaluation.pass_at": 0.5,
+    "prompt_truncation": "left",
+    "threads": 7,
     "learner.beta1": 0.5,
     "learner.beta2": 0.5,
     "warm_start.warmup": 0.5,
@@ -225,6 +227,8 @@ def test_every_key_changes_the_run(key: str):
         value = now * 2 + 1
     if key.startswith("adapter.") and key != "adapter.rank":
         given = {"adapter.rank": 4}
+    if key == "prompt_truncation":
+        given = {"max_prompt_tokens": 99}
     changed = resolve(recipe.load("quickstart", {**given, key: value}))
     before = resolve(recipe.load("quickstart", given))
     old, new = ({**vars(plan.recipe), **vars(plan), "recipe": None} for plan in (before, changed))
@@ -312,7 +316,7 @@ def test_a_precision_of_a_reference_that_nothing_reads_is_refused():
 
 
 def test_the_plan_says_what_is_not_in_float32():
-    assert "precision" not in resolve(recipe.load("quickstart")).describe()
+    assert "precision    learner fp32, engine fp32" in resolve(recipe.load("quickstart")).describe()
     mixed = resolve(recipe.load("quickstart", {"engine.precision": "bf16"})).describe()
     assert "precision    learner fp32, engine bf16, reference fp32" in mixed
     assert (

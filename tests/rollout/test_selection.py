@@ -6,7 +6,8 @@ import pytest
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.rollout.selection import LOOKED_AT, select
+from groupwise.rollout.collect import EvaluationSettings
+from groupwise.rollout.selection import LOOKED_AT, PromptLimit, select
 
 
 class Words:
@@ -42,14 +43,14 @@ def ask(sample: Sample) -> tuple[int, ...]:
 
 
 def test_without_a_limit_everything_is_used_and_nothing_is_told():
-    found = select(Words([3, 9, 4], [5, 2]), ask, 0, 1)
+    found = select(Words([3, 9, 4], [5, 2]), ask, PromptLimit(), EvaluationSettings(problems=1))
     assert [len(s.prompt) for s in found.train] == [3, 9, 4]
     assert [len(s.prompt) for s in found.heldout] == [5]
     assert (found.longest, found.notes) == (9, ())
 
 
 def test_longer_prompts_are_left_out_of_both_splits_and_counted():
-    found = select(Words([3, 9, 4, 8], [7, 5, 2]), ask, 5, 2)
+    found = select(Words([3, 9, 4, 8], [7, 5, 2]), ask, PromptLimit(5), EvaluationSettings(problems=2))
     assert [len(s.prompt) for s in found.train] == [3, 4]
     assert [len(s.prompt) for s in found.heldout] == [5, 2]
     assert found.longest == 5
@@ -60,13 +61,15 @@ def test_longer_prompts_are_left_out_of_both_splits_and_counted():
 def test_the_longest_prompt_is_found_among_many(where):
     lengths = [1] * 1000
     lengths[where] = 7
-    assert select(Words(lengths, [2] * (2 * LOOKED_AT)), ask, 0, LOOKED_AT).longest == 7
-    assert select(Words([2] * 1000, lengths), ask, 0, 1000).longest == 7
+    evaluation = EvaluationSettings(problems=LOOKED_AT)
+    assert select(Words(lengths, [2] * (2 * LOOKED_AT)), ask, PromptLimit(), evaluation).longest == 7
+    evaluation = EvaluationSettings(problems=1000)
+    assert select(Words([2] * 1000, lengths), ask, PromptLimit(), evaluation).longest == 7
 
 
 def test_a_stream_is_used_as_it_is():
     task = Dealt([], [4, 4])
-    found = select(task, ask, 0, 2)
+    found = select(task, ask, PromptLimit(), EvaluationSettings(problems=2))
     assert found.train is task
     assert found.longest == 7
 
@@ -82,5 +85,24 @@ def test_a_stream_is_used_as_it_is():
 )
 def test_a_limit_that_leaves_too_little_is_refused(limit, evaluated, told):
     with pytest.raises(UsageError) as error:
-        select(Words([4, 9], [7, 5, 3]), ask, limit, evaluated)
+        select(Words([4, 9], [7, 5, 3]), ask, PromptLimit(limit), EvaluationSettings(problems=evaluated))
     assert told in str(error.value)
+
+
+def test_truncated_prompts_stay_and_keep_their_head_and_their_end():
+    def marked(sample: Sample) -> tuple[int, ...]:
+        return (0, *range(1, len(sample.prompt) + 1))
+
+    selection = select(
+        Words([3, 9, 4], [7, 2]), marked, PromptLimit(5, truncates=True, head=1), EvaluationSettings(problems=2)
+    )
+    prompts = [selection.encode(sample) for sample in [*selection.train, *selection.heldout]]
+    assert prompts == [(0, 1, 2, 3), (0, 6, 7, 8, 9), (0, 1, 2, 3, 4), (0, 4, 5, 6, 7), (0, 1, 2)]
+    assert selection.longest == 5
+    assert [note.split(" problems")[0] for note in selection.notes] == ["1 of 2 held-out", "1 of 3 training"]
+
+
+@pytest.mark.parametrize(("problems", "chosen"), [(None, 3), (0, 0), (2, 2)])
+def test_without_a_number_all_that_is_held_out_is_evaluated(problems, chosen):
+    selection = select(Words([1], [1, 2, 3]), ask, PromptLimit(), EvaluationSettings(problems=problems))
+    assert len(selection.heldout) == chosen

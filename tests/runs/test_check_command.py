@@ -271,7 +271,7 @@ def test_a_reward_file_that_does_not_import(check: Check, tmp_path: Path) -> Non
 def test_a_column_that_is_not_there(check: Check, tmp_path: Path) -> None:
     code, lines, err = check("task.prompt=questoin")
     assert (code, lines) == (2, [])
-    there = "has no such column; columns there: question, answer"
+    there = "has no column 'questoin'; columns there: question, answer"
     assert err == f"groupwise: task.prompt = 'questoin': {tmp_path}/train.jsonl {there}\n"
 
 

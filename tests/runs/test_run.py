@@ -324,7 +324,7 @@ def test_kill_and_resume_gives_the_same_bits(name: str, kills: int, small):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "dapo"])
 def test_ten_kills_and_resumes_give_the_same_bits(name: str, small):
-    changes = small(algorithm__name=name, steps=40, prompts_per_step=16)
+    changes = small(algorithm__name=name, steps=40, prompts_per_step=16, threads=CORES)
     whole = start({**changes, "name": "whole"}, CORES)
     whole.communicate(timeout=300)
     cut = kill_again_and_again({**changes, "name": "cut"}, 10, 2, CORES)

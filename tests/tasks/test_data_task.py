@@ -289,13 +289,13 @@ def _told(task: Data) -> str:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"prompt": "question"}, "task.prompt = 'question': {path} has no such column"),
-        ({"answer": "gold"}, "task.answer = 'gold': {path} has no such column"),
-        ({"solution": "why"}, "task.solution = 'why': {path} has no such column"),
-        ({"messages": "chat"}, "task.messages = 'chat': {path} has no such column"),
-        ({"source": "from"}, "task.source = 'from': {path} has no such column"),
+        ({"prompt": "question"}, "task.prompt = 'question': {path} has no column 'question'"),
+        ({"answer": "gold"}, "task.answer = 'gold': {path} has no column 'gold'"),
+        ({"solution": "why"}, "task.solution = 'why': {path} has no column 'why'"),
+        ({"messages": "chat"}, "task.messages = 'chat': {path} has no column 'chat'"),
+        ({"source": "from"}, "task.source = 'from': {path} has no column 'from'"),
         ({"prompt": "{prompt} {more}"}, "task.prompt = '{{prompt}} {{more}}': {path} has no column 'more'"),
-        ({"filter": {"points": 3}}, "task.filter.points: {path} has no such column"),
+        ({"filter": {"points": 3}}, "task.filter.points: {path} has no column 'points'"),
     ],
 )
 def test_a_column_that_is_missing_is_named_with_those_present(keys: dict[str, Any], words: str, path: Path) -> None:
@@ -305,18 +305,18 @@ def test_a_column_that_is_missing_is_named_with_those_present(keys: dict[str, An
 
 def test_a_later_row_without_a_column_is_named_by_its_line(path: Path) -> None:
     told = _told(_data(path, [*ROWS[:16], {"prompt": "a"}]))
-    assert told == f"task.answer = 'answer': {path}, line 17 has no such column; columns there: prompt"
+    assert told == f"task.answer = 'answer': {path}, line 17 has no column 'answer'; columns there: prompt"
 
 
 @pytest.mark.parametrize(
     ("row", "keys", "words"),
     [
-        ({"prompt": None}, {}, "task.prompt = 'prompt': nothing (null), not text"),
+        ({"prompt": None}, {}, "task.prompt = 'prompt': nothing (null), neither text nor a conversation"),
         ({"prompt": "  "}, {}, "task.prompt = 'prompt': empty; fill it or take the row out"),
         (
-            {"prompt": [{"role": "user", "content": "a"}]},
+            {"prompt": ["a"]},
             {},
-            "task.prompt = 'prompt': a list, not text; a conversation is read with task.messages = 'prompt'",
+            "task.prompt = 'prompt': a list, neither text nor a conversation",
         ),
         (
             {"level": "a"},
@@ -367,7 +367,7 @@ def test_a_filter_or_a_share_that_leaves_nothing_is_told(path: Path) -> None:
         ({"answer": ""}, "task.prompt and task.answer must name columns"),
         ({"solution_without": "("}, "task.solution_without = '(': no regular expression: "),
         ({"prompt": "{a"}, "task.prompt = '{a': no template: "),
-        ({"prompt": "{a.b}"}, "task.prompt = '{a.b}': {a.b} must be the name of a column and nothing else"),
+        ({"prompt": "{a[b]}"}, "task.prompt = '{a[b]}': {a[b]} must be the name of a column and nothing else"),
         ({"filter": {"a": {"most": 3}}}, "task.filter.a.most: no such bound; known: min, max"),
         ({"filter": {"a": {"max": "3"}}}, "task.filter.a.max = '3': must be a number"),
         ({"filter": {"a": []}}, "task.filter.a = []: nothing would be left"),

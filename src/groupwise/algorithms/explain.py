@@ -50,6 +50,12 @@ def explain(name: str, settings: Mapping[str, object] | None = None, files: File
     return "\n".join([*head, "", *_table(lines(row)), "", f"watch      {row.watch}"])
 
 
+def family() -> str:
+    """Every algorithm of the catalog with what it is in a line."""
+    width = max(map(len, CATALOG))
+    return "\n".join(f"{name:<{width}}  {row.summary}" for name, row in CATALOG.items())
+
+
 def compare(name: str, other: str) -> str:
     """What differs between two algorithms, slot by slot."""
     left, right = algorithm(name), algorithm(other)

@@ -14,13 +14,13 @@ from groupwise.commands.memory import in_words, memory_of, memory_of_folder, pic
 from groupwise.commands.parity import make_probe, run_limits
 from groupwise.commands.policies import base_policy, named_model, reference_policy, starting_model
 from groupwise.commands.run_reward_model import run_reward_model
+from groupwise.commands.selected import selected
 from groupwise.config.plan import OWN_CRITIC, REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Evaluation
 from groupwise.core.reward import TASK
-from groupwise.core.samples import Sample
 from groupwise.engines.make import make_engine, require_engine_support, require_sampling
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
@@ -45,7 +45,7 @@ from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.collect import HeldoutAnswers, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.scoring import Scorer
-from groupwise.rollout.selection import Selection, select
+from groupwise.rollout.selection import Selection
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
@@ -88,7 +88,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     view.note(f"disk         {disk}")
     engine = training_engine(plan, policy, routers)
     learner = make_learner(plan, policy, routers, reference=reference and reference.model)
-    prompts = Prompts(selection.train, chat.encode, recipe.seed)
+    prompts = Prompts(selection.train, selection.encode, recipe.seed)
     limits = run_limits(plan, policy, engine, learner, prompts, journal)
     for line in limits.tolerance.lines():
         view.note(f"tolerance    {line}")
@@ -109,7 +109,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
         critic=critic,
         probe=make_probe(plan, engine, learner, prompts, policy.pad, limits),
         limits=limits,
-        evaluate=evaluation(plan, engine, scorer, chat, selection.heldout, judge),
+        evaluate=evaluation(plan, engine, scorer, selection, judge) if selection.heldout else None,
         state=_run_state(plan, policy, learner, critic, reference),
     )
     settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
@@ -117,15 +117,15 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
 
 
 def evaluation(
-    plan: Plan, engine: Engine, scorer: Scorer, chat: Chat, heldout: Sequence[Sample], judge: RewardModel | None
+    plan: Plan, engine: Engine, scorer: Scorer, selection: Selection, judge: RewardModel | None
 ) -> Callable[[], Evaluation]:
     """Samples the held-out problems as the plan says, each time with the same random numbers, and sums them up."""
-    sample = sampled_heldout(plan, engine, scorer, chat, heldout, judge)
+    sample = sampled_heldout(plan, engine, scorer, selection, judge)
     return lambda: measured(sample(), plan.measure, scorer.has_answers)
 
 
 def sampled_heldout(
-    plan: Plan, engine: Engine, scorer: Scorer, chat: Chat, heldout: Sequence[Sample], judge: RewardModel | None
+    plan: Plan, engine: Engine, scorer: Scorer, selection: Selection, judge: RewardModel | None
 ) -> Callable[[], HeldoutAnswers]:
     """Samples the held-out problems as the plan says, each time with the same random numbers."""
     settings = plan.recipe.evaluation
@@ -133,8 +133,8 @@ def sampled_heldout(
         heldout_answers,
         engine,
         scorer,
-        problems=heldout,
-        encode=chat.encode,
+        problems=selection.heldout,
+        encode=selection.encode,
         samples=settings.samples,
         sampling=plan.evaluation_sampling,
         seed=plan.recipe.seed,
@@ -251,11 +251,11 @@ def _routers(plan: Plan, policy: Policy, view: View) -> Sequence[Router]:
 
 def _selection(plan: Plan, policy: Policy, chat: Chat, view: View) -> Selection:
     """The problems that the run uses. Raises UsageError where one does not fit, or the template is wrong for them."""
-    selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
+    selection = selected(plan, chat)
     if wrong := too_long(plan, policy.positions, selection.longest):
         raise UsageError(wrong)
     view.note(f"prompts      {chat.describe()}")
-    findings = check_chat(chat, policy.eos, selection.heldout)
+    findings = check_chat(chat, policy.eos, selection.heldout or plan.task.samples("train")[:TRIED_ROWS])
     require_no_fatal(findings)
     for finding in findings:
         view.note(f"prompts      {finding}")

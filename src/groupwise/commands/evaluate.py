@@ -8,6 +8,8 @@ from statistics import fmean
 
 from groupwise.commands.build import pool_of, sampled_heldout
 from groupwise.commands.policies import checkpoint_of, checkpoint_policy, plan_of
+from groupwise.commands.selected import selected
+from groupwise.commands.threads import threads, with_threads
 from groupwise.config import recipe as recipes
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve
@@ -26,7 +28,6 @@ from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.rollout.collect import measured, problem_values
 from groupwise.rollout.scoring import Scorer
-from groupwise.rollout.selection import select
 from groupwise.training import checkpoint
 from groupwise.training.initial_policy import HUB_ID
 from groupwise.training.run_policy import RunPolicy, is_run, run_policy
@@ -94,7 +95,10 @@ def evaluate_policies(
     """
     note = Terminal(stderr=True).print
     plan = _plan(names[0], recipe, overrides or {}, note)
-    results = tuple(_evaluated(plan, name, note) for name in names)
+    if not plan.evaluated:
+        raise UsageError("evaluation.problems = 0: there is nothing to evaluate; --set evaluation.problems=64")
+    with threads(plan.recipe):
+        results = tuple(_evaluated(plan, name, note) for name in names)
     return Results(plan, results, tuple(difference(results[0], other) for other in results[1:]))
 
 
@@ -135,11 +139,18 @@ def _plan(name: str, recipe: str | None, overrides: Mapping[str, object], note: 
         raise UsageError(f"{name}: no run folder; to evaluate a model say on which task: --recipe RECIPE")
     named = str(source.run) if recipe is None and source is not None else str(recipe)
     if not is_run(named):
-        return resolve(recipes.load(named, overrides))
+        return resolve(_with_threads(recipes.load(named, overrides), note))
     run = Path(named)
     for line in code.differences(run):
         note(line)
-    return resolve(recipes.load(str(whole_recipe(run)), overrides), place=run.resolve())
+    return resolve(_with_threads(recipes.load(str(whole_recipe(run)), overrides), note), place=run.resolve())
+
+
+def _with_threads(recipe: recipes.Recipe, note: Callable[[str], None]) -> recipes.Recipe:
+    chosen, notes = with_threads(recipe)
+    for line in notes:
+        note(line)
+    return chosen
 
 
 def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResult:
@@ -149,10 +160,10 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
     require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
     chat = Chat(policy.tokenizer, plan.recipe.chat)
     with closing(engine), pool_of(plan) or nullcontext() as pool:
-        selection = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
+        selection = selected(plan, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
         scorer = Scorer(plan.task, policy.decode, plan.mix, pool)
-        answers = sampled_heldout(plan, engine, scorer, chat, selection.heldout, _reward_model(plan))()
+        answers = sampled_heldout(plan, engine, scorer, selection, _reward_model(plan))()
     return PolicyResult(named, plan.measure, answers.groups, measured(answers, plan.measure, scorer.has_answers))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from groupwise.commands.selected import selected
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import dump
 from groupwise.config.resolve import resolved_recipe
@@ -19,7 +20,6 @@ from groupwise.models.chat import Chat
 from groupwise.models.folder import loading, read_config, require_room, weight_files
 from groupwise.models.load import load_tokenizer, model_folder, positions, require_config
 from groupwise.models.precision import itemsize
-from groupwise.rollout.selection import select
 from groupwise.training.memory import MemoryPlan, RunShape, plan
 from groupwise.training.optimizer import AUTO
 
@@ -35,8 +35,7 @@ def memory_of_folder(run: Plan, model: str) -> MemoryPlan:
     what = f"{where}: does not load as a causal language model"
     require_config(folder, where)
     config = read_config(folder, what)
-    encode = Chat(load_tokenizer(folder, config), recipe.chat).encode
-    longest = select(run.task, encode, recipe.max_prompt_tokens, recipe.evaluation.problems).longest
+    longest = selected(run, Chat(load_tokenizer(folder, config), recipe.chat)).longest
     return memory_of(run, empty_model(folder, config, what), longest)
 
 
@@ -69,7 +68,8 @@ def fitting(run: Plan, model: Any, longest: int, held: int, free: int) -> Memory
 
 def run_shape(run: Plan, longest: int, most: int) -> RunShape:
     """What of the run its memory depends on; a model takes `most` tokens."""
-    recipe, evaluated = run.recipe, run.recipe.evaluation.problems * run.recipe.evaluation.samples
+    recipe = run.recipe
+    evaluated = sum(run.evaluated.values()) * recipe.evaluation.samples
     sampled = max(recipe.prompts_per_step * recipe.samples_per_prompt, evaluated)
     return RunShape(
         prompts=recipe.prompts_per_step,

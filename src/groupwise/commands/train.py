@@ -16,9 +16,11 @@ from groupwise import loop
 from groupwise.commands.build import build
 from groupwise.commands.going_on import continuation, record_changes
 from groupwise.commands.policies import pinned
+from groupwise.commands.threads import threads, with_threads
 from groupwise.config import about, recipe
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.config.usual import unusual
 from groupwise.core.boundary import save_traceback
 from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.engine import Engine
@@ -60,11 +62,15 @@ def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
     loaded = pinned(recipe.load(name, chosen), Terminal(stderr=True).print)
     if "name" not in chosen:
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
+    loaded, notes = with_threads(loaded)
     plan = resolve(loaded)
     send_to = tracker(plan.recipe.journal.tracker)
     text = recipe.dump(resolved_recipe(plan), f"from {name}")
     book = Journal.create(plan.folder, text, code.written(plan.code))
-    return _go(plan, book, about.about(plan, time.time()), None, Sender(send_to, book.log), fresh=True)
+    notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
+    with threads(plan.recipe):
+        row = about.about(plan, time.time())
+        return _go(plan, book, row, None, Sender(send_to, book.log), notes, fresh=True)
 
 
 def resume(folder: Path, overrides: Mapping[str, object] | None = None) -> Run:
@@ -78,28 +84,40 @@ def resume(folder: Path, overrides: Mapping[str, object] | None = None) -> Run:
     step = state["step"]
     then = continuation(folder, overrides or {}, step)
     # The folder is the run, wherever it was moved and whatever it is called.
-    plan = resolve(then.recipe, place=Path(os.path.realpath(folder)))
+    loaded, notes = with_threads(then.recipe)
+    plan = resolve(loaded, place=Path(os.path.realpath(folder)))
     send_to = tracker(plan.recipe.journal.tracker)
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
-    if step and 0 not in _evaluations(folder):
+    if step and plan.evaluated and 0 not in _evaluations(folder):
         damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
     for line in [*damaged, *code.differences(folder)]:
         book.log(line)
         Terminal(stderr=True).print(line)
     for line in record_changes(then, plan, book, state):
         Terminal().print(line)
-    row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes)
-    return _go(plan, book, row, newest, Sender(send_to, book.log), fresh=False)
+    with threads(plan.recipe):
+        row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes)
+        return _go(plan, book, row, newest, Sender(send_to, book.log), notes, fresh=False)
 
 
-def _go(plan: Plan, book: Journal, about_row: Mapping[str, Any], newest: Path | None, send: Sender, fresh: bool) -> Run:
+def _go(
+    plan: Plan,
+    book: Journal,
+    about_row: Mapping[str, Any],
+    newest: Path | None,
+    send: Sender,
+    notes: Sequence[str],
+    fresh: bool,
+) -> Run:
+    """Build the run and train to its end; `notes` stand under the plan."""
     terminal = Terminal()
     steps, name = plan.recipe.steps, plan.folder.name
     what = measured(plan.measure.metric, plan.measure.pass_at is not None)
     live = terminal.console.is_terminal
     view = LiveView(steps, name, terminal, what) if live else View(steps, terminal, what)
-    view.note(plan.describe())
+    for text in (plan.describe(), *notes):
+        view.note(text)
     stop_signals: list[int] = []
     opened: list[Scorer | Engine] = []
     summary: dict[str, Any] | None = None
@@ -211,15 +229,31 @@ def _free_name(runs: Path, name: str) -> str:
 
 def _summary(plan: Plan, run: Training) -> dict[str, Any]:
     """summary.json, from the rows of metrics.jsonl, so that a resumed run says the same."""
-    progress, evaluations = run.progress, _evaluations(plan.folder)
-    what = measured(plan.measure.metric, plan.measure.pass_at is not None)
-    unknown = {what.column: None, "length_mean": math.nan, "by_source": {}, "rewards": {}}
-    before, after = evaluations.get(0, unknown), evaluations[progress.step]
+    progress = run.progress
     return {
         "name": plan.folder.name,
         "algorithm": plan.algorithm.name,
         "seed": plan.recipe.seed,
         "steps": progress.step,
+        **_heldout(plan, _evaluations(plan.folder), progress.step),
+        **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
+        "checks": _worst_checks(plan.folder),
+        "seconds_total": round(progress.seconds_before + run.clock.total, 3),
+        "seconds_after": round(math.fsum(run.clock.lap().values()), 3),
+        "seconds_training": round(progress.seconds_training, 3),
+        "policy": str(checkpoint.folder_of(plan.folder / checkpoint.CHECKPOINTS, progress.step) / checkpoint.POLICY),
+        **about.where(plan.recipe.device),
+    }
+
+
+def _heldout(plan: Plan, evaluations: Mapping[int, dict[str, Any]], step: int) -> dict[str, Any]:
+    """What the run came to on held-out problems; empty where it evaluated nothing."""
+    if step not in evaluations:
+        return {}
+    what = measured(plan.measure.metric, plan.measure.pass_at is not None)
+    unknown = {what.column: None, "length_mean": math.nan, "by_source": {}, "rewards": {}}
+    before, after = evaluations.get(0, unknown), evaluations[step]
+    return {
         "heldout_measure": what.words,
         "heldout_metric": plan.measure.metric,
         "heldout_before": _or_nan(before[what.column]),
@@ -230,13 +264,6 @@ def _summary(plan: Plan, run: Training) -> dict[str, Any]:
         **_by_source(before, after),
         "heldout_problems": after["problems"],
         "heldout_samples": after["samples"],
-        **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
-        "checks": _worst_checks(plan.folder),
-        "seconds_total": round(progress.seconds_before + run.clock.total, 3),
-        "seconds_after": round(math.fsum(run.clock.lap().values()), 3),
-        "seconds_training": round(progress.seconds_training, 3),
-        "policy": str(checkpoint.folder_of(plan.folder / checkpoint.CHECKPOINTS, progress.step) / checkpoint.POLICY),
-        **about.where(plan.recipe.device),
     }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from groupwise.algorithms.algorithm import Algorithm
@@ -15,7 +16,9 @@ from groupwise.core.task import Notes, ScoresSteps, Task
 from groupwise.core.user_code import Source
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import Mix
+from groupwise.rollout.selection import evaluated, heldout_sets
 from groupwise.training.critic import CriticSettings
+from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import START, ReferenceSettings
 from groupwise.training.reward_model import SAMPLED_PAIRS, PreferenceSettings
 from groupwise.training.warm_start import WarmStart
@@ -85,6 +88,15 @@ class Plan:
         """The first steps, in which the critic learns and the policy waits."""
         return self.recipe.critic.warmup_steps if self.recipe.critic else 0
 
+    @cached_property
+    def evaluated(self) -> dict[str, int]:
+        """How many problems of each held-out set are evaluated, before any is left out as too long; empty for none.
+
+        Raises UsageError where the task does not hold out as many as the recipe says.
+        """
+        sets = evaluated(heldout_sets(self.task), self.recipe.evaluation)
+        return {name: len(problems) for name, problems in sets.items() if len(problems)}
+
     @property
     def total_updates(self) -> int:
         """The policy's."""
@@ -109,9 +121,12 @@ class Plan:
             f"algorithm    {row.name} ({row.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in row.parts.items()),
             *(f"own code     {source}" for source in self.code),
+            f"  {'entropy':<10} {row.entropy_coefficient:g}",
+            f"learning     {_describe_learning(recipe.learner)}",
+            f"sampling     {_describe_sampling(recipe.sampling)}",
             *([f"adapters     {_describe_adapters(recipe)}"] if recipe.adapter.rank else []),
             *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
-            *([f"precision    {_describe_precision(self)}"] if "bf16" in _precisions(self).values() else []),
+            f"precision    {_describe_precision(self)}",
             *([f"critic       {_describe_critic(recipe.critic)}"] if recipe.critic else []),
             *([f"reward model {_describe_preference(recipe.preference)}"] if recipe.preference else []),
             *(f"             beside it the task's own score decides {what}" for what in _decided_by_the_task(self)),
@@ -121,8 +136,7 @@ class Plan:
             f"completions of at most {recipe.sampling.max_new_tokens} tokens",
             f"             {self.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)",
             f"run length   {recipe.steps} steps, {self.total_updates} optimizer updates",
-            f"evaluation   {recipe.evaluation.problems} held-out problems x {recipe.evaluation.samples} samples, "
-            f"{_describe_measure(self.measure)}",
+            f"evaluation   {_describe_evaluation(self)}",
         ]
         return "\n".join(lines)
 
@@ -132,6 +146,14 @@ def _describe_measure(measure: Measure) -> str:
         return f"measured by the mean of {measure.metric}; with evaluation.pass_at by a pass rate"
     name = "the task's score" if measure.metric == CORRECTNESS else measure.metric
     return f"passed from {measure.pass_at:g} of {name} on"
+
+
+def _describe_evaluation(plan: Plan) -> str:
+    if not plan.evaluated:
+        return "none"
+    names = {name: f" of {name}" if name else " held-out problems" for name in plan.evaluated}
+    counts = ", ".join(f"{count}{names[name]}" for name, count in plan.evaluated.items())
+    return f"{counts} x {plan.recipe.evaluation.samples} samples, {_describe_measure(plan.measure)}"
 
 
 def _precisions(plan: Plan) -> dict[str, str]:
@@ -149,6 +171,18 @@ def _describe_precision(plan: Plan) -> str:
 def _describe_reference(settings: ReferenceSettings) -> str:
     start = "the policy that the run starts from" if settings.model == START else settings.model
     return start + (f", renewed from the policy every {settings.every} steps" if settings.every else "")
+
+
+def _describe_learning(settings: LearnerSettings) -> str:
+    rising = f" after {settings.warmup_updates} updates of warmup" if settings.warmup_updates else ""
+    norm = f"gradient norm at most {settings.clip_norm:g}" if settings.clip_norm else "any gradient norm"
+    decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
+    return f"rate {settings.learning_rate:g}, {settings.schedule}{rising}, {norm}{decay}"
+
+
+def _describe_sampling(sampling: Sampling) -> str:
+    support = [f"top_p {sampling.top_p:g}"] * (sampling.top_p < 1) + [f"top_k {sampling.top_k}"] * (sampling.top_k > 0)
+    return ", ".join([f"temperature {sampling.temperature:g}", *support])
 
 
 def _describe_adapters(recipe: Recipe) -> str:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, get_args
 import tomli_w
 from pydantic import Field, ValidationError
 
+from groupwise.algorithms.settings import KINDS
+from groupwise.config.elsewhere import require_own_names
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError, brief, nearest, one_line
 from groupwise.core.paths import location, require_regular
@@ -48,13 +50,24 @@ class Recipe(Settings):
     `[task]`, `[algorithm]` and `[rewards.NAME]` hold the keys of the task, the catalog's row and the reward of that
     name.
 
-    model              a tiny model's name, a folder, a hub's id, or the policy of a run: RUN or RUN:STEP
-    start              RUN or RUN:STEP, whose policy this run begins with in place of `model` and its warm start
-    passes_per_batch   passes over a batch; without this key as many as the algorithm's row says
-    max_prompt_tokens  problems with longer prompts are left out; 0 leaves out none
-    logp_old           whose log-probabilities the ratio starts from
-    critic             of an algorithm that reads values; may have no keys where none does
-    preference         the reward model that scores what trains; without this section the task's own score does
+    name                of the run's folder; the recipe's own unless it is set, counted up where that folder exists
+    seed                every random number of the run is a function of it
+    steps               training steps: each samples, scores and updates
+    model               a folder, a hub's id, a tiny policy (tiny-dense, tiny-moe, tiny-chat), or a run's: RUN or RUN:STEP
+    start               RUN or RUN:STEP, whose policy this run begins with in place of `model` and its warm start
+    device              where models run; "auto" takes CUDA where there is one
+    threads             CPU threads; "auto": as torch has them, or as many as other work leaves cores free, one at
+                        least. A run keeps the number that it began with, because its bits depend on it
+    runs                the folder of run folders
+    prompts_per_step    problems of a step
+    samples_per_prompt  completions of each problem: its group
+    updates_per_batch   optimizer updates of one pass over a step's completions
+    passes_per_batch    passes over a batch; without this key as many as the algorithm's row says
+    max_prompt_tokens   problems with longer prompts are left out; 0 leaves out none
+    prompt_truncation   "left": longer prompts lose their first tokens (but a BOS) instead of being left out
+    logp_old            whose log-probabilities the ratio starts from: measured by the learner, or the engine's own
+    critic              of an algorithm that reads values; may have no keys where none does
+    preference          the reward model that scores what trains; without this section the task's own score does
     """
 
     name: Annotated[str, PLACE] = Field(min_length=1, pattern=r"^[\w+-][\w.+-]*$")
@@ -63,12 +76,14 @@ class Recipe(Settings):
     model: Annotated[Location, ORIGIN] = "tiny-dense"
     start: Annotated[Location | None, ORIGIN] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], LIMITS] = "auto"
+    threads: Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=1024)], LIMITS] = "auto"
     runs: Annotated[Location, PLACE] = "runs"
     prompts_per_step: Annotated[int, DRAWN] = Field(default=64, ge=1, le=2**20)
     samples_per_prompt: Annotated[int, DRAWN] = Field(default=8, ge=1, le=2**16)
     updates_per_batch: Annotated[int, COUNTED] = Field(default=1, ge=1)
     passes_per_batch: Annotated[int | None, COUNTED] = Field(default=None, ge=1, le=1000)
     max_prompt_tokens: Annotated[int, DRAWN] = Field(default=0, ge=0)
+    prompt_truncation: Annotated[Literal["none", "left"], DRAWN] = "none"
     logp_old: Annotated[Literal["learner", "engine"], GOAL] = "learner"
     task: Annotated[dict[str, Any], DRAWN]
     algorithm: Annotated[dict[str, Any], GOAL]
@@ -95,14 +110,25 @@ def recipe_folder() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
 
 
+def shipped() -> list[str]:
+    """The names of the recipes that come with groupwise, those in folders of their own last."""
+    every = (p.relative_to(recipe_folder()).with_suffix("").as_posix() for p in recipe_folder().rglob("*.toml"))
+    return sorted(every, key=lambda name: ("/" in name, name))
+
+
+def first_comment(recipe: str) -> str:
+    """The first line of the comment that a recipe begins with; "" where it begins with none."""
+    first = find(recipe).read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
 def find(recipe: str) -> Path:
     """A recipe's file, from its name or its path. Raises UsageError listing those that exist."""
     path = location(recipe, "recipe")
     if path.suffix == ".toml" or path.is_file():
         require_regular(path, f"recipe {brief(recipe)}")
         return path
-    every = (p.relative_to(recipe_folder()).with_suffix("").as_posix() for p in recipe_folder().rglob("*.toml"))
-    known = sorted(every, key=lambda name: ("/" in name, name))  # the first dozen is what a message lists
+    known = shipped()
     if recipe not in known:
         raise UsageError(f"recipe {brief(recipe)}: there is no such recipe; {nearest(recipe, known)}")
     return recipe_folder() / f"{recipe}.toml"
@@ -135,6 +161,7 @@ def parse(table: Mapping[str, Any], where: str) -> Recipe:
     """A checked recipe from its table. Raises UsageError, one line, where anything is off."""
     for key, value in table.items():
         require_plain(f"{where}: {key}", value)
+    require_own_names(table, _known_names(), where)
     try:
         return Recipe.model_validate(dict(table))
     except ValidationError as error:
@@ -176,6 +203,13 @@ def set_key(table: dict[str, Any], key: str, value: object) -> None:
         if not isinstance(table, dict):
             raise UsageError(f"{key}: {section} is a value, not a section")
     table[last] = value
+
+
+def _known_names() -> dict[str, dict[str, Any]]:
+    """The keys of a recipe, and inside of its sections; what tasks, rewards and parts have is judged by them."""
+    sections = {name: section_type(field.annotation) for name, field in Recipe.model_fields.items()}
+    names = {name: {key: {} for key in getattr(kind, "model_fields", ())} for name, kind in sections.items()}
+    return names | {"algorithm": {key: {} for key in ("name", "kl", "entropy_coefficient", *KINDS)}}
 
 
 def _in_words(error: Any) -> str:

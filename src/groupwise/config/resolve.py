@@ -62,6 +62,7 @@ def resolved_recipe(plan: Plan) -> dict[str, Any]:
     unread: dict[str, Any] = {"adapter": plan.recipe.adapter.unread}
     if preference:
         unread["preference"] = preference.unread
+    unread["evaluation"] = plan.recipe.evaluation.unread
     if reference := _unread_of_reference(plan.recipe, plan.algorithm):
         unread["reference"] = True if "model" in reference else reference
     if plan.recipe.start:
@@ -82,13 +83,15 @@ def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | N
     """Raises UsageError naming the keys that were set and that nothing in this run reads.
 
     A component reads its whole section, but for [critic] where the algorithm reads no values, [reference] where it
-    reads none, the keys of [preference] that the reward model's source leaves unread, and those of [adapter] without a
-    rank. What `start` stands in for may be there: recipes name a model, and `start` is laid over them.
+    reads none, the keys of [preference] that the reward model's source leaves unread, those of [adapter] without a
+    rank, and those of [evaluation] where nothing is evaluated. What `start` stands in for may be there: recipes name a
+    model, and `start` is laid over them.
     """
     unread = [f"critic.{key}" for key in recipe.critic.model_fields_set] if recipe.critic and not critic else []
     unread += [f"adapter.{key}" for key in recipe.adapter.model_fields_set & recipe.adapter.unread]
     unwanted = recipe.reference.model_fields_set & _unread_of_reference(recipe, row)
     unread += [f"reference.{key}" for key in unwanted]
+    unread += [f"evaluation.{key}" for key in recipe.evaluation.model_fields_set & recipe.evaluation.unread]
     if recipe.preference is not None:
         unread += [f"preference.{key}" for key in recipe.preference.model_fields_set & recipe.preference.unread]
     if unread:

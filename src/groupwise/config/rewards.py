@@ -21,7 +21,10 @@ OF_THE_RUN = {TASK: "the task's own score", LEARNED: "the reward model's score"}
 
 
 class RewardTable(Settings):
-    """What every table [rewards.NAME] may hold; the fields of the reward's own class stand beside it."""
+    """What every table [rewards.NAME] may hold; the fields of the reward's own class stand beside it.
+
+    weight  rewards are multiplied by it and added
+    """
 
     weight: float = Field(default=1.0, ge=-1e6, le=1e6)
 

@@ -65,11 +65,13 @@ def require_runnable(plan: Plan) -> None:
     _require_sources(plan)
     _require_scores(plan)
     require_mix(plan.mix, plan.algorithm, recipe.preference is not None)
-    heldout = len(plan.task.samples("heldout"))
-    if heldout < recipe.evaluation.problems:
-        raise UsageError(f"evaluation.problems = {recipe.evaluation.problems}: the task holds out only {heldout}")
-    step, evaluated = recipe.prompts_per_step * recipe.samples_per_prompt, recipe.evaluation
-    for what, count in (("a step", step), ("an evaluation", evaluated.problems * evaluated.samples)):
+    if recipe.prompt_truncation != "none" and not recipe.max_prompt_tokens:
+        raise UsageError(
+            f"prompt_truncation = {recipe.prompt_truncation!r}: no prompt is too long without max_prompt_tokens; set it"
+        )
+    step = recipe.prompts_per_step * recipe.samples_per_prompt
+    evaluation = sum(plan.evaluated.values()) * recipe.evaluation.samples
+    for what, count in (("a step", step), ("an evaluation", evaluation)):
         if count > MOST_COMPLETIONS:
             raise UsageError(f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer")
 

@@ -309,7 +309,8 @@ class Evaluation:
                   many there are
     rewards       {name: mean of its score} of each reward that trains
     logged        {name: mean} of the numbers that reward functions log
-    by_source     {source: its problems, avg_at_k, measured_mean and score_mean} where the task names sources
+    by_source     {name: its problems, avg_at_k, measured_mean and score_mean} of each source and each held-out
+                  set with a name
     """
 
     problems: int

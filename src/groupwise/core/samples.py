@@ -14,6 +14,7 @@ class Sample:
     extra     whatever else a scorer reads: JSON values only
     source    which generator or file it comes from, where a task mixes several; "" otherwise
     messages  the conversation so far, {"role": ..., "content": ...} each, where the data has one; empty otherwise
+    heldout_set  the held-out set that it is in, where a task has several by name; "" otherwise
     """
 
     key: str
@@ -22,6 +23,7 @@ class Sample:
     extra: Mapping[str, object] = field(default_factory=dict)
     source: str = ""
     messages: Sequence[Mapping[str, str]] = ()
+    heldout_set: str = ""
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,16 @@ class LeavesOut(Protocol):
 
 
 @runtime_checkable
+class HoldsOutSets(Protocol):
+    """A task that may hold out several sets, each of which is evaluated and reported by itself.
+
+    sets  name -> its problems, whose `Sample.heldout_set` is the name; empty where there is one set without a name
+    """
+
+    sets: Mapping[str, Sequence[Sample]]
+
+
+@runtime_checkable
 class KnowsGold(Protocol):
     """A task that knows a completion of each problem that should score 1.0; "" where it knows none."""
 

@@ -11,6 +11,7 @@ from groupwise.models.precision import WeightPrecision
 class EngineSettings(Settings):
     """The section [engine].
 
+    name       which engine samples
     max_rows   completions sampled side by side; the others wait for a place
     precision  of the engine's copy of the weights; "same" is as the learner's master weights are
     """

@@ -24,6 +24,8 @@ from groupwise.rollout.scoring import Mix, Scorer, ScoringRound, with_learned
 
 #: No refill round assumes that fewer than this share of groups will be kept, so that one unlucky step stays affordable.
 LEAST_KEEP_RATE = 0.25
+#: Problems of each held-out set that are evaluated where the recipe does not say.
+USUAL_PROBLEMS = 512
 
 
 Encode = Callable[[Sample], tuple[int, ...]]
@@ -158,7 +160,7 @@ def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
     """Of each source: the share of its scored completions that are right, and how many there are."""
     votes = {
         source: [c.score >= RIGHT for g in own for c in g.completions if not math.isnan(c.score)]
-        for source, own in _by_source(groups).items()
+        for source, own in _by(groups, lambda sample: sample.source).items()
     }
     return {source: (sum(right) / len(right), len(right)) for source, right in votes.items() if right}
 
@@ -166,7 +168,8 @@ def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
 class EvaluationSettings(Distribution):
     """The section [evaluation]: held-out problems, how their completions are sampled, and what passes.
 
-    problems  held-out problems
+    problems  problems of each held-out set at most; without this key 512, or all where fewer are held out; 0: the run
+              evaluates nothing
     samples   completions of each
     every     steps between evaluations; 0 evaluates only before the first step and after the last
     metric    what is measured: "correctness" (the task's score), "reward" (the one that trains), or the name of one of
@@ -177,13 +180,23 @@ class EvaluationSettings(Distribution):
     stop_ids  the same
     """
 
-    problems: int = Field(default=512, ge=1)
+    problems: int | None = Field(default=None, ge=0)
     samples: int = Field(default=1, ge=1, le=2**16)
     every: Changeable[int] = Field(default=0, ge=0)
     metric: str | None = Field(default=None, min_length=1)
     pass_at: float | None = Field(default=None, ge=-1e9, le=1e9)
     stop: Stops | None = None
     stop_ids: StopIds | None = None
+
+    @property
+    def most(self) -> int:
+        """Problems of each set at most."""
+        return USUAL_PROBLEMS if self.problems is None else self.problems
+
+    @property
+    def unread(self) -> set[str]:
+        """The keys that nothing reads: where nothing is evaluated all others."""
+        return set() if self.most else set(type(self).model_fields) - {"problems"}
 
     def sampling(self, training: Sampling) -> Sampling:
         """How an evaluation's completions are sampled, which are as long as those of training may be."""
@@ -266,16 +279,17 @@ def _reward_means(completions: Sequence[Completion]) -> dict[str, float]:
     return {name: mean_of(values).read() for name, values in scores.items()}
 
 
-def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups of each source, "" where the task names none."""
-    sources: dict[str, list[Group]] = {}
+def _by(groups: Sequence[Group], name: Callable[[Sample], str]) -> dict[str, list[Group]]:
+    """The groups whose samples have the same name."""
+    named: dict[str, list[Group]] = {}
     for group in groups:
-        sources.setdefault(group.prompt.sample.source, []).append(group)
-    return sources
+        named.setdefault(name(group.prompt.sample), []).append(group)
+    return named
 
 
 def _source_results(groups: Sequence[Group], measure: Measure, has_answers: bool) -> dict[str, dict[str, float]]:
-    """What an evaluation says of each source that has a name."""
+    """What an evaluation says of each source that has a name, and of each held-out set; a set's name comes first."""
+    by_name = {**_by(groups, lambda sample: sample.source), **_by(groups, lambda sample: sample.heldout_set)}
     return {
         source: {
             "problems": len(own),
@@ -283,7 +297,7 @@ def _source_results(groups: Sequence[Group], measure: Measure, has_answers: bool
             **({"score_mean": _score_mean(own)} if has_answers else {}),
             "measured_mean": _measured_mean(own, measure),
         }
-        for source, own in sorted(_by_source(groups).items())
+        for source, own in sorted(by_name.items())
         if source
     }
 

@@ -1,16 +1,39 @@
 """A task's problems as a run uses them: those whose prompts fit, and how long the longest is."""
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.core.task import Streams, Task
-from groupwise.rollout.collect import Encode
+from groupwise.core.task import HoldsOutSets, Streams, Task
+from groupwise.rollout.collect import Encode, EvaluationSettings
 
 #: The longest prompt is looked for among this many of the longest texts; of a stream, among this many draws.
 LOOKED_AT, DRAWN = 32, 256
+
+
+@dataclass(frozen=True)
+class PromptLimit:
+    """What becomes of long prompts.
+
+    tokens     of a prompt at most; 0: any number
+    truncates  whether longer ones lose their first tokens; else they are left out
+    head       first ids that a truncated prompt keeps: 1 where prompts begin with a BOS
+    """
+
+    tokens: int = 0
+    truncates: bool = False
+    head: int = 0
+
+    def truncated(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids, where they are too many without those after the head.
+
+        >>> PromptLimit(tokens=3, truncates=True, head=1).truncated((0, 5, 6, 7, 8))
+        (0, 7, 8)
+        """
+        over = len(ids) - self.tokens
+        return ids if not self.truncates or over <= 0 else ids[: self.head] + ids[self.head + over :]
 
 
 @dataclass(frozen=True)
@@ -18,47 +41,75 @@ class Selection:
     """What a run trains on and is evaluated on.
 
     train    the training problems, or the task itself where it makes them one by one
-    heldout  the problems of an evaluation
+    heldout  the problems of an evaluation; none where nothing is evaluated
+    encode   a problem -> the ids of its prompt, truncated where it is too long
     longest  tokens of the longest prompt
-    notes    what was left out, in words
+    notes    what was left out or truncated, in words
     """
 
     train: Sequence[Sample] | Streams
     heldout: Sequence[Sample]
+    encode: Encode
     longest: int
     notes: tuple[str, ...]
 
 
-def select(task: Task, encode: Encode, limit: int, evaluated: int) -> Selection:
-    """The task's problems whose prompts have at most `limit` tokens (0: all), and the first `evaluated` held-out ones.
+def select(task: Task, encode: Encode, limit: PromptLimit, evaluation: EvaluationSettings) -> Selection:
+    """The task's problems whose prompts are within the limit, and the first held-out ones of each set.
 
     Raises UsageError where the limit leaves none.
     """
     train: Sequence[Sample] | Streams = task if isinstance(task, Streams) else task.samples("train")
-    heldout = task.samples("heldout")
+    sets = heldout_sets(task)
     notes: list[str] = []
-    if limit:
-        heldout = _fitting(heldout, encode, limit, "held-out", notes)
+    if limit.tokens:
+        held = {name: f"held-out ({name})" if name else "held-out" for name in sets}
+        sets = {name: _fitting(own, encode, limit, held[name], notes) for name, own in sets.items()}
         if not isinstance(train, Streams):
             train = _fitting(train, encode, limit, "training", notes)
-    if len(heldout) < evaluated:
-        left = f"max_prompt_tokens = {limit} leaves" if limit else "the task holds out"
-        raise UsageError(f"evaluation.problems = {evaluated}: {left} only {len(heldout)}")
-    chosen = heldout[:evaluated]
-    return Selection(train, chosen, _longest(train, chosen, encode), tuple(notes))
+    left = f"max_prompt_tokens = {limit.tokens} leaves" if limit.tokens else "the task holds out"
+    chosen = list(evaluated(sets, evaluation, left).values())
+    heldout = chosen[0] if len(chosen) == 1 else [sample for own in chosen for sample in own]
+
+    def within(sample: Sample) -> tuple[int, ...]:
+        return limit.truncated(encode(sample))
+
+    return Selection(train, heldout, within, _longest(train, heldout, within), tuple(notes))
 
 
-def _fitting(samples: Sequence[Sample], encode: Encode, limit: int, split: str, notes: list[str]) -> Sequence[Sample]:
-    """The samples whose prompts have at most `limit` tokens; a line about the others is added to `notes`."""
-    fitting = [s for s in samples if len(encode(s)) <= limit]
-    if not fitting:
-        raise UsageError(f"max_prompt_tokens = {limit}: every {split} prompt is longer; raise it")
+def heldout_sets(task: Task) -> Mapping[str, Sequence[Sample]]:
+    """The task's held-out problems by the name of their set; one named "" where it has no name."""
+    named = task.sets if isinstance(task, HoldsOutSets) else {}
+    return named or {"": task.samples("heldout")}
+
+
+def evaluated(
+    sets: Mapping[str, Sequence[Sample]], evaluation: EvaluationSettings, left: str = "the task holds out"
+) -> dict[str, Sequence[Sample]]:
+    """The problems of each set that are evaluated. Raises UsageError where no set has as many as the recipe says."""
+    most = max(len(own) for own in sets.values())
+    if evaluation.problems is not None and most < evaluation.problems:
+        raise UsageError(f"evaluation.problems = {evaluation.problems}: {left} only {most}")
+    return {name: own[: evaluation.most] for name, own in sets.items()}
+
+
+def _fitting(
+    samples: Sequence[Sample], encode: Encode, limit: PromptLimit, split: str, notes: list[str]
+) -> Sequence[Sample]:
+    """The samples that stay: those short enough, or all where longer ones are truncated; `notes` gets a line."""
+    fitting = [s for s in samples if len(encode(s)) <= limit.tokens]
+    if samples and not fitting and not limit.truncates:
+        raise UsageError(
+            f"max_prompt_tokens = {limit.tokens}: every {split} prompt is longer; raise it, or set "
+            'prompt_truncation = "left"'
+        )
     longer = len(samples) - len(fitting)
     if longer:
+        what = "lose their first tokens" if limit.truncates else "are left out"
         notes.append(
-            f"{longer} of {len(samples)} {split} problems have more than max_prompt_tokens = {limit} and are left out"
+            f"{longer} of {len(samples)} {split} problems have more than max_prompt_tokens = {limit.tokens} and {what}"
         )
-    return fitting
+    return samples if limit.truncates else fitting
 
 
 def _longest(train: Sequence[Sample] | Streams, heldout: Sequence[Sample], encode: Encode) -> int:

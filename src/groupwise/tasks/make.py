@@ -28,6 +28,10 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
         "instruction": "\nReason step by step, and end with a line that holds #### and the number alone.",
         "check": "math",
     },
+    # verl's files, as its examples/data_preprocess write them: reward_model is {style, ground_truth}.
+    "verl": {"prompt": "prompt", "answer": "reward_model.ground_truth", "source": "data_source", "check": "math"},
+    # TRL's prompt-only sets: text or a conversation as `prompt`; every other column goes to rewards by its name.
+    "trl": {"prompt": "prompt", "answer": "solution", "check": "math"},
     # Prompts alone, or a file of pairs: the reward model of [preference] scores completions.
     "preference": {"answer": "", "check": "learned"},
     "math": {

@@ -47,8 +47,14 @@ Count = Literal["auto"] | Annotated[int, Field(ge=1)]
 class OptimizerSettings(Settings):
     """AdamW and what surrounds it: the keys that [learner] and [critic] share.
 
+    learning_rate           AdamW's, after the warmup
+    schedule                how the rate goes on after the warmup: as it is, or down to 0 at the run's end
     warmup_updates          optimizer updates over which the learning rate rises from 0
     clip_norm               gradients are scaled down to this norm; 0 leaves them alone
+    beta1                   AdamW's, of the mean of gradients
+    beta2                   AdamW's, of the mean of squared gradients
+    epsilon                 AdamW's, added to the root of that mean
+    weight_decay            AdamW's, times the learning rate
     tokens_per_microbatch   tokens run at once, "auto": as many as memory has room for; the gradient is the same
     """
 

@@ -32,8 +32,10 @@ class PreferenceSettings(Settings):
     heldout_pairs  pairs of other prompts that measure the model; of a file, at most a fifth
     noise          chance that a sampled pair's label is swapped; a file's labels stay as they are
     samples        completions of each prompt that pairs are taken from
+    epochs         passes over the training pairs
     batch_size     pairs in an optimizer update
     learning_rate  AdamW's, after a linear warmup over the first tenth and before a linear decay to zero
+    weight_decay   AdamW's, times the learning rate
     clip_norm      gradients are scaled down to this norm; 0 leaves them alone
     center         weight of mean((r_chosen + r_rejected)^2), which settles the constant that the loss leaves free
     tokens_per_microbatch  padded tokens held at once; the gradient does not depend on it

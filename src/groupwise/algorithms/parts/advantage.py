@@ -73,6 +73,7 @@ class GroupZScore(WithinGroup):
     """A_i = (r_i - mean of the group) / (sample deviation of the group + epsilon), the same for every token.
 
     r_i is the completion's reward summed over its tokens. Fewer than two votes, or a tied group: exactly 0.
+    epsilon  keeps the quotient finite; from 0 to 1
     Source: DeepSeekMath (2402.03300), section 4.1.2; the paper gives neither epsilon nor the deviation's convention.
 
     >>> reward = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
@@ -122,6 +123,8 @@ class ProcessZScore(Advantage):
     has; a step reward is the reward at a trained step end, and nothing else is read. Tokens after the last step end
     get 0. Fewer than two step rewards in a group, or all of them tied: exactly 0. A completion with a step reward that
     is not a number neither votes nor trains. The returns are the step rewards to go.
+
+    epsilon  keeps the quotient finite; from 0 to 1
     Raises ValueError without step ends. Source: DeepSeekMath (2402.03300), section 4.1.3.
 
     >>> reward, end = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), torch.tensor([[1, 0, 1], [0, 1, 0]]).bool()

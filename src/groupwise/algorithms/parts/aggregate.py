@@ -56,6 +56,7 @@ class TokenMean(Aggregate):
 class Constant(Aggregate):
     """w_it = 1 / (N limit): no length in the normaliser; limit is the generation budget.
 
+    limit  tokens, at least 1; sampling.max_new_tokens unless it is set
     Source: Dr. GRPO (2503.20783).
     """
 

@@ -51,6 +51,10 @@ class Discounted(Advantage):
     """`gae` with the fields of its subclasses, against a critic's values or, where they are not read, against 0.
 
     A completion whose rewards are not numbers gets 0 and does not count in the whitening.
+
+    gamma   what a reward is worth one token earlier; from 0 to 1
+    lam     0: little variance and all of the critic's error; 1: the reverse; from 0 to 1
+    whiten  advantages of the batch are shifted and scaled to mean 0 and deviation 1
     """
 
     gamma: float

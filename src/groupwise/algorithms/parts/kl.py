@@ -73,7 +73,12 @@ Place = Literal["loss", "reward"]
 
 @dataclass(frozen=True)
 class KL(Part):
-    """beta times an estimator, in the loss or in the reward; beta 0 needs no reference."""
+    """beta times an estimator, in the loss or in the reward.
+
+    beta       weight of the penalty, at least 0; 0 needs no reference
+    estimator  k1, k2, k3 or k3-ratio
+    place      "loss" or "reward"
+    """
 
     beta: float = 0.0
     estimator: Estimator = K3()

@@ -45,6 +45,8 @@ class NoMismatch(Mismatch):
 class TIS(Mismatch):
     """correction = min(k, cap), token by token. Source: truncated importance sampling, Yao et al. 2025.
 
+    cap  the largest correction; above 0
+
     >>> old, engine = torch.tensor([[0.5, 0.9]]).log(), torch.tensor([[0.1, 0.6]]).log()
     >>> TIS(cap=2.0)(old, engine, torch.tensor([[True, True]]))
     tensor([[2.0000, 1.5000]])
@@ -67,6 +69,9 @@ class MIS(Mismatch):
     """correction = k where floor <= k <= cap, 0 elsewhere, token by token.
 
     A rejected token loses its gradient and keeps its place in the normaliser.
+
+    cap    the largest k that counts; above 0
+    floor  the smallest; from 0 to cap
     Source: masked importance sampling, Liu & Li 2025.
 
     >>> old, engine = torch.tensor([[0.5, 0.9]]).log(), torch.tensor([[0.1, 0.6]]).log()

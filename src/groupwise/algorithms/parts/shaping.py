@@ -34,7 +34,7 @@ class Outcome(Shaping):
 
     scale, offset   the paper's reward from a score in [0, 1]: DAPO's +1 / -1 is 2 and -1
     overlong_cache  the last part of the limit, as a share of it, over which the penalty falls from 0 to -1; 0 is none
-    limit           the longest completion, tokens
+    limit           the longest completion, tokens; sampling.max_new_tokens unless it is set
     step_scale      what a step score is worth, where the batch has them; 0 leaves them out
     Source: DAPO (2503.14476) eq 7 and eq 13 (20,480 tokens with a cache of 4,096: a share of 0.2).
     """
@@ -74,6 +74,7 @@ class Outcome(Shaping):
 class Steps(Shaping):
     """reward = scale step score at the step ends and 0 elsewhere: process supervision, the outcome is not read.
 
+    scale  what a step score is worth; at least 0
     Raises ValueError where the batch has no step ends. Source: DeepSeekMath (2402.03300), section 4.1.3.
     """
 

@@ -46,6 +46,9 @@ class Clip(Trust):
 
     The gradient is A r where the token is not clipped and 0 where it is: A > 0 and r > 1 + epsilon_high, A < 0 and
     r < 1 - epsilon_low, or, with a dual clip, A < 0 and r > dual_clip (0 turns the dual clip off).
+    epsilon_low   how far the ratio may fall below 1 before a worse token's gradient stops; at least 0, below 1
+    epsilon_high  how far it may rise above 1 before a better token's gradient stops; at least 0
+    dual_clip     the ratio from which a worse token's gradient stops; above 1, or 0 for none
     Source: PPO (1707.06347); two epsilons from DAPO (2503.14476) eq 8; dual clip from 1912.09729.
 
     >>> log_ratio = torch.tensor([[1.24, 1.30]]).log()
@@ -89,6 +92,7 @@ class Geometric(Trust):
     z_t = sgn(A_t) min(sgn(A_t) log r_t, sgn(A_t) clip(log r_t, -epsilon_low, epsilon_high)), token by token, then one
     geometric mean a completion. Without clipping this is the sequence ratio's surrogate: the two differ only in where
     they clip. share is the token's own indicator; a clipped token still weighs in the mean, without gradient.
+    epsilon_low, epsilon_high  how far the log-ratio may fall and rise; at least 0, nats
     Source: GMPO (2507.20673).
 
     >>> log_ratio = torch.tensor([[0.2, 0.6]])
@@ -125,7 +129,10 @@ class SoftGate(Trust):
     """value = 4/tau p A, p = sigmoid(tau (r - 1)), tau by the sign of A; the gradient is A r 4p(1-p).
 
     share = 4p(1-p), which is 1 at ratio 1 for every tau. There the value is 2/tau A, so losses do not compare with
-    those of other trust regions. A zero advantage takes tau_negative. Source: SAPO (2511.20347) eq 5 to 8.
+    those of other trust regions. A zero advantage takes tau_negative.
+
+    tau_positive, tau_negative  how fast the gate closes, by the sign of the advantage; above 0
+    Source: SAPO (2511.20347) eq 5 to 8.
 
     >>> one = torch.ones(1, 2)
     >>> SoftGate()(torch.tensor([[1.0, 3.0]]).log(), one, one, one.bool())
@@ -156,6 +163,9 @@ class Cispo(Trust):
 
     c = cap, an absolute ratio, or 1 + epsilon_high where cap is 0: implementations mean either by the same word, so
     exactly one of the two is set. share = min(1, c/r). There is no lower bound.
+
+    cap           the largest ratio; at least 1, or 0 where epsilon_high is set
+    epsilon_high  the same counted from 1; at least 0
     Source: MiniMax-M1 (2506.13585) eq 4, which does not give c; the cap of 5.0 is ScaleRL's.
 
     >>> one = torch.ones(1, 2)

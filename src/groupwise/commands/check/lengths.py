@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from groupwise.commands.build import too_long
 from groupwise.commands.check.findings import Finding, ShownProblem, fault, graded, note, ok
 from groupwise.commands.check.trials import Encode, gold_of
+from groupwise.commands.selected import selected
 from groupwise.config.plan import Plan
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
 from groupwise.models.chat import Chat
 from groupwise.models.load import text_ids
-from groupwise.rollout.selection import select
 
 #: The largest share of gold completions that may be cut off at the limit.
 CUT_LIMIT = 0.05
@@ -36,14 +36,14 @@ def lengths(plan: Plan, chat: Chat, positions: int, samples: Sequence[Sample]) -
         return [fault(str(error))], 0
     spread, golds = ok(f"prompts: {_spread(prompts)}"), _gold_lengths(plan, chat, samples)
     try:
-        selected = select(plan.task, chat.encode, plan.recipe.max_prompt_tokens, plan.recipe.evaluation.problems)
+        selection = selected(plan, chat)
     except UsageError as error:
         return [spread, fault(str(error)), *golds], prompts[-1]
-    longest = selected.longest
+    longest = selection.longest
     wrong = too_long(plan, positions, longest)
     both = f"the longest prompt, {longest} tokens, and {plan.recipe.sampling.max_new_tokens} new ones"
     room = fault(wrong) if wrong else ok(f"{both} fit the model's {positions} positions")
-    return [spread, *map(note, selected.notes), room, *golds], longest
+    return [spread, *map(note, selection.notes), room, *golds], longest
 
 
 def shown_problems(chat: Chat, task: Task, samples: Sequence[Sample]) -> list[ShownProblem]:

@@ -1,6 +1,6 @@
 """The sections of a check in their order: what is cheap and certain first, the model last."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,21 +13,26 @@ from groupwise.commands.check.model import ModelFiles, file_findings, loaded_fin
 from groupwise.commands.check.problems import columns, counts, duplicates
 from groupwise.commands.check.trials import score_trials, trials
 from groupwise.config.plan import Plan
+from groupwise.config.resolve import resolved_recipe
+from groupwise.config.usual import unusual
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.rollout.scoring import Scorer
 
 #: Problems that rewards are tried on, and that lengths are measured on; half of them from each split.
 TRIED, MEASURED = 200, 2000
+#: Problems that the chat template and the model are tried on.
+LOOKED_AT = 64
 
 
-def sections(plan: Plan, shown: int = 3, with_model: bool = True) -> Iterator[Section]:
-    """The sections of a check, as they become known; `shown` is how many problems are printed.
+def sections(plan: Plan, shown: int = 3, with_model: bool = True, notes: Sequence[str] = ()) -> Iterator[Section]:
+    """The sections of a check, as they become known; `shown` is how many problems are printed; `notes` stand
+    under the plan.
 
     Trains nothing and writes nothing that stays. Raises UsageError where a reward cannot be loaded or called, as a run
     would; what else is wrong is a fault of its section.
     """
-    yield Section("plan", text=plan.describe())
+    yield Section("plan", [note(line) for line in (*notes, *unusual(resolved_recipe(plan)))], text=plan.describe())
     yield Section("problems", [*counts(plan.task), *columns(plan.task, _samples(plan, TRIED))])
     yield Section("duplicates and leakage", duplicates(plan.task))
     with TemporaryDirectory() as folder:
@@ -78,8 +83,8 @@ def _rows(plan: Plan, files: ModelFiles, shown: int) -> Section:
 
 
 def _model(plan: Plan, files: ModelFiles, longest: int, with_model: bool) -> list[Finding]:
-    samples = plan.task.samples("heldout")[: plan.recipe.evaluation.problems]
+    samples = plan.task.samples("heldout")[:LOOKED_AT] or plan.task.samples("train")[:LOOKED_AT]
     findings = file_findings(files, samples)
     if not with_model:
         return [*findings, note("the model itself is not loaded (--no-model)")]
-    return findings + loaded_findings(plan, files, samples[:64], longest)
+    return findings + loaded_findings(plan, files, samples, longest)

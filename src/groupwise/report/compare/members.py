@@ -12,7 +12,7 @@ from groupwise.report.folder.read import RunFolder
 from groupwise.report.records import Curves
 
 #: Runs of one group may differ in these keys, and in what the section [journal] says is written beside the training.
-APART = ("seed", "name", "runs")
+APART = ("seed", "name", "runs", "threads")
 JOURNAL = "journal."
 #: Keys whose value names a group by itself, the first of them before any other key.
 SPEAKING = ("algorithm.name", "task.name", "start", "model")

@@ -73,13 +73,19 @@ def _trl(attempts: Sequence[Attempt]) -> Arguments:
     }
 
 
+def _extra_info(sample: Sample) -> dict[str, Any]:
+    """The column of that name where the row has one, as verl's files do; else all other columns."""
+    own = sample.extra.get("extra_info")
+    return dict(own) if isinstance(own, Mapping) else dict(sample.extra)
+
+
 def _verl(attempts: Sequence[Attempt]) -> Arguments:
     (attempt,) = attempts
     return {
         "data_source": attempt.sample.source,
         "solution_str": attempt.completion,
         "ground_truth": attempt.sample.answer,
-        "extra_info": dict(attempt.sample.extra),
+        "extra_info": _extra_info(attempt.sample),
     }
 
 

@@ -17,6 +17,7 @@ from groupwise.rewards.functions.adapters import SINGLE, Bound, bound
 class User:
     """The reward `module:name` or `path/to/file.py:name`, a function or a class.
 
+    use       the function or class
     settings  given to a class when it is instantiated, to a function with every call
 
     A class is instantiated once in every process that scores. Which forms there are: docs/rewards.md.

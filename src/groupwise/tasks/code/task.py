@@ -35,7 +35,10 @@ class Code(PickledSettings):
     path           a JSONL file of problems; empty for the small generated functions
     heldout        a JSONL file of problems for evaluation; empty to keep `heldout_share` of `path`
     heldout_share  the share of problems held out for evaluation
-    prompt, tests, entry_point, solution  the file's columns; the last two may be missing from it
+    prompt         the column of the problem
+    tests          the column of the tests that judge a program
+    entry_point    the column of the function's name; may be missing from the file
+    solution       the column of a right program; may be missing from the file
     partial        score the share of tests passed; without it 1.0 for all of them, else 0.0
     seconds        wall time for one completion: every call, input and test of its program, one after another
     memory         address space of one program, MiB

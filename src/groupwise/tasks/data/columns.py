@@ -12,6 +12,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.rewards.verifiers.extract import balanced
 from groupwise.tasks.data.formats import kind_of
+from groupwise.tasks.data.nested import MissingColumn, value_at
 from groupwise.tasks.data.settings import DataSettings, template_columns
 
 _LETTERS = string.ascii_uppercase
@@ -41,18 +42,18 @@ class Columns:
 
     def problem(self, values: Mapping[str, Any], where: str) -> str:
         """What makes a problem this one and no other: its text without the instruction."""
-        if self.settings.messages:
-            return json.dumps(self._conversation(values, where), ensure_ascii=False)
+        if turns := self._conversation(values, where):
+            return json.dumps(turns, ensure_ascii=False)
         if self._template:
-            return self.settings.prompt.format_map({column: _inserted(values[column]) for column in self._template})
-        return _prompt_text(values[self.settings.prompt], where, self.settings.prompt)
+            return _filled(self.settings.prompt, values)
+        return _prompt_text(value_at(values, self.settings.prompt), where, self.settings.prompt)
 
     def gold(self, values: Mapping[str, Any]) -> str | None:
         """The answer; None where the row has none (no text, no mark, no box), "" where it need not have one."""
         s = self.settings
         if not s.answer or (s.answer not in values and not s.must_have_answer):
             return ""
-        value = values[s.answer]
+        value = value_at(values, s.answer)
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             return None
         if isinstance(value, float) and not math.isfinite(value):  # JSON can spell NaN, and no completion can equal it
@@ -67,7 +68,7 @@ class Columns:
     def sample(self, values: Mapping[str, Any], key: str, where: str, origin: str) -> Sample:
         """The sample; `origin` is its source where no column says another. Columns it does not hold go to `extra`."""
         s = self.settings
-        turns = self._conversation(values, where) if s.messages else ()
+        turns = self._conversation(values, where)
         if turns:
             turns = (*turns[:-1], {**turns[-1], "content": turns[-1]["content"] + s.instruction})
         answer_column = "" if s.answer_after or s.answer_boxed else s.answer
@@ -76,14 +77,17 @@ class Columns:
             prompt=turns[-1]["content"] if turns else self.problem(values, where) + s.instruction,
             answer=self.gold(values) or "",
             extra={name: value for name, value in values.items() if name not in (s.prompt, s.messages, answer_column)},
-            source=str(values[s.source]) if s.source else origin,
+            source=str(value_at(values, s.source)) if s.source else origin,
             messages=turns,
         )
 
     def solution(self, sample: Sample) -> str:
         """The worked solution that the sample's row holds, "" where it holds none."""
         s = self.settings
-        text = sample.extra.get(s.solution, sample.answer if s.solution == s.answer else "")
+        try:
+            text = value_at(sample.extra, s.solution)
+        except MissingColumn:
+            text = sample.answer if s.solution == s.answer else ""
         return text if isinstance(text, str) else ""
 
     @cached_property
@@ -91,18 +95,23 @@ class Columns:
         return template_columns(self.settings.prompt)
 
     def _conversation(self, values: Mapping[str, Any], where: str) -> Sequence[dict[str, str]]:
-        return conversation(values[self.settings.messages], where, self.settings.messages)
+        """The turns of the row; none where its prompt is a text."""
+        s = self.settings
+        if s.messages:
+            return conversation(value_at(values, s.messages), where, f"task.messages = {s.messages!r}")
+        prompt = None if self._template else value_at(values, s.prompt)
+        return conversation(prompt, where, f"task.prompt = {s.prompt!r}") if _has_turns(prompt) else ()
 
 
-def conversation(value: object, where: str, column: str) -> Sequence[dict[str, str]]:
-    """The turns before a last turn of the assistant, which the policy is to write."""
+def conversation(value: object, where: str, key: str) -> Sequence[dict[str, str]]:
+    """The turns before a last turn of the assistant, which the policy is to write; `key` names the column."""
     turns = value if isinstance(value, list) else []
     good = all(isinstance(t, dict) and {type(t.get("role")), type(t.get("content"))} == {str} for t in turns)
     if turns and good and turns[-1]["role"] == "assistant":
         turns = turns[:-1]
     if not turns or not good:
         raise UsageError(
-            f'{where}: task.messages = {column!r}: must hold a list of {{"role": ..., "content": ...}}, both text, '
+            f'{where}: {key}: must hold a list of {{"role": ..., "content": ...}}, both text, '
             f"with a turn before the assistant's; this is {kind_of(value)}"
         )
     return tuple({"role": turn["role"], "content": turn["content"]} for turn in turns)
@@ -118,13 +127,23 @@ def last_boxed(text: str) -> str:
     return balanced(text, len(before + opening), len(after)) or "" if opening else ""
 
 
+def _has_turns(value: object) -> bool:
+    """Whether a prompt is a conversation: a list of objects, one at least."""
+    return isinstance(value, list) and bool(value) and all(isinstance(turn, dict) for turn in value)
+
+
 def _prompt_text(value: object, where: str, column: str) -> str:
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, str):
         raise UsageError(f"{where}: task.prompt = {column!r}: empty; fill it or take the row out")
-    hint = f"; a conversation is read with task.messages = {column!r}" if isinstance(value, list) else ""
-    raise UsageError(f"{where}: task.prompt = {column!r}: {kind_of(value)}, not text{hint}")
+    raise UsageError(f"{where}: task.prompt = {column!r}: {kind_of(value)}, neither text nor a conversation")
+
+
+def _filled(template: str, values: Mapping[str, Any]) -> str:
+    """A template with the values of its columns."""
+    pieces = [(text, column) for text, column, _, _ in string.Formatter().parse(template)]
+    return "".join(text + ("" if column is None else _inserted(value_at(values, column))) for text, column in pieces)
 
 
 def _inserted(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -15,6 +15,7 @@ from groupwise.core.json_text import encoded
 from groupwise.core.samples import Sample
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.formats import IN_MEMORY, Row, Source
+from groupwise.tasks.data.nested import MissingColumn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,11 +29,13 @@ class SampleIndex:
     offsets   the row's first byte in its source; of a sample in memory, -1 - its place in `samples`
     numbers   the row's number in its source
     origins   the source's place in `sources`
+    sets      name of the held-out set of each source; "" where it has none
     contents  a hash of all the samples
     """
 
     columns: Columns
     sources: Sequence[Source]
+    sets: Sequence[str]
     digests: array[int] = field(default_factory=lambda: array("Q"))
     offsets: array[int] = field(default_factory=lambda: array("q"))
     numbers: array[int] = field(default_factory=lambda: array("I"))
@@ -73,7 +76,7 @@ class SampleIndex:
         try:
             values = source.read(number, self.offsets[index])
             same = digest(self.columns.problem(values, where), where) == self.digests[index]
-        except (UsageError, KeyError):
+        except (UsageError, MissingColumn):
             same = False
         if not same:
             raise RunError(f"{where}: another row stands there than when the file was read first; it was changed")
@@ -81,7 +84,8 @@ class SampleIndex:
 
     def _sample(self, origin: int, number: int, values: dict[str, Any]) -> Sample:
         label, where = self.labels[origin], self.sources[origin].where(number)
-        return self.columns.sample(values, key=f"{label}:{number}", where=where, origin=label.split(".")[0])
+        sample = self.columns.sample(values, key=f"{label}:{number}", where=where, origin=label.split(".")[0])
+        return replace(sample, heldout_set=self.sets[origin]) if self.sets[origin] else sample
 
 
 class IndexedSamples(Sequence[Sample]):

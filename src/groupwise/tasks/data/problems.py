@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from groupwise.core.errors import UsageError, listed
+from groupwise.core.errors import UsageError
 from groupwise.rewards.verifiers.answers import WITHOUT_ANSWERS
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.index import IndexedSamples, SampleIndex
+from groupwise.tasks.data.nested import MissingColumn, value_at
 from groupwise.tasks.data.settings import DataSettings, keeps
 from groupwise.tasks.data.sources import sources_of
 
@@ -28,6 +29,7 @@ class Problems:
     """All problems, split without duplicates and leakage.
 
     train, heldout  in shuffled order
+    sets            the held-out ones by the name of their set; empty where it has none
     repeated        rows that repeat a problem of their own split
     leaked          held-out rows whose problem is trained on
     contents        a hash of all of them
@@ -36,6 +38,7 @@ class Problems:
 
     train: IndexedSamples
     heldout: IndexedSamples
+    sets: Mapping[str, IndexedSamples]
     repeated: IndexedSamples
     leaked: IndexedSamples
     contents: str
@@ -45,12 +48,13 @@ class Problems:
 def read_problems(columns: Columns, readable: Callable[[str], bool]) -> Problems:
     """All problems of a data set; `readable` says whether a gold answer can be checked.
 
-    A problem is its text: one that comes twice is taken once, and one that is trained on is never held out.
+    A problem is its text: one that comes twice in a set is taken once, and one that is trained on is never held out.
     Raises UsageError, one line with file and line, where the files cannot be what the recipe says.
     """
     settings = columns.settings
-    sources = sources_of(settings.path, settings.heldout)
-    index = SampleIndex(columns, [*sources.train, *sources.heldout])
+    sources = sources_of(settings.path, settings.heldout_paths)
+    sets = [*[""] * len(sources.train), *(sources.sets or [""] * len(sources.heldout))]
+    index = SampleIndex(columns, [*sources.train, *sources.heldout], sets)
     scan = _Scan(columns, readable, index)
     for origin in range(len(sources.train)):
         scan.read(origin, settings.limit)
@@ -123,15 +127,17 @@ class _Scan:
             return True
         self.unreadable += 1
         if len(self.examples) < _LISTED:
-            self.examples.append(f"{where}: {_short(values[self.columns.settings.answer] if gold is None else gold)}")
+            answer = value_at(values, self.columns.settings.answer) if gold is None else gold
+            self.examples.append(f"{where}: {_short(answer)}")
         return False
 
     def _require_columns(self, values: Mapping[str, Any], where: str) -> None:
         """Raises UsageError naming a column that is not there."""
         for column, key in self.columns.required.items():
-            if column not in values:
-                what = "such column" if f"= {column!r}" in key or "filter" in key else f"column {column!r}"
-                raise UsageError(f"{key}: {where} has no {what}; columns there: {listed(values) or 'none'}")
+            try:
+                value_at(values, column)
+            except MissingColumn as error:
+                raise UsageError(f"{key}: {where} {error}") from None
 
 
 def _split(index: SampleIndex, trained: int, settings: DataSettings) -> Problems:
@@ -143,10 +149,12 @@ def _split(index: SampleIndex, trained: int, settings: DataSettings) -> Problems
     import numpy as np  # not at the top: processes that only score never come here
 
     hashes = np.array(index.digests, dtype=np.uint64)
-    # Indices of the first of equal hashes, in order.
-    first, second = (np.sort(np.unique(h, return_index=True)[1]) for h in (hashes[:trained], hashes[trained:]))
-    second += trained
-    repeated = np.setdiff1d(np.arange(len(hashes)), np.concatenate([first, second]))
+    names, origins = np.array(index.sets), np.array(index.origins, dtype=np.uint16)
+    rows = np.arange(len(hashes))
+    of_set = {name: rows[trained:][names[origins[trained:]] == name] for name in dict.fromkeys(index.sets)}
+    first = _firsts(rows[:trained], hashes)
+    second = np.concatenate([_firsts(members, hashes) for members in of_set.values()])
+    repeated = np.setdiff1d(rows, np.concatenate([first, second]))
     leaks = np.isin(hashes[second], hashes[first])
     train, heldout, how = first, second[~leaks], ""
     if trained == len(hashes):
@@ -158,8 +166,23 @@ def _split(index: SampleIndex, trained: int, settings: DataSettings) -> Problems
     notes += [f"{len(repeated):,} rows repeat a problem: the first is kept"] * bool(len(repeated))
     notes += [f"{leaks.sum():,} held-out problems are training problems too: not held out"] * bool(leaks.any())
     orders = (_shuffled(train, hashes, settings.seed), _shuffled(heldout, hashes, settings.seed))
-    samples = [IndexedSamples(index, rows) for rows in (*orders, repeated, second[leaks])]
-    return Problems(*samples, contents=index.contents.hexdigest(), notes=notes)
+    sets = {name: orders[1][names[origins[orders[1]]] == name] for name in of_set if name}
+    return Problems(
+        train=IndexedSamples(index, orders[0]),
+        heldout=IndexedSamples(index, orders[1]),
+        sets={name: IndexedSamples(index, members) for name, members in sets.items()},
+        repeated=IndexedSamples(index, repeated),
+        leaked=IndexedSamples(index, second[leaks]),
+        contents=index.contents.hexdigest(),
+        notes=notes,
+    )
+
+
+def _firsts(rows: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """Of the rows, the first of each that have equal hashes, in their order."""
+    import numpy as np
+
+    return rows[np.sort(np.unique(hashes[rows], return_index=True)[1])]
 
 
 def _shuffled(rows: np.ndarray, hashes: np.ndarray, seed: int) -> np.ndarray:

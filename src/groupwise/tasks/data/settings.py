@@ -8,6 +8,7 @@ from typing import Any
 
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.rewards.verifiers.answers import CHECKERS, WITHOUT_ANSWERS
+from groupwise.tasks.data.nested import value_at
 from groupwise.tasks.settings import PickledSettings, field_defaults
 
 #: What a table under a column of the filter may say.
@@ -18,10 +19,15 @@ _RANGE = ("min", "max")
 class DataSettings(PickledSettings):
     """Problems from a file (JSON lines, JSON, CSV, Parquet), a folder of them, or a `datasets` id `name:config`.
 
+    Every key that names a column takes one inside another too, such as "reward_model.ground_truth".
+
     path              where the problems are
     heldout           where the held-out ones are; "": the path's own test split, or a share of its problems
+    heldout_sets      name -> where a held-out set of that name is, in place of `heldout`: each is evaluated and
+                      reported under its name
     heldout_share     the share split off where there is no other held-out set, by a hash of each problem's text
-    prompt            the column of the problem, or a template such as "{question} Choose from: {choices}"
+    prompt            the column of the problem, as text or as a conversation, or a template such as
+                      "{question} Choose from: {choices}"
     answer            the column of the gold answer; without a check of it ("none") read where a row has one
     answer_after      the gold answer begins after the last of these in its column, such as "####"
     answer_boxed      the gold answer is what the last \\boxed{} of its column holds
@@ -40,6 +46,7 @@ class DataSettings(PickledSettings):
 
     path: str = ""
     heldout: str = ""
+    heldout_sets: Mapping[str, str] = field(default_factory=dict)
     heldout_share: float = 0.1
     prompt: str = "prompt"
     answer: str = "answer"
@@ -62,6 +69,11 @@ class DataSettings(PickledSettings):
         for name in ("heldout_share", "unreadable_limit"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"task.{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        if self.heldout and self.heldout_sets:
+            raise UsageError("task.heldout and task.heldout_sets are two ways to say one thing; take one of them out")
+        for name, place in self.heldout_sets.items():
+            if not name or not isinstance(place, str) or not place:
+                raise UsageError(f"task.heldout_sets.{name} = {brief(place)}: must be a file, a folder or an id")
         if self.limit < 0:
             raise UsageError(f"task.limit must not be negative, not {self.limit}")
         if not (self.answer or self.check in WITHOUT_ANSWERS) or not (self.prompt or self.messages):
@@ -82,6 +94,11 @@ class DataSettings(PickledSettings):
         """Whether every row must have the column of the answer: something compares with it, or a person named it."""
         return bool(self.answer) and (self.check not in WITHOUT_ANSWERS or self.answer != DataSettings.answer)
 
+    @property
+    def heldout_paths(self) -> Mapping[str, str]:
+        """Name of a held-out set -> where it is; of the only one the name is ""."""
+        return {"": self.heldout} if self.heldout else self.heldout_sets
+
     def __repr__(self) -> str:
         """The keys that differ from their defaults: most recipes set few."""
         defaults = field_defaults(self)
@@ -92,8 +109,8 @@ class DataSettings(PickledSettings):
 def template_columns(prompt: str) -> list[str]:
     """The columns that a template names; none where the prompt is the name of a column.
 
-    >>> template_columns("{question} Choose from: {choices}"), template_columns("question")
-    (['question', 'choices'], [])
+    >>> template_columns("{question} Choose from: {extra.choices}"), template_columns("question")
+    (['question', 'extra.choices'], [])
     """
     try:
         parsed = string.Formatter().parse(prompt)
@@ -102,7 +119,7 @@ def template_columns(prompt: str) -> list[str]:
         what = f"task.prompt = {brief(prompt)}"
         raise UsageError(f"{what}: no template: {error}; a brace itself is written twice") from None
     for name, form, conversion in fields:
-        if form or conversion or not name or any(mark in name for mark in ".["):
+        if form or conversion or not name or "[" in name:
             raise UsageError(f"task.prompt = {brief(prompt)}: {{{name}}} must be the name of a column and nothing else")
     return [name for name, _, _ in fields]
 
@@ -113,7 +130,8 @@ def _require_filter(filter: Mapping[str, Any]) -> None:
         if isinstance(wanted, Mapping):
             for key, bound in wanted.items():
                 if key not in _RANGE:
-                    raise UsageError(f"task.filter.{column}.{key}: no such bound; {nearest(key, _RANGE)}")
+                    inside = f'a column inside another is written filter."{column}.{key}"'
+                    raise UsageError(f"task.filter.{column}.{key}: no such bound; {nearest(key, _RANGE)}; {inside}")
                 if isinstance(bound, bool) or not isinstance(bound, (int, float)):
                     raise UsageError(f"task.filter.{column}.{key} = {bound!r}: must be a number")
         if isinstance(wanted, (Mapping, list, tuple)) and not wanted:
@@ -127,7 +145,7 @@ def keeps(filter: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
     >>> keeps({"level": ["Level 1", "Level 2"], "points": {"max": 3}}, row), keeps({"points": 2}, row)
     (True, False)
     """
-    return all(_fits(wanted, values[column]) for column, wanted in filter.items())
+    return all(_fits(wanted, value_at(values, column)) for column, wanted in filter.items())
 
 
 def _fits(wanted: Any, value: Any) -> bool:

@@ -22,24 +22,39 @@ _ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.,=-]+)?")
 
 @dataclass(frozen=True)
 class Sources:
-    """Sources of training rows, of held-out rows (none: to be split off), and the names of what is not read."""
+    """Sources of training rows, of held-out rows (none: to be split off), and the names of what is not read.
+
+    sets  of each held-out source the name of its set; empty where there is one set without a name
+    """
 
     train: Sequence[Source]
     heldout: Sequence[Source] = ()
     unread: Sequence[str] = ()
+    sets: Sequence[str] = ()
 
 
-def sources_of(path: str, heldout: str) -> Sources:
-    """The sources of both splits; a held-out set that the recipe names comes before one that the path has.
+def sources_of(path: str, heldout: Mapping[str, str]) -> Sources:
+    """The sources of both splits; held-out sets that the recipe names come before one that the path has.
 
     Raises UsageError where there is none.
     """
     train = sources_at("task.path", path)
     if not heldout:
         return train
-    other = sources_at("task.heldout", heldout)
-    unread = [*train.unread, *other.unread, *(source.name for source in train.heldout)]
-    return Sources(train.train, other.heldout or other.train, [name for name in unread if name != heldout])
+    others = {name: sources_at(_heldout_key(name), place) for name, place in heldout.items()}
+    chosen = [(name, source) for name, other in others.items() for source in other.heldout or other.train]
+    unread = [*train.unread, *(source.name for source in train.heldout)]
+    unread += [name for other in others.values() for name in other.unread]
+    return Sources(
+        train.train,
+        [source for _, source in chosen],
+        [name for name in unread if name not in heldout.values()],
+        [name for name, _ in chosen],
+    )
+
+
+def _heldout_key(name: str) -> str:
+    return f"task.heldout_sets.{name}" if name else "task.heldout"
 
 
 def sources_at(key: str, path: str) -> Sources:

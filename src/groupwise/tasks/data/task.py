@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -64,6 +64,11 @@ class Data(DataSettings):
     def notes(self) -> Sequence[str]:
         """What a person should know about the files: rows read, and rows left out, with the reason."""
         return self._problems.notes
+
+    @property
+    def sets(self) -> Mapping[str, IndexedSamples]:
+        """The held-out problems by the name of their set; empty where it has none."""
+        return self._problems.sets
 
     @property
     def repeated(self) -> IndexedSamples:

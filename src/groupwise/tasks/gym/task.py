@@ -33,6 +33,9 @@ _SEEDS = 2**31  # numpy takes no larger seed than twice this
 class Gym(PickledSettings):
     """One generator with its `parameters`, or a mixture: `generators`, name -> its parameters and a `weight`.
 
+    generator      the name of one of reasoning_gym's generators
+    parameters     that generator's own keys
+    generators     a mixture: generator -> its parameters and a `weight`
     problems       how many are drawn of each generator (and level), both splits together; equal ones count once
     heldout_share  the share of problems held out for evaluation
     question       "full": the generator's own words; "short": a few characters, for tiny policies

@@ -1,0 +1,12 @@
+"""The problems of a plan's run, as a chat puts them to the policy."""
+
+from groupwise.config.plan import Plan
+from groupwise.models.chat import Chat
+from groupwise.rollout.selection import PromptLimit, Selection, select
+
+
+def selected(plan: Plan, chat: Chat) -> Selection:
+    """What the run trains on and is evaluated on. Raises UsageError where no prompt is short enough."""
+    recipe = plan.recipe
+    limit = PromptLimit(recipe.max_prompt_tokens, recipe.prompt_truncation == "left", head=int(chat.has_bos))
+    return select(plan.task, chat.encode, limit, recipe.evaluation)

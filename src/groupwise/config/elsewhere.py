@@ -1,0 +1,104 @@
+"""The options of TRL and verl by their own names, and what they are here: elsewhere.toml. No torch."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from groupwise.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of another project.
+
+    name   with its sections; one that ends with * stands for all that begin so
+    here   the recipe's keys, or a command; empty where there is none
+    words  what differs, or why it is not here
+    """
+
+    project: str
+    name: str
+    here: tuple[str, ...]
+    words: str
+
+    def __str__(self) -> str:
+        place = f"here it is {' and '.join(self.here)}: {self.words}" if self.here else f"not here: {self.words}"
+        return f"a name of {self.project}'s; {place}"
+
+    def covers(self, name: str) -> bool:
+        """Whether it is the option of that name.
+
+        >>> Option("TRL", "vllm_*", (), "...").covers("vllm_mode")
+        True
+        """
+        return name.startswith(self.name[:-1]) if self.name.endswith("*") else name == self.name
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Options that stand together in their project."""
+
+    project: str
+    title: str
+    options: tuple[Option, ...]
+
+
+@cache
+def chapters() -> tuple[Chapter, ...]:
+    """All of elsewhere.toml."""
+    text = (files("groupwise.config") / "elsewhere.toml").read_text(encoding="utf-8")
+    return tuple(_chapter(section) for section in tomllib.loads(text)["section"])
+
+
+def option_of(name: str) -> Option | None:
+    """The option of a name, with its sections where it has some; the first that covers it.
+
+    >>> option_of("beta").here, option_of("actor_rollout_ref.actor.kl_loss_coef").here, option_of("seed")
+    (('algorithm.kl.beta',), ('algorithm.kl.beta',), None)
+    """
+    return next((option for one in chapters() for option in one.options if option.covers(name)), None)
+
+
+def require_own_names(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+    """Raises UsageError for the first key that is another project's name.
+
+    known  the recipe's own: name -> the names inside it, or an empty table where these are not for us to judge
+    """
+    for name in _names(table, "", known):
+        option = option_of(name) or option_of(name.rpartition(".")[2])
+        if option:
+            raise UsageError(f"{where}: {name}: {option}")
+
+
+def in_words(names: list[str]) -> str:
+    """What a command line's words are in TRL or verl, the first that is known there; "" where none is.
+
+    >>> in_words(["train", "--learning-rate", "1e-5"])
+    "learning_rate: a name of TRL's; here it is learner.learning_rate: the same default, 1e-6"
+    """
+    plain = [name.lstrip("-+").partition("=")[0].replace("-", "_") for name in names if "-" in name or "=" in name]
+    return next((f"{name}: {option}" for name in plain if (option := option_of(name))), "")
+
+
+def _chapter(section: Mapping[str, Any]) -> Chapter:
+    project, prefix = section["project"], section.get("prefix", "")
+    options = (
+        Option(project, prefix + name, tuple(filter(None, here.split(", "))), words)
+        for name, (here, words) in section["options"].items()
+    )
+    return Chapter(project, section["title"], tuple(options))
+
+
+def _names(table: Mapping[str, Any], prefix: str, known: Mapping[str, Any]) -> Iterator[str]:
+    """Dotted names of values under keys that are not known, tables inside one another gone through."""
+    for key, value in table.items():
+        inner = known.get(key)
+        if inner is None and isinstance(value, Mapping) and value:
+            yield from _names(value, f"{prefix}{key}.", {})
+        elif inner is None:
+            yield f"{prefix}{key}"
+        elif isinstance(value, Mapping) and inner:
+            yield from _names(value, f"{prefix}{key}.", inner)

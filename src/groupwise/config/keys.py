@@ -1,0 +1,193 @@
+"""Every key of a recipe, from the objects that read it: type, default, bounds as declared, and what docstrings say."""
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter
+
+from groupwise.algorithms.catalog import CATALOG
+from groupwise.algorithms.parts.kl import KL
+from groupwise.algorithms.settings import ESTIMATORS, KIND_KEY, KINDS, PLACES
+from groupwise.config.recipe import Recipe, section_type
+from groupwise.config.rewards import RewardTable
+from groupwise.core.errors import UsageError, nearest
+from groupwise.core.settings import Settings
+from groupwise.rewards.functions import form
+from groupwise.tasks.make import PRESETS, TASKS
+
+#: The section of the keys that stand in none.
+TOP = "recipe"
+_TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true or false",
+    "string": "text",
+    "array": "list",
+    "object": "table",
+    "null": "",
+}
+_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key with what may be said of it. `default` is as TOML has it; empty where there is none."""
+
+    name: str
+    kind: str
+    default: str
+    bounds: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """The keys that one object reads; `title` is its docstring's first line."""
+
+    name: str
+    title: str
+    keys: tuple[Key, ...]
+
+
+def sections() -> list[Section]:
+    """All of them: a recipe's own keys, its sections, then what tasks, rewards and an algorithm's parts have."""
+    kinds = {name: section_type(field.annotation) for name, field in Recipe.model_fields.items()}
+    nested = {name: kind for name, kind in kinds.items() if inspect.isclass(kind) and issubclass(kind, Settings)}
+    tables = ("task", "algorithm", "rewards")
+    own = [key for key in _of_settings(Recipe, "") if key.name not in (*nested, *tables)]
+    return [
+        Section(TOP, "What stands in no section.", tuple(own)),
+        *(Section(name, _title(kind), tuple(_of_settings(kind, f"{name}."))) for name, kind in nested.items()),
+        *_tasks(),
+        *_rewards(),
+        *_algorithm(),
+    ]
+
+
+def chosen(section: str | None) -> list[Section]:
+    """All sections, or that of a name with those inside it. Raises UsageError where there is none."""
+    every = sections()
+    some = [s for s in every if section is None or s.name == section or s.name.startswith(f"{section}.")]
+    if not some:
+        raise UsageError(
+            f"keys {section!r}: there is no such section; {nearest(str(section), [s.name for s in every])}"
+        )
+    return some
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """Field -> what the docstrings of a class and of those above it say of it.
+
+    >>> from groupwise.core.engine import Sampling
+    >>> meanings(Sampling)["top_k"]
+    'keep the k most likely tokens; 0 keeps all'
+    """
+    described: dict[str, str] = {}
+    for above in reversed(kind.__mro__):
+        names: list[str] = []
+        for line in inspect.cleandoc(above.__doc__ or "").splitlines():
+            entry = re.match(r"((?:\w+, )*\w+) {2,}(\S.*)", line)
+            if entry:
+                names = entry[1].split(", ")
+                described |= dict.fromkeys(names, entry[2])
+            elif line.startswith("   "):
+                described |= {name: f"{described[name]} {line.strip()}" for name in names}
+            else:
+                names = []
+    return described
+
+
+def _of_settings(kind: type[Settings], prefix: str) -> Iterator[Key]:
+    schema, described = kind.model_json_schema(), meanings(kind)
+    for name, field in kind.model_fields.items():
+        default = "" if field.is_required() else _toml(field.default)
+        yield _key(prefix + name, schema["properties"][name], default, described.get(name, ""), schema.get("$defs", {}))
+
+
+def _of_fields(kind: Any, prefix: str, presets: Mapping[str, object] | None = None) -> Iterator[Key]:
+    """Of a dataclass, whose bounds, where it has any, are said in words."""
+    described, hints = meanings(kind), get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        given = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = "" if given is dataclasses.MISSING else _toml(given)
+        yield _key(
+            prefix + field.name, TypeAdapter(hints[field.name]).json_schema(), default, described.get(field.name, "")
+        )
+
+
+def _tasks() -> Iterator[Section]:
+    for name, kind in TASKS.items():
+        if name not in PRESETS:
+            yield Section(f"task.{name}", _title(kind), tuple(_of_fields(kind, "task.")))
+    for name, keys in PRESETS.items():
+        described = meanings(TASKS[name])
+        own = (Key(f"task.{key}", "", _toml(value), "", described[key]) for key, value in keys.items())
+        yield Section(f"task.{name}", "The task `data` with these keys unless they are set.", tuple(own))
+
+
+def _rewards() -> Iterator[Section]:
+    weight = tuple(_of_settings(RewardTable, "rewards.NAME."))
+    words = "which of the rewards below; NAME itself unless it is set, user where `use` is set"
+    kind = _choice("rewards.NAME.kind", form.KINDS, "", words)
+    yield Section("rewards", "What every table [rewards.NAME] may hold.", (*weight, kind))
+    for name, reward in form.KINDS.items():
+        yield Section(f"rewards.{name}", _title(reward), tuple(_of_fields(reward, "rewards.NAME.")))
+
+
+def _algorithm() -> Iterator[Section]:
+    bonus = Key("algorithm.entropy_coefficient", "number", "the row's", "", "weight of the entropy bonus; 0 is none")
+    row = _choice("algorithm.name", CATALOG, "", "the catalog's row, whose values are the defaults of all below")
+    yield Section("algorithm", "A row of parts: groupwise explain NAME shows its values.", (row, bonus))
+    for slot, kinds in KINDS.items():
+        word = KIND_KEY.get(slot, "kind")
+        part = _choice(f"algorithm.{slot}.{word}", kinds, "the row's", "which part stands there")
+        yield Section(f"algorithm.{slot}", f"The slot `{slot}`.", (part,))
+        for name, kind in kinds.items():
+            if keys := tuple(_of_fields(kind, f"algorithm.{slot}.")):
+                yield Section(f"algorithm.{slot}.{name}", _title(kind), keys)
+    described = meanings(KL)
+    yield Section(
+        "algorithm.kl",
+        _title(KL),
+        (
+            Key("algorithm.kl.beta", "number", "the row's", "at least 0", described["beta"]),
+            _choice("algorithm.kl.estimator", ESTIMATORS, "the row's", described["estimator"]),
+            _choice("algorithm.kl.place", PLACES, "the row's", described["place"]),
+        ),
+    )
+
+
+def _choice(name: str, choices: Iterable[str], default: str, meaning: str) -> Key:
+    return Key(name, ", ".join(map(json.dumps, choices)), default, "", meaning)
+
+
+def _key(name: str, schema: Any, default: str, meaning: str, shared: Mapping[str, Any] | None = None) -> Key:
+    forms = [_shared(one, shared or {}) for one in schema.get("anyOf", [schema])]
+    kinds = dict.fromkeys(filter(None, map(_kind, forms)))
+    bounds = [f"{words} {one[bound]:,}" for one in forms for bound, words in _BOUNDS.items() if bound in one]
+    return Key(name, " or ".join(kinds), default, ", ".join(bounds), meaning)
+
+
+def _shared(schema: Any, shared: Mapping[str, Any]) -> Any:
+    """A form where the schema only refers to one."""
+    refers = schema.get("$ref") or next((one["$ref"] for one in schema.get("allOf", ()) if "$ref" in one), "")
+    return shared[refers.rpartition("/")[2]] if refers else schema
+
+
+def _kind(form: Any) -> str:
+    choices = form.get("enum", [form["const"]] if "const" in form else [])
+    return ", ".join(map(json.dumps, choices)) or _TYPES[form["type"]]
+
+
+def _toml(value: Any) -> str:
+    return "" if value is None else json.dumps(value, default=str)
+
+
+def _title(kind: type) -> str:
+    """The first sentence of a docstring, as far as its first line goes."""
+    return inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]

@@ -1,0 +1,60 @@
+"""Values out of the ordinary: allowed, and questioned before a run, for they are slips more often than not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Usual:
+    """The range in which nearly every run has a key's value, ends included, and what lies outside of it."""
+
+    key: str
+    low: float
+    high: float
+    why: str
+
+    def question(self, table: Mapping[str, Any]) -> str:
+        """What to ask of a resolved recipe's table; "" where the value is usual or the key is not there."""
+        value = reduce(lambda inner, name: inner.get(name) if isinstance(inner, Mapping) else None, self.path, table)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or self.low <= value <= self.high:
+            return ""
+        return f"{self.key} = {value:g}: usual is {self.low:g} to {self.high:g}; {self.why}; is it meant?"
+
+    @property
+    def path(self) -> list[str]:
+        return self.key.split(".")
+
+
+#: 0 stands in a range where it turns something off that many runs go without.
+USUAL = (
+    Usual("learner.learning_rate", 1e-8, 3e-3, "real models learn at 1e-7 to 1e-5, tiny ones up to 1e-3, and a larger "
+          "rate ruins a policy in a few updates"),
+    Usual("learner.clip_norm", 0.01, 100, "0 lets one odd batch move the weights as far as it likes, and a very small "
+          "one makes every update the same length"),
+    Usual("learner.weight_decay", 0, 0.3, "more pulls the weights to zero faster than rewards move them"),
+    Usual("learner.beta1", 0.5, 0.99, "gradients of a few steps are to be averaged"),
+    Usual("learner.beta2", 0.9, 0.9999, "squared gradients of tens to thousands of updates are to be averaged"),
+    Usual("critic.learning_rate", 1e-7, 1e-2, "a critic learns about ten times as fast as its policy"),
+    Usual("sampling.temperature", 0.3, 1.5, "colder, the completions of a prompt are nearly equal and there is nothing "
+          "to compare; hotter, they turn to noise"),
+    Usual("sampling.top_p", 0.5, 1, "with less, few tokens are ever tried"),
+    Usual("samples_per_prompt", 2, 256, "a group is compared with itself: one completion says nothing, hundreds cost"),
+    Usual("updates_per_batch", 1, 64, "later updates of a batch are far from the policy that sampled it"),
+    Usual("passes_per_batch", 1, 8, "later passes are far from the policy that sampled the batch"),
+    Usual("algorithm.kl.beta", 0, 0.5, "a larger penalty keeps the policy at its start"),
+    Usual("algorithm.entropy_coefficient", 0, 0.05, "a larger bonus, or a negative one, outweighs most rewards"),
+    Usual("algorithm.trust.epsilon_low", 1e-4, 0.6, "0 stops every gradient of worse tokens, and 1 none"),
+    Usual("algorithm.trust.epsilon_high", 0, 10, "so wide a range stops nothing"),
+    Usual("adapter.rank", 0, 512, "adapters of so high a rank hold as much as the weights"),
+)  # fmt: skip
+
+
+def unusual(table: Mapping[str, Any]) -> list[str]:
+    """A question for each value of a resolved recipe's table that is out of the ordinary.
+
+    >>> unusual({"learner": {"learning_rate": 0.5}})[0][:60]
+    'learner.learning_rate = 0.5: usual is 1e-08 to 0.003; real m'
+    """
+    return [question for usual in USUAL if (question := usual.question(table))]

@@ -1,0 +1,97 @@
+"""`groupwise keys` and docs/keys.md hold every key that a recipe may have, each with what it means."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from groupwise.algorithms.settings import KINDS, algorithm, settings
+from groupwise.cli import app
+from groupwise.commands.keys import page, text
+from groupwise.config.keys import chosen, sections
+from groupwise.config.recipe import Recipe, first_comment, section_type, shipped
+from groupwise.core.errors import UsageError
+from groupwise.core.settings import Settings
+from groupwise.rewards.functions import form
+from groupwise.tasks.make import TASKS
+
+EVERY = {(section.name, key.name): key for section in sections() for key in section.keys}
+
+
+def declared() -> set[str]:
+    """Every key of every object that a recipe is read into."""
+    names = {f"task.{field.name}" for task in TASKS.values() for field in dataclasses.fields(task)}
+    names |= {f"rewards.NAME.{field.name}" for kind in form.KINDS.values() for field in dataclasses.fields(kind)}
+    names |= {
+        f"algorithm.{slot}.{field.name}"
+        for slot, kinds in KINDS.items()
+        for kind in kinds.values()
+        for field in dataclasses.fields(kind)
+    }
+    for slot, values in settings(algorithm("grpo")).items():
+        names |= {f"algorithm.{slot}.{key}" for key in values} if isinstance(values, dict) else {f"algorithm.{slot}"}
+    for name, field in Recipe.model_fields.items():
+        kind = section_type(field.annotation)
+        if isinstance(kind, type) and issubclass(kind, Settings):
+            names |= {f"{name}.{key}" for key in kind.model_fields}
+        elif name not in ("task", "algorithm", "rewards"):
+            names.add(name)
+    return names
+
+
+def test_every_key_of_every_section_is_there_and_no_other() -> None:
+    assert {name for _, name in EVERY} == declared() | {"algorithm.name", "rewards.NAME.weight", "rewards.NAME.kind"}
+
+
+@pytest.mark.parametrize("place", EVERY)
+def test_every_key_has_a_type_and_a_meaning(place: tuple[str, str]) -> None:
+    key = EVERY[place]
+    assert len(key.meaning.split()) > 1
+    assert key.kind or key.default, "a preset's keys have values"
+
+
+def test_the_page_in_docs_is_made_from_todays_settings() -> None:
+    assert (Path(__file__).parents[2] / "docs" / "keys.md").read_text() == page(), "run make docs"
+
+
+def test_defaults_and_bounds_are_the_declared_ones() -> None:
+    for key, default, bounds in (
+        ("sampling.temperature", "1.0", "at least 0, at most 100"),
+        ("learner.tokens_per_microbatch", '"auto"', "at least 1"),
+        ("adapter.alpha", "32.0", "above 0"),
+        ("learner.beta1", "0.9", "at least 0, below 1"),
+        ("evaluation.problems", "", "at least 0"),
+    ):
+        entry = EVERY[key.partition(".")[0], key]
+        assert (entry.default, entry.bounds) == (default, bounds)
+    assert EVERY["learner", "learner.tokens_per_microbatch"].kind == '"auto" or whole number'
+    assert EVERY["learner", "learner.schedule"].kind == '"constant", "linear", "cosine"'
+
+
+def test_a_section_is_printed_with_those_inside_it() -> None:
+    assert [section.name for section in chosen("checkpoint")] == ["checkpoint"]
+    assert {"algorithm.trust", "algorithm.trust.clip"} <= {section.name for section in chosen("algorithm.trust")}
+    assert "  checkpoint.every = 50  (whole number, at least 1)\n      steps between" in text(chosen("checkpoint"))
+    with pytest.raises(UsageError, match=r"keys 'lerner': there is no such section; did you mean 'learner'\?"):
+        chosen("lerner")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--version"], "groupwise 0.1.0"),
+        (["keys", "journal"], "[journal]  The section [journal]: what a run writes about itself beside its metrics."),
+        (["recipes"], "quickstart "),
+        (["explain"], "grpo        "),
+    ],
+)
+def test_the_commands_say_it(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    app(words, standalone_mode=False)
+    assert any(shown.startswith(line) for shown in capsys.readouterr().out.splitlines())
+
+
+def test_every_recipe_that_comes_along_says_what_it_is() -> None:
+    assert "quickstart" in shipped()
+    assert all(len(first_comment(name).split()) > 2 for name in shipped())

@@ -1,0 +1,88 @@
+"""TRL's and verl's names are answered with ours, by the table that the page is made from; no row of it is empty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from groupwise.cli import main
+from groupwise.commands.elsewhere import page
+from groupwise.config.elsewhere import chapters, in_words, option_of
+from groupwise.config.keys import sections
+from groupwise.config.recipe import load
+from groupwise.config.resolve import resolve
+from groupwise.core.errors import UsageError
+
+OPTIONS = [option for chapter in chapters() for option in chapter.options]
+KEYS = {key.name for section in sections() for key in section.keys} | {"task.name"}
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_no_row_is_empty_and_every_key_is_one(option):
+    assert len(option.words) > 5
+    assert all(key in KEYS or key.startswith("groupwise ") for key in option.here), option.here
+    assert option_of(option.name.replace("*", "x")) is not None
+
+
+def test_a_name_has_one_row():
+    assert len({option.name for option in OPTIONS}) == len(OPTIONS)
+
+
+def test_no_name_of_theirs_is_a_key_of_ours():
+    assert not [option.name for option in OPTIONS if option.name in KEYS]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("beta", 0.1, "beta: a name of TRL's; here it is algorithm.kl.beta: "),
+        ("num_generations", 8, "num_generations: a name of TRL's; here it is samples_per_prompt: "),
+        ("learner.lr_scheduler_type", "cosine", "a name of TRL's; here it is learner.schedule: "),
+        ("algorithm.epsilon_high", 0.28, "a name of TRL's; here it is algorithm.trust.epsilon_high: "),
+        ("vllm_mode", "colocate", "vllm_mode: a name of TRL's; not here: one engine"),
+        (
+            "actor_rollout_ref.actor.kl_loss_coef",
+            0.1,
+            "actor_rollout_ref.actor.kl_loss_coef: a name of verl's; here it is algorithm.kl.beta: ",
+        ),
+        ("critic.optim.lr", 1e-5, "critic.optim.lr: a name of verl's; here it is critic.learning_rate: "),
+        ("algorithm.adv_estimator", "grpo", "here it is algorithm.name and algorithm.advantage.kind: "),
+        ("trainer.nnodes", 2, "trainer.nnodes: a name of verl's; not here: one process, one device"),
+        ("data.train_batch_size", 64, "a name of verl's; here it is prompts_per_step: "),
+    ],
+)
+def test_a_name_of_theirs_is_answered_with_ours(key, value, words):
+    with pytest.raises(UsageError) as error:
+        load("quickstart", {key: value})
+    assert words in str(error.value)
+    assert str(error.value).startswith(f"quickstart.toml: {key}: ")
+
+
+@pytest.mark.parametrize(
+    "key", ["lerner.rate", "sampling.temprature", "stepss", "algorithm.trust.epsilon", "task.beta"]
+)
+def test_a_name_of_nobodys_is_answered_as_before(key):
+    with pytest.raises(UsageError, match="no such key") as error:
+        resolve(load("quickstart", {key: 1}))
+    assert "a name of" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words", [["--learning_rate", "1e-5"], ["--learning-rate=1e-5"], ["learning_rate=1e-5", "trainer.nnodes=1"]]
+)
+def test_their_way_to_write_a_command_is_answered_too(words, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["groupwise", "train", "quickstart", *words])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert leaving.value.code == 2
+    assert "learning_rate: a name of TRL's; here it is learner.learning_rate" in capsys.readouterr().err
+
+
+def test_words_of_ours_are_no_names_of_theirs():
+    assert in_words(["train", "quickstart", "--set", "steps=3", "--resume", "runs/a"]) == ""
+
+
+def test_the_page_in_docs_is_made_from_the_table():
+    path = Path(__file__).parents[2] / "docs" / "from-trl-and-verl.md"
+    assert path.read_text() == page(), "run make docs"

@@ -1,0 +1,79 @@
+"""The wheel, installed where no source tree is near: commands, recipes and data files come with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from groupwise import __version__
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT], check=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has the wheel, and sees the libraries of this one behind it."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    install = ["install", "-q", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth files are not read
+    return python.parent
+
+
+def output_of(command: list[str | Path], folder: Path) -> str:
+    """What a command prints in a folder, without this process's paths."""
+    own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=True).stdout
+
+
+def test_what_is_in_the_wheel(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    files = {"py.typed", "config/elsewhere.toml", "recipes/quickstart.toml", "report/page/pictures.toml"}
+    assert {f"groupwise/{file}" for file in files} <= names
+    assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]
+    metadata = next(name for name in names if name.endswith("METADATA"))
+    text = zipfile.ZipFile(wheel).read(metadata).decode()
+    for field in ("Author", "Keywords", "Classifier: Typing :: Typed", "License-Expression: Apache-2.0"):
+        assert f"\n{field}" in text
+
+
+def test_the_commands_work_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    program = installed / "groupwise"
+    assert output_of([program, "--version"], tmp_path) == f"groupwise {__version__}\n"
+    where = output_of([installed / "python", "-c", "import groupwise; print(groupwise.__file__)"], tmp_path)
+    assert Path(where.strip()).is_relative_to(installed.parent)
+    assert "  learner.learning_rate = 1e-06  (number, at least 0)" in output_of([program, "keys"], tmp_path)
+    assert "quickstart-moe" in output_of([program, "recipes"], tmp_path)
+    changes = {
+        "steps": 1,
+        "prompts_per_step": 4,
+        "samples_per_prompt": 2,
+        "warm_start.steps": 5,
+        "evaluation.problems": 4,
+        "evaluation.every": 0,
+        "sampling.max_new_tokens": 8,
+        "threads": 1,
+    }
+    sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    assert "the run is in runs/quickstart " in output_of([program, "train", "quickstart", *sets], tmp_path)
+    assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
