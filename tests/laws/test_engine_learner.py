@@ -130,7 +130,7 @@ def test_engine_and_learner_agree_under_every_option_that_trains(
     learner = Learner(
         two_ends.model,
         None,
-        LearnerSettings(tokens_per_microbatch=500, shared_prompts=shared),
+        LearnerSettings(tokens_per_microbatch=500, shared_prefixes=shared),
         sampling.temperature,
         1,
         adjustment=adjustment_of(sampling, two_ends.eos, two_ends.model.config.vocab_size),
