@@ -34,11 +34,11 @@ SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
 class LearnerSettings(OptimizerSettings):
     """The section [learner]: how the policy is trained.
 
-    precision       "bf16" computes in bfloat16 over float32 master weights
-    shared_prefixes what rows have in common at their start, such as a prompt, is run once, and no padding is run
-    recompute       activations are computed again in the backward pass instead of held: less memory, a third more time
-    chunk_logits    logits computed at once; "auto": as many as memory has room for
-    held_logits     log-probabilities held for the backward pass, which computes them again where they are more
+    precision        "bf16" computes in bfloat16 over float32 master weights
+    shared_prefixes  what rows have in common at their start, such as a prompt, is run once, and no padding is run
+    recompute        activations are computed again in the backward pass instead of held: less memory, a third more time
+    chunk_logits     logits computed at once; "auto": as many as memory has room for
+    held_logits      log-probabilities held for the backward pass, which computes them again where they are more
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
