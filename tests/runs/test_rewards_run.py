@@ -62,7 +62,7 @@ def children() -> set[int]:
 
 def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
     before = children()
-    changes = small(prompts_per_step=24, steps=3, scoring__deadline=2.0, scoring__fault_limit=0.5)
+    changes = small(prompts_per_step=24, steps=2, scoring__deadline=2.0, scoring__fault_limit=0.5)
     done = groupwise.train("quickstart", {**changes, **own("mine", "risky")})
     assert children() <= before, "no process of the pool is left"
     met: Counter[str] = Counter()
@@ -96,7 +96,7 @@ def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
 def test_a_fork_bomb_ends_at_its_deadline_and_leaves_no_process(small):
     """While it goes off it may starve what is scored beside it, so only its own completions are looked at."""
     before = children()
-    changes = small(prompts_per_step=4, steps=1, scoring__deadline=0.5, scoring__fault_limit=1.0)
+    changes = small(prompts_per_step=4, samples_per_prompt=2, steps=1, scoring__deadline=0.5, scoring__fault_limit=1.0)
     done = groupwise.train("quickstart", {**changes, **own("mine", "bomb")})
     assert children() <= before
     bombs = [row for row in rollouts(done.folder) if goes_off(row["key"])]
