@@ -225,9 +225,9 @@ def test_microbatches_hold_every_row_once_within_the_budget_and_the_first_is_the
 def test_a_prediction_that_rows_have_in_common_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, counts = make_batch(), list[int]()
 
-    def counting(head: Any, states: Tensor, targets: Tensor, *rest: Any) -> Any:
+    def counting(head: Any, states: Tensor, targets: Tensor, *rest: Any, **named: Any) -> Any:
         counts.append(len(targets))
-        return token_logprobs(head, states, targets, *rest)
+        return token_logprobs(head, states, targets, *rest, **named)
 
     monkeypatch.setattr(logprobs, "token_logprobs", counting)
     learner = make_learner(model_of("llama"))

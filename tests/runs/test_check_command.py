@@ -263,8 +263,9 @@ def test_a_reward_file_that_does_not_import(check: Check, tmp_path: Path) -> Non
     assert code == 2
     assert lines[0] == "plan"
     assert err == (
-        "groupwise: reward broken.py:f: importing it raised ModuleNotFoundError: No module named 'no_such_module' "
-        f"({tmp_path}/broken.py, line 1)\n"
+        f"groupwise: reward {tmp_path}/broken.py:f: it imports 'no_such_module', which is not installed and not in "
+        f"{tmp_path}; a run keeps a copy of broken.py alone, so put what it needs into it, or into a package that is "
+        "installed\n"
     )
 
 

@@ -17,6 +17,7 @@ from groupwise.diagnostics.checks import Check, Probe, Verdict, worst
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.health.checks import Invariant
 from groupwise.journal.journal import read_metrics
+from groupwise.journal.recipe_file import RECIPE, replace_recipe
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
 from groupwise.training.learner import Learner
@@ -163,10 +164,8 @@ def test_skipped_updates_in_a_row_are_counted_across_a_stop(small, monkeypatch):
     with pytest.raises(RunError, match="step 3: 3 updates in a row"):
         groupwise.train("quickstart", {**changes, "name": "whole"})
     folder = groupwise.train("quickstart", {**changes, "steps": 2}).folder
-    recipe = folder / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("steps = 2\n", "steps = 3\n", 1))
     with pytest.raises(RunError, match="step 3: 3 updates in a row"):
-        resume(folder)
+        resume(folder, {"steps": 3})
 
 
 def test_the_worst_of_several_measurements_is_the_one_that_is_judged():
@@ -269,8 +268,8 @@ def test_a_disk_that_is_full_before_the_first_step(tmp_path):
 def test_a_reference_that_is_not_the_one_the_run_began_with(small):
     """The starting policy is made again on a resume: another one must not take its place in silence."""
     folder = groupwise.train("quickstart", small(steps=2)).folder
-    recipe = folder / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("[warm_start]\nsteps = 30", "[warm_start]\nsteps = 31"))
+    text = (folder / RECIPE).read_text()
+    replace_recipe(folder, text[text.index("\nname") :].replace("[warm_start]\nsteps = 30", "[warm_start]\nsteps = 31"))
     with pytest.raises(groupwise.UsageError, match="the run's reference was policy"):
         resume(folder)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.evaluate import evaluate_folder
+from groupwise.commands.evaluate import evaluate_policies
 from groupwise.commands.explain import explain
 from groupwise.commands.train import resume
 from groupwise.core.errors import RunError, UsageError
@@ -88,7 +88,7 @@ def test_a_killed_run_goes_on_with_the_file_it_began_with(recipe: Path, capsys: 
     assert changed in (run / "log.txt").read_text()
     assert rollouts(run) == rollouts(whole)
     file.unlink()
-    assert evaluate_folder(str(run), {}, None).avg_at_k == read_metrics(whole)[-1]["evaluation"]["avg_at_k"]
+    assert evaluate_policies([str(run)]).evaluation.avg_at_k == read_metrics(whole)[-1]["evaluation"]["avg_at_k"]
     assert gone in capsys.readouterr().err
     lines: list[str] = []
     text = explain(str(run), {}, lines.append)
@@ -113,13 +113,13 @@ def test_the_run_folder_has_the_file_with_its_hash_and_a_recipe_that_names_it_fr
     assert table["algorithm"]["trust"]["use"] == f"{file}:StaleClip"
     assert table["algorithm"]["advantage"] == {"use": f"{file}:Scaled", "factor": 0.5, "whiten": False}
     monkeypatch.chdir("/")
-    assert evaluate_folder(str(run), {}, None).problems == 8
+    assert evaluate_policies([str(run)]).evaluation.problems == 8
     (run / "code" / "mine.py").write_text("changed = True")
     with pytest.raises(UsageError, match=r"code/mine\.py: it is not the file that the run began with: its hash"):
         resume(run)
     (run / "code" / "files.json").write_text("[{")
     with pytest.raises(UsageError, match=r"code/files\.json: damaged"):
-        evaluate_folder(str(run), {}, None)
+        evaluate_policies([str(run)]).evaluation
 
 
 def test_an_edited_file_has_a_warm_start_of_its_own(recipe: Path, tmp_path: Path) -> None:

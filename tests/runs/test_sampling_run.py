@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.evaluate import evaluate_folder
+from groupwise.commands.evaluate import evaluate_policies
 from groupwise.core.errors import RunError, UsageError
 from groupwise.health.checks import ENGINE_IS_LOADED, LEARNER_IS_ENGINE, LIVE_IS_OLD
 from groupwise.models.adjustment import UNADJUSTED
@@ -43,9 +43,11 @@ def test_a_run_under_every_option_passes_its_checks_and_says_what_ended_each_com
         measured = run.summary["checks"][invariant.name]
         assert measured["steps"] == 2
         assert measured["largest"] <= measured["limit"] <= 1e-4
-    again = evaluate_folder(str(run.folder), {}, None)
+    again = evaluate_policies([str(run.folder)]).evaluation
     assert again.avg_at_k == pytest.approx(run.summary["heldout_after"])
-    longer = evaluate_folder(str(run.folder), {"evaluation.stop": [], "evaluation.stop_ids": []}, None)
+    longer = evaluate_policies(
+        [str(run.folder)], overrides={"evaluation.stop": [], "evaluation.stop_ids": []}
+    ).evaluation
     assert longer.length_mean > again.length_mean
 
 
@@ -65,8 +67,8 @@ def test_a_learner_that_does_not_know_of_it_ends_the_run(
 
 def test_a_penalty_changes_an_evaluation_and_nothing_else(small: Callable[..., Any]):
     run = groupwise.train("quickstart", small(steps=1))
-    before = evaluate_folder(str(run.folder), {}, None)
-    other = evaluate_folder(str(run.folder), {"evaluation.repetition_penalty": 3.0}, None)
+    before = evaluate_policies([str(run.folder)]).evaluation
+    other = evaluate_policies([str(run.folder)], overrides={"evaluation.repetition_penalty": 3.0}).evaluation
     assert (before.length_mean, before.avg_at_k) != (other.length_mean, other.avg_at_k)
 
 
