@@ -74,7 +74,7 @@ def test_a_run_that_evaluates_nothing_trains_resumes_and_says_so(changes: dict[s
     assert resume(done.folder).finished
     assert "no evaluation before step 1" not in (done.folder / "log.txt").read_text()
     with pytest.raises(UsageError, match=r"evaluation\.problems = 0: there is nothing to evaluate"):
-        evaluate_policies([str(done.folder)]).evaluation
+        evaluate_policies([str(done.folder)])
     with pytest.raises(
         UsageError, match=r"evaluation\.every, evaluation\.samples: set, but nothing in this run reads it"
     ):

@@ -68,7 +68,8 @@ def test_a_learner_that_does_not_know_of_it_ends_the_run(
 def test_a_penalty_changes_an_evaluation_and_nothing_else(small: Callable[..., Any]):
     run = groupwise.train("quickstart", small(steps=1))
     before = evaluate_policies([str(run.folder)]).evaluation
-    other = evaluate_policies([str(run.folder)], overrides={"evaluation.repetition_penalty": 3.0}).evaluation
+    penalty = {"evaluation.repetition_penalty": 3.0}
+    other = evaluate_policies([str(run.folder)], overrides=penalty).evaluation
     assert (before.length_mean, before.avg_at_k) != (other.length_mean, other.avg_at_k)
 
 
