@@ -6,7 +6,8 @@ from pathlib import Path
 
 from groupwise.algorithms import explain as words
 from groupwise.config import recipe
-from groupwise.journal import code, journal
+from groupwise.journal import code
+from groupwise.journal.recipe_file import RECIPE, whole_recipe
 
 
 def explain(name: str, chosen: Mapping[str, object], note: Callable[[str], None]) -> str:
@@ -14,10 +15,10 @@ def explain(name: str, chosen: Mapping[str, object], note: Callable[[str], None]
 
     `note` says a line of each file of the run's own code that is not what it was.
     """
-    if not os.path.lexists(os.path.join(name, journal.RECIPE)):
+    if not os.path.lexists(os.path.join(name, RECIPE)):
         return words.explain(name, chosen)
     run = Path(name)
-    path = journal.whole_recipe(run)
+    path = whole_recipe(run)
     table = dict(recipe.parse(recipe.read_table(path), str(path)).algorithm)
     for line in code.differences(run):
         note(line)
