@@ -85,8 +85,8 @@ def learner_of(model: Any, fused: FusedLayers, **settings: Any) -> Learner:
     return learner
 
 
-def weighed(algo: Any) -> Any:
-    return algo.weigh(algo.credit(make_batch()))
+def weighed(algo: Any, **batch: Any) -> Any:
+    return algo.weigh(algo.credit(make_batch(**batch)))
 
 
 def test_a_norm_by_hand() -> None:
@@ -210,7 +210,7 @@ def test_a_model_is_as_it_was_afterwards() -> None:
 def test_without_instructions_for_bf16_the_roundings_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands rounded and multiplied in float32: off from torch's own bfloat16 by less than that is from float32."""
     model, algo = model_of(name), groupwise.algorithm("grpo", {"kl.beta": 0.0})
-    batch = dataclasses.replace(weighed(algo), logp_old=None)
+    batch = dataclasses.replace(weighed(algo, alike=False), logp_old=None)
     exact = gradient(learner_of(model, FusedLayers()), algo, batch)
     found = {}
     for has in (True, False):
@@ -218,7 +218,7 @@ def test_without_instructions_for_bf16_the_roundings_are_the_same(name: str, mon
             monkeypatch.setattr(module, "multiplies_bf16", lambda kind, has=has: has)
         found[has] = gradient(learner_of(model, FusedLayers(model), precision="bf16"), algo, batch)
     off, between = (found[True][1] - exact[1]).norm(), (found[False][1] - found[True][1]).norm()
-    assert 0 < between < off
+    assert 0 < between < off / 2
 
 
 def test_a_product_of_rounded_numbers_is_bf16s_own(monkeypatch: pytest.MonkeyPatch) -> None:

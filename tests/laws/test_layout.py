@@ -79,11 +79,11 @@ def model_of(name: str) -> Any:
     return model
 
 
-def make_batch(seed: int = 0) -> Batch:
+def make_batch(seed: int = 0, alike: bool = True) -> Batch:
     """Six groups of four, prompts of 3 to 9 tokens, completions of 1 to 12; two groups have equal scores.
 
-    All prompts begin with two tokens. Of each group the second completion begins as the first, and the fourth is the
-    third or begins it.
+    Where `alike`, all prompts begin with two tokens, and of each group the second completion begins as the first, and
+    the fourth is the third or begins it.
     """
     g = torch.Generator().manual_seed(seed)
     group = torch.arange(24) // 4
@@ -91,12 +91,13 @@ def make_batch(seed: int = 0) -> Batch:
     length = prompt + torch.randint(1, 13, (24,), generator=g)
     columns, width = torch.arange(int(length.max())), int(length.max())
     prompts = torch.randint(3, 32, (6, width), generator=g)[group]
-    prompts[:, :2] = prompts[0, :2]
-    tokens = torch.where(columns < prompt[:, None], prompts, torch.randint(3, 32, (24, width), generator=g))
-    alike = tokens.clone()
-    alike[1::4] = tokens[0::4].where(columns < prompt[1::4, None] + 3, tokens[1::4])
-    alike[3::4] = tokens[2::4]
-    tokens = alike
+    if alike:
+        prompts[:, :2] = prompts[0, :2].clone()
+    own = torch.randint(3, 32, (24, width), generator=g)
+    tokens = torch.where(columns < prompt[:, None], prompts, own)
+    if alike:
+        tokens[1::4] = tokens[0::4].where(columns < prompt[1::4, None] + 3, tokens[1::4])
+        tokens[3::4] = tokens[2::4]
     mask = (columns >= prompt[:, None]) & (columns < length[:, None])
     mask[5] = False
     old = -2 * torch.rand(24, width, generator=g, dtype=torch.float64)

@@ -25,8 +25,9 @@ def prefix_order(keys: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     table, lengths = table[order], lengths[order]
     both = np.minimum(lengths[1:], lengths[:-1])[:, None]
     same = (table[1:] == table[:-1]) & (np.arange(table.shape[1]) < both)
-    shared = np.logical_and.accumulate(same, axis=1).sum(1)
-    return torch.from_numpy(order), torch.from_numpy(np.concatenate([np.zeros(len(order[:1]), np.int64), shared]))
+    shared = np.zeros(len(order), dtype=np.int64)
+    shared[1:] = np.logical_and.accumulate(same, axis=1).sum(1)
+    return torch.from_numpy(order), torch.from_numpy(shared)
 
 
 def prefix_microbatches(keys: Tensor, length: Tensor, tokens: int) -> list[Tensor]:

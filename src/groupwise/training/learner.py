@@ -121,7 +121,7 @@ class Learner(TrainedModel):
                 micro = self.on_device(batch.rows(rows[part]))
                 yield rows[part], micro, padded(micro.tokens, micro.length)
             return
-        keys = routing.keys(batch.tokens)
+        keys = routing.keys
         for part in prefix_microbatches(keys[rows], batch.length[rows], self.tokens_per_microbatch):
             index = rows[part]
             micro = self.on_device(batch.rows(index))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ class RoutingPass:
         losses: RouterLosses | None = None,
     ) -> None:
         self._backbone, self._routers, self._replayed = backbone, routers, replayed
+        self._ids = batch.tokens
         self._used: list[Tensor] = [torch.empty(0)] * len(batch)
         self._own = list(self._used)
         self._live = 0
@@ -54,11 +55,13 @@ class RoutingPass:
             return None
         return RoutingRecord(tuple(self._used), tuple(self._own), self._live, self._sums)
 
-    def keys(self, tokens: Tensor) -> Tensor:
-        """tokens [N,T] -> [N,T] numbers that two rows have in common as long as they are one computation.
+    @cached_property
+    def keys(self) -> Tensor:
+        """[N,T] int64 of the batch's rows: numbers that two of them have in common as long as they are one computation.
 
         Those are the tokens; on replayed routes, each token with its routes.
         """
+        tokens = self._ids
         if self._replayed is None:
             return tokens
         keys, numbers = torch.zeros_like(tokens), dict[tuple[int, bytes], int]()
