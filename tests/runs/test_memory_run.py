@@ -16,7 +16,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.models.activations import without_memory
 from groupwise.models.tiny import TinySpec
-from groupwise.training.memory import MOST_ON_CPU
+from groupwise.training.memory import TOKENS_ON_CPU
 
 CONFIG = LlamaConfig(
     vocab_size=2000, hidden_size=64, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, eos_token_id=1
@@ -35,7 +35,7 @@ def test_what_was_picked_stands_in_the_recipe_of_the_run(small) -> None:
     assert "\n# from quickstart\n" in text
     again = resolve(recipe.load(str(run.folder / "recipe.toml")))
     assert not picks(again)
-    assert again.recipe.learner.tokens_per_microbatch == MOST_ON_CPU
+    assert again.recipe.learner.tokens_per_microbatch == TOKENS_ON_CPU
     assert "memory about" not in text
 
 

@@ -13,7 +13,15 @@ from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights, adapter_size
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
-from groupwise.training.memory import LATER, MemoryPlan, RunShape, microbatch_rows, plan
+from groupwise.training.memory import (
+    ACTIVATIONS_ON_CPU,
+    LATER,
+    TOKENS_ON_CPU,
+    MemoryPlan,
+    RunShape,
+    microbatch_rows,
+    plan,
+)
 
 SHAPE = RunShape(
     prompts=16,
@@ -63,6 +71,24 @@ def test_the_peak_is_that_of_the_largest_phase_not_the_sum_of_everything():
     assert memory.peak == sum(memory.parts[part] for part in stands)
     assert memory.parts["process"] == HELD + LATER
     assert [memory.parts[part] / weights for part in of_weights] == [1, 2, 1, 1]
+
+
+def test_on_a_cpu_no_more_activations_than_pay():
+    """Of SmolLM2's shape, eight prompts and 64 completions are two microbatches; of a small model they are one."""
+    shape = dataclasses.replace(SHAPE, prompts=8, minibatches=1, prompt=48, completion=32)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    )
+    memory = plan(without_memory(config), shape, LearnerSettings(), None, AdapterSettings(), "cpu", HELD, ROOM)
+    assert memory.cuts.learner == TOKENS_ON_CPU // 2
+    assert memory.parts["activations"] <= ACTIVATIONS_ON_CPU
+    assert planned(shape=shape).cuts.learner == TOKENS_ON_CPU
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """How much memory a process holds, and how much more it can take: the machine's, a container's, or a GPU's."""
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,16 @@ def free_memory(device: str) -> int:
     if not MEMINFO.exists():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - held_memory(device)
     return min([available(MEMINFO.read_text()), *containers(CGROUPS, OWN_CGROUPS)])
+
+
+def give_back() -> None:
+    """Return to the machine what was freed here and the C library still keeps; without glibc nothing happens.
+
+    It keeps what it may need again, but in pieces: without this a policy of 135 million parameters, whose step takes
+    and frees 1.5 GiB in blocks of all sizes, holds some 300 MiB more after each of its first steps.
+    """
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 def available(meminfo: str) -> int:

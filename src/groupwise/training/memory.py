@@ -30,9 +30,10 @@ from groupwise.training.optimizer import AUTO, OptimizerSettings
 
 #: Logits of a chunk, and log-probabilities held, elements: what is taken where it fits, and less.
 LOGITS = ((1 << 24, 1 << 26), (1 << 22, 1 << 24), (1 << 20, 0))
-#: Tokens of a microbatch, from the most that pays to the fewest that are tried; on a CPU more than 2,048 pay nothing.
+#: Tokens of a microbatch, from the most that pays to the fewest that are tried.
 TOKENS = (16384, 8192, 4096, 2048, 1024, 512)
-MOST_ON_CPU = 2048
+#: On a CPU more tokens pay nothing, nor do activations of more bytes: its caches are full with fewer.
+TOKENS_ON_CPU, ACTIVATIONS_ON_CPU = 2048, 2 << 30
 #: Microbatches that are laid out to find the largest.
 ENOUGH = 4
 #: The share of the free memory that a run may take.
@@ -141,7 +142,7 @@ def plan(
     def of(cuts: Cuts) -> MemoryPlan:
         return MemoryPlan(sizes.parts(cuts, held), sizes.phases, held, free, cuts)
 
-    preferred = list(_cuts(learner, critic, MOST_ON_CPU if device == "cpu" else max(TOKENS)))
+    preferred = list(_cuts(learner, critic, sizes.most_tokens()))
     largest = of(preferred[0])
     if largest.fits or not (smallest := of(preferred[-1])).fits:
         return largest if largest.fits else smallest
@@ -196,6 +197,18 @@ class _Sizes:
         }
         if critic:
             self.phases["updating the critic"] = (*between, "critic's gradients", "critic's activations")
+
+    def most_tokens(self) -> int:
+        """The tokens of a microbatch of which more would pay nothing."""
+        if self._device != "cpu":
+            return max(TOKENS)
+        chunk, held = LOGITS[0]
+        for tokens in (count for count in TOKENS if count <= TOKENS_ON_CPU):
+            cuts = Cuts(learner=tokens, critic=0, chunk_logits=chunk, held_logits=held)
+            activations, _ = self._activations(self._model, cuts, tokens, line=self._learner.shared_prefixes)
+            if activations <= ACTIVATIONS_ON_CPU:
+                return tokens
+        return min(TOKENS)
 
     def parts(self, cuts: Cuts, held: int) -> dict[str, int]:
         """Every part by its name."""

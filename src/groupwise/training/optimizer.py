@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.core.collate import microbatches
+from groupwise.core.free_memory import give_back
 from groupwise.core.records import Batch
 from groupwise.core.settings import Changeable, Settings
 from groupwise.models.fused_layers import FusedLayers
@@ -30,6 +31,9 @@ def silent(step: int, steps: int, loss: float) -> None:
 #: The setting that is picked from the free memory, and the tokens of a microbatch where nobody picks.
 AUTO: Literal["auto"] = "auto"
 MOST_TOKENS = 16384
+#: From so many bytes on, freed gradients go back to the machine: that takes a tenth of a second, and so does taking
+#: memory again, which is little for a model of this size.
+GIVEN_BACK = 1 << 28
 
 
 class Schedule(StrEnum):
@@ -90,6 +94,8 @@ class Optimizer:
     ) -> None:
         self.adamw, self.updates = adamw, 0
         self._model, self._rate, self._clip_norm = model, rate, clip_norm
+        trained = [weight for weight in model.parameters() if weight.requires_grad and weight.device.type == "cpu"]
+        self._gives_back = sum(weight.nbytes for weight in trained) >= GIVEN_BACK
 
     @classmethod
     def from_settings(cls, model: nn.Module, settings: OptimizerSettings, total_updates: int) -> Optimizer:
@@ -118,6 +124,8 @@ class Optimizer:
         if applied:
             self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
+        if self._gives_back:
+            give_back()
         self.updates += 1
         return UpdateOutcome(norm, applied)
 
