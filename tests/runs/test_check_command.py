@@ -307,7 +307,9 @@ def test_gold_completions_that_would_be_cut_off(check: Check) -> None:
 def test_no_prompt_fits_the_limit(check: Check) -> None:
     code, lines, _ = check("max_prompt_tokens=20")
     assert code == 1
-    assert faults(lines) == ["lengths: max_prompt_tokens = 20: every held-out prompt is longer; raise it"]
+    assert faults(lines) == [
+        'lengths: max_prompt_tokens = 20: every held-out prompt is longer; raise it, or set prompt_truncation = "left"'
+    ]
     assert any(line.startswith("  ok    prompts: ") for line in lines)
 
 

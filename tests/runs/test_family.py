@@ -66,7 +66,7 @@ def unpicked(plan: Plan) -> Plan:
     """The plan with "auto" where a run picks by itself."""
     learner = plan.recipe.learner.replace(tokens_per_microbatch=AUTO, chunk_logits=AUTO, held_logits=AUTO)
     critic = plan.recipe.critic and plan.recipe.critic.replace(tokens_per_microbatch=AUTO)
-    return dataclasses.replace(plan, recipe=plan.recipe.replace(learner=learner, critic=critic))
+    return dataclasses.replace(plan, recipe=plan.recipe.replace(learner=learner, critic=critic, threads=AUTO))
 
 
 @pytest.mark.parametrize("name", sorted(CATALOG))

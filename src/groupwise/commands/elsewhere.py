@@ -1,5 +1,7 @@
 """docs/from-trl-and-verl.md, from the table of TRL's and verl's options."""
 
+import sys
+
 from groupwise.config.elsewhere import Chapter, Option, chapters
 
 PAGE = """\
@@ -57,4 +59,4 @@ def _row(option: Option) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    sys.stdout.write(page())
