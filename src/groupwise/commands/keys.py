@@ -1,5 +1,6 @@
 """The keys of recipes as text for a terminal, and as docs/keys.md."""
 
+import sys
 from collections.abc import Iterable
 
 from groupwise.config.keys import Key, Section, sections
@@ -44,4 +45,4 @@ def _cell(words: str) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    sys.stdout.write(page())
