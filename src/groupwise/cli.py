@@ -174,7 +174,7 @@ def report(
     ] = None,
 ) -> None:
     """One page, readable offline, of a run that has ended, goes on or crashed; of several runs, a comparison."""
-    from groupwise.report.make import make
+    from groupwise.reports.make import make
 
     page = make(runs, out)
     Terminal().print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
@@ -186,7 +186,7 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 0,
 ) -> None:
     """The report of a run, served on this machine alone and fresh while the run goes on; Ctrl-C ends it."""
-    from groupwise.report.make import watched
+    from groupwise.reports.make import watched
 
     say = Terminal().print
     watched(run, port, lambda url: say(f"{url} shows {run} and stays fresh; Ctrl-C ends"))

@@ -34,7 +34,7 @@ from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.terminal import LiveView, View
 from groupwise.journal.trackers import Sender, tracker
 from groupwise.loop import Training
-from groupwise.report.make import make
+from groupwise.reports.make import make
 from groupwise.rollout.scoring import Scorer
 from groupwise.training import checkpoint
 from groupwise.training.reward_report import REPORT, read_report
