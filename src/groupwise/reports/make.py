@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from groupwise.core.atomic import open_regular
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.paths import location
 from groupwise.reports.compare import compare
 from groupwise.reports.live.serve import watch
 from groupwise.reports.live.watched import Watched
@@ -45,6 +46,19 @@ def make(runs: Sequence[Path], out: Path | None = None) -> Written:
     except OSError as error:
         raise RunError(f"{path}: the page cannot be written: {error.strerror}; choose another with --out") from None
     return Written(path, path.stat().st_size, time.perf_counter() - began)
+
+
+def report(*runs: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write one page, readable offline: of a run, or of several side by side -> where it is.
+
+    runs  each a Run or its folder; it may go on, or have crashed
+    out   the file to write; None is RUN/report.html, or comparison.html beside the runs
+    Raises UsageError and RunError as `make` does.
+    """
+    if not runs:
+        raise UsageError("report: name a run, or several to see them side by side")
+    place = None if out is None else location(out, "out")
+    return make([location(run, "run") for run in runs], place).path
 
 
 def watched(run: Path, port: int, ready: Callable[[str], None]) -> None:
