@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     from groupwise.algorithms.parts.shaping import Shaping, overlong_penalty
     from groupwise.algorithms.parts.trust import Surrogate, Trust
     from groupwise.algorithms.settings import algorithm
-    from groupwise.commands.train import Run, train
+    from groupwise.commands.callbacks import StepRecord
+    from groupwise.commands.check.check import check
+    from groupwise.commands.evaluation import evaluate
+    from groupwise.commands.run import Run
+    from groupwise.commands.train import resume, train
+    from groupwise.config.recipe import Recipe
     from groupwise.core.errors import CheckFailed, GroupwiseError, RunError, UsageError
     from groupwise.core.records import Batch, Completion, Group
     from groupwise.core.samples import Attempt, Sample
     from groupwise.core.task import Task
     from groupwise.models.moe.record import record_routes
     from groupwise.models.moe.replay import replay_routes
+    from groupwise.reports.make import report
     from groupwise.tasks.make import task
 
 __all__ = [
@@ -42,11 +48,13 @@ __all__ = [
     "LossOut",
     "Mismatch",
     "Ratio",
+    "Recipe",
     "Run",
     "RunError",
     "Sample",
     "Shaping",
     "Signal",
+    "StepRecord",
     "Surrogate",
     "Task",
     "Totals",
@@ -54,10 +62,14 @@ __all__ = [
     "UsageError",
     "Verdict",
     "algorithm",
+    "check",
+    "evaluate",
     "gae",
     "overlong_penalty",
     "record_routes",
     "replay_routes",
+    "report",
+    "resume",
     "task",
     "train",
 ]
@@ -77,11 +89,13 @@ _HOME = {
     "LossOut": "algorithms.algorithm",
     "Mismatch": "algorithms.parts.mismatch",
     "Ratio": "algorithms.parts.ratio",
-    "Run": "commands.train",
+    "Recipe": "config.recipe",
+    "Run": "commands.run",
     "RunError": "core.errors",
     "Sample": "core.samples",
     "Shaping": "algorithms.parts.shaping",
     "Signal": "algorithms.parts.filters",
+    "StepRecord": "commands.callbacks",
     "Surrogate": "algorithms.parts.trust",
     "Task": "core.task",
     "Totals": "algorithms.parts.aggregate",
@@ -89,10 +103,14 @@ _HOME = {
     "UsageError": "core.errors",
     "Verdict": "algorithms.parts.filters",
     "algorithm": "algorithms.settings",
+    "check": "commands.check.check",
+    "evaluate": "commands.evaluation",
     "gae": "algorithms.parts.gae",
     "overlong_penalty": "algorithms.parts.shaping",
     "record_routes": "models.moe.record",
     "replay_routes": "models.moe.replay",
+    "report": "reports.make",
+    "resume": "commands.train",
     "task": "tasks.make",
     "train": "commands.train",
 }

@@ -101,16 +101,14 @@ def evaluate(
     set: Settings = None,
 ) -> None:
     """Sample policies on held-out problems: pass@k, avg@k, and of several the difference on the same problems."""
-    from groupwise.commands.evaluate import evaluate_policies, result_lines, with_step
+    from groupwise.commands.evaluation import evaluate as evaluate_policies
     from groupwise.commands.evaluation_files import require_place_for, write_results
     from groupwise.config.recipe import assignment
 
-    names = with_step([str(location(name)) for name in policies], step)
     require_place_for(out)
-    results = evaluate_policies(names, recipe, dict(map(assignment, set or [])))
+    results = evaluate_policies(*policies, recipe=recipe, overrides=dict(map(assignment, set or [])), step=step)
     say = Terminal().print
-    for line in result_lines(results):
-        say(line)
+    say(str(results))
     say(f"results.json and completions.jsonl are in {write_results(results, out)}")
 
 
@@ -135,17 +133,12 @@ def check(
     model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model too, which comes last.")] = True,
 ) -> None:
     """Look at a recipe's problems, rewards, lengths and model before a run; exit code 1 where there is a fault."""
+    from groupwise.commands.check.check import check_sections
     from groupwise.commands.check.findings import print_sections
-    from groupwise.commands.check.sections import sections
-    from groupwise.commands.threads import threads, with_threads
-    from groupwise.config.recipe import assignment, load
-    from groupwise.config.resolve import resolve
+    from groupwise.config.recipe import assignment
 
-    loaded, notes = with_threads(load(recipe, dict(map(assignment, set or []))))
-    plan = resolve(loaded)
-    with threads(plan.recipe):
-        faults = print_sections(sections(plan, rows, model, notes), Terminal())
-    if faults:
+    found = check_sections(recipe, dict(map(assignment, set or [])), rows=rows, model=model)
+    if print_sections(found, Terminal()):
         raise typer.Exit(1)
 
 
@@ -174,7 +167,7 @@ def report(
     ] = None,
 ) -> None:
     """One page, readable offline, of a run that has ended, goes on or crashed; of several runs, a comparison."""
-    from groupwise.report.make import make
+    from groupwise.reports.make import make
 
     page = make(runs, out)
     Terminal().print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
@@ -186,7 +179,7 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 0,
 ) -> None:
     """The report of a run, served on this machine alone and fresh while the run goes on; Ctrl-C ends it."""
-    from groupwise.report.make import watched
+    from groupwise.reports.make import watched
 
     say = Terminal().print
     watched(run, port, lambda url: say(f"{url} shows {run} and stays fresh; Ctrl-C ends"))

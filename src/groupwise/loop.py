@@ -71,12 +71,17 @@ class Components:
 
 @dataclass
 class Training:
-    """A run that is built, and how far it is. `stop_requested` says whether a person asked to stop."""
+    """A run that is built, and how far it is.
+
+    stop_requested  whether a person, or what is called after a step, asked to stop
+    after_step      called with each step that has ended, before it is saved
+    """
 
     settings: LoopSettings
     components: Components
     output: Output
     stop_requested: Callable[[], bool]
+    after_step: Callable[[int], None] = lambda step: None
     progress: Progress = field(default_factory=Progress)
     clock: Clock = field(default_factory=Clock)
 
@@ -92,6 +97,7 @@ def train(run: Training) -> bool:
         last = progress.step == settings.steps
         if last or (settings.evaluate_every and progress.step % settings.evaluate_every == 0):
             evaluate(run)
+        run.after_step(progress.step)
         stop = run.stop_requested()
         if last or stop or progress.step % settings.checkpoint_every == 0:
             with run.clock.phase("save"):

@@ -9,7 +9,7 @@ from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.settings import KINDS, algorithm
 from groupwise.config.about import algorithm_row
 from groupwise.health.symptoms.base import History
-from groupwise.report.folder.facts import compares_within_group
+from groupwise.reports.folder.facts import compares_within_group
 from tests.health.health_rows import RECIPE
 
 GROUPS = torch.tensor([0, 0, 1, 1])

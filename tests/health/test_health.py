@@ -157,7 +157,7 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_health_needs_no_torch() -> None:
-    code = "import sys, groupwise.health.watch, groupwise.report.page.answers; sys.exit('torch' in sys.modules)"
+    code = "import sys, groupwise.health.watch, groupwise.reports.page.answers; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from groupwise import cli
-from groupwise.report.make import make, place
+from groupwise.reports.make import make, place
 
 #: What is asked wrongly, and what the line says of it.
 WRONG = [

@@ -17,10 +17,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from groupwise.report.folder.read import LOCK, MACHINE, METRICS, RECIPE, ROLLOUTS, SUMMARY
-from groupwise.report.live.serve import watch
-from groupwise.report.live.watched import Watched
-from groupwise.report.page.page import html
+from groupwise.reports.folder.read import LOCK, MACHINE, METRICS, RECIPE, ROLLOUTS, SUMMARY
+from groupwise.reports.live.serve import watch
+from groupwise.reports.live.watched import Watched
+from groupwise.reports.page.page import html
 
 #: Longer than the suite's time allows; `make test-slow` has them.
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from groupwise.report.make import make
+from groupwise.reports.make import make
 from tests.laws.recompute import log_ratio
 from tests.pages.conftest import DESKTOP, PHONE
 

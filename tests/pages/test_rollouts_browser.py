@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from groupwise.report.page.page import write
-from groupwise.report.records import (
+from groupwise.reports.page.page import write
+from groupwise.reports.records import (
     Page,
     RolloutGroup,
     RolloutRow,

@@ -117,6 +117,7 @@ def test_what_is_exported_loads_without_peft_and_answers_the_same(run: groupwise
     own = evaluate_policies([str(run.folder)]).evaluation
     assert own.avg_at_k == run.summary["heldout_after"]
     assert evaluate_policies([str(folder)], str(run.folder), {}).evaluation == own
+    assert digest(run.policy().model) == digest(load_policy(folder).model)
     export(run.folder, tmp_path / "earlier", 1, print)
     assert digest(load_policy(tmp_path / "earlier").model) != digest(load_policy(folder).model)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".partial")] == []

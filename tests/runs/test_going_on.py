@@ -19,8 +19,8 @@ from groupwise.config.recipe import Recipe
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.journal.recipe_file import COPY, as_written, replace_recipe
-from groupwise.report.folder import facts
-from groupwise.report.folder.read import read
+from groupwise.reports.folder import facts
+from groupwise.reports.folder.read import read
 from tests.command_process import CommandProcess
 from tests.runs.test_run import assert_same_run, timeless
 from tests.runs.tiny_runs import cut_back, tiny_run

@@ -18,7 +18,7 @@ from groupwise.commands.explain import explain
 from groupwise.commands.train import resume
 from groupwise.core.errors import RunError, UsageError
 from groupwise.journal.journal import read_metrics
-from groupwise.report.make import make
+from groupwise.reports.make import make
 from groupwise.training.initial_policy import starting_policy
 from groupwise.training.optimizer import silent
 from groupwise.training.warm_start import WarmStart

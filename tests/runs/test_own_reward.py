@@ -20,7 +20,7 @@ import groupwise
 from groupwise.commands.evaluate import evaluate_policies
 from groupwise.core.errors import RunError, UsageError
 from groupwise.journal.journal import read_metrics
-from groupwise.report.page.single import page
+from groupwise.reports.page.single import page
 
 MINE = str(Path(__file__).parent / "rewards_without_answers.py")
 Row = dict[str, Any]

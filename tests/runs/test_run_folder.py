@@ -23,7 +23,7 @@ from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics
 from groupwise.journal.recipe_file import create_recipe, whole_recipe
 from groupwise.training import checkpoint
-from tests.report.test_report_place import full_disk, snapshot
+from tests.reports.test_report_place import full_disk, snapshot
 
 
 def test_a_full_disk_while_the_recipe_is_written_leaves_the_name_free(small) -> None:

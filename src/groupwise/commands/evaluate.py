@@ -1,16 +1,19 @@
 """Sample policies on held-out problems: of runs, or of any model; one alone, or several on the same problems."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from groupwise.commands.build import pool_of, sampled_heldout
-from groupwise.commands.policies import checkpoint_of, checkpoint_policy, plan_of
+from groupwise.commands.policies import policy_after
 from groupwise.commands.selected import selected
 from groupwise.commands.threads import threads, with_threads
 from groupwise.config import recipe as recipes
+from groupwise.config.given import RecipeLike, given
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
@@ -21,14 +24,13 @@ from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine, require_sampling
 from groupwise.journal import code
 from groupwise.journal.recipe_file import whole_recipe
-from groupwise.models.adapters.files import holds_adapters
+from groupwise.journal.rollout_rows import completion_columns
 from groupwise.models.chat import Chat
 from groupwise.models.load import Policy, load_policy, model_folder
 from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.rollout.collect import measured, problem_values
 from groupwise.rollout.scoring import Scorer
-from groupwise.training import checkpoint
 from groupwise.training.initial_policy import HUB_ID
 from groupwise.training.run_policy import RunPolicy, is_run, run_policy
 
@@ -53,6 +55,15 @@ class PolicyResult:
         if self.measure.pass_at is None:
             return mean_interval(e.measured_mean, e.problems, e.standard_error)
         return pass_rate_interval(e.avg_at_k, e.problems, e.samples, e.standard_error)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Every completion, as in completions.jsonl: policy, problem, sample, prompt, completion, score, ..."""
+        return [
+            {"policy": self.name, "problem": problem, "sample": sample, **completion_columns(group, one, self.measure)}
+            for problem, group in enumerate(self.groups)
+            for sample, one in enumerate(group.completions)
+        ]
 
 
 @dataclass(frozen=True)
@@ -81,16 +92,19 @@ class Results:
         """The first policy's."""
         return self.policies[0].evaluation
 
+    def __str__(self) -> str:
+        return "\n".join(result_lines(self))
+
 
 def evaluate_policies(
     names: Sequence[str],
-    recipe: str | None = None,
+    recipe: RecipeLike | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Results:
     """Samples each policy on the held-out problems of a recipe, with the same random numbers.
 
     names   runs (RUN, or RUN:STEP), folders of models, or ids of a hub
-    recipe  a recipe's name or path, or a run; None is the first policy's own, where that is a run
+    recipe  a recipe, or a run; None is the first policy's own, where that is a run
     Raises UsageError where there is nothing to evaluate, or no recipe.
     """
     note = Terminal(stderr=True).print
@@ -132,15 +146,18 @@ def with_step(names: Sequence[str], step: int | None) -> list[str]:
     return [str(RunPolicy(source.run, step))]
 
 
-def _plan(name: str, recipe: str | None, overrides: Mapping[str, object], note: Callable[[str], None]) -> Plan:
+def _plan(name: str, recipe: RecipeLike | None, overrides: Mapping[str, object], note: Callable[[str], None]) -> Plan:
     """What is asked, and how: by a recipe, or by a run's own, with values laid over it."""
     source = run_policy(name)
     if recipe is None and source is None:
         raise UsageError(f"{name}: no run folder; to evaluate a model say on which task: --recipe RECIPE")
-    named = str(source.run) if recipe is None and source is not None else str(recipe)
-    if not is_run(named):
-        return resolve(_with_threads(recipes.load(named, overrides), note))
-    run = Path(named)
+    asked = source.run if recipe is None and source is not None else recipe
+    assert asked is not None
+    if not isinstance(asked, (str, os.PathLike)) or not is_run(os.fspath(asked)):
+        of_program = given(asked, overrides)
+        loaded, files = of_program.placed(_with_threads(of_program.recipe, note))
+        return resolve(loaded, files=files)
+    run = Path(asked)
     for line in code.differences(run):
         note(line)
     return resolve(_with_threads(recipes.load(str(whole_recipe(run)), overrides), note), place=run.resolve())
@@ -174,11 +191,8 @@ def _policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, P
         if not Path(name).is_dir() and not HUB_ID.fullmatch(name):
             raise UsageError(f"{name}: there is no such run (RUN or RUN:STEP), folder of a model, or id of a hub")
         return name, load_policy(model_folder(name), device=device)
-    folder = checkpoint_of(source.run, source.step, note)
-    named = str(RunPolicy(source.run, checkpoint.read_state(folder)["step"]))
-    if holds_adapters(folder / checkpoint.POLICY):
-        return named, checkpoint_policy(plan_of(source.run), folder, note)
-    return named, load_policy(folder / checkpoint.POLICY, device=device)
+    after = policy_after(source.run, source.step, note, device)
+    return str(RunPolicy(source.run, after.step)), after.policy
 
 
 def result_lines(results: Results) -> list[str]:

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from groupwise.core import jsonl
 from groupwise.core.atomic import make_folder, require_place
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.statistics import Interval
-from groupwise.journal.rollout_rows import completion_columns
 from groupwise.training.run_policy import run_policy
 
 RESULTS, COMPLETIONS = "results.json", "completions.jsonl"
@@ -41,7 +39,7 @@ def write_results(results: Results, out: Path | None) -> Path:
         place.mkdir()
         (place / RESULTS).write_bytes(jsonl.encoded(_results(results), indent=True) + b"\n")
         with (place / COMPLETIONS).open("wb") as file:
-            file.writelines(jsonl.encoded(row) + b"\n" for result in results.policies for row in _rows(result))
+            file.writelines(jsonl.encoded(row) + b"\n" for result in results.policies for row in result.rows)
 
     try:
         make_folder(folder, write, "the evaluation")
@@ -76,13 +74,6 @@ def _difference(apart: Difference) -> dict[str, Any]:
 
 def _interval(around: Interval | None) -> dict[str, Any] | None:
     return None if around is None else dataclasses.asdict(around)
-
-
-def _rows(result: PolicyResult) -> Iterator[dict[str, Any]]:
-    for problem, group in enumerate(result.groups):
-        for sample, completion in enumerate(group.completions):
-            place = {"policy": result.name, "problem": problem, "sample": sample}
-            yield {**place, **completion_columns(group, completion, result.measure)}
 
 
 def _label(name: str) -> str:

@@ -32,6 +32,7 @@ def continuation(run: Path, overrides: Mapping[str, object], step: int) -> Conti
 
     Raises UsageError where recipe.toml was edited by hand, a key may not change, or the run is beyond its last step.
     """
+    recipe.require_overrides(overrides)
     path = whole_recipe(run)
     table = recipe.read_table(path)
     require_as_written(path, table)

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,31 @@ def checkpoint_policy(plan: Plan, folder: Path, note: Callable[[str], None]) -> 
     read_adapters(place, adapters)
     adapters.merge()
     return policy
+
+
+@dataclass(frozen=True)
+class PolicyAfter:
+    """A policy of a run, and the step that it is of."""
+
+    step: int
+    policy: Policy
+
+
+def policy_after(run: Path, step: int | None, note: Note, device: str | None = None) -> PolicyAfter:
+    """The policy of a run after a step, None for its newest good checkpoint; adapters are merged.
+
+    device  where it is loaded; None is where the run has it
+    Raises UsageError where there is none, or it does not load.
+    """
+    folder = checkpoint_of(run, step, note)
+    place = folder / checkpoint.POLICY
+    where = device or str(recipes.read_table(whole_recipe(run))["device"])
+    if holds_adapters(place):
+        policy = checkpoint_policy(plan_of(run), folder, note)
+        policy.model.to(where)
+    else:
+        policy = load_policy(place, device=where)
+    return PolicyAfter(checkpoint.read_state(folder)["step"], policy)
 
 
 def checkpoint_of(run: Path, step: int | None, note: Callable[[str], None]) -> Path:

@@ -8,16 +8,20 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from groupwise import loop
+from groupwise.algorithms.algorithm import Algorithm
 from groupwise.commands.build import build
+from groupwise.commands.callbacks import Callback, Callbacks, require_callbacks
 from groupwise.commands.going_on import continuation, record_changes
 from groupwise.commands.policies import pinned
+from groupwise.commands.run import Run
 from groupwise.commands.threads import threads, with_threads
-from groupwise.config import about, recipe
+from groupwise.config import about
+from groupwise.config import recipe as recipes
+from groupwise.config.given import RecipeLike, RewardsLike, given
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.config.usual import unusual
@@ -25,6 +29,7 @@ from groupwise.core.boundary import save_traceback
 from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.engine import Engine
 from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.paths import location
 from groupwise.core.terminal import Terminal
 from groupwise.health.checks import of_limit
 from groupwise.health.measure import measured
@@ -34,55 +39,68 @@ from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.terminal import LiveView, View
 from groupwise.journal.trackers import Sender, tracker
 from groupwise.loop import Training
-from groupwise.report.make import make
+from groupwise.reports.make import make
 from groupwise.rollout.scoring import Scorer
 from groupwise.training import checkpoint
 from groupwise.training.reward_report import REPORT, read_report
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run that ended. `summary` is also summary.json in the folder; empty where a signal stopped the run early."""
-
-    folder: Path
-    summary: dict[str, Any]
-    stopped_by: int = 0
-
-    @property
-    def finished(self) -> bool:
-        return not self.stopped_by
-
-
-def train(name: str, overrides: Mapping[str, object] | None = None) -> Run:
-    """Run a recipe, by name or path, with dotted keys laid over it. A name that exists is counted up unless it was set.
+def train(
+    recipe: RecipeLike,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    algorithm: Algorithm | None = None,
+    rewards: RewardsLike | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Run a recipe. A folder that exists has its name counted up, unless `overrides` say the name.
 
     groupwise.train("quickstart", {"algorithm.name": "dapo"}).summary["heldout_after"]
+
+    recipe     a name, a path, a dictionary with the keys of a recipe, nested or dotted, or a groupwise.Recipe
+    overrides  dotted keys, laid over it
+    algorithm  what groupwise.algorithm(...) makes, in the place of the recipe's
+    rewards    functions [f, g], or by name {"f": f, "g": {"use": g, "weight": 0.5}}, beside the recipe's own
+    callbacks  each called after each step with a StepRecord; one that returns True asks the run to stop, as Ctrl-C does
+    Raises UsageError, before anything is started, where something is off; RunError where the run has to stop.
     """
-    chosen = dict(overrides or {})
-    loaded = pinned(recipe.load(name, chosen), Terminal(stderr=True).print)
-    if "name" not in chosen:
+    require_callbacks(callbacks)
+    asked = given(recipe, overrides, algorithm, rewards)
+    loaded = pinned(asked.recipe, Terminal(stderr=True).print)
+    if "name" not in (overrides or {}):
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     loaded, notes = with_threads(loaded)
-    plan = resolve(loaded)
+    loaded, files = asked.placed(loaded)
+    plan = resolve(loaded, files=files)
     send_to = tracker(plan.recipe.journal.tracker)
-    text = recipe.dump(resolved_recipe(plan), f"from {name}")
+    text = recipes.dump(resolved_recipe(plan), asked.origin)
     book = Journal.create(plan.folder, text, code.written(plan.code))
     notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
     with threads(plan.recipe):
         row = about.about(plan, time.time())
-        return _go(plan, book, row, None, Sender(send_to, book.log), notes, fresh=True)
+        return _go(plan, book, row, None, Sender(send_to, book.log), notes, callbacks, fresh=True)
 
 
-def resume(folder: Path, overrides: Mapping[str, object] | None = None) -> Run:
-    """Go on with a run from its newest good checkpoint; without one, from the start.
+def resume(
+    run: str | os.PathLike[str],
+    overrides: Mapping[str, object] | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Go on with a run, from its newest good checkpoint; without one, from the start.
 
-    `overrides` are keys that may change in a run that goes on: {"steps": 200, "learner.learning_rate": 1e-5}.
+    run        a Run, or its folder
+    overrides  keys that may change in a run that goes on: {"steps": 200, "learner.learning_rate": 1e-5}
+    callbacks  as for train
+    Raises UsageError where the folder is no run, or a key may not change; RunError where the run has to stop.
     """
+    require_callbacks(callbacks)
+    folder = location(run, "run")
     path = whole_recipe(folder)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
     state = checkpoint.read_state(newest) if newest else {"step": 0}
     step = state["step"]
-    then = continuation(folder, overrides or {}, step)
+    then = continuation(folder, {} if overrides is None else overrides, step)
     # The folder is the run, wherever it was moved and whatever it is called.
     loaded, notes = with_threads(then.recipe)
     plan = resolve(loaded, place=Path(os.path.realpath(folder)))
@@ -98,7 +116,7 @@ def resume(folder: Path, overrides: Mapping[str, object] | None = None) -> Run:
         Terminal().print(line)
     with threads(plan.recipe):
         row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes)
-        return _go(plan, book, row, newest, Sender(send_to, book.log), notes, fresh=False)
+        return _go(plan, book, row, newest, Sender(send_to, book.log), notes, callbacks, fresh=False)
 
 
 def _go(
@@ -108,6 +126,7 @@ def _go(
     newest: Path | None,
     send: Sender,
     notes: Sequence[str],
+    callbacks: Sequence[Callback],
     fresh: bool,
 ) -> Run:
     """Build the run and train to its end; `notes` stand under the plan."""
@@ -119,18 +138,27 @@ def _go(
     for text in (plan.describe(), *notes):
         view.note(text)
     stop_signals: list[int] = []
+
+    def say(line: str) -> None:
+        book.log(line)
+        view.note(line)
+
+    called = Callbacks(callbacks, steps, plan.folder, say, book.log)
     opened: list[Scorer | Engine] = []
     summary: dict[str, Any] | None = None
     try:
         with _signals(stop_signals, view):
             clock = Clock(START)
-            run = _begun(plan, book, about_row, view, lambda: bool(stop_signals), fresh)
+            run = _begun(plan, book, about_row, view, lambda: bool(stop_signals) or called.stop, fresh)
             opened += [run.components.rollout.scorer, run.components.engine]
             run.clock = clock
             if newest is not None:
                 _restore(run, newest, sound_metrics(plan.folder))
                 view.note(f"going on after step {run.progress.step}")
             book.listen(send.metrics)
+            if callbacks:
+                book.listen(called.hear)
+                run.after_step = called.after
             table = resolved_recipe(plan)
             send.start(plan.folder, name, table, after=run.progress.step)
             finished = loop.train(run)
@@ -158,7 +186,7 @@ def _go(
         return Run(plan.folder, summary)
     place = shlex.quote(str(plan.folder))
     view.note(f"stopped after step {run.progress.step}, saved; go on with: groupwise train --resume {place}")
-    return Run(plan.folder, {}, stopped_by=stop_signals[0])
+    return Run(plan.folder, {}, stopped_by=stop_signals[0] if stop_signals else 0)
 
 
 def _restore(run: Training, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:

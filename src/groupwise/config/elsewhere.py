@@ -95,7 +95,7 @@ def _chapter(section: Mapping[str, Any]) -> Chapter:
 def _names(table: Mapping[str, Any], prefix: str, known: Mapping[str, Any]) -> Iterator[str]:
     """Dotted names of values under keys that are not known, tables inside one another gone through."""
     for key, value in table.items():
-        inner = known.get(key)
+        inner = known.get(key.partition(".")[0])  # a program may write dotted keys inside a section
         if inner is None and isinstance(value, Mapping) and value:
             yield from _names(value, f"{prefix}{key}.", {})
         elif inner is None:

@@ -103,6 +103,11 @@ class Recipe(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     journal: JournalSettings = JournalSettings()
 
+    @classmethod
+    def load(cls, recipe: str, overrides: Mapping[str, object] | None = None) -> "Recipe":
+        """The recipe of a name or a path, with dotted keys laid over it. Raises UsageError where anything is off."""
+        return load(recipe, overrides)
+
 
 def recipe_folder() -> Path:
     """Where the recipes that come with groupwise lie: inside an installed package, or beside the source tree."""
@@ -193,6 +198,15 @@ def assignment(text: str) -> tuple[str, object]:
         if len(table) == 1:
             return key.strip(), table["value"]
     raise UsageError(f"--set {brief(text)}: more than one value; --set takes one key and its value")
+
+
+def require_overrides(overrides: object) -> None:
+    """Raises UsageError where a program lays something else than a dictionary of dotted keys over a recipe."""
+    if not isinstance(overrides, Mapping):
+        raise UsageError(f'overrides = {brief(overrides)}: give a dictionary of dotted keys, such as {{"steps": 20}}')
+    for key in overrides:
+        if not isinstance(key, str):
+            raise UsageError(f"overrides: the key {brief(key)} is no text")
 
 
 def set_key(table: dict[str, Any], key: str, value: object) -> None:

@@ -27,12 +27,14 @@ from groupwise.training.critic import CriticSettings
 CRITIC_RATE = 10
 
 
-def resolve(recipe: Recipe, place: Path | None = None) -> Plan:
-    """The recipe with its parts and its derived values; `place` is the folder of a run that is gone on with.
+def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) -> Plan:
+    """The recipe with its parts and its derived values.
 
+    place  the folder of a run that is gone on with; its files are those that it keeps
+    files  of a new run: what it names and is on no disk yet
     Raises UsageError, one line, where a part does not exist, nothing reads a key, or the run could not work.
     """
-    files = code.kept(place) if place else NO_FILES
+    files = code.kept(place) if place else files
     device = _device(recipe.device)
     problems = task(*_name_and_keys("task", recipe.task), files)
     mix = mix_of(recipe.rewards, recipe.scoring.combine == "after", files)

@@ -22,12 +22,14 @@ def expanded(text: str) -> str:
     return path
 
 
-def location(text: str, what: str = "path") -> Path:
+def location(path: str | os.PathLike[str], what: str = "path") -> Path:
     """The path, `expanded`. Raises UsageError, `what` first, where it cannot be."""
     try:
-        return Path(expanded(text))
+        return Path(expanded(os.fspath(path)))
+    except TypeError:
+        raise UsageError(f"{what} = {brief(path)}: this is no path") from None
     except ValueError as error:  # UnicodeEncodeError and "embedded null byte" among them
-        raise UsageError(f"{what} = {brief(text)}: {error}") from None
+        raise UsageError(f"{what} = {brief(path)}: {error}") from None
 
 
 def existing_parent(path: Path) -> Path:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from groupwise.core.atomic import open_regular
 from groupwise.core.errors import UsageError
+from groupwise.core.live_code import WRITTEN
 from groupwise.core.settings import Settings
 from groupwise.core.user_code import LARGEST_FILE, NO_FILES, Files, Source
 
@@ -54,9 +55,11 @@ def kept(folder: Path) -> Files:
 
 
 def differences(folder: Path) -> list[str]:
-    """A line for each of its files that is gone from where it was, or was changed there."""
+    """A line for each of the user's files that is gone from where it was, or was changed there."""
     lines = []
     for path, source in kept(folder).items():
+        if _is_ours(source):
+            continue
         try:
             with open_regular(path) as file:
                 differs = "was changed" if file.read(LARGEST_FILE + 1) != source.content else ""
@@ -68,15 +71,23 @@ def differences(folder: Path) -> list[str]:
 
 
 def _named(sources: Sequence[Source]) -> dict[str, Source]:
-    """The files by names of their own: my_parts.py, and my_parts-2.py where another folder has one too."""
+    """The files by names of their own: my_parts.py, and my_parts-2.py where another folder has one too.
+
+    What groupwise wrote comes first: its place is the one that it has here.
+    """
     named: dict[str, Source] = {}
-    for source in sources:
+    for source in sorted(sources, key=_is_ours, reverse=True):
         name, number = source.path.name, 1
         while name in named:
             number += 1
             name = f"{source.path.stem}-{number}.py"
         named[name] = source
     return named
+
+
+def _is_ours(source: Source) -> bool:
+    """Whether groupwise wrote the file, of a function that was in none."""
+    return source.content.startswith(WRITTEN.encode())
 
 
 def _kept(place: Path, row: KeptFile) -> Source:

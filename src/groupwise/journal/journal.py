@@ -198,12 +198,22 @@ def sound_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def read_about(folder: Path) -> dict[str, Any]:
     """about.json; empty where there is none, or it cannot be read."""
+    about = _read_table(folder / ABOUT)
+    return about if isinstance(about.get("resumed", []), list) else {}
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """summary.json; empty where there is none, or it cannot be read."""
+    return _read_table(folder / SUMMARY)
+
+
+def _read_table(path: Path) -> dict[str, Any]:
     try:
-        with open_regular(folder / ABOUT) as file:
-            about = jsonl.shallow(orjson.loads(file.read()))
+        with open_regular(path) as file:
+            table = jsonl.shallow(orjson.loads(file.read()))
     except (OSError, ValueError):
         return {}
-    return about if isinstance(about, dict) and isinstance(about.get("resumed", []), list) else {}
+    return table if isinstance(table, dict) else {}
 
 
 def _is_sound(row: Mapping[str, Any]) -> bool:

@@ -54,6 +54,11 @@ class Section:
     text: str = ""
     problems: Sequence[ShownProblem] = ()
 
+    @property
+    def faults(self) -> list[str]:
+        """A line for each."""
+        return [f"{self.title}: {finding.what}" for finding in self.findings if finding.level is Level.FAULT]
+
 
 ok = partial(Finding, Level.OK)
 note = partial(Finding, Level.NOTE)
@@ -80,10 +85,10 @@ def listed(words: Sequence[str], shown: int = 3) -> str:
 
 def print_sections(sections: Iterable[Section], terminal: Terminal) -> int:
     """Print every section as it comes, then the faults again. -> how many there are."""
-    faults = []
+    faults: list[str] = []
     for section in sections:
         _print_section(section, terminal)
-        faults += [f"{section.title}: {finding.what}" for finding in section.findings if finding.level is Level.FAULT]
+        faults += section.faults
     if not faults:
         terminal.print(("no faults found", "bold green"))
         return 0

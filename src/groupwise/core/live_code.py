@@ -1,0 +1,219 @@
+"""Functions and classes that a program holds: where another process finds them, or a file that has one of them whole.
+
+Nothing is pickled: what a run is made of is text that a person can read, and that the run keeps.
+"""
+
+import __future__
+
+import ast
+import builtins
+import dis
+import inspect
+import linecache
+import math
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from types import CodeType, ModuleType
+from typing import Any
+
+from groupwise.core.errors import UsageError, brief
+from groupwise.core.user_code import LARGEST_FILE, Source
+
+#: How a file begins that holds a function of a program. It was in no file that could change or go.
+WRITTEN = "# Written by groupwise: "
+
+_FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+_OF_THE_PROGRAM = ("__main__", "__mp_main__")
+
+
+def located(definition: Any) -> str:
+    """`file.py:Name` or `package.module:Name` of what a module has under its own name; "" where only this process has
+    it: what a notebook or the program itself defines, what stands inside a function, an object.
+    """
+    module = sys.modules.get(getattr(definition, "__module__", None) or "")
+    name = getattr(definition, "__qualname__", "")
+    if module is None or module.__name__ in _OF_THE_PROGRAM or _named(module, name) is not definition:
+        return ""
+    loader, file = getattr(module, "__loader__", None), getattr(module, "__file__", None) or ""
+    if isinstance(loader, Source):
+        return f"{loader.path}:{name}"
+    in_package = "." in module.__name__ or hasattr(module, "__path__")
+    return f"{file if file.endswith('.py') and not in_package else module.__name__}:{name}"
+
+
+def require_as_in_its_file(definition: Any, what: str) -> None:
+    """Raises UsageError, `what` first, where a function's file says another than when it was imported."""
+    plain = inspect.isfunction(definition) and inspect.unwrap(definition) is definition
+    if plain and definition.__code__.co_name == definition.__name__ and _source(definition) is None:
+        file, name = definition.__code__.co_filename, definition.__name__
+        raise UsageError(
+            f"{what}: {file} was changed since {name} was imported from it; import it again (importlib.reload), or "
+            f"give {f'{file}:{name}'!r}"
+        )
+
+
+def extracted(function: Any, what: str, home: str) -> bytes:
+    """A file that holds a function of this program whole, with the imports and the constants that it uses.
+
+    home  the file that the message of a UsageError advises
+    Raises UsageError, `what` first, where its source is not known, or does not say all that it does.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    place = _place(function)
+
+    def refuse(why: str) -> UsageError:
+        remedy = f"write it, with what it uses, into a file {home} and give " + repr(f"{home}:{_callable_name(name)}")
+        return UsageError(f"{what}: {name}{place} {why}, so no other process can have it; {remedy}")
+
+    if not inspect.isfunction(function):
+        raise refuse("is a class of this program" if inspect.isclass(function) else "is an object of this program")
+    if name == "<lambda>":
+        raise refuse("has no name and no source of its own")
+    if outer := function.__code__.co_freevars:
+        raise refuse(f"takes {', '.join(outer)} from the function around it")
+    source = _source(function)
+    if source is None:
+        raise refuse("has no source, or it was changed since")
+    head = f"{WRITTEN}{name}, as the program had it when the run began\nfrom __future__ import annotations\n\n"
+    lines = [_line(one, function, source, refuse) for one in _outside(source, name)]
+    content = (head + "".join(sorted(lines, key=_imports_first)) + "\n\n" + source).encode()
+    if len(content) > LARGEST_FILE:
+        raise refuse(f"comes with its constants to more than {LARGEST_FILE >> 20} MiB")
+    if not _says_the_same(content, function):
+        raise refuse("has other defaults than its source would give it now")
+    return content
+
+
+def _imports_first(line: str) -> tuple[bool, str]:
+    return not line.startswith(("import ", "from ")), line
+
+
+def _named(module: ModuleType, name: str) -> Any:
+    owner: Any = module
+    for part in name.split("."):
+        owner = getattr(owner, part, None)
+    return owner
+
+
+def _callable_name(name: str) -> str:
+    return name if name.isidentifier() else "NAME"
+
+
+def _place(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+
+
+def _source(function: Callable[..., Any]) -> str | None:
+    """The text of its definition; None where there is none, or where the text is of another function by now."""
+    code = function.__code__
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+        (definition,) = ast.parse(source).body
+        # A notebook compiles each statement alone, Python a whole file: they differ in how a name is called.
+        texts = (source, "".join(linecache.getlines(code.co_filename)))
+        made = [one for text in texts for one in _codes(_compiled(text, code.co_flags)) if one.co_name == code.co_name]
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return None
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    is_one = isinstance(definition, kinds) and definition.name == function.__name__
+    return source if is_one and any(_same(one, code) for one in made) else None
+
+
+def _compiled(text: str, flags: int) -> CodeType:
+    known = flags & _FUTURE | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    return compile(text, "", "exec", known, dont_inherit=True)
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    """Whether two pieces of code do the same: instructions, names and constants, but for where they stand."""
+    if (one.co_code, one.co_names, one.co_varnames) != (other.co_code, other.co_names, other.co_varnames):
+        return False
+    pairs = list(zip(one.co_consts, other.co_consts, strict=False))
+    inner = [(a, b) for a, b in pairs if isinstance(a, CodeType) and isinstance(b, CodeType)]
+    plain = [(a, b) for a, b in pairs if not (isinstance(a, CodeType) or isinstance(b, CodeType))]
+    whole = len(one.co_consts) == len(other.co_consts) == len(inner) + len(plain)
+    return whole and all(repr(a) == repr(b) for a, b in plain) and all(_same(a, b) for a, b in inner)
+
+
+def _outside(source: str, name: str) -> list[str]:
+    """The global names that a definition reads, annotations left out, but for itself and what Python has anyway; a name
+    that it sets, with `global` in front.
+    """
+    found: dict[str, None] = {}
+    for code in _codes(compile("from __future__ import annotations\n" + source, "", "exec", dont_inherit=True)):
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+                found[step.argval] = None
+            elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                found[f"global {step.argval}"] = None
+    return [one for one in found if one not in (name, "annotations", "__name__", "__module__", "__qualname__")]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)
+
+
+def _line(name: str, function: Any, source: str, refuse: Callable[[str], UsageError]) -> str:
+    """The line that gives a definition a global name; "" for one of Python's own."""
+    if name.startswith("global "):
+        raise refuse(f"sets the variable {name.removeprefix('global ')} of the program")
+    if name not in function.__globals__:
+        if hasattr(builtins, name):
+            return ""
+        raise refuse(f"uses {name}, which is not defined")
+    value = function.__globals__[name]
+    if isinstance(value, ModuleType) and _installed(value.__name__):
+        return _import(name, value, source)
+    home, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if home and own and _installed(home) and getattr(sys.modules.get(home), own, None) is value:
+        return f"from {home} import {own} as {name}\n"
+    if _is_plain(value):
+        return f"{name} = {value!r}\n"
+    kind = f"the module {value.__name__}, which is not installed" if isinstance(value, ModuleType) else brief(value)
+    raise refuse(f"uses {name} of the program ({kind})")
+
+
+def _import(name: str, module: ModuleType, source: str) -> str:
+    """The import of a module, and of those inside it that the source names: `import xml.etree.ElementTree` is both."""
+    parts = set(ast.unparse(ast.parse(source)).replace(".", " ").replace("(", " ").split())
+    inside = [one for one in list(sys.modules) if one.startswith(f"{module.__name__}.")]
+    used = [one for one in inside if set(one.split(".")[1:]) <= parts]
+    first = f"import {name}\n" if name == module.__name__ else f"import {module.__name__} as {name}\n"
+    return first + "".join(f"import {one}\n" for one in sorted(used))
+
+
+def _installed(module: str) -> bool:
+    """Whether it is of Python itself, of groupwise, or of an installed package: another process has these."""
+    top = module.partition(".")[0]
+    return top in sys.stdlib_module_names or top == "groupwise" or top in metadata.packages_distributions()
+
+
+def _is_plain(value: object) -> bool:
+    """Whether Python's own text of a value is the value: a number, text, or a list, tuple, set or table of these."""
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_is_plain, value))  # type: ignore[arg-type]
+    if type(value) is dict:
+        return all(_is_plain(one) for pair in value.items() for one in pair)
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) in (int, str, bytes, bool, type(None))
+
+
+def _says_the_same(content: bytes, function: Any) -> bool:
+    """Whether the file's function has the same defaults: a constant may have changed since they were set."""
+    made: dict[str, Any] = {"__name__": function.__name__}
+    try:
+        exec(compile(content, "", "exec", dont_inherit=True), made)
+        return _defaults(made[function.__name__]) == _defaults(function)
+    except Exception:
+        return False
+
+
+def _defaults(function: Any) -> str:
+    return repr((function.__defaults__, function.__kwdefaults__))

@@ -1,0 +1,248 @@
+"""Final scores of groups of runs, and what differs between them: tables with confidence intervals, each by its name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+
+from groupwise.core.statistics import (
+    ONE_VOTE,
+    OVER_PROBLEMS,
+    Interval,
+    over_seeds,
+    paired,
+    rate_difference,
+    welch,
+)
+from groupwise.health.measure import PASS_RATE
+from groupwise.health.symptoms.base import History, is_number
+from groupwise.reports.compare.bands import measured
+from groupwise.reports.compare.members import Group, Member
+from groupwise.reports.folder.columns import interval
+from groupwise.reports.records import Table
+
+#: Beyond so many pairs a table of differences is no longer read.
+MOST_PAIRS = 6
+ABOUT_INTERVALS = (
+    "A 95 % interval over seeds (mean +- t s / sqrt(seeds)) is of a recipe's mean score over all seeds; one over "
+    "problems is of this one run's score over all problems of the kind, and says nothing of other seeds."
+)
+ABOUT_ONE_VOTE = (
+    "Where a run has not logged its standard error each problem has one vote, which makes the interval too wide rather "
+    "than too narrow: samples of one problem are alike."
+)
+ABOUT_WELCH = (
+    "Welch's interval takes the seeds of the two as unrelated; the paired one takes the difference seed by seed, where "
+    "both have the same seeds. Nothing is corrected for looking at several pairs."
+)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a run's evaluations came to; the first, and the last so far.
+
+    measure   what the run is measured by: pass rate, reward, learned score, ...
+    interval  over problems; None where the evaluation does not say of how many
+    """
+
+    measure: str
+    before: float
+    after: float
+    step: int
+    interval: Interval | None
+    length_before: object
+    length_after: object
+
+
+def score_of(member: Member) -> Score | None:
+    """None where there is no evaluation with a number."""
+    what = History(member.run.step_rows, member.run.evaluation_rows, member.run.recipe).measured
+    rows = [row for row in member.run.evaluation_rows if is_number(row["evaluation"].get(what.column))]
+    if not rows:
+        return None
+    first, last = rows[0]["evaluation"], rows[-1]["evaluation"]
+    return Score(
+        what.words,
+        before=float(first[what.column]),
+        after=float(last[what.column]),
+        step=rows[-1]["step"],
+        interval=interval(last),
+        length_before=first.get("length_mean"),
+        length_after=last.get("length_mean"),
+    )
+
+
+def scores_of(group: Group) -> dict[object, tuple[Member, Score]]:
+    """By seed, those of the counted runs that were evaluated; a run without a seed goes by its folder."""
+    scores = [(member, score_of(member)) for member in group.counted]
+    return {member.key: (member, score) for member, score in scores if score is not None}
+
+
+def _scores(group: Group) -> list[Score]:
+    return [score for _, score in scores_of(group).values()]
+
+
+def measures(groups: Sequence[Group]) -> list[str]:
+    """What the groups are scored by."""
+    return list(dict.fromkeys(score.measure for group in groups for score in _scores(group)))
+
+
+def interval_of(group: Group) -> Interval | None:
+    """Over seeds, or of a run by itself over problems."""
+    scores = _scores(group)
+    if len(scores) == 1:
+        return scores[0].interval
+    seeds = over_seeds([score.after for score in scores])
+    shares = all(score.measure == PASS_RATE.words for score in scores)
+    return seeds.clipped() if seeds and shares else seeds
+
+
+def final_scores(groups: Sequence[Group], words: Sequence[str] = ()) -> Table:
+    """One row a group; `words` come before what is said of the intervals."""
+    names = measures(groups) or [PASS_RATE.words]
+    head = ("runs", "seeds", f"held-out {' or '.join(names)}", "95 % interval", "before", "length before")
+    head += ("length after", "steps", "seconds of training", "best seed", "worst seed", "status")
+    cells, how = _intervals([interval_of(group) for group in groups])
+    about = " ".join(filter(None, [*words, how, ABOUT_INTERVALS]))
+    rows = tuple(_final_row(group, cell) for group, cell in zip(groups, cells, strict=True))
+    return Table("Final scores", head, rows, about, numbers=tuple(range(2, 9)))
+
+
+def _final_row(group: Group, interval: str) -> tuple[str, ...]:
+    scores = _scores(group)
+    ended = [member.last for member in group.members]
+    states = [member.run.status.state for member in group.members]
+    finished = states.count("finished")
+    return (
+        group.label,
+        ", ".join(_seed(member) for member in group.counted),
+        f"{fmean(score.after for score in scores):.3f}" if scores else "no evaluation",
+        interval,
+        f"{fmean(score.before for score in scores):.3f}" if scores else "",
+        _mean([score.length_before for score in scores], ".1f"),
+        _mean([score.length_after for score in scores], ".1f"),
+        f"{min(ended)} to {max(ended)}" if min(ended) < max(ended) else str(max(ended)),
+        _seconds(group),
+        *_extremes(group),
+        states[0] if len(states) in (1, finished) else f"{finished} of {len(states)} finished",
+    )
+
+
+def _extremes(group: Group) -> tuple[str, str]:
+    """The best and the worst seed; empty where there is only one."""
+    scores = scores_of(group)
+    if len(scores) < 2:
+        return "", ""
+    ordered = sorted(scores.values(), key=lambda pair: pair[1].after)
+    best, worst = (f"{score.after:.3f} (seed {_seed(member)})" for member, score in (ordered[-1], ordered[0]))
+    return best, worst
+
+
+def _seconds(group: Group) -> str:
+    """Mean over seeds of the seconds of all training steps, and from where to where they go."""
+    columns = [measured(member.steps).get("seconds_total", []) for member in group.counted]
+    each = [sum(filter(is_number, column)) for column in columns if column]
+    if not each:
+        return ""
+    return f"{fmean(each):.0f}" + (f" ({min(each):.0f} to {max(each):.0f})" if len(each) > 1 else "")
+
+
+def per_run(groups: Sequence[Group]) -> Table:
+    """One row a run."""
+    runs = [(group, member, score_of(member)) for group in groups for member in group.members]
+    cells, how = _intervals([score and score.interval for _, _, score in runs])
+    rows = tuple(
+        (
+            str(member.run.folder),
+            group.label,
+            _seed(member),
+            f"{score.before:.3f}" if score else "",
+            f"{score.after:.3f}" if score else "no evaluation",
+            cell,
+            str(score.step) if score else "",
+            member.run.status.words,
+        )
+        for (group, member, score), cell in zip(runs, cells, strict=True)
+    )
+    head = ("folder", "runs", "seed", "before", "final", "95 % interval", "at step", "status")
+    return Table("Per run", head, rows, how, numbers=(2, 3, 4, 5, 6))
+
+
+def differences(groups: Sequence[Group]) -> Table | None:
+    """One row a pair of groups that were evaluated, at most MOST_PAIRS; None where there is no pair."""
+    scored = [group for group in groups if scores_of(group)]
+    pairs = list(combinations(scored, 2))
+    words = [ABOUT_WELCH] if any(len(scores_of(group)) > 1 for group in scored) else []
+    if len(pairs) > MOST_PAIRS:
+        ranked = sorted(scored, key=_score_mean)
+        words.insert(0, f"{MOST_PAIRS} of {len(pairs)} pairs: the highest score against the next.")
+        pairs = [(other, ranked[-1]) for other in ranked[-2 : -MOST_PAIRS - 2 : -1]]
+    if not pairs:
+        return None
+    head = ("pair", "difference", "95 % interval", "paired by seed", "in words")
+    rows = tuple(_difference(first, second) for first, second in pairs)
+    return Table("Differences", head, rows, " ".join(words), numbers=(1, 2, 3))
+
+
+def _difference(first: Group, second: Group) -> tuple[str, ...]:
+    ones, others = ({seed: score for seed, (_, score) in scores_of(group).items()} for group in (first, second))
+    after = [{seed: score.after for seed, score in each.items()} for each in (ones, others)]
+    between = welch(list(after[0].values()), list(after[1].values()))
+    if len(ones) == len(others) == 1:
+        (before,), (then,) = ones.values(), others.values()
+        if before.interval and then.interval:
+            between = rate_difference(before.after, before.interval, then.after, then.interval)
+    by_seed = paired(*after)
+    apart = fmean(after[1].values()) - fmean(after[0].values())
+    words = in_words(apart, between, by_seed, seeds=min(len(ones), len(others)))
+    cells = (_cell(between, with_name=True), _cell(by_seed, with_name=False))
+    return f"{second.label} against {first.label}", f"{apart:+.3f}", *cells, words
+
+
+def in_words(apart: float, between: Interval | None, by_seed: Interval | None, seeds: int) -> str:
+    """A difference said plainly.
+
+    >>> in_words(0.016, Interval(0.004, 0.028, ""), None, seeds=3)
+    'higher by 0.016, interval 0.004 to 0.028: excludes 0'
+    """
+    size = f"{'higher' if apart > 0 else 'lower'} by {abs(apart):.3f}" if apart else "equal"
+    if between is None:
+        return f"{size}; without an interval: it takes two seeds of each to tell more"
+    words = f"{size}, interval {between}: {_verdict(between)}"
+    if between.low == between.high:
+        words += ", but without any spread between seeds it says little"
+    if by_seed and (0 in by_seed) != (0 in between):
+        words += f"; paired by seed, {by_seed}: {_verdict(by_seed)}"
+    return words + ("; over problems alone, another seed may say otherwise" if seeds == 1 else "")
+
+
+def _verdict(interval: Interval) -> str:
+    return "includes 0, so these runs do not tell them apart" if 0 in interval else "excludes 0"
+
+
+def _intervals(intervals: Sequence[Interval | None]) -> tuple[list[str], str]:
+    """A cell for each, and words on how they are computed: once for all, or in each cell where they differ."""
+    names = list(dict.fromkeys(each.name for each in intervals if each))
+    words = [f"Intervals: {names[0]}."] if len(names) == 1 else []
+    if OVER_PROBLEMS + ONE_VOTE in names:
+        words.append(ABOUT_ONE_VOTE)
+    return [_cell(each, with_name=len(names) > 1) for each in intervals], " ".join(words)
+
+
+def _cell(interval: Interval | None, with_name: bool) -> str:
+    if interval is None:
+        return "none"
+    return f"{interval} ({interval.name})" if with_name else str(interval)
+
+
+def _score_mean(group: Group) -> float:
+    return fmean(score.after for score in _scores(group))
+
+
+def _mean(values: Sequence[object], form: str) -> str:
+    known = [value for value in values if is_number(value)]
+    return format(fmean(known), form) if known else ""
+
+
+def _seed(member: Member) -> str:
+    return "not set" if member.seed is None else str(member.seed)

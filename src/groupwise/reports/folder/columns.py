@@ -1,0 +1,133 @@
+"""Rows of metrics as columns: what the plots draw, and what follows from it. Pure."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from groupwise.core.jsonl import flat
+from groupwise.core.statistics import Interval, mean_interval, pass_rate_interval
+from groupwise.reports.folder.lines import count_of, number, table
+from groupwise.reports.records import Curves, Number
+
+#: Keys of a row that are no numbers to draw.
+_NO_COLUMNS = frozenset({"step", "checks", "evaluation"})
+
+
+def steps(rows: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, Any]] = ()) -> Curves:
+    """A row a training step; names with dots go into nested tables: seconds.update.
+
+    Beside the metrics: seconds_total, the row's; generate_tokens_per_second and train_tokens_per_second, tokens of the
+    step over the seconds of that phase, each trained token counted once however many passes there are;
+    dropped_tokens_share, of the generated tokens those in dropped groups; memory_peak_mib and device_memory_peak_mib.
+
+    >>> steps([{"step": 1, "loss": 0.5}, {"step": 2, "kl_mean": 0.1, "seconds": {"update": 2.0}}]).columns["kl_mean"]
+    [None, 0.1]
+    """
+    of_step = {row["step"]: row for row in machine}
+    return _curves(rows, lambda row: {**_step(row), **_memory(of_step.get(row["step"], {}))})
+
+
+def evaluations(rows: Sequence[Mapping[str, Any]]) -> Curves:
+    """A row an evaluation: avg_at_k, pass_at_k.4, by_source.NAME.avg_at_k, ..., with the seconds of the row.
+
+    low and high are the ends of its `interval`.
+    """
+    return _curves(rows, _evaluation)
+
+
+def interval(evaluation: Mapping[str, Any]) -> Interval | None:
+    """The 95 % interval of an evaluation's pass rate, or of the mean where nothing says what passes; None where it does
+    not say of how many.
+
+    >>> str(interval({"avg_at_k": 1.0, "problems": 100, "samples": 4, "standard_error": 0.0}))
+    '0.962 to 1.000'
+    """
+    rate, mean = number(evaluation.get("avg_at_k")), number(evaluation.get("measured_mean"))
+    error = number(evaluation.get("standard_error"))
+    problems, samples = count_of(evaluation.get("problems")), count_of(evaluation.get("samples"))
+    if rate is None and mean is not None and problems and problems > 1 and error is not None:
+        return mean_interval(mean, problems, error)
+    if rate is None or not 0 <= rate <= 1 or not problems:
+        return None
+    return pass_rate_interval(rate, problems, samples or 1, math.nan if error is None else error)
+
+
+def thin(curves: Curves, most: int) -> Curves:
+    """At most `most` (2 or more) of the rows: the first, the last, and others evenly between them."""
+    if len(curves.step) <= most:
+        return curves
+    places = spaced(len(curves.step), most)
+    columns = {name: [values[i] for i in places] for name, values in curves.columns.items()}
+    return Curves([curves.step[i] for i in places], columns)
+
+
+def spaced(count: int, most: int) -> list[int]:
+    """At most `most` of 0 .. count - 1, evenly, the ends among them.
+
+    >>> spaced(10, 4), spaced(3, 8)
+    ([0, 3, 6, 9], [0, 1, 2])
+    """
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)] if most > 1 else [0]
+
+
+def rounded(curves: Curves) -> Curves:
+    """The same to 7 significant digits, which is half the bytes in a page."""
+    return Curves(curves.step, {name: [short(v) for v in values] for name, values in curves.columns.items()})
+
+
+def short(value: Number) -> Number:
+    """A number to 7 significant digits: within 5e-7 of itself, relative. A gap where numbers end.
+
+    >>> short(0.123456789), short(512), short(None)
+    (0.1234568, 512, None)
+    """
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def _curves(rows: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Mapping[str, Number]]) -> Curves:
+    """A name that only some rows have is a gap in the others; one without any number is no column."""
+    columns: dict[str, list[Number]] = {}
+    for i, row in enumerate(rows):
+        for name, value in read(row).items():
+            if value is not None:
+                columns.setdefault(name, [None] * len(rows))[i] = value
+    return Curves([row["step"] for row in rows], columns)
+
+
+def _step(row: Mapping[str, Any]) -> dict[str, Number]:
+    metrics = _numbers({key: value for key, value in row.items() if key not in _NO_COLUMNS})
+    return {
+        **metrics,
+        "seconds_total": _total(row),
+        "generate_tokens_per_second": _over(metrics.get("generated_tokens"), metrics.get("seconds.generate")),
+        "train_tokens_per_second": _over(metrics.get("trained_tokens"), metrics.get("seconds.update")),
+        "dropped_tokens_share": _over(metrics.get("generated_tokens_dropped"), metrics.get("generated_tokens")),
+    }
+
+
+def _memory(row: Mapping[str, Any]) -> dict[str, Number]:
+    return {name: number(row.get(name)) for name in ("memory_peak_mib", "device_memory_peak_mib")}
+
+
+def _evaluation(row: Mapping[str, Any]) -> dict[str, Number]:
+    around = interval(row["evaluation"])
+    band = {"low": around.low, "high": around.high} if around else {}
+    seconds = _numbers({"seconds": row.get("seconds", {})})
+    return {**_numbers(row["evaluation"]), **band, **seconds, "seconds_total": _total(row)}
+
+
+def _total(row: Mapping[str, Any]) -> Number:
+    seconds = [value for value in _numbers(row.get("seconds", {})).values() if value is not None]
+    return math.fsum(seconds) if seconds else None
+
+
+def _over(amount: Number, total: Number) -> Number:
+    return None if amount is None or not total else amount / total
+
+
+def _numbers(row: object) -> dict[str, Number]:
+    return {name: number(value) for name, value in flat(table(row)).items()}

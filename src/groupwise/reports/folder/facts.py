@@ -1,0 +1,145 @@
+"""What was run: the algorithm's parts, the machine, and the recipe, as tables and texts. Pure."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from groupwise.reports.folder.lines import count_of, number, table
+from groupwise.reports.folder.read import RunFolder
+from groupwise.reports.records import Table, Text
+
+_OLD = (
+    "This run is from before about.json was written: when it was started is not known, and its machine and versions "
+    "are told only once it has finished."
+)
+
+
+def tables(run: RunFolder) -> tuple[Table, ...]:
+    """The run in short, and its algorithm part by part."""
+    both = (_run(run), _algorithm(run))
+    return tuple(table for table in both if table.rows)
+
+
+def texts(run: RunFolder) -> tuple[Text, ...]:
+    """The resolved recipe as it is written in the folder."""
+    return (Text("Recipe, with every default filled in", run.recipe_text),) if run.recipe_text.strip() else ()
+
+
+def _run(run: RunFolder) -> Table:
+    recipe, about, summary = run.recipe, run.about, run.summary or {}
+    versions = {**table(summary.get("versions")), **table(about.get("versions"))}
+    facts: Sequence[tuple[str, object]] = (
+        ("folder", run.folder),
+        ("started", moment(about.get("started"))),
+        *(("resumed", words) for words in _resumed(about)),
+        ("task", about.get("task") or table(recipe.get("task")).get("name")),
+        ("model", recipe.get("start") or recipe.get("model")),
+        ("algorithm", table(about.get("algorithm")).get("name") or table(recipe.get("algorithm")).get("name")),
+        *(("own code", words) for words in _own_code(about)),
+        ("a step", _a_step(recipe)),
+        ("steps", recipe.get("steps")),
+        ("seed", recipe.get("seed")),
+        ("machine", about.get("machine") or summary.get("machine")),
+        ("groupwise", about.get("groupwise")),
+        *((str(name), version) for name, version in versions.items()),
+    )
+    rows = tuple((name, str(value)) for name, value in facts if value not in (None, ""))
+    return Table("The run", ("", ""), rows, "" if about else _OLD)
+
+
+def _a_step(recipe: Mapping[str, Any]) -> str:
+    """Prompts, samples and updates of one step."""
+    prompts, samples = count_of(recipe.get("prompts_per_step")), count_of(recipe.get("samples_per_prompt"))
+    if not prompts or not samples:
+        return ""
+    updates, passes = count_of(recipe.get("updates_per_batch")) or 1, count_of(recipe.get("passes_per_batch")) or 1
+    words = f"{prompts:,} prompts x {samples:,} samples, {updates * passes:,} update" + "s" * (updates * passes != 1)
+    return words + (f" in {passes:,} passes" if passes > 1 else "")
+
+
+def _resumed(about: Mapping[str, Any]) -> list[str]:
+    """Each time that the run was gone on with, and where."""
+    entries = about.get("resumed")
+    return [_again(one) for one in entries if table(one)] if isinstance(entries, list) else []
+
+
+def _own_code(about: Mapping[str, Any]) -> list[str]:
+    """Each file of the user's own that the run is made of; a copy of it is in the run folder."""
+    files = about.get("code")
+    rows = [table(one) for one in files] if isinstance(files, list) else []
+    return [f"{row['path']}, sha256 {str(row.get('sha256'))[:16]}" for row in rows if row.get("path")]
+
+
+def _again(one: Mapping[str, Any]) -> str:
+    step, when, machine = count_of(one.get("step")), moment(one.get("started")), one.get("machine")
+    words = [
+        "from the start" if not step else f"after step {step:,}",
+        when and f"at {when}",
+        machine and f"on {machine}",
+    ]
+    return "; ".join([" ".join(str(word) for word in words if word), *_changed(one)])
+
+
+def _changed(one: Mapping[str, Any]) -> list[str]:
+    """The keys that the run went on with other values of, each with the value before and after."""
+    pairs = table(one.get("changed")).items()
+    return [f"{key} {pair[0]} -> {pair[1]}" for key, pair in pairs if isinstance(pair, list) and len(pair) == 2]
+
+
+def compares_within_group(about: Mapping[str, Any]) -> bool | None:
+    """Whether the run's advantage compares the completions of one prompt; None where about.json does not say."""
+    value = table(about.get("algorithm")).get("compares_within_group")
+    return value if isinstance(value, bool) else None
+
+
+def moment(seconds: object) -> str:
+    """A time in UTC; "" where there is none.
+
+    >>> moment(1_700_000_000)
+    '2023-11-14 22:13 UTC'
+    """
+    at = number(seconds)
+    try:
+        return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+    except (OverflowError, OSError, ValueError):
+        return ""
+
+
+def _algorithm(run: RunFolder) -> Table:
+    algorithm = table(run.about.get("algorithm"))
+    parts = algorithm.get("parts")
+    if not isinstance(parts, list) or not parts:
+        return _settings(table(run.recipe.get("algorithm")))
+    names = ("slot", "kind", "value", "equation")
+    rows = tuple(tuple(_words(table(part).get(name)) for name in names) for part in parts)
+    places = [i for i, _ in enumerate(names) if any(row[i] for row in rows)]
+    return Table(
+        f"The algorithm: {_words(algorithm.get('name'))}",
+        tuple(("part", "kind", "settings", "equation")[i] for i in places),
+        tuple(tuple(row[i] for i in places) for row in rows),
+        _about_algorithm(algorithm),
+    )
+
+
+def _about_algorithm(algorithm: Mapping[str, Any]) -> str:
+    """Objective, source and what to watch, in a sentence each."""
+    heads = (("objective", "It maximises "), ("paper", "Source: "), ("watch", "Watch: "))
+    return " ".join(f"{head}{_words(algorithm[key]).rstrip('.')}." for key, head in heads if _words(algorithm.get(key)))
+
+
+def _settings(algorithm: Mapping[str, Any]) -> Table:
+    """The parts as the recipe names them, where their equations are not written down."""
+    rows = tuple(
+        (slot, _words(table.get("kind")), ", ".join(f"{k} = {_words(v)}" for k, v in table.items() if k != "kind"))
+        for slot, table in algorithm.items()
+        if isinstance(table, dict)
+    )
+    words = "As the recipe names its parts; `groupwise explain` has their equations."
+    return Table(f"The algorithm: {_words(algorithm.get('name'))}", ("part", "kind", "settings"), rows, words)
+
+
+def _words(value: object) -> str:
+    """A value as a recipe would write it, without quotes."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

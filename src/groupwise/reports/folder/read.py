@@ -1,0 +1,267 @@
+"""A run folder, read as it is: finished, going on, killed in the middle of a line, old, moved, or damaged."""
+
+import fcntl
+import os
+import re
+import shlex
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from groupwise.core.atomic import open_regular
+from groupwise.core.errors import UsageError
+from groupwise.core.jsonl import shallow
+from groupwise.health.symptoms.base import is_number
+from groupwise.reports.folder.lines import ByStep, Row, all_rows, count_of, number, oddities, parsed
+from groupwise.reports.records import Status
+
+#: The files of a run, as its journal names them.
+RECIPE, ABOUT, SUMMARY, LOG, LOCK = "recipe.toml", "about.json", "summary.json", "log.txt", ".lock"
+METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
+
+WHAT = "a run folder is what groupwise train makes: runs/NAME, with recipe.toml and metrics.jsonl in it"
+
+#: Keys of a row that hold tables.
+TABLES = ("evaluation", "checks", "seconds")
+
+_ERROR = re.compile(r"error: (?:step (\d{1,15}): )?")
+#: The last line of a log is looked for in this many bytes.
+_LOG_END = 64 * 1024
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Everything a run folder says but its rollouts, which are too many to hold.
+
+    name             the folder's own, wherever it was moved
+    recipe, about    recipe.toml and about.json as tables, {} where there is none that can be read
+    summary          summary.json, None until a run has finished
+    step_rows        rows of metrics.jsonl in the order of their steps; `evaluation_rows` have the key "evaluation"
+    machine_rows     rows of machine.jsonl
+    notes            what was odd about the folder, a line each
+    """
+
+    folder: Path
+    name: str
+    recipe: dict[str, Any]
+    recipe_text: str
+    about: dict[str, Any]
+    summary: dict[str, Any] | None
+    step_rows: list[Row]
+    evaluation_rows: list[Row]
+    machine_rows: list[Row]
+    log_lines: list[str]
+    notes: tuple[str, ...]
+    status: Status
+
+
+class Signs(NamedTuple):
+    """How a run stands, by its files.
+
+    held     a process is writing it
+    summary  what it wrote when it ended, or None
+    error    the last line of its log where that is an error, without "error: "
+    at       the step that the error names, or None
+    """
+
+    held: bool
+    summary: dict[str, Any] | None
+    error: str
+    at: int | None
+
+
+def read(folder: Path) -> RunFolder:
+    """A run as it is at this moment. Raises UsageError where the folder is none of a run."""
+    folder = Path(folder)
+    _require_run(folder)
+    notes: list[str] = []
+    text = _text(folder / RECIPE, notes) or ""
+    recipe = _recipe(text, notes)
+    about, summary = _object(folder / ABOUT, notes), _object(folder / SUMMARY, notes)
+    # Before the rows: a run that ends between the two is then shown as going on, with all its rows.
+    seen = signs(folder)
+    steps, evaluations = _rows_of_steps(folder / METRICS, seen.held, notes)
+    last = last_step(steps, evaluations)
+    _missing(folder, summary is not None or last is not None, notes)
+    return RunFolder(
+        folder=folder,
+        name=folder.resolve().name,
+        recipe=recipe,
+        recipe_text=text,
+        about=about or {},
+        summary=summary,
+        step_rows=steps,
+        evaluation_rows=evaluations,
+        machine_rows=_rows_of_steps(folder / MACHINE, seen.held, notes)[0],
+        log_lines=(_text(folder / LOG, notes) or "").splitlines(),
+        notes=tuple(notes),
+        status=status(folder, seen, recipe, last),
+    )
+
+
+def signs(folder: Path) -> Signs:
+    """What tells whether a run goes on, and how it ended; cheap enough to ask again and again."""
+    held = is_held(folder / LOCK)
+    last = _last_line(folder / LOG)
+    match = _ERROR.match(last)
+    error = last.removeprefix("error: ") if match else ""
+    at = int(match[1]) if match and match[1] else None
+    return Signs(held, _object(folder / SUMMARY, []), error, at)
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process is writing the run. The lock is shared and given back at once: the run must not notice."""
+    try:
+        with open_regular(lock) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def status(folder: Path, seen: Signs, recipe: Mapping[str, Any], last: int | None) -> Status:
+    """finished, going, failed, stopped or empty. `last` is the newest step with a row, None without any."""
+    of = count_of(recipe.get("steps"))
+    if seen.summary is not None and (count_of(seen.summary.get("steps")) or 0) >= (of or 0):
+        return Status("finished", _finished(seen.summary))
+    where = f"step {last:,}" + (f" of {of:,}" if of else "") if last else ""
+    if seen.held:
+        return Status("going", f"going on: {where} is done" if where else "going on: no step is done yet")
+    resume = f"go on with: groupwise train --resume {shlex.quote(str(folder))}"
+    after = f"after {where}" if where else "before its first step was done"
+    if seen.error and (seen.at is None or last is None or last < seen.at):
+        return Status("failed", f"failed {after}: {seen.error.rstrip('.')}; {resume}")
+    if last is None:
+        return Status("empty", f"nothing was logged yet, and no process is writing the run; {resume}")
+    return Status("stopped", f"stopped {after}, and no process is writing the run; {resume}")
+
+
+def _finished(summary: Mapping[str, Any]) -> str:
+    steps, seconds = count_of(summary.get("steps")), number(summary.get("seconds_total"))
+    return "finished" + (f": {steps:,} steps" if steps else "") + (f" in {in_words(seconds)}" if seconds else "")
+
+
+def in_words(seconds: float) -> str:
+    """A time as a person says it.
+
+    >>> in_words(73.8), in_words(200), in_words(4000)
+    ('74 s', '3 min 20 s', '1 h 6 min')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def _require_run(folder: Path) -> None:
+    try:
+        if not folder.exists():
+            raise UsageError(f"{folder}: there is no such folder; {WHAT}")
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: this is a file; {WHAT}")
+        if not _is_run(folder):
+            inside = sorted(inner for inner in folder.iterdir() if inner.is_dir() and _is_run(inner))
+            raise UsageError(
+                f"{folder}: " + (f"this holds runs, name one, such as {inside[0]}; " if inside else "") + WHAT
+            )
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be read: {error.strerror}; {WHAT}") from None
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / RECIPE).is_file() or (folder / METRICS).is_file()
+
+
+def _rows_of_steps(path: Path, held: bool, notes: list[str]) -> tuple[list[Row], list[Row]]:
+    """The rows of steps, and those of evaluations, which have steps of their own."""
+    odd: Counter[str] = Counter()
+    rows, error = all_rows(path, odd)
+    steps, evaluations = ByStep(), ByStep()
+    for row in rows:
+        place(row, steps, evaluations, odd)
+    if held:
+        del odd["cut"]  # it is being written at this moment
+    notes += oddities(path.name, odd) + ([f"{path.name} cannot be read: {error}"] if error else [])
+    return steps.rows, evaluations.rows
+
+
+def place(row: Row, steps: ByStep, evaluations: ByStep, odd: Counter[str]) -> None:
+    """A row of metrics.jsonl to where it belongs; what is in it of another kind than a run writes is taken out."""
+    evaluated = "evaluation" in row
+    wrong = [key for key in TABLES if key in row and not isinstance(row[key], dict)]
+    odd["no table"] += bool(wrong)
+    if "evaluation" not in wrong:
+        sound = _numbers_and_tables({key: value for key, value in row.items() if key not in wrong})
+        if evaluated:
+            sound["evaluation"] = _numbers_and_tables(sound["evaluation"])
+        (evaluations if evaluated else steps).add(sound, odd)
+
+
+def _numbers_and_tables(row: Row) -> Row:
+    """The row without texts, lists and what cannot be measured: no run writes them there."""
+    return {k: v for k, v in row.items() if v is None or k == "step" or isinstance(v, dict) or is_number(v)}
+
+
+def last_step(*kinds: list[Row]) -> int | None:
+    """The newest step that has a row of any kind."""
+    return max((rows[-1]["step"] for rows in kinds if rows), default=None)
+
+
+def _missing(folder: Path, ran: bool, notes: list[str]) -> None:
+    if not (folder / RECIPE).exists():
+        notes.append(f"{RECIPE} is missing: what was asked for is not known")
+    rollouts = (folder / ROLLOUTS).exists()
+    if (ran or rollouts) and not (folder / METRICS).exists():
+        notes.append(f"{METRICS} is missing: there is nothing to draw")
+    if ran and not rollouts:
+        notes.append(f"{ROLLOUTS} is missing: there are no completions to show")
+
+
+def _last_line(path: Path) -> str:
+    """The last line with words in it, "" without any; of a long log its end alone is read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
+            lines = file.read().decode("utf-8", errors="replace").rstrip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def _text(path: Path, notes: list[str]) -> str | None:
+    try:
+        with open_regular(path) as file:
+            return file.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {error.strerror}")
+        return None
+
+
+def _recipe(text: str, notes: list[str]) -> dict[str, Any]:
+    try:
+        return shallow(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:
+        notes.append(f"{RECIPE} is not a TOML file ({error}): what was asked for is not known")
+        return {}
+
+
+def _object(path: Path, notes: list[str]) -> dict[str, Any] | None:
+    """A file with one JSON object."""
+    text = _text(path, notes)
+    if text is None:
+        return None
+    try:
+        value = parsed(text.encode(), Counter())
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        notes.append(f"{path.name} is cut off or damaged and was left out")
+        return None
+    return value

@@ -1,0 +1,202 @@
+"""A part of a run's rollouts that fits in a page: whole groups, of every kind, spread over the steps."""
+
+import dataclasses
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import orjson
+
+from groupwise.core.atomic import open_regular
+from groupwise.reports.folder.columns import spaced
+from groupwise.reports.folder.groups import LONGEST_TEXT, group_of
+from groupwise.reports.folder.scan import DIFFER, EQUAL, Place, Scan, places, scan
+from groupwise.reports.records import Curves, Number, RolloutGroup, RolloutRow, Rollouts
+
+#: Groups that the browser of rollouts filters without a wait.
+MOST_GROUPS = 400
+#: A step that is shown should show this many groups: one of each kind.
+GROUPS_A_STEP = 5
+#: One group may take this share of the page's bytes; beyond it, completions lose their columns per token.
+SHARE_OF_A_GROUP = 1 / 8
+#: Candidates in a row that did not fit, after which no more are tried.
+PATIENCE = 20
+#: Points of one plot.
+MOST_POINTS = 2000
+
+#: What a step shows first, one group of each.
+_FIRST = ("mixed", DIFFER, "all right", "all wrong", EQUAL, "dropped", "fault", "surplus", "unscored")
+
+
+def sample(
+    path: Path, bytes_budget: int = 4_000_000, most_groups: int = MOST_GROUPS, last: int | None = None
+) -> tuple[Rollouts, int]:
+    """Whole groups of a rollouts.jsonl that take at most `bytes_budget` bytes of a page; the same ones every time.
+
+    Steps are spread evenly over the run up to step `last`, the first and the last among them; of each, first a group of
+    every kind. With it the byte that the file was read up to: where a Tail takes over.
+    """
+    try:
+        with open_regular(path) as file:
+            scanned = scan(file)
+            scanned = scanned if last is None else scanned.until(last)
+            return _sample(file, scanned, bytes_budget, most_groups), scanned.end
+    except FileNotFoundError:
+        return Rollouts("no rollouts were written", []), 0
+    except OSError as error:
+        return Rollouts(f"{path.name} cannot be read: {error.strerror}", []), 0
+
+
+def fresh(lines: Sequence[bytes], bytes_budget: int = 200_000, most_groups: int = 40) -> Rollouts:
+    """A sample of lines that were appended since the last time, as Tail.take_lines gives them."""
+    file = BytesIO(b"".join(line + b"\n" for line in lines))
+    scanned = scan(file)
+    return _sample(file, scanned, bytes_budget, most_groups)
+
+
+def spread(count: int) -> list[int]:
+    """0 .. count - 1 in an order of which every beginning is spread over the whole.
+
+    >>> spread(6)
+    [0, 5, 2, 1, 3, 4]
+    """
+    order, gaps = [0, count - 1][:count], deque([(0, count - 1)])
+    while gaps:
+        low, high = gaps.popleft()
+        if high - low > 1:
+            middle = (low + high) // 2
+            order.append(middle)
+            gaps += [(low, middle), (middle, high)]
+    return order
+
+
+def points(groups: Sequence[RolloutGroup]) -> dict[str, Curves]:
+    """What the plots of points draw, by plot: "value-return" per trained token, "learned-score" per completion.
+
+    The newest 2,000 of each; a plot without any point is left out.
+    """
+    newest = sorted(groups, key=lambda group: -group.step)
+    rows = [(group.step, row) for group in newest for row in group.completions]
+    learned = ((step, row.learned, row.score) for step, row in rows)
+    tables = {
+        "value-return": _curves(_values_and_returns(rows), ("value", "returns")),
+        "learned-score": _curves(learned, ("learned", "score")),
+    }
+    return {plot: curves for plot, curves in tables.items() if curves.step}
+
+
+def _sample(file: IO[bytes], scanned: Scan, budget: int, most_groups: int) -> Rollouts:
+    odd: Counter[str] = Counter()
+    chosen: list[RolloutGroup] = []
+    room, misses = budget, 0
+    for place in _candidates(file, scanned, _step_count(scanned, budget, most_groups)):
+        if len(chosen) == most_groups or misses == PATIENCE:
+            break
+        seen: Counter[str] = Counter()
+        group = group_of(_lines(file, place), seen)
+        if group is not None:
+            group = _fitted(group, int(budget * SHARE_OF_A_GROUP), seen)
+            size = len(orjson.dumps(group))
+            if size > room:
+                misses += 1
+                continue
+            chosen.append(group)
+            room, misses = room - size, 0
+        odd += seen
+    chosen.sort(key=lambda group: (group.step, group.group))
+    return Rollouts(_words(scanned, chosen, odd), chosen)
+
+
+def _step_count(scanned: Scan, budget: int, most_groups: int) -> int:
+    """Of how many steps: as many as leave room for a few groups of each."""
+    rows, size = scanned.rows, sum(span.end - span.start for span in scanned.spans.values())
+    groups = sum(span.groups for span in scanned.spans.values())
+    if not rows:
+        return 0
+    fit = min(most_groups, budget * groups // max(1, size))
+    return max(2, fit // GROUPS_A_STEP)
+
+
+def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[Place]:
+    """Groups in the order in which they are wanted: of each step one of every kind, then one more at a time."""
+    steps = sorted(scanned.spans)
+    chosen = [steps[i] for i in spaced(len(steps), count)]
+    rest: list[list[Place]] = []
+    for i in spread(len(chosen)):
+        here = places(file, scanned.spans[chosen[i]], scanned.usual)
+        first = _one_of_each(here)
+        yield from first
+        rest.append([place for place in here if place not in first])
+    for turn in range(max(map(len, rest), default=0)):
+        yield from (left[turn] for left in rest if turn < len(left))
+
+
+def _one_of_each(here: Sequence[Place]) -> list[Place]:
+    first: dict[str, Place] = {}
+    for place in here:
+        first.setdefault(place.kind if place.fate == "trained" else place.fate, place)
+        if place.faulty:
+            first.setdefault("fault", place)
+    wanted = [first[label] for label in _FIRST if label in first]
+    return [place for i, place in enumerate(wanted) if place not in wanted[:i]]
+
+
+def _lines(file: IO[bytes], place: Place) -> list[bytes]:
+    file.seek(place.start)
+    return file.read(place.end - place.start).split(b"\n")[:-1]
+
+
+def _fitted(group: RolloutGroup, most: int, odd: Counter[str]) -> RolloutGroup:
+    """The group in `most` bytes, where leaving out columns per token can do that, from its last completions on."""
+    sizes = [len(orjson.dumps(row)) for row in group.completions]
+    if sum(sizes) <= most:
+        return group
+    bare = [dataclasses.replace(row, pieces=[], columns={}) for row in group.completions]
+    extra = [size - len(orjson.dumps(row)) for size, row in zip(sizes, bare, strict=True)]
+    room = most - sum(sizes) + sum(extra)
+    completions = []
+    for row, without, more in zip(group.completions, bare, extra, strict=True):
+        fits = more <= room
+        room -= more if fits else 0
+        odd["bare"] += bool(row.pieces) and not fits
+        completions.append(row if fits else without)
+    return dataclasses.replace(group, completions=completions)
+
+
+def _words(scanned: Scan, chosen: Sequence[RolloutGroup], odd: Mapping[str, int]) -> str:
+    """How many of how many are shown, and what was left out."""
+    shown = sum(len(group.completions) for group in chosen)
+    steps = len({group.step for group in chosen})
+    words = [
+        f"{shown:,} of {_many(scanned.rows, 'completion')}: {_many(len(chosen), 'whole group')} from {steps:,} of "
+        f"{_many(len(scanned.spans), 'step')}"
+    ]
+    left_out = scanned.odd + odd["row"]
+    if left_out:
+        words.append(f"{_many(left_out, 'row')} cannot be read and left out, with the rest of the group")
+    if odd["long"]:
+        words.append(f"{_many(odd['long'], 'text')} longer than {LONGEST_TEXT:,} characters cut off there")
+    if odd["bare"]:
+        words.append(f"{_many(odd['bare'], 'long completion')} shown without numbers per token, which would not fit")
+    if odd["column"]:
+        words.append(f"{_many(odd['column'], 'column')} of numbers per token not as long as the tokens, and left out")
+    return "; ".join(words)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def _values_and_returns(rows: Iterable[tuple[int, RolloutRow]]) -> Iterator[tuple[int, Number, Number]]:
+    for step, row in rows:
+        pairs = zip(row.columns.get("value", ()), row.columns.get("returns", ()), strict=False)
+        yield from ((step, value, returns) for value, returns in pairs)
+
+
+def _curves(triples: Iterable[tuple[int, Number, Number]], names: tuple[str, str]) -> Curves:
+    newest = list(islice((triple for triple in triples if None not in triple), MOST_POINTS))
+    columns = {name: [triple[i] for triple in newest] for i, name in enumerate(names, start=1)}
+    return Curves([triple[0] for triple in newest], columns)

@@ -1,0 +1,261 @@
+"""A run's page on loopback, fresh while the run goes on: one page, one address that says what is new, nothing else."""
+
+import dataclasses
+import gzip
+import hashlib
+import re
+import signal
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+from urllib.parse import parse_qs
+
+from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.reports.page.page import as_json
+from groupwise.reports.records import Fresh, Live, Page
+
+HOST = "127.0.0.1"
+
+#: A page asks this often, in seconds.
+SECONDS = 2.0
+
+#: Names by which a browser may call this server. Any other is a foreign name that was made to point here, by whoever
+#: wants to read the page from a site of their own. The port may differ: ssh -L gives it another one.
+LOCAL = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.IGNORECASE)
+
+#: Smaller answers are sent as they are.
+WORTH_PACKING = 1400
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class Source(Protocol):
+    """What is watched; one call at a time. A folder that is gone raises GroupwiseError or OSError: the page shows it.
+
+    fresh answers with the rows after step `step`, evaluations after step `evaluation`, groups after step `rollout`; -1
+    is "none yet". It costs what is new, however long the run is.
+    """
+
+    def page(self) -> Page: ...
+
+    def fresh(self, step: int, evaluation: int, rollout: int) -> Fresh: ...
+
+
+def watch(
+    source: Source,
+    port: int,
+    ready: Callable[[str], None],
+    stop: threading.Event | None = None,
+    *,
+    html: Callable[[Page], str],
+    seconds: float = SECONDS,
+) -> None:
+    """Serve the page on 127.0.0.1 until `stop` is set, Ctrl-C or SIGTERM; `ready` gets the address.
+
+    Port 0 is any free one. Raises UsageError where the port is taken or not allowed.
+    """
+    stopped = stop or threading.Event()
+    with _listen(port, Desk(source, html, seconds)) as server, _signals() as signals:
+        ready(f"http://{HOST}:{server.server_port}/")
+        while not signals and not stopped.is_set():
+            server.handle_request()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What goes back: `tag` names the content, so that the same need not be sent twice."""
+
+    code: int
+    kind: str
+    body: bytes
+    tag: str = ""
+
+
+class Desk:
+    """Answers a request's target; knows nothing of sockets."""
+
+    def __init__(self, source: Source, html: Callable[[Page], str], seconds: float) -> None:
+        self.source, self.html, self.seconds = source, html, seconds
+        self._one_at_a_time = threading.Lock()
+
+    def reply(self, target: str) -> Reply:
+        path, _, query = target.partition("?")
+        answer = {"/": self._page, "/fresh": partial(self._fresh, query)}.get(path)
+        if answer is None:
+            return line(404, f"{path[:80]}: there is nothing here; the page is at /")
+        try:
+            # Also while it is written out: a source may go on with the lists that it handed over.
+            with self._one_at_a_time:
+                return answer()
+        except (GroupwiseError, OSError) as error:
+            return line(503, str(error))
+        except Exception as error:  # the server outlives whatever one answer ran into, and the page says what it was
+            return line(500, f"{type(error).__name__}: {error}")
+
+    def _page(self) -> Reply:
+        page = dataclasses.replace(self.source.page(), live=Live("/fresh", self.seconds))
+        return Reply(200, "text/html; charset=utf-8", self.html(page).encode("utf-8", "replace"))
+
+    def _fresh(self, query: str) -> Reply:
+        try:
+            have = cursor(query)
+        except ValueError:
+            return line(400, "fresh?step=K&evaluation=M&rollout=J: each a whole number, -1 for none yet")
+        body = as_json(self.source.fresh(**have))
+        return Reply(200, "application/json", body, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_port = False  # else a second server would take the port without a word
+    timeout = 0.2  # of handle_request: how soon a stop is noticed
+
+    def __init__(self, port: int, desk: Desk) -> None:
+        self.desk = desk
+        self._connections: set[socket.socket] = set()
+        super().__init__((HOST, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Without looking its own name up, which takes seconds where there is no name server."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Also the connections that browsers keep open, or their threads would wait for a next request."""
+        super().server_close()
+        for connection in tuple(self._connections):
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the other side was faster
+                continue
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that left in the middle is no error."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = 60
+    server: _Server  # type: ignore[assignment]
+
+    def do_GET(self) -> None:
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not LOCAL.fullmatch(hosts[0].strip()):
+            self._send(line(403, "only for localhost and 127.0.0.1"))
+        else:
+            self._send(self.server.desk.reply(self.path))
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What could not be read as a request, and other methods than GET."""
+        self.request_version = self.protocol_version  # else what was no request is answered without a head
+        method = code == 501
+        self._send(line(405 if method else code, "only GET is answered here" if method else message or "refused"))
+
+    def _send(self, reply: Reply) -> None:
+        # What was refused may have been no request: it has no headers, or still those of the one before.
+        headers = self.headers if reply.code == 200 else {}
+        unchanged = bool(reply.tag) and headers.get("If-None-Match") == reply.tag
+        packed = not unchanged and len(reply.body) > WORTH_PACKING and takes_gzip(headers.get("Accept-Encoding"))
+        body = b"" if unchanged else gzip.compress(reply.body, 1) if packed else reply.body
+        self.send_response(304 if unchanged else reply.code)
+        fields = {**HEADERS, "Vary": "Accept-Encoding"}
+        if not unchanged:
+            fields |= {"Content-Type": reply.kind, "Content-Length": str(len(body))}
+        fields |= {"Content-Encoding": "gzip"} if packed else {}
+        fields |= {"ETag": reply.tag} if reply.tag else {}
+        fields |= {"Allow": "GET"} if reply.code == 405 else {}
+        # What was refused may have a body that is not read: the connection cannot go on after it.
+        fields |= {"Connection": "close"} if reply.code >= 400 else {}
+        for name, value in fields.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return "groupwise"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The terminal is the user's."""
+
+
+def line(code: int, text: str) -> Reply:
+    """One line of text, whatever was in it."""
+    return Reply(code, "text/plain; charset=utf-8", (" ".join(text.split())[:1000] + "\n").encode("utf-8", "replace"))
+
+
+def cursor(query: str) -> dict[str, int]:
+    """What the browser has. Raises ValueError where it is no whole number.
+
+    >>> cursor("step=12&evaluation=10")
+    {'step': 12, 'evaluation': 10, 'rollout': -1}
+    """
+    values = parse_qs(query, keep_blank_values=True)
+    return {name: int(values.get(name, ["-1"])[-1]) for name in ("step", "evaluation", "rollout")}
+
+
+def takes_gzip(accepted: str | None) -> bool:
+    """Whether an Accept-Encoding header allows gzip.
+
+    >>> takes_gzip("deflate, gzip;q=0.8"), takes_gzip("gzip;q=0, br"), takes_gzip(None)
+    (True, False, False)
+    """
+    for offered in (accepted or "").lower().split(","):
+        name, _, weight = offered.partition(";")
+        if name.strip() in ("gzip", "*"):
+            return re.fullmatch(r"\s*q=0(\.0*)?\s*", weight) is None
+    return False
+
+
+def _listen(port: int, desk: Desk) -> _Server:
+    try:
+        return _Server(port, desk)
+    except OverflowError:
+        words = "a port is a number from 0 to 65535"
+    except OSError as error:
+        words = error.strerror or str(error)
+    raise UsageError(f"--port {port}: {words}; choose another, or 0 for any that is free")
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The list of Ctrl-C and SIGTERM that came. It is looked at; nothing is done inside a signal handler."""
+    signals: list[int] = []
+
+    def remember(number: int, frame: object) -> None:
+        signals.append(number)
+
+    try:
+        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: whoever owns it decides about signals
+        before = {}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,91 @@
+"""Run folders in, a page out: what the commands call."""
+
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from groupwise.core.atomic import open_regular
+from groupwise.core.errors import RunError, UsageError
+from groupwise.core.paths import location
+from groupwise.reports.compare import compare
+from groupwise.reports.live.serve import watch
+from groupwise.reports.live.watched import Watched
+from groupwise.reports.page import single
+from groupwise.reports.page.page import html, write
+
+REPORT, COMPARISON = "report.html", "comparison.html"
+#: What a page of groupwise's has in its first lines; no other file is written over.
+MARK = b'<meta name="generator" content="groupwise">'
+
+
+class Written(NamedTuple):
+    """A page that was written: where, its size in bytes, and the seconds it took."""
+
+    path: Path
+    size: int
+    seconds: float
+
+
+def make(runs: Sequence[Path], out: Path | None = None) -> Written:
+    """The page of one run, or of several side by side, written in one move or not at all.
+
+    Raises UsageError where a folder is none of a run, or where something else than such a page is at `out`; RunError
+    where the disk refuses, and the page that was there stays.
+    """
+    began = time.perf_counter()
+    path = out or place(runs)
+    require_ours(path)
+    if out and not os.path.isdir(path.parent):
+        raise UsageError(f"{path}: there is no folder {path.parent}; make it first, or choose another with --out")
+    page = single.page(runs[0]) if len(runs) == 1 else compare.page(runs)
+    try:
+        write(page, path)
+    except OSError as error:
+        raise RunError(f"{path}: the page cannot be written: {error.strerror}; choose another with --out") from None
+    return Written(path, path.stat().st_size, time.perf_counter() - began)
+
+
+def report(*runs: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write one page, readable offline: of a run, or of several side by side -> where it is.
+
+    runs  each a Run or its folder; it may go on, or have crashed
+    out   the file to write; None is RUN/report.html, or comparison.html beside the runs
+    Raises UsageError and RunError as `make` does.
+    """
+    if not runs:
+        raise UsageError("report: name a run, or several to see them side by side")
+    place = None if out is None else location(out, "out")
+    return make([location(run, "run") for run in runs], place).path
+
+
+def watched(run: Path, port: int, ready: Callable[[str], None]) -> None:
+    """Serve a run's page until Ctrl-C. Raises UsageError where the folder is none of a run, or the port is taken."""
+    watch(Watched(run), port, ready, html=html)
+
+
+def place(runs: Sequence[Path]) -> Path:
+    """Where a page goes: into the run's own folder, or beside the runs where they have one parent."""
+    if len(runs) == 1:
+        return runs[0] / REPORT
+    parents = {os.path.dirname(os.path.realpath(run)) for run in runs}
+    return Path(os.path.relpath(parents.pop())) / COMPARISON if len(parents) == 1 else Path(COMPARISON)
+
+
+def require_ours(path: Path) -> None:
+    """Raises UsageError where something else than a page would be written over: a file, a link, a FIFO, a device."""
+    if os.path.isdir(path):
+        raise UsageError(f"{path}: that is a folder; name a file, such as --out {path / REPORT}")
+    if os.path.lexists(path) and not _is_page(path):
+        raise UsageError(f"{path}: this exists and is no page of groupwise's; choose another with --out")
+
+
+def _is_page(path: Path) -> bool:
+    """A file of its own, no link, that begins as a page does."""
+    try:
+        with open_regular(path) as file:
+            return stat.S_ISREG(path.lstat().st_mode) and MARK in file.read(1000)
+    except OSError:
+        return False

@@ -1,0 +1,277 @@
+"""A newcomer's five questions answered from a run's rows, and the run's own checks in words."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from groupwise.core.statistics import Interval, rate_difference
+from groupwise.health.checks import INVARIANTS, of_limit
+from groupwise.health.measure import PASS_RATE, Measured
+from groupwise.health.symptoms.base import (
+    BAD,
+    GOOD,
+    NEUTRAL,
+    WARN,
+    Finding,
+    History,
+    is_number,
+    many,
+    numbers,
+    short,
+)
+from groupwise.reports.folder.columns import interval
+from groupwise.reports.page.silent_groups import groups_in_words
+from groupwise.reports.records import Answer, CheckLine, RolloutGroup
+
+Row = Mapping[str, Any]
+
+QUESTIONS = (
+    "Did it learn?",
+    "On what?",
+    "Is it healthy?",
+    "Why are some groups not training?",
+    "What would I try next?",
+)
+#: A gain of the pass rate below this is "a little" even where it is certain.
+LITTLE = 0.02
+#: Characters of an example that a sentence can hold.
+EXAMPLE = 90
+#: Tokens by which completions must change to be said to.
+LENGTH = 0.5
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the answers are made of.
+
+    history   the rows of metrics.jsonl, and the recipe
+    finished  whether the run has written its summary.json
+    groups    a sample of rollouts, for an example; may be empty
+    """
+
+    history: History
+    finished: bool = False
+    groups: Sequence[RolloutGroup] = ()
+    findings: Sequence[Finding] = ()
+
+    @property
+    def so_far(self) -> str:
+        return "" if self.finished else " so far"
+
+
+def answers(known: Known) -> tuple[Answer, ...]:
+    """One answer to each of QUESTIONS, in their order, each of at most two sentences."""
+    makers = (learned, on_what, healthy, silent_groups, next_try)
+    return tuple(Answer(question, *answer(known)) for question, answer in zip(QUESTIONS, makers, strict=True))
+
+
+def learned(known: Known) -> tuple[str, str]:
+    """Held out before and after, by whether their 95 % intervals overlap; (words, tone)."""
+    what = known.history.measured
+    rows = [row for row in known.history.evaluations if _has(row.get("evaluation"), what)]
+    if len(rows) < 2 or rows[-1].get("step") == rows[0].get("step"):
+        return _not_measured(known, rows, what)
+    first, last = rows[0], rows[-1]
+    before, after = first["evaluation"], last["evaluation"]
+    grown = _lengths(before, after)
+    verdict, tone, verb, remark = _verdict(before, after, what)
+    sure = f"{_size(after)}95 % interval {_around(after)}" if _around(after) else _size(after).removesuffix("; ")
+    of = f" ({sure})" if sure else ""
+    held = f"the held-out {what.words} {verb} in {last.get('step')} steps{of}{grown}"
+    read = "" if what is PASS_RATE else " A reward can rise without the text getting better: read some completions."
+    return f"{verdict}{known.so_far}: {held}.{remark or read}", tone
+
+
+def on_what(known: Known) -> tuple[str, str]:
+    """Task, policy, algorithm, batch, rewards; one example."""
+    h = known.history
+    if not h.recipe:
+        return "Not known: the folder has no recipe.toml.", WARN
+    setting = partial(h.setting, default="?")
+    task = h.setting("task.name") or str(setting("task.use")).rpartition(":")[2]  # a user's own by its class
+    warm = h.setting("warm_start.steps", 0)
+    start = f" (warm start of {warm} steps)" if warm else ""
+    policy = h.setting("start") or setting("model")
+    sources = sorted({name.removeprefix("sources.").rpartition(".")[0] for name in h.names("sources.")})
+    mixes = f" (a mix of {', '.join(sources)})" if len(sources) > 1 else ""
+    words = (
+        f"The task {task}{mixes}, with the policy {policy}{start}: each step samples "
+        f"{setting('samples_per_prompt')} completions of at most {setting('sampling.max_new_tokens')} tokens for each "
+        f"of {setting('prompts_per_step')} prompts, and {setting('algorithm.name')} trains on {_rewards(h)}."
+    )
+    return words + _example(known.groups), NEUTRAL
+
+
+def healthy(known: Known) -> tuple[str, str]:
+    """The checks first, then the worst findings."""
+    if not known.history.rows:
+        return "Not known yet: no step has been logged.", NEUTRAL
+    checks = check_lines(known.history.rows)
+    failed = [line for line in checks if line.verdict == "fail"]
+    if failed:
+        return f"No: the check '{failed[0].name}' {failed[0].words.removeprefix('It ')}", BAD
+    held = [line for line in checks if line.verdict == "pass"]
+    checked = f"all {len(held)} checks that were measured held at every step" if held else "no check was measured"
+    for tone, start in ((BAD, "No"), (WARN, "Not quite")):
+        worst = next((finding for finding in known.findings if finding.tone == tone), None)
+        if worst:
+            rest = sum(finding.tone in (WARN, BAD) for finding in known.findings) - 1
+            more = f" ({rest} more below)" if rest else ""
+            return f"{start}{known.so_far}, though {checked}: {worst.name}{more}. {_first(worst.words)}", tone
+    past = [finding for finding in known.findings if _past(finding)]
+    was = f" Earlier there was a warning: {past[0].name}." if past else ""
+    words = f"Yes{known.so_far}: {checked}, and nothing in the metrics of {known.history.over} warns.{was}"
+    return words, GOOD if held else NEUTRAL
+
+
+def silent_groups(known: Known) -> tuple[str, str]:
+    """What became of the groups of the last steps, and why."""
+    return groups_in_words(known.history)
+
+
+def next_try(known: Known) -> tuple[str, str]:
+    """The advice of the worst findings, at most two."""
+    if not known.history.rows:
+        return "Wait for the first steps, or look at log.txt.", NEUTRAL
+    findings = [finding for finding in known.findings if finding.advice and not _past(finding)]
+    advice = list(dict.fromkeys(finding.advice for finding in findings))[:2]
+    if advice:
+        return _sentence(advice[0]) + (f" Then: {advice[1]}." if advice[1:] else ""), NEUTRAL
+    other = "dapo" if known.history.setting("algorithm.name") != "dapo" else "grpo"
+    return (
+        "Nothing asks for a change: the same recipe with seed = 1 and 2 shows how much of the result is chance, "
+        f'and algorithm.name = "{other}" what another algorithm makes of it.',
+        NEUTRAL,
+    )
+
+
+def check_lines(steps: Sequence[Row]) -> tuple[CheckLine, ...]:
+    """Each check over all of the steps: failed if it failed once, passed if it was measured once."""
+    by_name: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}
+    for row in steps:
+        for name, check in (row.get("checks") or {}).items():
+            if isinstance(check, Mapping):
+                by_name.setdefault(name, []).append((row.get("step"), check))
+    return tuple(_check_line(name, checks) for name, checks in by_name.items())
+
+
+def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> CheckLine:
+    """`checks` are (step, what metrics.jsonl has of the check); of one that no version here knows, no meaning."""
+    held, cause, unmeasured = "It held.", "It does not hold.", "It was not measured."
+    for invariant in (each for each in INVARIANTS if each.name == name):
+        held, cause, unmeasured = invariant.held, _sentence(invariant.cause), _sentence(invariant.unmeasured)
+    measured = [check for _, check in checks if check.get("verdict") in ("pass", "fail")]
+    failed = [step for step, check in checks if check.get("verdict") == "fail"]
+    sound = [check for check in measured if numbers("value", [check]) and numbers("limit", [check])]
+    worst = max(sound, key=lambda check: of_limit(check["value"], check["limit"]), default={})
+    largest, limit = worst.get("value"), worst.get("limit")
+    if failed:
+        steps = f"at step {failed[0]}" if len(failed) == 1 else f"at {len(failed)} steps, first at step {failed[0]}"
+        words = f"It failed {steps}. {cause}"
+        return CheckLine(name, "fail", words, len(measured), largest, limit)
+    if measured:
+        words = held if len(measured) > 1 or len(measured) == len(checks) else f"{held} Measured once."
+        return CheckLine(name, "pass", words, len(measured), largest, limit)
+    return CheckLine(name, "not measured", unmeasured, 0, None, None)
+
+
+def _verdict(before: Mapping[str, Any], after: Mapping[str, Any], what: Measured) -> tuple[str, str, str, str]:
+    """(verdict, tone, verb, a second sentence or "") from the two intervals."""
+    start, end = _around(before), _around(after)
+    then, now = before[what.column], after[what.column]
+    spell = "{:.3f}".format if what is PASS_RATE else short
+    moved = f"from {spell(then)} to {spell(now)}"
+    verb = f"rose {moved}" if now > then else f"fell {moved}" if now < then else f"stayed at {spell(now)}"
+    if start is None or end is None:
+        return ("It rose", GOOD, verb, "") if now > then else ("No", WARN, verb, "")
+    little = what is PASS_RATE and now - then < LITTLE
+    if end.low > start.high:
+        return ("A little" if little else "Yes"), GOOD, verb, ""
+    if end.high < start.low:
+        return "No, it lost what it had", BAD, verb, ""
+    if rate_difference(then, start, now, end).low > 0:
+        return "A little", NEUTRAL, verb, ""
+    return "No", WARN, verb, f" Before it was {start}: the intervals overlap, chance explains it."
+
+
+def _around(evaluation: Mapping[str, Any]) -> Interval | None:
+    """The interval of what is measured; of a pass rate from 0 to 1 where it is not said of how many problems."""
+    rate = numbers(PASS_RATE.column, [evaluation])
+    return interval(evaluation) or (Interval(0.0, 1.0, "") if rate else None)
+
+
+def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[str, str]:
+    """No second evaluation: what there is instead."""
+    held = f" Held out at the start: {what.words} {short(rows[0]['evaluation'][what.column])}." if rows else ""
+    names = {what.training_column: what.words, "learned_mean": "learned score", "score_mean": "score"}
+    for name, words in names.items():
+        rates = numbers(name, known.history.rows)
+        if len(rates) > 1:
+            n = min(10, max(1, len(rates) // 2))
+            change = f"{short(fmean(rates[:n]))} to {short(fmean(rates[-n:]))}"
+            return (
+                f"Not measured yet: in training the {words} went from {change} over {len(rates)} steps.{held}",
+                NEUTRAL,
+            )
+    return f"Not measured yet.{held}", NEUTRAL
+
+
+def _has(evaluation: object, what: Measured) -> bool:
+    """Whether an evaluation has a number of what is measured."""
+    return isinstance(evaluation, Mapping) and bool(numbers(what.column, [evaluation]))
+
+
+def _size(evaluation: Mapping[str, Any]) -> str:
+    """`64 problems x 2 samples; `, as far as the evaluation says."""
+    each = [many(n, thing) for thing in ("problem", "sample") for n in numbers(f"{thing}s", [evaluation])]
+    return " x ".join(each) + "; " * bool(each)
+
+
+def _lengths(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    a, b = numbers("length_mean", [before]), numbers("length_mean", [after])
+    if not a or not b:
+        return ""
+    if abs(b[0] - a[0]) < LENGTH:
+        return f"; completions stayed at {b[0]:.1f} tokens"
+    return f"; completions {'grew' if b > a else 'shrank'} from {a[0]:.1f} to {b[0]:.1f} tokens"
+
+
+def _rewards(h: History) -> str:
+    rewards = h.setting("rewards", {})
+    if rewards:
+        weights = {name: table.get("weight", 1) for name, table in rewards.items() if isinstance(table, Mapping)}
+        listed = ", ".join(f"{name} (weight {x:g})" for name, x in weights.items() if is_number(x))
+        return f"the rewards {listed}" if len(rewards) > 1 else f"the reward {listed}"
+    return "a reward model's score" if h.setting("preference") else "the task's own score"
+
+
+def _example(groups: Sequence[RolloutGroup]) -> str:
+    if not groups:
+        return ""
+    group = next((g for g in groups if g.prompt.strip()), groups[0])
+    answer = f", whose answer is {_one_line(group.answer)}" if group.answer.strip() else ""
+    return f" For example: {_one_line(group.prompt)}{answer}."
+
+
+def _one_line(text: str) -> str:
+    words = " ".join(text.split())
+    return f'"{words if len(words) <= EXAMPLE else words[: EXAMPLE - 3] + "..."}"'
+
+
+def _past(finding: Finding) -> bool:
+    return finding.words.startswith("Earlier")
+
+
+def _first(text: str) -> str:
+    """The first sentence."""
+    head, point, _ = text.partition(". ")
+    return head + ("." if point else "")
+
+
+def _sentence(text: str) -> str:
+    """With a capital at its beginning, unless a recipe's key stands there."""
+    key = text.split(" ", 1)[0]
+    begins_with_key = "." in key or "_" in key or " = " in text[: len(key) + 3]
+    return f"{text if begins_with_key else text[:1].upper() + text[1:]}."

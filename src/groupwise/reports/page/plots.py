@@ -1,0 +1,185 @@
+"""The catalog of pictures, pictures.toml, and which of them a run has the numbers for.
+
+A series whose column has a star in it stands for every column that fits: "rewards.*.mean" becomes one line per reward,
+and the star in its name becomes what the star of the column stood for.
+"""
+
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from groupwise.reports.records import Mark, Number, Plot, Section, Series
+
+#: The names of columns, or the columns themselves: then one that holds no number counts as absent.
+Columns = Collection[str] | Mapping[str, Sequence[Number]]
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+
+SECTIONS = (
+    Section(
+        "learned",
+        "Did it learn?",
+        "How well the policy does, on problems it trains on and on problems it never sees.",
+    ),
+    Section("healthy", "Is it healthy?", "Signs that training is sound, and the first signs when it is not."),
+    Section("cost", "What did it cost?", "Where the time and the memory went."),
+    Section("writes", "What does the policy write?", "Prompts with their groups of completions, token by token."),
+    Section("ran", "What was run?", "The algorithm, the recipe as it was resolved, and the machine."),
+)
+
+#: Of a step, in the order they come.
+PHASES = ("generate", "score", "annotate", "update")
+
+#: Counts of trouble: a flat line at 0 says nothing, so where every number is 0 there is no picture.
+LEFT_OUT_AT_ZERO = frozenset({"groups-fate", "stale", "unscored", "routing-dead"})
+
+#: The column without which a plot would only repeat what every run has.
+NEEDED = {"reward-model": "learned_mean"}
+
+#: The column beside which a plot would say the same again.
+REPEATED = {"measured": "pass_rate", "sources-measured": "pass_rate", "signal": "groups_mixed_share"}
+
+
+def _catalog() -> Iterator[Plot]:
+    """The pictures as the file has them, in its order."""
+    text = files("groupwise.reports.page").joinpath("pictures.toml").read_text(encoding="utf-8")
+    for section, pictures in tomllib.loads(text).items():
+        yield from (_plot(section, id, **picture) for id, picture in pictures.items())
+
+
+def _plot(
+    section: str,
+    id: str,
+    series: Sequence[Mapping[str, str]],
+    marks: Sequence[Mapping[str, Any]] = (),
+    limits: Sequence[Number] = (),
+    reach: Sequence[Number] = (),
+    **rest: Any,
+) -> Plot:
+    """A picture of the file; an upper end that is not there is open."""
+    (low, high), (least, most) = ((*ends, None, None)[:2] for ends in (limits, reach))
+    dashes = iter(DASHES)
+    drawn = [next(dashes) if "*" not in each.get("column", "*") else "solid" for each in series]
+    return Plot(
+        id=id,
+        section=section,
+        series=tuple(Series(**each, dash=dash) for each, dash in zip(series, drawn, strict=True)),
+        marks=tuple(Mark(**mark) for mark in marks),
+        limits=(low, high),
+        reach=(least, most),
+        **rest,
+    )
+
+
+PLOTS = tuple(_catalog())
+
+
+def plots_for(step_columns: Columns, evaluation_columns: Columns, points: Collection[str]) -> tuple[Plot, ...]:
+    """The plots that these columns have numbers for, with every star filled in.
+
+    points   ids of the plots that have a table of points
+
+    >>> [plot.id for plot in plots_for(["pass_rate", "seconds.generate"], [], [])]
+    ['pass-rate', 'seconds']
+    >>> plots_for({"entropy_mean": [None, None]}, [], [])
+    ()
+    """
+    tables: dict[str, Columns] = {"steps": _measured(step_columns), "evaluations": _measured(evaluation_columns)}
+    filled = (_filled(plot, tables, points) for plot in PLOTS)
+    return tuple(plot for plot in filled if plot.series and not _silent(plot, tables))
+
+
+def static_columns() -> frozenset[str]:
+    """Every column of steps and evaluations that the catalog names, stars included.
+
+    >>> "entropy_mean" in static_columns(), "rewards.*.mean" in static_columns()
+    (True, True)
+    """
+    drawn = [series for plot in PLOTS if plot.kind != "points" for series in plot.series]
+    return frozenset(name for series in drawn for name in (series.column, series.low, series.high) if name)
+
+
+@cache
+def limits(column: str) -> tuple[Number, Number]:
+    """Where the picture of a column ends, low and high; None where it is open.
+
+    >>> limits("pass_rate"), limits("sources.gcd.pass_rate"), limits("entropy_mean")
+    ((0, 1), (0, 1), (None, None))
+    """
+    ends = (plot.limits for plot in PLOTS for series in plot.series if _fits(column, series.column))
+    return next((each for each in ends if each != (None, None)), (None, None))
+
+
+def _fits(column: str, pattern: str) -> bool:
+    return column == pattern or ("*" in pattern and bool(_star(column, *pattern.split("*"))))
+
+
+def _measured(columns: Columns) -> Columns:
+    """Without those that hold no number."""
+    if not isinstance(columns, Mapping):
+        return columns
+    return {name: column for name, column in columns.items() if any(value is not None for value in column)}
+
+
+def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) -> Plot:
+    """The plot with the series that there are numbers for."""
+    if plot.kind == "points":
+        return plot if plot.id in points else replace(plot, series=())
+    if (needed := NEEDED.get(plot.id)) and needed not in tables[plot.table]:
+        return replace(plot, series=())
+    if REPEATED.get(plot.id) in tables["steps"]:
+        return replace(plot, series=())
+    lines = [one for series in plot.series for one in _expanded(series, tables[series.table or plot.table])]
+    return replace(plot, series=tuple(_distinct(lines)))
+
+
+def _expanded(series: Series, columns: Columns) -> Iterator[Series]:
+    """One series per column that fits; none where there is none."""
+    has_band = series.low in columns and series.high in columns
+    if not series.column:
+        yield from [series] if has_band else []
+    elif "*" in series.column:
+        before, after = series.column.split("*")
+        names = {column: name for column in columns if (name := _star(column, before, after))}
+        for column in sorted(names, key=lambda column: _place(names[column])):
+            yield replace(series, name=series.name.replace("*", names[column]), column=column)
+    elif series.column in columns:
+        yield series if has_band else replace(series, low="", high="")
+
+
+def _star(column: str, before: str, after: str) -> str:
+    """What the star stood for, "" where the column does not fit.
+
+    >>> _star("sources.gsm8k.main.pass_rate", "sources.", ".pass_rate")
+    'gsm8k.main'
+    """
+    fits = column.startswith(before) and column.endswith(after) and len(column) > len(before) + len(after)
+    return column[len(before) : len(column) - len(after)] if fits else ""
+
+
+def _place(name: str) -> int:
+    """Phases in the order of a step, what is left over last; anything else stays as it comes."""
+    return PHASES.index(name) if name in PHASES else len(PHASES) + (name == "other")
+
+
+def _distinct(series: Sequence[Series]) -> Iterator[Series]:
+    """No two lines of a plot with the same dash, as long as the dashes last."""
+    taken: list[str] = []
+    for one in series:
+        if not one.column:
+            yield one
+            continue
+        free = [dash for dash in DASHES if taken.count(dash) == min(map(taken.count, DASHES))]
+        taken.append(one.dash if one.dash in free else free[0])
+        yield replace(one, dash=taken[-1])
+
+
+def _silent(plot: Plot, tables: Mapping[str, Columns]) -> bool:
+    """A count of trouble in which there was none."""
+    if plot.id not in LEFT_OUT_AT_ZERO:
+        return False
+    columns = tables[plot.table]
+    return isinstance(columns, Mapping) and not any(any(columns[series.column]) for series in plot.series)

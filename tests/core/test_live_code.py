@@ -1,0 +1,177 @@
+"""Functions of a program that no other process can import: written into a file whole, or refused with the reason."""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+
+from groupwise.core.errors import UsageError
+from groupwise.core.live_code import WRITTEN, extracted, located, require_as_in_its_file
+from groupwise.core.user_code import Source, load
+
+CELL = '''
+import json
+import math as m
+import xml.etree.ElementTree
+from statistics import fmean as mean
+from groupwise import Sample
+import {neighbour}
+
+LIMIT, TABLE = 3, {{"a": (1, 2.5), "b": None}}
+NAN = float("nan")
+
+def whole(sample: Sample, completion: str, *, n: int = LIMIT) -> float:
+    """Everything that it uses can be written down."""
+    def inner(x: Sample = TABLE["a"]):
+        return mean([*x, m.pi])
+    tree = xml.etree.ElementTree.fromstring("<a/>")
+    return n * len(completion) + inner() + len(tree) + len(json.dumps([c for c in completion]))
+
+def make(limit):
+    def closure(sample, completion):
+        return len(completion) - limit
+    def free(sample, completion):
+        return len(completion) / LIMIT
+    return closure, free
+
+unnamed = lambda sample, completion: 1.0
+
+def helped(sample, completion):
+    return whole(sample, completion)
+
+def missing(sample, completion):
+    return not_there(completion)
+
+def counting(sample, completion):
+    global LIMIT
+    LIMIT += 1
+    return LIMIT
+
+def not_a_number(sample, completion):
+    return NAN
+
+def beside(sample, completion):
+    return {neighbour}.score(completion)
+
+class Judge:
+    def __call__(self, sample, completion):
+        return 1.0
+'''
+
+
+def notebook(text: str, name: str = "<ipython-input-1>") -> dict[str, Any]:
+    """What a cell of this text defines."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(cached(text, name), names)
+    return names
+
+
+def cached(text: str, name: str) -> CodeType:
+    """A cell, compiled; its source is where Python looks for a notebook's."""
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return compile(text, name, "exec", dont_inherit=True)
+
+
+@pytest.fixture
+def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    (tmp_path / "neighbour_of_a_notebook.py").write_text("def score(text): return 0.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return notebook(CELL.format(neighbour="neighbour_of_a_notebook"))
+
+
+def written(function: Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+    """The file of a function, and the function that another process finds in it."""
+    content = extracted(function, "rewards.it.use", "rewards.py")
+    path = Path("/nowhere/it.py")
+    return content.decode(), load(f"{path}:{function.__name__}", "it", {path: Source(path, content)})
+
+
+def test_a_function_and_all_that_it_uses_are_a_file(cell: dict[str, Any]) -> None:
+    text, again = written(cell["whole"])
+    assert text.startswith(f"{WRITTEN}whole, as the program had it")
+    assert "import neighbour" not in text
+    assert "import xml\nimport xml.etree\nimport xml.etree.ElementTree\n" in text
+    assert "Sample\n" not in text, "an annotation is no reason to import"
+    assert again(None, "abc") == cell["whole"](None, "abc")
+    assert again(None, "abc", n=7) == cell["whole"](None, "abc", n=7)
+
+
+def test_a_function_inside_another_that_takes_nothing_from_it_is_whole(cell: dict[str, Any]) -> None:
+    _, again = written(cell["make"](5)[1])
+    assert again(None, "abcdef") == 2.0
+
+
+def test_a_cell_whose_statements_are_compiled_one_by_one() -> None:
+    """As IPython does it, which gives other instructions for the call of an imported module."""
+    text = "import math\ndef root(sample, completion):\n    return math.sqrt(len(completion))\n"
+    names = notebook(text, "<ipython-input-2>")
+    lines = "\n" + text.partition("\n")[2]
+    exec(compile(lines, "<ipython-input-2>", "exec", dont_inherit=True), names)
+    _, again = written(names["root"])
+    assert again(None, "aaaa") == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("closure", r"closure \(<ipython-input-1>, line 20\) takes limit from the function around it"),
+        ("unnamed", r"has no name and no source of its own.*give 'rewards.py:NAME'"),
+        ("helped", r"uses whole of the program \(<function whole"),
+        ("missing", r"uses not_there, which is not defined"),
+        ("counting", r"sets the variable LIMIT of the program"),
+        ("not_a_number", r"uses NAN of the program \(nan\)"),
+        ("beside", r"uses neighbour\w+ of the program \(the module neighbour\w+, which is not installed\)"),
+        ("Judge", r"Judge is a class of this program"),
+        ("object", r"is an object of this program"),
+        ("sourceless", r"has no source, or it was changed since"),
+    ],
+)
+def test_what_does_not_stand_by_itself_is_refused_in_one_line(name: str, why: str, cell: dict[str, Any]) -> None:
+    cell["closure"], cell["object"] = cell["make"](5)[0], cell["Judge"]()
+    exec("def sourceless(sample, completion): return 1.0", cell)
+    with pytest.raises(UsageError, match=why) as error:
+        extracted(cell[name], "rewards.it.use", "rewards.py")
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("rewards.it.use: ")
+    assert "write it, with what it uses, into a file rewards.py and give 'rewards.py:" in str(error.value)
+
+
+def test_a_source_that_was_edited_since_is_not_taken_for_the_function(cell: dict[str, Any]) -> None:
+    edited = CELL.format(neighbour="neighbour_of_a_notebook").replace("n * len", "n + len")
+    linecache.cache["<ipython-input-1>"] = (len(edited), None, edited.splitlines(keepends=True), "<ipython-input-1>")
+    with pytest.raises(UsageError, match="has no source, or it was changed since"):
+        extracted(cell["whole"], "it", "rewards.py")
+
+
+def test_a_default_that_is_another_by_now_is_refused(cell: dict[str, Any]) -> None:
+    cell["LIMIT"] = 9
+    with pytest.raises(UsageError, match="has other defaults than its source would give it now"):
+        extracted(cell["whole"], "it", "rewards.py")
+
+
+def test_what_a_module_has_is_named_by_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "own_module_of_a_user.py"
+    path.write_text("def score(s, completion): return 0.0\nclass Judge:\n    def of(self): return 0.0\nother = score\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module: Any = __import__(path.stem)
+    assert located(module.score) == located(module.other) == f"{path}:score"
+    assert located(module.Judge) == f"{path}:Judge"
+    loaded = load(f"{path}:Judge", "it")
+    assert located(loaded) == f"{path}:Judge"
+    assert located(math.sqrt) == "math:sqrt"
+    assert located(written) == f"{__name__}:written"
+    assert located(module.Judge()) == located(module.Judge().of) == located(lambda: 0) == ""
+    require_as_in_its_file(module.score, "it")
+    require_as_in_its_file(module.Judge, "it")
+    path.write_text("# a line more\n" + path.read_text().replace("0.0", "1.0"))
+    with pytest.raises(UsageError, match=r"^it: .*\.py was changed since score was imported from it; import it again"):
+        require_as_in_its_file(module.score, "it")
+    copied = FunctionType(module.score.__code__, {}, "score")
+    copied.__module__ = module.__name__
+    assert located(copied) == "", "another function of the same name"

@@ -1,0 +1,374 @@
+"""The page of a run that goes on: real sockets, real threads, real signals, over a source that grows by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import pytest
+
+from groupwise.core.errors import UsageError
+from groupwise.reports.live.serve import Desk, watch
+from groupwise.reports.records import Curves, Fresh, Live, Page, RunPage, Status
+
+
+class Growing:
+    """A run of `rows` steps, an evaluation after each tenth; `gone` is why it cannot be read."""
+
+    def __init__(self, rows: int = 0) -> None:
+        self.rows, self.state, self.inside, self.most_inside = rows, "going", 0, 0
+        self.gone: Exception | None = None
+
+    def page(self) -> Page:
+        with self._reading():
+            return Page("run", "now", (), (), (RunPage("r", "r", self._status(), steps=steps(0, self.rows)),))
+
+    def fresh(self, step: int, evaluation: int, rollout: int) -> Fresh:
+        with self._reading():
+            known = steps(max(0, step), self.rows)
+            tens = [s for s in range(0, self.rows + 1, 10) if s > evaluation]
+            rates = Curves(tens, {"avg_at_k": [s / 10 for s in tens]})
+            return Fresh(step > self.rows, self._status(), (), (), (), (), known, rates, None)
+
+    def _status(self) -> Status:
+        return Status(self.state, f"step {self.rows}")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        if self.gone is not None:
+            raise self.gone
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        yield
+        self.inside -= 1
+
+
+def steps(after: int, last: int) -> Curves:
+    """What a step's row is made of: 60 columns."""
+    made = list(range(after + 1, last + 1))
+    return Curves(made, {f"column {i}": [s + i / 7 for s in made] for i in range(60)})
+
+
+def html(page: Page) -> str:
+    return f"<!doctype html><title>{page.title}</title>{dataclasses.asdict(page)}" + "é" * 2000
+
+
+@contextmanager
+def served(source: Growing, **changes) -> Iterator[str]:
+    """The address, host:port, while it is watched."""
+    address: list[str] = []
+    ready, stop = threading.Event(), threading.Event()
+
+    def tell(url: str) -> None:
+        address.append(url)
+        ready.set()
+
+    settings = {"html": html} | changes
+    thread = threading.Thread(target=watch, args=(source, 0, tell, stop), kwargs=settings)
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield address[0].removeprefix("http://").removesuffix("/")
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def get(address: str, target: str, **headers: str) -> tuple[HTTPResponse, bytes]:
+    connection = HTTPConnection(address, timeout=30)
+    connection.request("GET", target, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body
+
+
+def raw(address: str, request: bytes) -> bytes:
+    """Everything that comes back on a connection which the server is to close."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_the_page_knows_where_to_ask_and_is_the_same_packed():
+    shown: list[Page] = []
+
+    def remember(page: Page) -> str:
+        shown.append(page)
+        return html(page)
+
+    with served(Growing(3), html=remember, seconds=0.5) as address:
+        plain, body = get(address, "/")
+        packed, small = get(address, "/", Accept_Encoding="gzip, br")
+    assert shown[0].live == Live("/fresh", 0.5)
+    assert plain.getheader("Content-Type") == "text/html; charset=utf-8"
+    assert plain.getheader("Content-Encoding") is None
+    assert packed.getheader("Content-Encoding") == "gzip"
+    assert len(small) < len(body)
+    assert gzip.decompress(small) == body == html(shown[0]).encode()
+
+
+def test_what_is_asked_for_piece_by_piece_is_the_whole():
+    source, chance = Growing(), random.Random(0)
+    have = {"step": -1, "evaluation": -1, "rollout": -1}
+    seen, rates, column = [], [], []
+    with served(source) as address:
+        for _ in range(30):
+            source.rows += chance.choice([0, 0, 1, 2, 17])
+            answer, body = get(address, "/fresh?" + "&".join(f"{k}={v}" for k, v in have.items()))
+            assert answer.getheader("Content-Type") == "application/json"
+            fresh = json.loads(body)
+            assert fresh["status"] == {"state": "going", "words": f"step {source.rows}"}
+            seen += fresh["steps"]["step"]
+            column += fresh["steps"]["columns"]["column 3"]
+            rates += fresh["evaluations"]["step"]
+            have |= {"step": [-1, *seen][-1], "evaluation": [-1, *rates][-1]}
+    assert seen == list(range(1, source.rows + 1))
+    assert column == steps(0, source.rows).columns["column 3"]
+    assert rates == list(range(0, source.rows + 1, 10))
+
+
+def test_a_name_that_is_no_text_is_shown_all_the_same():
+    source = Growing(1)
+    source.state = os.fsdecode(b"run\xff")  # as a folder may be called
+    with served(source, html=lambda page: page.runs[0].status.state) as address:
+        assert get(address, "/")[1] == b"run?"
+        assert json.loads(get(address, "/fresh")[1])["status"]["state"] == "run?"
+
+
+def test_nothing_new_is_said_in_an_empty_body():
+    source = Growing(12)
+    with served(source) as address:
+        target = "/fresh?step=12&evaluation=10"
+        first, body = get(address, target)
+        tag = first.getheader("ETag") or ""
+        again, empty = get(address, target, If_None_Match=tag)
+        assert (again.status, empty, again.getheader("ETag")) == (304, b"", tag)
+        source.state = "finished"
+        told, news = get(address, target, If_None_Match=tag)
+        assert told.status == 200
+    assert json.loads(news)["status"]["state"] == "finished"
+    assert json.loads(body)["steps"]["step"] == []
+
+
+@pytest.mark.parametrize("target", ["/recipe.toml", "/../recipe.toml", "/fresh/", "/.", "/%2e%2e/", "http://a/"])
+def test_any_other_path_is_one_line(target):
+    with served(Growing(1)) as address:
+        answer = raw(address, f"GET {target} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 404 ")
+    assert body.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("query", ["step=x", "step=1.5", "rollout=", "evaluation=" + "9" * 5000, "step=1&step=b"])
+def test_what_is_no_number_is_told(query):
+    with served(Growing(1)) as address:
+        answer, body = get(address, f"/fresh?{query}")
+    assert answer.status == 400
+    assert body == b"fresh?step=K&evaluation=M&rollout=J: each a whole number, -1 for none yet\n"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "HEAD", "get"])
+def test_only_get_is_answered(method):
+    with served(Growing(1)) as address:
+        sent = f"{method} / HTTP/1.1\r\nHost: {address}\r\nContent-Length: 5\r\n\r\nGET /"
+        head, _, body = raw(address, sent.encode()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 405 ")
+    assert b"\r\nAllow: GET\r\n" in head
+    assert body == (b"" if method == "HEAD" else b"only GET is answered here\n")
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("Host: {address}", 200),
+        ("Host: localhost", 200),
+        ("host: LOCALHOST:9000", 200),
+        ("Host: 127.0.0.1:1", 200),
+        ("Host: evil.example", 403),
+        ("Host: 127.0.0.1.evil.example", 403),
+        ("Host: localhost:80@evil.example", 403),
+        ("Host: 127.0.0.2", 403),
+        ("Host: ", 403),
+        ("X: y", 403),
+        ("Host: localhost\r\nHost: evil.example", 403),
+    ],
+)
+def test_a_foreign_name_that_points_here_reads_nothing(host, code):
+    with served(Growing(1)) as address:
+        for target in ("/", "/fresh?step=0"):
+            sent = f"GET {target} HTTP/1.1\r\n{host.format(address=address)}\r\nConnection: close\r\n\r\n"
+            head, _, body = raw(address, sent.encode()).partition(b"\r\n\r\n")
+            assert head.startswith(f"HTTP/1.1 {code} ".encode())
+            assert (body == b"only for localhost and 127.0.0.1\n") == (code == 403)
+
+
+def test_no_answer_is_kept_or_shared_with_other_sites():
+    with served(Growing(1)) as address:
+        for target in ("/", "/fresh", "/nowhere"):
+            answer, _ = get(address, target, Origin="http://evil.example")
+            assert answer.getheader("Cache-Control") == "no-store"
+            assert answer.getheader("X-Frame-Options") == "DENY"
+            assert answer.getheader("X-Content-Type-Options") == "nosniff"
+            assert answer.getheader("Cross-Origin-Resource-Policy") == "same-origin"
+            assert not [name for name, _ in answer.getheaders() if name.lower().startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UsageError("runs/x: it is\n gone"), 503, b"runs/x: it is gone\n"),
+        (FileNotFoundError(2, "No such file"), 503, b"[Errno 2] No such file\n"),
+        (KeyError("step"), 500, b"KeyError: 'step'\n"),
+    ],
+)
+def test_a_folder_that_is_gone_is_told_and_may_come_back(error, code, line, capfd):
+    source = Growing(5)
+    with served(source) as address:
+        source.gone = error
+        for target in ("/", "/fresh?step=1"):
+            answer, body = get(address, target)
+            assert (answer.status, body) == (code, line)
+        source.gone = None
+        assert get(address, "/fresh?step=1")[0].status == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_source_is_asked_one_question_at_a_time():
+    class Slow(Growing):
+        def _status(self) -> Status:
+            time.sleep(0.02)
+            return super()._status()
+
+    source = Slow(5)
+    with served(source) as address:
+        asking = [threading.Thread(target=get, args=(address, "/fresh")) for _ in range(8)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+    assert source.most_inside == 1
+
+
+def test_a_browser_that_leaves_in_the_middle_leaves_no_trace(capfd):
+    source = Growing(5)
+    with served(source, html=lambda page: "x" * 30_000_000) as address:
+        host, port = address.split(":")
+        for _ in range(5):
+            connection = socket.create_connection((host, int(port)))
+            connection.sendall(f"GET / HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+            connection.recv(1000)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+        for noise in (b"\x16\x03\x01 what is this", b"\xe9" * 900, b"GET / HTTP/9.9"):
+            assert raw(address, noise + b"\r\n\r\n").partition(b"\r\n\r\n")[2].count(b"\n") == 1
+        assert get(address, "/fresh")[0].status == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_port_that_cannot_be_had_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for port, told in ((taken.getsockname()[1], "Address already in use"), (70_000, "0 to 65535")):
+            with pytest.raises(UsageError, match=rf"^--port {port}: .*{told}.*; choose another") as refused:
+                watch(Growing(), port, print, threading.Event(), html=html)
+            assert "\n" not in str(refused.value)
+    with served(Growing()) as address, pytest.raises(UsageError):
+        watch(Growing(), int(address.split(":")[1]), print, threading.Event(), html=html)
+
+
+def test_the_end_closes_what_browsers_keep_open():
+    with served(Growing(1)) as address:
+        kept = HTTPConnection(address, timeout=30)
+        kept.request("GET", "/fresh")
+        kept.getresponse().read()
+        connection = kept.sock
+        kept.request("GET", "/fresh")
+        assert kept.getresponse().read()
+        assert kept.sock is connection, "one connection for both"
+    assert kept.sock is not None
+    assert kept.sock.recv(1) == b""
+    kept.close()
+    host, port = address.split(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)))
+
+
+WATCHED = """
+import sys
+from tests.reports.test_watch import Growing, html
+from groupwise.reports.live.serve import watch
+watch(Growing(5), 0, lambda url: print(url, "torch" in sys.modules, flush=True), html=html)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_at_once_and_well(number):
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "src")])
+    command = [sys.executable, "-c", WATCHED]
+    told = {"cwd": root, "env": {**os.environ, "PYTHONPATH": path}, "text": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **told) as process:
+        assert process.stdout is not None
+        url, torch = process.stdout.readline().split()
+        kept = HTTPConnection(url.removeprefix("http://").removesuffix("/"), timeout=30)
+        kept.request("GET", "/fresh")
+        kept.getresponse().read()
+        process.send_signal(number)
+        try:
+            code = process.wait(30)  # half of what it would wait for another request of that connection
+        finally:
+            process.kill()
+        kept.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert code == 0
+    assert torch == "False", "it answers at once, so it may not import torch"
+
+
+def test_signals_are_given_back_to_whoever_had_them():
+    stop, numbers = threading.Event(), (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    during = []
+
+    def ready(url: str) -> None:
+        during.extend(signal.getsignal(number) for number in numbers)
+        stop.set()
+
+    watch(Growing(), 0, ready, stop, html=html)
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert not set(during) & set(before)
+
+
+def test_two_thousand_rows_do_not_slow_an_answer():
+    """Counted, not timed: the functions that ten new rows call, the bytes that they are, and nothing that waits."""
+
+    def cost(rows: int) -> tuple[int, int]:
+        desk, seen = Desk(Growing(rows), html, 2.0), Counter[str]()
+        sys.setprofile(lambda frame, event, argument: seen.update([event]))
+        try:
+            reply = desk.reply(f"/fresh?step={rows - 10}&evaluation={rows}")
+        finally:
+            sys.setprofile(None)
+        assert len(json.loads(reply.body)["steps"]["step"]) == 10
+        return seen["call"] + seen["c_call"], len(reply.body)
+
+    (calls, size), (later_calls, later_size) = cost(20), cost(2000)
+    assert later_calls == calls
+    assert later_size < 1.5 * size  # the numbers have more digits
