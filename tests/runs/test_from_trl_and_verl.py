@@ -1,4 +1,4 @@
-"""The examples of TRL's README and of verl's quickstart, with their own data and rewards, are runs by a recipe alone."""
+"""The examples of TRL's README and of verl's quickstart, their data and rewards, are runs by a recipe alone."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_trls_accuracy_with_its_solutions_trains_where_it_votes(trl: Path) -> No
 
 def test_verls_quickstart_is_a_run_by_its_recipe_alone(write: Write) -> None:
     parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").Table
-    ask = "Let's think step by step and output the final answer after \"####\"."
+    ask = 'Let\'s think step by step and output the final answer after "####".'
 
     def row(i: int, split: str) -> Row:
         question, answer = f"Ann has {i} apples and buys {i + 3} more. How many has she?", str(2 * i + 3)

@@ -18,7 +18,7 @@ def explain(name: str, chosen: Mapping[str, object], note: Callable[[str], None]
     """
     if not os.path.lexists(os.path.join(name, RECIPE)):
         if os.sep in name:  # no algorithm is called so
-            raise UsageError(f"explain {brief(name)}: no run folder, for there is no {RECIPE} in it; or name an algorithm")
+            raise UsageError(f"explain {brief(name)}: no run folder (there is no {RECIPE} in it) and no algorithm")
         return words.explain(name, chosen)
     run = Path(name)
     path = whole_recipe(run)

@@ -80,7 +80,7 @@ class DataSettings(PickledSettings):
             near = nearest(self.check, CHECKERS)
             raise UsageError(f"task.check = {brief(self.check)}: there is no such check; {near}")
         if not (self.prompt or self.messages):
-            raise UsageError("task.prompt is empty: it must name a column; or task.messages one that holds conversations")
+            raise UsageError("task.prompt is empty: it must name a column, or task.messages one of conversations")
         if not self.answer and self.check not in WITHOUT_ANSWERS:
             raise UsageError(
                 f"task.answer is empty: task.check = {self.check!r} compares completions with gold answers; name their "
