@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,26 @@ import pytest
 from groupwise import __version__
 
 ROOT = Path(__file__).parents[1]
+
+#: A user's file, and a recipe that is made of it.
+CODE = Path(__file__).parent / "runs" / "code_of_a_user.py"
+OWN = """
+steps = 1
+prompts_per_step = 8
+samples_per_prompt = 4
+task = { use = "mine.py:Doubles", largest = 40 }
+warm_start = { steps = 20, demonstrations = 200 }
+sampling.max_new_tokens = 5
+evaluation.problems = 8
+journal.report = false
+threads = 1
+rewards = { task = {}, brevity = { use = "mine.py:brevity", weight = 0.1 } }
+[algorithm]
+name = "grpo"
+trust.use = "mine.py:StaleClip"
+advantage.use = "mine.py:Scaled"
+filter.use = "mine.py:SomeRight"
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -77,3 +98,18 @@ def test_the_commands_work_from_an_empty_folder(installed: Path, tmp_path: Path)
     sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     assert "the run is in runs/quickstart " in output_of([program, "train", "quickstart", *sets], tmp_path)
     assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
+
+
+def test_a_users_own_code_lives_on_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    """A trust region, an advantage, a filter, a task and a reward of one file: train, go on, eval, explain, report."""
+    program, run = installed / "groupwise", "runs/own"
+    shutil.copy(CODE, tmp_path / "mine.py")
+    (tmp_path / "own.toml").write_text(OWN)
+    assert " of 14 laws hold" in output_of([program, "laws", "mine.py:StaleClip"], tmp_path)
+    assert "the run is in runs/own " in output_of([program, "train", "own.toml"], tmp_path)
+    (tmp_path / "mine.py").unlink()
+    resumed = output_of([program, "train", "--resume", run, "--set", "steps=2"], tmp_path)
+    assert "changed after step 1: steps 1 -> 2" in resumed
+    assert "reward brevity  mean " in output_of([program, "eval", run], tmp_path)
+    assert "StaleClip(epsilon_low=0.2, " in output_of([program, "explain", run], tmp_path)
+    assert "runs/own/report.html" in output_of([program, "report", run], tmp_path)

@@ -234,7 +234,8 @@ def laws(
 @app.command()
 def keys(
     section: Annotated[
-        str | None, typer.Argument(help="A section, such as learner, task.data or algorithm.trust; without one: all.")
+        str | None,
+        typer.Argument(help="A section or a key, such as learner, task.data, learner.schedule; else all."),
     ] = None,
 ) -> None:
     """Every key of a recipe: its default, type and bounds, and what it means."""

@@ -12,6 +12,7 @@ from groupwise import UsageError
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.explain import compare, explain, objective, overview, page
 from groupwise.algorithms.settings import KINDS, algorithm, settings
+from groupwise.commands.explain import explain as explain_either
 
 
 def test_the_page_in_docs_is_made_from_todays_catalog() -> None:
@@ -59,6 +60,11 @@ def test_what_differs_is_exactly_what_differs(name: str) -> None:
 def test_a_name_that_does_not_exist_gets_the_nearest_ones() -> None:
     with pytest.raises(UsageError, match="gspo"):
         explain("gsppo")
+
+
+def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^explain '.*': no run folder \(there is no recipe\.toml in it\) and no algo"):
+        explain_either(str(tmp_path), {}, print)
 
 
 def test_readme_has_the_catalogs_table() -> None:

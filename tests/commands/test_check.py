@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,12 @@ from pathlib import Path
 import pytest
 
 from groupwise.commands.check import trials
-from groupwise.commands.check.correctness import own_reward_findings, task_findings, unscored_findings
+from groupwise.commands.check.correctness import (
+    own_reward_findings,
+    task_findings,
+    ungraded_findings,
+    unscored_findings,
+)
 from groupwise.commands.check.findings import Finding, Level, Section, ShownProblem, fault, note, print_sections
 from groupwise.commands.check.problems import duplicates
 from groupwise.commands.check.trials import Kind, Trial, TrialScores, off_by, score_trials, shifted
@@ -95,7 +101,7 @@ def test_the_last_place_of_the_answer_is_the_one_that_changes() -> None:
 def given(reward: Callable[[float, Kind, int], float], count: int = 100) -> TrialScores:
     """A reward of (noise, kind, number of the problem), on `count` problems."""
     rng = random.Random(0)
-    kinds = [kind for kind in Kind if kind is not Kind.BARE]
+    kinds = [kind for kind in Kind if kind not in (Kind.BARE, Kind.PROMPT)]
     return TrialScores("mine", [{k: ScoreResult(reward(rng.random(), k, i)) for k in kinds} for i in range(count)])
 
 
@@ -130,6 +136,30 @@ JUDGED: dict[str, tuple[Callable[[float, Kind, int], float], list[Level]]] = {
 def test_a_reward_is_judged_by_differences(name: str) -> None:
     reward, expected = JUDGED[name]
     assert levels(own_reward_findings(given(reward))) == expected
+
+
+@pytest.mark.parametrize(
+    ("reward", "level", "words"),
+    [
+        (lambda kind: ScoreResult(float(kind is Kind.EMPTY)), Level.OK, "mean 1.000 on empty completions, 0.000 on pr"),
+        (lambda kind: ScoreResult(2.0), Level.NOTE, "2.000 on prompts in the place of completions; all the same"),
+        (lambda kind: ScoreResult(), Level.NOTE, "mine: returns None for all 40 completions tried, so it has no vote"),
+        (lambda kind: ScoreResult(cause=Cause.EXCEPTION, detail="KeyError: 'x'"), Level.FAULT, "40 exception; KeyErr"),
+        (
+            lambda kind: ScoreResult(float(kind is Kind.PROMPT) if kind is Kind.PROMPT else math.nan),
+            Level.NOTE,
+            "it has a vote on 20 of 40, and returns None for the others; all the same",
+        ),
+    ],
+)
+def test_a_reward_without_right_answers_is_tried_on_what_any_data_has(
+    reward: Callable[[Kind], ScoreResult], level: Level, words: str
+) -> None:
+    known = trials.ungraded_trials([Sample(f"{i}", f"Say {i}", "") for i in range(20)])
+    scores = TrialScores("mine", [{kind: reward(kind) for kind in trial.completions} for trial in known])
+    (finding,) = [*ungraded_findings(scores), *unscored_findings(scores, 0.05)]
+    assert finding.level is level
+    assert words in finding.what
 
 
 def test_noise_on_few_problems_is_no_correctness() -> None:

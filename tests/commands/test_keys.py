@@ -42,7 +42,9 @@ def declared() -> set[str]:
 
 
 def test_every_key_of_every_section_is_there_and_no_other() -> None:
-    assert {name for _, name in EVERY} == declared() | {"algorithm.name", "rewards.NAME.weight", "rewards.NAME.kind"}
+    naming = {"algorithm.name", "rewards.NAME.weight", "rewards.NAME.kind", "task.name", "task.use"}
+    naming |= {f"algorithm.{slot}.use" for slot in (*KINDS, "kl")}
+    assert {name for _, name in EVERY} == declared() | naming
 
 
 @pytest.mark.parametrize("place", EVERY)
@@ -74,8 +76,25 @@ def test_a_section_is_printed_with_those_inside_it() -> None:
     assert [section.name for section in chosen("checkpoint")] == ["checkpoint"]
     assert {"algorithm.trust", "algorithm.trust.clip"} <= {section.name for section in chosen("algorithm.trust")}
     assert "  checkpoint.every = 50  (whole number, at least 1)\n      steps between" in text(chosen("checkpoint"))
-    with pytest.raises(UsageError, match=r"keys 'lerner': there is no such section; did you mean 'learner'\?"):
-        chosen("lerner")
+
+
+def test_a_key_is_printed_alone_in_its_section() -> None:
+    (section,) = chosen("learner.learning_rate")
+    assert (section.name, [key.name for key in section.keys]) == ("learner", ["learner.learning_rate"])
+    assert {section.name for section in chosen("task.limit")} == {"task.data"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("lerner", r"keys 'lerner': there is no such section or key; did you mean 'learner'\?"),
+        ("trust", r"keys 'trust': there is no such section or key; did you mean 'algorithm\.trust'\?"),
+        ("num_generations", r"keys 'num_generations': a name of TRL's; here it is samples_per_prompt: "),
+    ],
+)
+def test_a_name_that_is_neither_is_answered(wrong: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        chosen(wrong)
 
 
 @pytest.mark.parametrize(

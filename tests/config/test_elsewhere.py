@@ -15,7 +15,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 
 OPTIONS = [option for chapter in chapters() for option in chapter.options]
-KEYS = {key.name for section in sections() for key in section.keys} | {"task.name"}
+KEYS = {key.name for section in sections() for key in section.keys}
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
@@ -23,6 +23,14 @@ def test_no_row_is_empty_and_every_key_is_one(option):
     assert len(option.words) > 5
     assert all(key in KEYS or key.startswith("groupwise ") for key in option.here), option.here
     assert option_of(option.name.replace("*", "x")) is not None
+
+
+@pytest.mark.parametrize("project", ["trl", "verl"])
+def test_every_option_of_theirs_has_a_row_or_our_name(project):
+    names = (Path(__file__).parent / f"options_of_{project}.txt").read_text().split("\n")
+    options = [name for name in names if name and not name.startswith("#")]
+    assert len(options) > 150
+    assert [name for name in options if option_of(name) is None and name not in KEYS] == []
 
 
 def test_a_name_has_one_row():

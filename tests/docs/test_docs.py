@@ -310,3 +310,45 @@ def test_the_pages_examples_print_what_they_say() -> None:
     )
     assert tried > 4
     assert failed == 0
+
+
+README = (DOCS.parent / "README.md").read_text().partition("## A recipe of your own\n")[2].partition("\n## ")[0]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the README's files and the page's part, and rows for its recipe, where the commands are given."""
+    for name, text in re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", README, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "my_parts.py").write_text(BLOCKS["my_parts.py"])
+    for name, numbers in (("prompts", range(30)), ("easy", range(30, 36)), ("hard", range(100, 106))):
+        rows = "".join(f'{{"prompt": "Question: say {number}"}}\n' for number in numbers)
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_readmes_recipe_and_its_commands_work(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One after the other, as they stand there; `check` alone leaves its model unloaded."""
+    commands = [line.partition("#")[0].split() for line in re.findall(r"^    groupwise (.*)$", README, re.MULTILINE)]
+    assert [words[0] for words in commands] == ["laws", "check", "train", "train", "train", "eval"]
+    said = []
+    for words in commands:
+        more = {"check": ["--no-model"], "train": ["--set", "journal.report=false"]}.get(words[0], [])
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["groupwise", *words, *more])
+            with pytest.raises(SystemExit) as leaving:
+                cli.main()
+        assert not leaving.value.code, capsys.readouterr().err
+        said.append(capsys.readouterr().out)
+    laws_, check, trained, resumed, _, evaluated = said
+    assert "14 of 14 laws hold" in laws_
+    assert "no faults found" in check
+    assert "held-out reward" in trained
+    assert "StaleClip(" in trained
+    assert r"stop '\n\n', 'Question:'" in trained
+    assert "changed after step 4: steps 4 -> 6" in resumed
+    assert "runs/second:4 - runs/mine:6: " in evaluated
+    assert "pass rate" not in trained.replace("with evaluation.pass_at by a pass rate", "")

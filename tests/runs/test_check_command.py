@@ -109,6 +109,34 @@ def test_rows_show_the_ids_of_the_prompt_and_what_is_trained(check: Check) -> No
     assert key == f"  train.jsonl:{number + 1}: {counted} prompt tokens, {len(trained) + 1} trained tokens"
 
 
+ALONE = """
+steps = 1
+model = "tiny-bytes"
+task = { name = "trl", path = "prompts.jsonl" }
+algorithm.name = "grpo"
+scoring.workers = 1
+rewards.distinct.use = "REWARDS:distinct"
+rewards.other.use = "REWARDS:letters"
+"""
+
+
+def test_prompts_alone_have_their_rewards_tried_and_show_nothing_that_is_not_there(
+    check: Check, tmp_path: Path
+) -> None:
+    write(tmp_path / "prompts.jsonl", [{"prompt": f"Say {i}", "kind": None} for i in range(30)])
+    rewards = Path(__file__).parent / "rewards_without_answers.py"
+    (tmp_path / "alone.toml").write_text(ALONE.replace("REWARDS", str(rewards)))
+    code, lines, _ = check(recipe="alone.toml")
+    assert code == 0
+    assert "  note  no problem shows a gold completion, so rewards are tried on prompts and on empty texts" in lines
+    spread = r"  ok    distinct: mean 0\.000 on empty completions, [56]\.\d+ on prompts in the place of completions"
+    assert len([line for line in lines if re.fullmatch(spread, line)]) == 1
+    assert "  note  other: returns None for all 60 completions tried, so it has no vote on them" in lines
+    at = lines.index("rows") + 1
+    assert re.fullmatch(r"  prompts\.jsonl:\d+: [56] prompt tokens", lines[at])
+    assert not any("«" in line for line in lines)
+
+
 def test_swapped_columns_of_a_marked_answer_are_one_line_that_names_them(check: Check) -> None:
     code, _, err = check("task.prompt=answer", "task.answer=question", "task.solution=answer")
     assert code == 2
@@ -307,9 +335,8 @@ def test_gold_completions_that_would_be_cut_off(check: Check) -> None:
 def test_no_prompt_fits_the_limit(check: Check) -> None:
     code, lines, _ = check("max_prompt_tokens=20")
     assert code == 1
-    assert faults(lines) == [
-        'lengths: max_prompt_tokens = 20: every held-out prompt is longer; raise it, or set prompt_truncation = "left"'
-    ]
+    remedy = 'raise it, or set prompt_truncation = "left"'
+    assert faults(lines) == [f"lengths: max_prompt_tokens = 20: every held-out prompt is longer; {remedy}"]
     assert any(line.startswith("  ok    prompts: ") for line in lines)
 
 

@@ -364,7 +364,11 @@ def test_a_filter_or_a_share_that_leaves_nothing_is_told(path: Path) -> None:
         ({"heldout_share": 1.0}, "task.heldout_share must be at least 0 and below 1, not 1.0"),
         ({"unreadable_limit": -0.1}, "task.unreadable_limit must be at least 0 and below 1, not -0.1"),
         ({"limit": -1}, "task.limit must not be negative, not -1"),
-        ({"answer": ""}, "task.prompt and task.answer must name columns"),
+        (
+            {"answer": ""},
+            "task.answer is empty: task.check = 'math' compares completions with gold answers; ",
+        ),
+        ({"prompt": ""}, "task.prompt is empty: it must name a column, or task.messages one of conversations"),
         ({"solution_without": "("}, "task.solution_without = '(': no regular expression: "),
         ({"prompt": "{a"}, "task.prompt = '{a': no template: "),
         ({"prompt": "{a[b]}"}, "task.prompt = '{a[b]}': {a[b]} must be the name of a column and nothing else"),

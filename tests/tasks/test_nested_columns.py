@@ -119,12 +119,17 @@ def test_trls_prompts_are_texts_or_conversations(tmp_path: Path, turns: bool) ->
         return [{"role": "user", "content": text}] if turns else text
 
     rows = [{"prompt": prompt(row["prompt"]), "solution": row["answer"], "level": row["level"]} for row in FLAT]
-    task = groupwise.task("trl", {"path": write(tmp_path / "train.jsonl", rows)})
-    assert set(contents(task)) | set(contents(task, "heldout")) == {(row["prompt"], row["answer"]) for row in FLAT}
+    path = write(tmp_path / "train.jsonl", rows)
+    chosen = groupwise.task("trl", {"path": path, "answer": "solution", "check": "math"})
+    assert set(contents(chosen)) | set(contents(chosen, "heldout")) == {(row["prompt"], row["answer"]) for row in FLAT}
+    task = groupwise.task("trl", {"path": path})
+    assert set(contents(task)) | set(contents(task, "heldout")) == {(row["prompt"], "") for row in FLAT}
+    assert not task.has_answers
     sample = task.samples("train")[0]
     given = TRL.arguments([Attempt(sample, "42")])
     assert given["prompts"] == [prompt(sample.prompt)]
-    assert (given["solution"], given["level"]) == ([sample.answer], [sample.extra["level"]])
+    answers = {row["prompt"]: row["answer"] for row in FLAT}
+    assert (given["solution"], given["level"]) == ([answers[sample.prompt]], [sample.extra["level"]])
 
 
 def test_held_out_sets_keep_their_names_and_their_own_problems(tmp_path: Path) -> None:

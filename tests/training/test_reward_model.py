@@ -230,6 +230,20 @@ def test_the_cache_gives_the_same_model_and_report_without_training(policy, tmp_
     assert again.scores([(5, 6)], [(7, 1)]) == model.scores([(5, 6)], [(7, 1)]) != [0.0]
 
 
+def test_a_sampling_that_the_policy_cannot_follow_is_refused_before_pairs_are_drawn(policy, tmp_path):
+    drawn: list[str] = []
+
+    class Watched(Remainder):
+        def score(self, sample: Sample, completion: str) -> float:
+            drawn.append(completion)
+            return super().score(sample, completion)
+
+    scorer, sampling = Scorer(Watched(), policy.decode), SHORT.replace(stop=["Q"])
+    with pytest.raises(UsageError, match=r"sampling\.stop"):
+        cached_reward_model(policy, Chat(policy.tokenizer), scorer, sampling, SETTINGS, 0, tmp_path)
+    assert drawn == []
+
+
 def test_whatever_changes_the_model_has_a_place_of_its_own(policy, tmp_path):
     data = write(tmp_path / "pairs.jsonl", *(vars(pair) for pair in sevens(20, seed=0)))
     cache = tmp_path / "cache"

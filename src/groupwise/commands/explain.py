@@ -6,6 +6,7 @@ from pathlib import Path
 
 from groupwise.algorithms import explain as words
 from groupwise.config import recipe
+from groupwise.core.errors import UsageError, brief
 from groupwise.journal import code
 from groupwise.journal.recipe_file import RECIPE, whole_recipe
 
@@ -16,6 +17,8 @@ def explain(name: str, chosen: Mapping[str, object], note: Callable[[str], None]
     `note` says a line of each file of the run's own code that is not what it was.
     """
     if not os.path.lexists(os.path.join(name, RECIPE)):
+        if os.sep in name:  # no algorithm is called so
+            raise UsageError(f"explain {brief(name)}: no run folder (there is no {RECIPE} in it) and no algorithm")
         return words.explain(name, chosen)
     run = Path(name)
     path = whole_recipe(run)

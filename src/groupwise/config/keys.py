@@ -13,9 +13,10 @@ from pydantic import TypeAdapter
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.settings import ESTIMATORS, KIND_KEY, KINDS, PLACES
+from groupwise.config.elsewhere import option_of
 from groupwise.config.recipe import Recipe, section_type
 from groupwise.config.rewards import RewardTable
-from groupwise.core.errors import UsageError, nearest
+from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.settings import Settings
 from groupwise.rewards.functions import form
 from groupwise.tasks.make import PRESETS, TASKS
@@ -53,6 +54,10 @@ class Section:
     title: str
     keys: tuple[Key, ...]
 
+    def only(self, key: str) -> "Section":
+        """The section with no other key than that."""
+        return dataclasses.replace(self, keys=tuple(one for one in self.keys if one.name == key))
+
 
 def sections() -> list[Section]:
     """All of them: a recipe's own keys, its sections, then what tasks, rewards and an algorithm's parts have."""
@@ -70,13 +75,19 @@ def sections() -> list[Section]:
 
 
 def chosen(section: str | None) -> list[Section]:
-    """All sections, or that of a name with those inside it. Raises UsageError where there is none."""
+    """All sections, or that of a name with those inside it; of a key's name the key alone, in its section.
+
+    Raises UsageError where there is none.
+    """
     every = sections()
-    some = [s for s in every if section is None or s.name == section or s.name.startswith(f"{section}.")]
+    if section is None:
+        return every
+    some = [s for s in every if s.name == section or s.name.startswith(f"{section}.")]
+    some = some or [s for one in every if (s := one.only(section)).keys]
     if not some:
-        raise UsageError(
-            f"keys {section!r}: there is no such section; {nearest(str(section), [s.name for s in every])}"
-        )
+        inside = [s.name for s in every if s.name.endswith(f".{section}")]
+        words = option_of(section) or f"there is no such section or key; {nearest(section, map(_name, every), inside)}"
+        raise UsageError(f"keys {brief(section)}: {words}")
     return some
 
 
@@ -121,6 +132,9 @@ def _of_fields(kind: Any, prefix: str, presets: Mapping[str, object] | None = No
 
 
 def _tasks() -> Iterator[Section]:
+    name = _choice("task.name", TASKS, "", "which of the tasks below, or one that an installed package offers")
+    own = _use("task.use", "my_task.py:MyTask", "a task of your own, in place of `name`; its fields are keys beside it")
+    yield Section("task", "The problems that are asked: `name`, or `use`, and the keys of that task.", (name, own))
     for name, kind in TASKS.items():
         if name not in PRESETS:
             yield Section(f"task.{name}", _title(kind), tuple(_of_fields(kind, "task.")))
@@ -146,7 +160,7 @@ def _algorithm() -> Iterator[Section]:
     for slot, kinds in KINDS.items():
         word = KIND_KEY.get(slot, "kind")
         part = _choice(f"algorithm.{slot}.{word}", kinds, "the row's", "which part stands there")
-        yield Section(f"algorithm.{slot}", f"The slot `{slot}`.", (part,))
+        yield Section(f"algorithm.{slot}", f"The slot `{slot}`.", (part, _own_part(slot)))
         for name, kind in kinds.items():
             if keys := tuple(_of_fields(kind, f"algorithm.{slot}.")):
                 yield Section(f"algorithm.{slot}.{name}", _title(kind), keys)
@@ -157,9 +171,23 @@ def _algorithm() -> Iterator[Section]:
         (
             Key("algorithm.kl.beta", "number", "the row's", "at least 0", described["beta"]),
             _choice("algorithm.kl.estimator", ESTIMATORS, "the row's", described["estimator"]),
+            _own_part("kl"),
             _choice("algorithm.kl.place", PLACES, "the row's", described["place"]),
         ),
     )
+
+
+def _own_part(slot: str) -> Key:
+    words = f"a part of your own, in place of `{KIND_KEY.get(slot, 'kind')}`; its fields are keys beside it"
+    return _use(f"algorithm.{slot}.use", "my_parts.py:MyPart", words)
+
+
+def _use(name: str, example: str, meaning: str) -> Key:
+    return Key(name, "text", "", "", f'{meaning}, such as "{example}", or "package.module:Name"')
+
+
+def _name(section: Section) -> str:
+    return section.name
 
 
 def _choice(name: str, choices: Iterable[str], default: str, meaning: str) -> Key:

@@ -1,6 +1,6 @@
 """The plan of a run: a recipe with its parts, and how it is described before anything runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from groupwise.algorithms.settings import describe
 from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import describe_mix
 from groupwise.core.engine import Sampling
+from groupwise.core.errors import brief, listed
 from groupwise.core.measure import CORRECTNESS, Measure
 from groupwise.core.task import Notes, ScoresSteps, Task
 from groupwise.core.user_code import Source
@@ -120,8 +121,8 @@ class Plan:
             *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
             f"algorithm    {row.name} ({row.paper})",
             *(f"  {slot:<10} {describe(part)}" for slot, part in row.parts.items()),
-            *(f"own code     {source}" for source in self.code),
             f"  {'entropy':<10} {row.entropy_coefficient:g}",
+            *(f"own code     {source}" for source in self.code),
             f"learning     {_describe_learning(recipe.learner)}",
             f"sampling     {_describe_sampling(recipe.sampling)}",
             *([f"adapters     {_describe_adapters(recipe)}"] if recipe.adapter.rank else []),
@@ -181,8 +182,16 @@ def _describe_learning(settings: LearnerSettings) -> str:
 
 
 def _describe_sampling(sampling: Sampling) -> str:
-    support = [f"top_p {sampling.top_p:g}"] * (sampling.top_p < 1) + [f"top_k {sampling.top_k}"] * (sampling.top_k > 0)
-    return ", ".join([f"temperature {sampling.temperature:g}", *support])
+    """The temperature, and all else that is not as it would be without the key; the limit stands with the step."""
+    others = [key for key in type(sampling).model_fields if key not in ("temperature", "max_new_tokens")]
+    chosen = {key: getattr(sampling, key) for key in others if getattr(sampling, key) != getattr(Sampling(), key)}
+    return ", ".join([f"temperature {sampling.temperature:g}", *(f"{key} {_in_short(v)}" for key, v in chosen.items())])
+
+
+def _in_short(value: object) -> str:
+    if isinstance(value, Mapping):
+        return listed([f"{key}: {one:g}" for key, one in value.items()])
+    return listed(map(brief, value)) if isinstance(value, tuple) else f"{value:g}"
 
 
 def _describe_adapters(recipe: Recipe) -> str:

@@ -20,8 +20,17 @@ def _zero_or_warm(temperature: float) -> float:
 
 
 def _token_id(key: object) -> object:
-    """A key of a TOML table is text."""
-    return int(key) if isinstance(key, str) and key.isdecimal() and key.isascii() else key
+    """A key of a TOML table is text. Raises ValueError for text that is no whole number."""
+    if isinstance(key, str) and not (key.isdecimal() and key.isascii()):
+        raise ValueError("a token's id is expected before the bias, such as 198 = -5.0")
+    return int(key) if isinstance(key, str) else key
+
+
+def _biases(table: object) -> object:
+    """Raises ValueError for what is no table."""
+    if not isinstance(table, dict):
+        raise ValueError("a table of token id = bias is expected, such as {198 = -5.0}")
+    return table
 
 
 def _listed(stops: object) -> object:
@@ -67,7 +76,9 @@ class Distribution(Settings):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     min_p: float = Field(default=0.0, ge=0, le=1)
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] = Field(default={})
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = Field(
+        default={}
+    )
     repetition_penalty: float = Field(default=1.0, ge=0.1, le=10)
     min_new_tokens: int = Field(default=0, ge=0, le=2**24)
 

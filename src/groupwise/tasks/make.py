@@ -30,8 +30,9 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     },
     # verl's files, as its examples/data_preprocess write them: reward_model is {style, ground_truth}.
     "verl": {"prompt": "prompt", "answer": "reward_model.ground_truth", "source": "data_source", "check": "math"},
-    # TRL's prompt-only sets: text or a conversation as `prompt`; every other column goes to rewards by its name.
-    "trl": {"prompt": "prompt", "answer": "solution", "check": "math"},
+    # TRL's prompt-only sets: text or a conversation as `prompt`; every other column, a `solution` too, goes to rewards
+    # by its name, and nothing says which of them is a gold answer.
+    "trl": {"prompt": "prompt", "answer": "", "check": "none"},
     # Prompts alone, or a file of pairs: the reward model of [preference] scores completions.
     "preference": {"answer": "", "check": "learned"},
     "math": {

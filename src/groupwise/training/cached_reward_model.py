@@ -12,7 +12,7 @@ from pathlib import Path
 from groupwise.core.dataclass_json import to_json
 from groupwise.core.engine import Sampling
 from groupwise.core.seeds import derive
-from groupwise.engines.make import make_engine
+from groupwise.engines.make import make_engine, require_sampling
 from groupwise.engines.settings import EngineSettings
 from groupwise.models import reward
 from groupwise.models.chat import Chat
@@ -66,6 +66,7 @@ def cached_reward_model(
         prompts = Prompts(scorer.task.samples("train"), chat.encode, derive(seed, "preference"))
         count = settings.pairs + settings.heldout_pairs
         with closing(make_engine(policy=policy, settings=engine_settings)) as engine:
+            require_sampling(engine, policy, sampling, "sampling")
             return sample_pairs(engine, scorer, prompts, sampling, settings.samples, count, settings.noise, seed)
 
     def write(target: Path) -> None:

@@ -488,3 +488,22 @@ def test_a_worker_that_ends_while_it_is_asked_where_it_is_is_no_fault():
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
     zygote._ask_where(ended.pid)
+
+
+FIRST_OF_A_NAMESPACE = """
+import os, socket
+from groupwise.rewards.pool import isolate, zygote
+jobs, run = socket.socketpair()
+run.close()
+status_there, status_here = os.pipe()
+os.close(status_there)
+zygote._first(jobs, os.dup(2), status_here, 0, isolate.space())
+"""
+
+
+@linux
+def test_a_namespace_whose_keeper_has_gone_ends_without_a_word() -> None:
+    """The run ended while a worker started: nobody is there to be told, and its last line stays the last."""
+    code = [sys.executable, "-c", FIRST_OF_A_NAMESPACE]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

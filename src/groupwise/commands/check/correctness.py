@@ -45,6 +45,24 @@ def own_reward_findings(scores: TrialScores) -> list[Finding]:
     return [ok(means), *faults]
 
 
+def ungraded_findings(scores: TrialScores) -> list[Finding]:
+    """What a reward of the recipe makes of texts of which nobody knows how good they are: that it answers, and
+    whether it answers alike.
+    """
+    kinds = [(kind, values) for kind in Kind if (values := scores.values(kind))]
+    results = scores.of(*Kind)
+    tried, silent = len(results), sum(result.cause is None and not result.votes for result in results)
+    if silent == tried:
+        return [note(f"{scores.name}: returns None for all {tried} completions tried, so it has no vote on them")]
+    if not kinds:
+        return []
+    means = f"{scores.name}: mean {', '.join(f'{mean(values):.3f} on {kind}' for kind, values in kinds)}"
+    votes = [f"it has a vote on {tried - silent} of {tried}, and returns None for the others"] * bool(silent)
+    if _range(scores) <= EQUAL:
+        return [note("; ".join([means, *votes, "all the same: is it to tell completions apart by what these lack?"]))]
+    return [ok("; ".join([means, *votes]))]
+
+
 def unscored_findings(scores: TrialScores, limit: float) -> list[Finding]:
     """Completions that the reward failed on, by cause; on empty ones alone that is a note."""
     results = scores.of(*Kind)

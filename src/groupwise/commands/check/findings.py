@@ -31,7 +31,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class ShownProblem:
-    """A problem as the model sees it: the prompt's text, then what is trained, end id included.
+    """A problem as the model sees it: the prompt's text, then what is trained, end id included; empty where no
+    completion is known.
 
     key                            the sample's
     prompt, trained                text, special tokens visible
@@ -111,6 +112,9 @@ def _print_section(section: Section, terminal: Terminal) -> None:
 
 
 def _problem(problem: ShownProblem, coloured: bool) -> tuple[Part, ...]:
-    head = f"  {problem.key}: {problem.prompt_tokens} prompt tokens, {problem.trained_tokens} trained tokens\n"
+    head = f"  {problem.key}: {problem.prompt_tokens} prompt tokens"
+    if not problem.trained:
+        return f"{head}\n", (problem.prompt, "dim")
+    head = f"{head}, {problem.trained_tokens} trained tokens\n"
     trained = problem.trained if coloured else f"{OPENED}{problem.trained}{CLOSED}"
     return head, (problem.prompt, "dim"), (trained, "bold green")

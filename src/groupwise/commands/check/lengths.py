@@ -47,13 +47,14 @@ def lengths(plan: Plan, chat: Chat, positions: int, samples: Sequence[Sample]) -
 
 
 def shown_problems(chat: Chat, task: Task, samples: Sequence[Sample]) -> list[ShownProblem]:
-    """The samples as the model will see them, each with a completion that should score 1.0."""
+    """The samples as the model will see them, each with a completion that should score 1.0, where one is known."""
 
     def text(ids: Sequence[int]) -> str:
         return _cut(chat.tokenizer.decode(ids, skip_special_tokens=False))
 
     encode = completion_encoder(chat)
-    pairs = [(sample.key, chat.encode(sample), encode(gold_of(task, sample))) for sample in samples]
+    golds = [gold_of(task, sample) for sample in samples]
+    pairs = [(s.key, chat.encode(s), encode(gold) if gold else ()) for s, gold in zip(samples, golds, strict=True)]
     return [ShownProblem(key, text(prompt), text(gold), len(prompt), len(gold)) for key, prompt, gold in pairs]
 
 

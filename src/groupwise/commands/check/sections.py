@@ -6,12 +6,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from groupwise.commands.build import pool_of, reward_forms
-from groupwise.commands.check.correctness import own_reward_findings, task_findings, unscored_findings
+from groupwise.commands.check.correctness import (
+    own_reward_findings,
+    task_findings,
+    ungraded_findings,
+    unscored_findings,
+)
 from groupwise.commands.check.findings import Finding, Section, fault, note, ok
 from groupwise.commands.check.lengths import completion_encoder, lengths, shown_problems
 from groupwise.commands.check.model import ModelFiles, file_findings, loaded_findings, model_path, read_files
 from groupwise.commands.check.problems import columns, counts, duplicates
-from groupwise.commands.check.trials import score_trials, trials
+from groupwise.commands.check.trials import score_trials, trials, ungraded_trials
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.config.usual import unusual
@@ -55,24 +60,27 @@ def _samples(plan: Plan, count: int) -> list[Sample]:
 
 
 def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
-    known = trials(plan.task, _samples(plan, TRIED))
+    samples = _samples(plan, TRIED)
+    known = trials(plan.task, samples)
     encode = completion_encoder(files.chat) if files else lambda text: ()
     with pool_of(plan) or nullcontext() as pool:
         findings = [ok(" ".join(line.split())) for line in reward_forms(plan, pool)]
-        if not known:
-            return [*findings, note("no problem shows a gold completion, so no reward can be tried")]
+        tried, of_own = (known, own_reward_findings) if known else (ungraded_trials(samples), ungraded_findings)
         scorer = Scorer(plan.task, str, plan.mix, pool)
         try:
-            encoded = {text: encode(text) for trial in known for text in trial.completions.values()}
+            encoded = {text: encode(text) for trial in tried for text in trial.completions.values()}
         except UsageError as error:
             return [*findings, fault(str(error))]
-        task, *own = score_trials(scorer, known, encoded.__getitem__)
+        task, *own = score_trials(scorer, tried, encoded.__getitem__)
     limit = plan.recipe.scoring.fault_limit
-    if not scorer.has_answers:
-        findings.append(note("there are no right answers: what scores is tried on what the rows hold, if anything"))
+    if not known:
+        tried_on = "rewards are tried on prompts and on empty texts" if own else "no reward can be tried"
+        findings.append(note(f"no problem shows a gold completion, so {tried_on}"))
+    elif not scorer.has_answers:
+        findings.append(note("there are no right answers: what scores is tried on what the rows hold"))
     else:
         findings += [*task_findings(task, known), *unscored_findings(task, limit)]
-    return findings + [f for scores in own for f in (*own_reward_findings(scores), *unscored_findings(scores, limit))]
+    return findings + [f for scores in own for f in (*of_own(scores), *unscored_findings(scores, limit))]
 
 
 def _rows(plan: Plan, files: ModelFiles, shown: int) -> Section:

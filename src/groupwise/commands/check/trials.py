@@ -31,6 +31,7 @@ class Kind(StrEnum):
     MORE = "gold answers + 1"
     LESS = "gold answers - 1"
     EMPTY = "empty completions"
+    PROMPT = "prompts in the place of completions"
 
 
 #: Those that are wrong, and of them those that are off by one.
@@ -79,6 +80,11 @@ def trials(task: Task, samples: Sequence[Sample]) -> list[Trial]:
         Trial(sample, _completions(sample, gold, [*golds[place + 1 :], *golds[:place]]))
         for place, (sample, gold) in enumerate(golds)
     ]
+
+
+def ungraded_trials(samples: Sequence[Sample]) -> list[Trial]:
+    """Texts that any data has, for rewards that no gold completion can be shown to."""
+    return [Trial(sample, {Kind.PROMPT: sample.prompt, Kind.EMPTY: ""}) for sample in samples]
 
 
 def _completions(sample: Sample, gold: str, others: Sequence[tuple[Sample, str]]) -> dict[Kind, str]:

@@ -186,14 +186,14 @@ def differences(groups: Sequence[Group]) -> Table | None:
 
 def _difference(first: Group, second: Group) -> tuple[str, ...]:
     ones, others = ({seed: score for seed, (_, score) in scores_of(group).items()} for group in (first, second))
-    after = [{seed: score.after for seed, score in each.items()} for each in (ones, others)]
-    between = welch(list(after[0].values()), list(after[1].values()))
+    first_after, second_after = ({s: score.after for s, score in each.items()} for each in (ones, others))
+    between = welch(list(first_after.values()), list(second_after.values()))
     if len(ones) == len(others) == 1:
         (before,), (then,) = ones.values(), others.values()
         if before.interval and then.interval:
             between = rate_difference(before.after, before.interval, then.after, then.interval)
-    by_seed = paired(*after)
-    apart = fmean(after[1].values()) - fmean(after[0].values())
+    by_seed = paired(first_after, second_after)
+    apart = fmean(second_after.values()) - fmean(first_after.values())
     words = in_words(apart, between, by_seed, seeds=min(len(ones), len(others)))
     cells = (_cell(between, with_name=True), _cell(by_seed, with_name=False))
     return f"{second.label} against {first.label}", f"{apart:+.3f}", *cells, words

@@ -76,11 +76,16 @@ class DataSettings(PickledSettings):
                 raise UsageError(f"task.heldout_sets.{name} = {brief(place)}: must be a file, a folder or an id")
         if self.limit < 0:
             raise UsageError(f"task.limit must not be negative, not {self.limit}")
-        if not (self.answer or self.check in WITHOUT_ANSWERS) or not (self.prompt or self.messages):
-            raise UsageError('task.prompt and task.answer must name columns; data without answers: task.check = "none"')
         if self.check not in CHECKERS:
             near = nearest(self.check, CHECKERS)
             raise UsageError(f"task.check = {brief(self.check)}: there is no such check; {near}")
+        if not (self.prompt or self.messages):
+            raise UsageError("task.prompt is empty: it must name a column, or task.messages one of conversations")
+        if not self.answer and self.check not in WITHOUT_ANSWERS:
+            raise UsageError(
+                f"task.answer is empty: task.check = {self.check!r} compares completions with gold answers; name their "
+                'column, or set task.check = "none", and rewards score'
+            )
         try:
             re.compile(self.solution_without)
         except (re.error, RecursionError, OverflowError) as error:
