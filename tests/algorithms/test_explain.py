@@ -63,7 +63,7 @@ def test_a_name_that_does_not_exist_gets_the_nearest_ones() -> None:
 
 
 def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^explain '.*': no run folder \(there is no recipe\.toml in it\) and no algo"):
+    with pytest.raises(UsageError, match=r"^explain '.*': no run folder \(there is no recipe\.toml in it\) and no"):
         explain_either(str(tmp_path), {}, print)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,15 @@ def test_a_run_that_evaluates_nothing_trains_resumes_and_says_so(changes: dict[s
         UsageError, match=r"evaluation\.every, evaluation\.samples: set, but nothing in this run reads it"
     ):
         resolve(recipe.load("gsm8k-tiny", {**off, "evaluation.every": 1, "evaluation.samples": 2}))
+
+
+def test_a_recipe_that_evaluates_is_told_on_the_command_line_to_evaluate_nothing() -> None:
+    with pytest.raises(UsageError) as error:
+        resolve(recipe.load("quickstart", {"evaluation.problems": 0}))
+    assert str(error.value).startswith("evaluation.every, evaluation.samples: set, but nothing in this run reads it")
+    words = re.search(r"--set '(evaluation=.*)'$", str(error.value))
+    assert words is not None
+    assert "evaluation   none" in resolve(recipe.load("quickstart", dict([recipe.assignment(words[1])]))).describe()
 
 
 def test_the_default_is_what_is_held_out_and_stays_so(changes: dict[str, object]) -> None:

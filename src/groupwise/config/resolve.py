@@ -97,7 +97,9 @@ def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | N
     if recipe.preference is not None:
         unread += [f"preference.{key}" for key in recipe.preference.model_fields_set & recipe.preference.unread]
     if unread:
-        raise UsageError(f"{', '.join(sorted(unread))}: set, but nothing in this run reads it; take it out")
+        off = not recipe.evaluation.most and any(key.startswith("evaluation.") for key in unread)
+        remedy = "; or set evaluation whole: --set 'evaluation={problems=0}'" if off else ""
+        raise UsageError(f"{', '.join(sorted(unread))}: set, but nothing in this run reads it; take it out{remedy}")
 
 
 def _algorithm(recipe: Recipe, metric: str, files: Files) -> Algorithm:
