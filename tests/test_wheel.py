@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,8 +75,20 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]
     metadata = next(name for name in names if name.endswith("METADATA"))
     text = zipfile.ZipFile(wheel).read(metadata).decode()
-    for field in ("Author", "Keywords", "Classifier: Typing :: Typed", "License-Expression: Apache-2.0"):
+    for field in (
+        "Author",
+        "Project-URL: Source, https://",
+        "Keywords",
+        "Classifier: Typing :: Typed",
+        "License-Expression: Apache-2.0",
+    ):
         assert f"\n{field}" in text
+    readme = (ROOT / "README.md").read_text()
+    linked = re.findall(r"\]\(([^)]+)\)", readme)
+    assert len(linked) > 20
+    for target in linked:
+        assert re.search(rf"\]\(https://\S+/main/{re.escape(target)}\)", text) or target.startswith("https://"), target
+    assert not re.findall(r"\]\((?!https://)", text)
 
 
 def test_the_commands_work_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
