@@ -89,6 +89,7 @@ def test_a_key_is_printed_alone_in_its_section() -> None:
     [
         ("lerner", r"keys 'lerner': there is no such section or key; did you mean 'learner'\?"),
         ("trust", r"keys 'trust': there is no such section or key; did you mean 'algorithm\.trust'\?"),
+        ("learner.learning_rat", r"there is no such section or key; did you mean 'learner\.learning_rate'\?"),
         ("num_generations", r"keys 'num_generations': a name of TRL's; here it is samples_per_prompt: "),
     ],
 )

@@ -86,7 +86,8 @@ def chosen(section: str | None) -> list[Section]:
     some = some or [s for one in every if (s := one.only(section)).keys]
     if not some:
         inside = [s.name for s in every if s.name.endswith(f".{section}")]
-        words = option_of(section) or f"there is no such section or key; {nearest(section, map(_name, every), inside)}"
+        names = [*map(_name, every), *([key.name for s in every for key in s.keys] if "." in section else [])]
+        words = option_of(section) or f"there is no such section or key; {nearest(section, names, inside)}"
         raise UsageError(f"keys {brief(section)}: {words}")
     return some
 
