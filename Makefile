@@ -35,7 +35,7 @@ real: install models/smollm2/config.json  ## train a real chat model of 135 mill
 test: install  ## the tests, two files at a time; those of the pages need chromium and are skipped without it
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slow: install  ## the long tests: the whole quickstart, ten kills and resumes, live pages, mixtures of experts
+test-slow: install  ## the long tests: the whole quickstart, ten kills and resumes, live pages, the wheel, experts, what hangs in every way
 	$(BIN)/python -m pytest -m slow
 
 test-fuzz: install  ## 10,000 fresh mutants of all that can be given to it, docs/hostile_input.md; SEED=... repeats a run

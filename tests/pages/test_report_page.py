@@ -24,7 +24,9 @@ QUESTIONS = (
 )
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    "size", [pytest.param(DESKTOP, id="desktop"), pytest.param(PHONE, id="phone", marks=pytest.mark.slow)]
+)
 def test_every_plot_is_drawn_in_light_and_dark_and_nothing_is_asked_of_the_network(size, look, run_folder):
     seen = look(run_folder / "report.html", size)
     seen.scroll()

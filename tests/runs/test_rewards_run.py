@@ -93,6 +93,7 @@ def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
     assert "groupwise/rewards" not in log
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_ends_at_its_deadline_and_leaves_no_process(small):
     """While it goes off it may starve what is scored beside it, so only its own completions are looked at."""
     before = children()
@@ -160,6 +161,7 @@ def test_a_pattern_gives_the_same_bits_from_a_process_as_here(small, monkeypatch
     assert (apart / "rollouts.jsonl").read_bytes() == (here / "rollouts.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_pattern_that_hangs_leaves_its_completion_without_a_score(small):
     hangs = "[^1]*|" + 24 * "(?:" + "." + 24 * ")+" + "!"  # eight characters with a 1 are divided in 25 ** 8 ways
     changes = small(steps=1, prompts_per_step=2, scoring__deadline=0.3, scoring__fault_limit=1.0)

@@ -157,7 +157,9 @@ def test_processes_that_another_left_cost_nothing() -> None:
 
 
 @linux
-@pytest.mark.parametrize("walls", [Walls.NAMESPACE, Walls.USER_NAMESPACE, Walls.REAPER])
+@pytest.mark.parametrize(
+    "walls", [Walls.NAMESPACE, pytest.param(Walls.USER_NAMESPACE, marks=pytest.mark.slow), Walls.REAPER]
+)
 def test_each_kind_of_wall_ends_what_was_started(walls: Walls, left: Callable[[], list[int]]) -> None:
     if walls not in (isolate.find_walls(), Walls.REAPER) and not isolate._works(walls):
         pytest.skip(f"this machine does not give {walls}")
@@ -321,6 +323,7 @@ def test_what_has_no_score_in_time_is_wrong_where_the_task_says_so() -> None:
     assert TaskScore(Arithmetic()).late is None
 
 
+@pytest.mark.slow
 def test_mathematics_and_generators_are_not_charged_for_their_start() -> None:
     texts = [(r"\boxed{\frac{x}{2}}", "x/2"), (r"\boxed{9^{9^{9^{9}}}}", "5"), (r"\boxed{\frac{y}{2}}", "y/2")]
     work = [Attempt(Sample(answer, "p", answer), text) for text, answer in texts]
@@ -340,8 +343,13 @@ ASSERTS = [f"assert f({i}) == {i}" for i in range(12)]
 @linux
 @pytest.mark.parametrize(
     ("tests", "partial"),
-    [(SCRIPTS, True), (SCRIPTS, False), (CALLS, True), (ASSERTS, True), ([CALLS[1], *SCRIPTS, ASSERTS[1]], True)],
-    ids=["scripts", "scripts until one fails", "calls", "asserts", "all"],
+    [
+        pytest.param(SCRIPTS, True, id="scripts", marks=pytest.mark.slow),
+        pytest.param(SCRIPTS, False, id="scripts until one fails"),
+        pytest.param(CALLS, True, id="calls", marks=pytest.mark.slow),
+        pytest.param(ASSERTS, True, id="asserts", marks=pytest.mark.slow),
+        pytest.param([CALLS[1], *SCRIPTS, ASSERTS[1]], True, id="all"),
+    ],
 )
 def test_a_program_that_hangs_is_wrong_and_never_unscored(tests: list[object], partial: bool) -> None:
     task = Code(problems=50, seconds=0.3, partial=partial)

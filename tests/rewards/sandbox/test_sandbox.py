@@ -235,6 +235,7 @@ def _runs(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="every other test runs as an ordinary user already")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv to become another user with")
 def test_the_whole_corpus_as_an_ordinary_user(tmp_path_factory: pytest.TempPathFactory) -> None:
