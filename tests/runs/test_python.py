@@ -203,6 +203,7 @@ def test_functions_become_files_of_the_run(rewarded: groupwise.Run):
         assert row["parts"] == pytest.approx({"brief": float(brief), "even": even})
 
 
+@pytest.mark.slow
 def test_such_a_run_goes_on_in_another_process_and_another_place(rewarded: groupwise.Run, tmp_path: Path):
     moved, here = tmp_path / "moved", tmp_path / "here"
     for folder in (moved, here):

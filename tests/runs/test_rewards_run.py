@@ -60,6 +60,7 @@ def children() -> set[int]:
     return mine - {os.getpid()}
 
 
+@pytest.mark.slow
 def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
     before = children()
     changes = small(prompts_per_step=24, steps=2, scoring__deadline=2.0, scoring__fault_limit=0.5)

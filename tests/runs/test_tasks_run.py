@@ -116,6 +116,7 @@ GYM = {
 }
 
 
+@pytest.mark.slow
 def test_generators_are_mixed_scored_and_told_apart_and_levels_move(tmp_path):
     curriculum = {"levels": 2, "up": 0.02, "down": 0.0, "completions": 4}
     generators = {"chain_sum": {"max_terms": 3}, "spell_backward": {}}
@@ -134,6 +135,7 @@ def test_generators_are_mixed_scored_and_told_apart_and_levels_move(tmp_path):
     goes_on_the_same("reasoning-gym", changes, done.folder)
 
 
+@pytest.mark.slow
 def test_programs_are_run_and_judged_in_a_run(tmp_path):
     changes = {
         "steps": 1,
