@@ -237,9 +237,10 @@ def test_such_a_run_goes_on_in_another_process_and_another_place(rewarded: group
     ],
 )
 def test_a_reward_that_no_other_process_can_have_is_refused_before_the_run(rewards: Any, words: str, place: Path):
+    changes = tiny_run(place, name="refused")
     before = sorted(place.iterdir())
     with pytest.raises(UsageError, match=words) as error:
-        groupwise.train("quickstart", tiny_run(place, name="refused"), rewards=rewards(notebook(CELL)))
+        groupwise.train("quickstart", changes, rewards=rewards(notebook(CELL)))
     assert "\n" not in str(error.value)
     assert sorted(place.iterdir()) == before
     assert not (place / "runs" / "refused").exists()

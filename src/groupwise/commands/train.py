@@ -65,15 +65,15 @@ def train(
     Raises UsageError, before anything is started, where something is off; RunError where the run has to stop.
     """
     require_callbacks(callbacks)
-    asked = given(recipe, overrides, algorithm, rewards)
-    loaded = pinned(asked.recipe, Terminal(stderr=True).print)
+    given_recipe = given(recipe, overrides, algorithm, rewards)
+    loaded = pinned(given_recipe.recipe, Terminal(stderr=True).print)
     if "name" not in (overrides or {}):
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     loaded, notes = with_threads(loaded)
-    loaded, files = asked.placed(loaded)
+    loaded, files = given_recipe.placed(loaded)
     plan = resolve(loaded, files=files)
     send_to = tracker(plan.recipe.journal.tracker)
-    text = recipes.dump(resolved_recipe(plan), asked.origin)
+    text = recipes.dump(resolved_recipe(plan), given_recipe.origin)
     book = Journal.create(plan.folder, text, code.written(plan.code))
     notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
     with threads(plan.recipe):
@@ -130,20 +130,14 @@ def _go(
     fresh: bool,
 ) -> Run:
     """Build the run and train to its end; `notes` stand under the plan."""
-    terminal = Terminal()
-    steps, name = plan.recipe.steps, plan.folder.name
-    what = measured(plan.measure.metric, plan.measure.pass_at is not None)
-    live = terminal.console.is_terminal
-    view = LiveView(steps, name, terminal, what) if live else View(steps, terminal, what)
-    for text in (plan.describe(), *notes):
-        view.note(text)
+    view = _view(plan, notes)
     stop_signals: list[int] = []
 
     def say(line: str) -> None:
         book.log(line)
         view.note(line)
 
-    called = Callbacks(callbacks, steps, plan.folder, say, book.log)
+    called = Callbacks(callbacks, plan.recipe.steps, plan.folder, say, book.log)
     opened: list[Scorer | Engine] = []
     summary: dict[str, Any] | None = None
     try:
@@ -160,7 +154,7 @@ def _go(
                 book.listen(called.hear)
                 run.after_step = called.after
             table = resolved_recipe(plan)
-            send.start(plan.folder, name, table, after=run.progress.step)
+            send.start(plan.folder, plan.folder.name, table, after=run.progress.step)
             finished = loop.train(run)
         if finished:
             if run.progress.step not in _evaluations(plan.folder):  # its row was damaged since
@@ -187,6 +181,17 @@ def _go(
     place = shlex.quote(str(plan.folder))
     view.note(f"stopped after step {run.progress.step}, saved; go on with: groupwise train --resume {place}")
     return Run(plan.folder, {}, stopped_by=stop_signals[0] if stop_signals else 0)
+
+
+def _view(plan: Plan, notes: Sequence[str]) -> View:
+    """What a person sees of the run, with the plan and `notes` on it."""
+    terminal, steps = Terminal(), plan.recipe.steps
+    what = measured(plan.measure.metric, plan.measure.pass_at is not None)
+    live = terminal.console.is_terminal
+    view = LiveView(steps, plan.folder.name, terminal, what) if live else View(steps, terminal, what)
+    for text in (plan.describe(), *notes):
+        view.note(text)
+    return view
 
 
 def _restore(run: Training, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:

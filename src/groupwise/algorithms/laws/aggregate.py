@@ -34,7 +34,7 @@ def adds_up_over_shards(part: Any, batch: Draw) -> str:
     """Parts of a batch, with the totals of the whole, have the whole's weights."""
     totals = count(batch.mask)
     shards = torch.cat([part(rows, totals) for rows in batch.mask.tensor_split(3)])
-    return differs("the weight in a shard", shards, part(batch.mask, totals))
+    return differs("the weight in a shard", shards, part(batch.mask, totals), rounding=0)
 
 
 def is_quiet_without_tokens(part: Any, batch: Draw) -> str:

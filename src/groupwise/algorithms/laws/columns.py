@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.laws.draws import Draw
-from groupwise.algorithms.laws.law import Law, differs, first_of, gradient, not_finite
+from groupwise.algorithms.laws.law import ROUNDING, Law, differs, first_of, gradient, not_finite
 
 Columns = Mapping[str, Tensor]
 
@@ -62,7 +62,7 @@ def ignores_what_is_masked(trial: Trial, part: Any, batch: Draw) -> str:
             return seen
     for poison in (torch.nan, torch.inf, -1e30):
         spoilt = {name: _spoilt(column, mask, poison) for name, column in columns.items()}
-        seen = _differ(trial.tried(part, spoilt), plain)
+        seen = _differ(trial.tried(part, spoilt), plain, rounding=0)
         if seen:
             return f"with {poison} at masked positions {seen}"
     return ""
@@ -108,8 +108,8 @@ def laws(trial: Trial) -> tuple[Law, ...]:
     )
 
 
-def _differ(found: Columns, expected: Columns) -> str:
-    return first_of(*(differs(name, found[name], column) for name, column in expected.items()))
+def _differ(answers: Columns, expected: Columns, rounding: float = ROUNDING) -> str:
+    return first_of(*(differs(name, answers[name], column, rounding) for name, column in expected.items()))
 
 
 def _spoilt(column: Tensor, mask: Tensor, poison: float) -> Tensor:

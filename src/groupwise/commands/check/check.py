@@ -55,9 +55,9 @@ def check_sections(
     model: bool = True,
 ) -> Iterator[Section]:
     """The same, each section as soon as it is known."""
-    asked = given(recipe, overrides, algorithm, rewards)
-    loaded, notes = with_threads(asked.recipe)
-    loaded, files = asked.placed(loaded)
+    given_recipe = given(recipe, overrides, algorithm, rewards)
+    loaded, notes = with_threads(given_recipe.recipe)
+    loaded, files = given_recipe.placed(loaded)
     plan = resolve(loaded, files=files)
     with threads(plan.recipe):
         yield from sections(plan, rows, model, notes)
