@@ -33,7 +33,7 @@ real: install models/smollm2/config.json  ## train a real chat model of 135 mill
 	$(BIN)/groupwise train times-tables
 
 test: install  ## the tests, two files at a time; those of the pages need chromium and are skipped without it
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: install  ## the long tests: the whole quickstart, ten kills and resumes, live pages, the wheel, experts, what hangs in every way
 	$(BIN)/python -m pytest -m slow

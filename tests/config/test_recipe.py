@@ -163,6 +163,7 @@ OTHER: dict[str, Any] = {
     "learner.precision": "bf16",
     "learner.shared_prefixes": False,
     "learner.recompute": True,
+    "learner.compile": True,
     "engine.precision": "bf16",
     "reference.precision": "bf16",
     "reference.model": ".",

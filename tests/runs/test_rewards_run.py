@@ -95,6 +95,7 @@ def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_fork_bomb_ends_at_its_deadline_and_leaves_no_process(small):
     """While it goes off it may starve what is scored beside it, so only its own completions are looked at."""
     before = children()

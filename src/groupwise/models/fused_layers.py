@@ -9,8 +9,8 @@ layers in bfloat16 are those of models/linear.py where the device has no instruc
 """
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from groupwise.models.forwards import replaced
 from groupwise.models.linear import Linear, linear_of, linear_slopes
 from groupwise.models.precision import computes_in, multiplies_bf16
 
@@ -29,19 +30,9 @@ class FusedLayers:
         tried = ((part, _forward_of(part)) for model in models for part in model.modules())
         self.parts = [(part, forward) for part, forward in tried if forward is not None]
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Inside, a forward of the models runs these parts by their functions here, and so its backward anywhere."""
-        own = [vars(part).get("forward") for part, _ in self.parts]
-        try:
-            for part, forward in self.parts:
-                vars(part)["forward"] = partial(forward, part)
-            yield
-        finally:
-            for (part, _), before in zip(self.parts, own, strict=True):
-                vars(part).pop("forward")
-                if before is not None:
-                    vars(part)["forward"] = before
+        return replaced((part, partial(forward, part)) for part, forward in self.parts)
 
 
 class RMSNorm(torch.autograd.Function):

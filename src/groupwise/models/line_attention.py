@@ -76,6 +76,7 @@ def runs_in_line(backbone: nn.Module) -> bool:
     return bool((ours.float() - own.float()).norm() <= bound * own.float().norm())
 
 
+@torch.compiler.disable  # compiled layers (models/compiled.py) call it as it is: its blocks differ from batch to batch
 def line_attention(
     module: nn.Module,
     query: Tensor,

@@ -16,6 +16,7 @@ from groupwise.core.prefixes import prefix_microbatches
 from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord, UpdateResult
 from groupwise.core.settings import Changeable
 from groupwise.models.adjustment import UNADJUSTED, Adjustment
+from groupwise.models.compiled import CompiledLayers
 from groupwise.models.fused_layers import FusedLayers
 from groupwise.models.heads import halves
 from groupwise.models.layout import Layout, packed, padded
@@ -39,6 +40,7 @@ class LearnerSettings(OptimizerSettings):
     precision        "bf16" computes in bfloat16 over float32 master weights
     shared_prefixes  what rows have in common at their start, such as a prompt, is run once, and no padding is run
     recompute        activations are computed again in the backward pass instead of held: less memory, a third more time
+    compile          layers are compiled by torch.compile (models/compiled.py): minutes at first, then fewer kernels
     chunk_logits     logits computed at once; "auto": as many as memory has room for
     held_logits      log-probabilities held for the backward pass, which computes them again where they are more
     """
@@ -46,6 +48,7 @@ class LearnerSettings(OptimizerSettings):
     precision: Literal["fp32", "bf16"] = "fp32"
     shared_prefixes: Changeable[bool] = True
     recompute: Changeable[bool] = False
+    compile: Changeable[bool] = False
     chunk_logits: Changeable[Count] = AUTO
     held_logits: Changeable[Literal["auto"] | Annotated[int, Field(ge=0)]] = AUTO
 
@@ -80,7 +83,7 @@ class Learner(TrainedModel):
         self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
         models = [model] if reference is None else [model, reference]
         self.in_line = settings.shared_prefixes and all(runs_in_line(halves(m)[0]) for m in models)
-        self.fused = FusedLayers(*models)
+        self.fused = CompiledLayers(*models) if settings.compile else FusedLayers(*models)
 
     def annotate(self, batch: Batch, old: bool, ref: bool) -> Batch:
         """Adds `logp_old` and `logp_ref` [N,T] without gradient, each only where it is read.
