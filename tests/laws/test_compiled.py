@@ -81,6 +81,9 @@ def test_what_cannot_be_compiled_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
 
         return raises
 
+    monkeypatch.setattr(compiled, "multiplies_bf16", lambda device: False)
+    with pytest.raises(UsageError, match="this processor has no instructions for bfloat16"):
+        CompiledLayers(model_of("llama"), bf16=True)
     monkeypatch.setattr(compiled.torch, "compile", no_compiler)
     with pytest.raises(
         UsageError, match=r"cannot compile for cpu here \(InvalidCxxCompiler: .* install a C\+\+ compil"

@@ -15,15 +15,25 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from groupwise.core.errors import UsageError
 from groupwise.models.forwards import replaced
 from groupwise.models.moe.record import routers
+from groupwise.models.precision import multiplies_bf16
 
 
 class CompiledLayers:
     """The layers of models, each compiled once for any number of tokens."""
 
-    def __init__(self, *models: nn.Module) -> None:
-        """Raises UsageError where a model has no layers to compile, or the machine nothing to compile them with."""
+    def __init__(self, *models: nn.Module, bf16: bool = False) -> None:
+        """bf16  whether they compute in it
+
+        Raises UsageError where a model has no layers to compile, or the machine nothing to compile them with.
+        """
+        device = next(models[0].parameters()).device
+        if bf16 and not multiplies_bf16(device.type):
+            raise UsageError(
+                'learner.compile with learner.precision = "bf16": this processor has no instructions for bfloat16, and '
+                'compiled layers would take many times as long without them; set one of them to false or "fp32"'
+            )
         self.parts = [part for model in models for part in _parts(model)]
-        _try(next(models[0].parameters()).device)
+        _try(device)
 
     def running(self) -> AbstractContextManager[None]:
         """Inside, a forward of the models runs their layers compiled, and so its backward anywhere."""

@@ -83,7 +83,7 @@ class Learner(TrainedModel):
         self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
         models = [model] if reference is None else [model, reference]
         self.in_line = settings.shared_prefixes and all(runs_in_line(halves(m)[0]) for m in models)
-        self.fused = CompiledLayers(*models) if settings.compile else FusedLayers(*models)
+        self.fused = CompiledLayers(*models, bf16=settings.bf16) if settings.compile else FusedLayers(*models)
 
     def annotate(self, batch: Batch, old: bool, ref: bool) -> Batch:
         """Adds `logp_old` and `logp_ref` [N,T] without gradient, each only where it is read.
