@@ -1,0 +1,54 @@
+"""What was measured of one claim: rows by experiment and seed, and estimates over seeds."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from groupwise.core.statistics import Interval, over_seeds, paired
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment with one seed: what it measured by name, or why it failed."""
+
+    experiment: str
+    seed: int
+    fingerprint: str
+    measured: Mapping[str, Any]
+    error: str = ""
+    seconds: float = 0.0
+    machine: str = ""
+    made_by: str = ""
+
+
+class Measurements:
+    """Rows of experiments; of those with the same experiment and seed the last one that did not fail counts."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows: dict[tuple[str, int], Row] = {}
+        for row in rows:
+            if not row.error or (row.experiment, row.seed) not in self.rows:
+                self.rows[row.experiment, row.seed] = row
+
+    def of(self, experiment: str) -> dict[int, Row]:
+        """The rows of an experiment that did not fail, by seed."""
+        return {row.seed: row for row in self.rows.values() if row.experiment == experiment and not row.error}
+
+    def values(self, experiment: str, name: str) -> dict[object, float]:
+        """One number of an experiment, by seed."""
+        return {seed: float(row.measured[name]) for seed, row in self.of(experiment).items()}
+
+    def mean(self, experiment: str, name: str) -> float:
+        """The mean over seeds. Raises statistics.StatisticsError where there is no row."""
+        return fmean(self.values(experiment, name).values())
+
+    def interval(self, experiment: str, name: str) -> Interval | None:
+        """Around the mean over seeds; None for fewer than two."""
+        return over_seeds(list(self.values(experiment, name).values()))
+
+    def difference(self, first: str, second: str, name: str) -> Interval | None:
+        """Around second - first, on the seeds that both have; None for fewer than two."""
+        one, other = self.values(first, name), self.values(second, name)
+        both = [seed for seed in one if seed in other]
+        return paired({seed: one[seed] for seed in both}, {seed: other[seed] for seed in both})
