@@ -47,6 +47,11 @@ class Measurements:
         """Around the mean over seeds; None for fewer than two."""
         return over_seeds(list(self.values(experiment, name).values()))
 
+    @staticmethod
+    def interval_of(values: Mapping[object, float]) -> Interval | None:
+        """Around the mean over seeds of numbers that were made from rows; None for fewer than two."""
+        return over_seeds(list(values.values()))
+
     def difference(self, first: str, second: str, name: str) -> Interval | None:
         """Around second - first, on the seeds that both have; None for fewer than two."""
         one, other = self.values(first, name), self.values(second, name)
