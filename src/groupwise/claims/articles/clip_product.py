@@ -15,13 +15,14 @@ from groupwise.core.statistics import Interval
 LENGTH = 1024
 #: A rare token's probability under the old policy, in a vocabulary of two.
 RARE = 0.01
+WITHOUT_KL = {"kl.beta": 0.0}
 
 
 def measure(seed: int, work: Path) -> dict[str, float]:
     """The log-ratio of a sequence whose every token is inside the clip; where the clip's gradient is 0; how far the ratio
     of a clipped token goes all the same.
     """
-    grpo, gspo = algorithm("grpo"), algorithm("gspo")
+    grpo, gspo = algorithm("grpo", WITHOUT_KL), algorithm("gspo")
     epsilon = grpo.trust.epsilon_high  # type: ignore[attr-defined]
     width = gspo.trust.epsilon_high  # type: ignore[attr-defined]
     one = torch.ones(1, LENGTH, dtype=torch.float64)
@@ -46,7 +47,7 @@ def _misplaced_zeros() -> float:
     for sign in (1.0, -1.0):
         live = ratio.log()[:, None].requires_grad_()
         mask = torch.ones_like(live, dtype=torch.bool)
-        out = algorithm("grpo").loss(live, torch.zeros_like(live), sign * torch.ones(len(ratio)), mask)
+        out = algorithm("grpo", WITHOUT_KL).loss(live, torch.zeros_like(live), sign * torch.ones(len(ratio)), mask)
         (gradient,) = torch.autograd.grad(out.value, live)
         beyond = ratio > 1.2 if sign > 0 else ratio < 0.8
         wrong += int(((gradient[:, 0] == 0) != beyond).sum())
@@ -62,12 +63,12 @@ def _ratio_of_clipped_token() -> float:
     advantage, mask = torch.tensor([1.0, -1.0], dtype=torch.float64), torch.ones(2, 1, dtype=torch.bool)
     for _ in range(10_000):
         live = torch.stack([torch.nn.functional.logsigmoid(logit), torch.nn.functional.logsigmoid(-logit)])[:, None]
-        (gradient,) = torch.autograd.grad(algorithm("grpo").loss(live, old, advantage, mask).value, logit)
+        (gradient,) = torch.autograd.grad(algorithm("grpo", WITHOUT_KL).loss(live, old, advantage, mask).value, logit)
         if gradient == 0:
             break
         with torch.no_grad():
             logit -= 0.1 * gradient
-    return float(torch.sigmoid(logit)) / RARE
+    return float(torch.sigmoid(logit.detach())) / RARE
 
 
 def judge(measured: Measurements) -> Verdict:

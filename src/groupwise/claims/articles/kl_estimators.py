@@ -35,17 +35,12 @@ def measure(seed: int, work: Path) -> dict[str, float]:
     return seen
 
 
-def _expected(
-    name: str, live: torch.Tensor, sampled: torch.Tensor, ref: torch.Tensor
-) -> tuple[float, torch.Tensor]:
-    """E_sampled of the estimator as it is in groupwise's loss, and its gradient with respect to the logits."""
-    algo = algorithm("grpo", {"kl.beta": 1.0, "kl.estimator": name, "aggregate.kind": "token-sum"})
+def _expected(name: str, live: torch.Tensor, sampled: torch.Tensor, ref: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """E_sampled of the estimator, and its gradient with respect to the logits."""
+    estimator = algorithm("grpo", {"kl.estimator": name}).kl
     logits = live.clone().requires_grad_()
-    logp = logits.log_softmax(0)[:, None]
-    mask = torch.ones_like(logp, dtype=torch.bool)
-    kl = algo.loss(logp, sampled[:, None], torch.zeros(len(live), dtype=live.dtype), mask, logp_ref=ref[:, None]).kl
-    assert kl is not None
-    value = (sampled.exp() * kl[:, 0]).sum()
+    logp = logits.log_softmax(0)
+    value = (sampled.exp() * estimator(logp, ref, logp - sampled)).sum()
     return float(value.detach()), torch.autograd.grad(value, logits)[0]
 
 
