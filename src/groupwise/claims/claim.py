@@ -17,6 +17,10 @@ class Effort(IntEnum):
     STANDARD = 1  # training runs of three seeds, an hour in all
     FULL = 2  # as many as an answer needs
 
+    @property
+    def words(self) -> str:
+        return self.name.lower()
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -26,12 +30,20 @@ class Experiment:
     measure      (seed, folder for what it writes) -> what was measured, by name; JSON values
     fingerprint  another one where the definition changes, so that older rows no longer count
     seeds        how many seeds each effort has, from seed 0; an effort that is left out has those of the one before
+    code         of what it computes with, where that is quick to measure again: `measure` does so where a row has
+                 another one, and until then the row counts
     """
 
     name: str
     measure: Callable[[int, Path], Mapping[str, Any]]
     fingerprint: str
     seeds: Mapping[Effort, int]
+    code: str = ""
+
+    @property
+    def effort(self) -> Effort:
+        """The first that measures it."""
+        return min(effort for effort, count in self.seeds.items() if count)
 
     def seeds_of(self, effort: Effort) -> range:
         """The seeds that an effort measures."""
@@ -48,15 +60,45 @@ class Quantity:
 
 
 @dataclass(frozen=True)
+class Line:
+    """One line of a figure: its name, and which number of an experiment stands at each place of the axis."""
+
+    words: str
+    experiment: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot of what was measured: means over seeds, with the 95 % interval as a band.
+
+    at      the places on the horizontal axis, which is in `across`; the vertical one is in `up`
+    hint    what to see in it, in one sentence
+    marks   horizontal lines to measure against: their place and words
+    """
+
+    title: str
+    across: str
+    up: str
+    at: tuple[float, ...]
+    lines: tuple[Line, ...]
+    hint: str
+    marks: tuple[tuple[float, str], ...] = ()
+    log_across: bool = False
+    log_up: bool = False
+
+
+@dataclass(frozen=True)
 class Claim:
     """A claim and its experiment.
 
     title        the statement, as the articles make it
     source       which articles and papers, and where in them
-    argument     why it should be so, in a few sentences of Markdown
+    argument     why it should be so or not, in a few sentences of Markdown
     expected     what was expected before it was run
     quantities   the numbers of its table, with their intervals over seeds
     judge        the verdict, by a rule that is fixed here; it is asked only where every needed experiment has a row
+    figure       what a plot says better than the table
     optional     experiments without which the verdict is given all the same
     """
 
@@ -68,12 +110,19 @@ class Claim:
     experiments: tuple[Experiment, ...]
     quantities: tuple[Quantity, ...]
     judge: Callable[[Measurements], Verdict]
+    figure: Figure | None = None
     optional: frozenset[str] = frozenset()
 
+    @property
+    def effort(self) -> Effort:
+        """The first that can give a verdict."""
+        return max(e.effort for e in self.experiments if e.name not in self.optional)
+
     def verdict(self, measurements: Measurements) -> Verdict:
-        """What the rows say; "not measured" where an experiment has none, or failed."""
-        missing = [e.name for e in self.experiments if e.name not in self.optional and not measurements.of(e.name)]
-        if missing:
-            failed = [row.error for row in measurements.rows.values() if row.experiment in missing and row.error]
-            return Verdict(Outcome.NOT_MEASURED, failed[0] if failed else f"no row of {', '.join(missing)} yet")
+        """What the rows say; "not measured" where an experiment has none, or one of its seeds failed."""
+        needed = [e.name for e in self.experiments if e.name not in self.optional]
+        if failed := [row for name in needed for row in measurements.failed(name)]:
+            return Verdict(Outcome.NOT_MEASURED, f"{failed[0].experiment}, seed {failed[0].seed}: {failed[0].error}")
+        if missing := [name for name in needed if not measurements.of(name)]:
+            return Verdict(Outcome.NOT_MEASURED, f"no row of {', '.join(missing)} yet: --{self.effort.words} measures it")
         return self.judge(measurements)

@@ -6,68 +6,64 @@ from pathlib import Path
 import torch
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.claim import Claim, Effort, Experiment, Quantity
-from groupwise.claims.measurements import Measurements
-from groupwise.claims.verdict import Verdict, agree, every
+from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.computed import computed
+from groupwise.claims.measurements import Measurements, worst
+from groupwise.claims.verdict import Verdict, agree
 
 NAME = "group-baseline"
 SIZES = (2, 4, 16, 64, 256)
-#: Chances that a completion is right: a hard prompt, and one in the middle.
-CHANCES = (0.05, 0.5)
+CHANCES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
+#: Without the deviation, as Dr. GRPO has it, and with it.
+ROWS = {"mean": algorithm("dr-grpo"), "deviation": algorithm("grpo")}
 
 
 def measure(seed: int, work: Path) -> dict[str, float]:
-    """E[A d log p / d p] of one completion over all groups of G, completions right with chance p: exact, by binomials.
-
-    With the mean alone it should be (G - 1) / G of d p / d p = 1; with the deviation 1 / sqrt(p (1 - p)) in the limit.
+    """The expected gradient of one prompt's pass rate p, by p itself, over all groups of G: 1 of REINFORCE with the
+    exact baseline. d log p(right) = 1 / p, d log p(wrong) = -1 / (1 - p); groups by the binomial distribution.
     """
     seen: dict[str, float] = {}
-    for size in SIZES:
-        for chance in CHANCES:
-            seen[f"mean_{size}_{chance}"] = _slope("dr-grpo", size, chance)
-            seen[f"deviation_{size}_{chance}"] = _slope("grpo", size, chance)
+    for name, algo in ROWS.items():
+        for size in SIZES:
+            right = torch.arange(size + 1)
+            rewards = (torch.arange(size) < right[:, None]).double()
+            groups = right[:, None].expand(-1, size)
+            advantage = algo.advantages(rewards.flatten(), groups.flatten()).view(size + 1, size)
+            for chance in CHANCES:
+                score = (rewards - chance) / (chance * (1 - chance))
+                seen[f"{name}_{size}_{chance}"] = float(_binomial(size, chance) @ (advantage * score).mean(1))
     return seen
 
 
-def _slope(name: str, size: int, chance: float) -> float:
-    """The expected gradient with respect to the chance itself: d log p(right) = 1/p, d log p(wrong) = -1/(1-p)."""
-    right = torch.arange(size + 1)
-    rewards = (torch.arange(size) < right[:, None]).double()
-    groups = right[:, None].expand(-1, size)
-    advantage = algorithm(name).advantages(rewards.flatten(), groups.flatten()).view(size + 1, size)
-    score = torch.where(rewards > 0, 1 / chance, -1 / (1 - chance))
-    logs = [math.lgamma(size + 1) - math.lgamma(k + 1) - math.lgamma(size - k + 1) for k in range(size + 1)]
-    weight = torch.tensor(
-        [math.exp(c + k * math.log(chance) + (size - k) * math.log1p(-chance)) for k, c in enumerate(logs)],
-        dtype=torch.float64,
-    )
-    return float((weight * (advantage * score).mean(1)).sum())
+def _binomial(size: int, chance: float) -> torch.Tensor:
+    """[G+1] the chance of so many right ones."""
+    ways = (math.lgamma(size + 1) - math.lgamma(k + 1) - math.lgamma(size - k + 1) for k in range(size + 1))
+    logs = [log + k * math.log(chance) + (size - k) * math.log1p(-chance) for k, log in enumerate(ways)]
+    return torch.tensor(logs, dtype=torch.float64).exp()
+
+
+EXPERIMENT = computed(NAME, measure, seeds=1)
 
 
 def judge(measured: Measurements) -> Verdict:
-    """Without deviation (G - 1)/G at each G and p; with it the limit 1/sqrt(p(1-p)) is another objective's gradient."""
-    at = measured.of(NAME)[0].measured
-    exact = max(abs(at[f"mean_{g}_{p}"] - (g - 1) / g) for g in SIZES for p in CHANCES)
-    plain = agree(exact, 0.0, 1e-8, "the gradient without deviation, and (G - 1)/G of REINFORCE's,")
-    hard, middle = (at[f"deviation_{SIZES[-1]}_{p}"] for p in CHANCES)
-    same = agree(hard / middle, 1.0, 0.05, "with the deviation, weights of a hard prompt and of one in the middle")
-    return every([plain, same])
+    """(G - 1) / G at every size and pass rate: a scale alone, which tends to 1."""
+    places = [(size, chance) for size in SIZES for chance in CHANCES]
+    apart = [abs(measured.mean(NAME, f"mean_{size}_{chance}") - (size - 1) / size) for size, chance in places]
+    return agree(worst(apart), 0.0, 1e-9, "the gradient over REINFORCE's and (G - 1)/G, at whatever G and p,")
 
 
 CLAIM = Claim(
     name=NAME,
-    title="As the group grows, GRPO's advantage becomes REINFORCE with a baseline.",
-    source="S1; DeepSeekMath 2402.03300 section 4; Dr. GRPO 2503.20783",
+    title="As the group grows, the group-relative advantage without the deviation becomes REINFORCE with a baseline.",
+    source="S1, on the limit of large groups",
     argument="The group's mean holds the completion itself, which scales the expected gradient by (G - 1)/G and biases "
-    "nothing. Divided by the deviation, a prompt of pass rate p weighs 1/sqrt(p(1-p)): in the limit the gradient of "
-    "2 arcsin sqrt(p), and not of p.",
-    expected="Without the deviation it holds at every G, to rounding; with it, as GRPO has it, it does not hold.",
-    experiments=(Experiment(NAME, measure, "1", {Effort.QUICK: 1}),),
+    "nothing: it is REINFORCE with a baseline at every G, not only in the limit.",
+    expected="Holds, at every G.",
+    experiments=(EXPERIMENT,),
     quantities=tuple(
-        Quantity(f"gradient {words}, G = {size}, p = {chance}", NAME, f"{key}_{size}_{chance}")
-        for key, words in (("mean", "less the mean"), ("deviation", "less the mean, over the deviation"))
+        Quantity(f"expected gradient over REINFORCE's, G = {size}, p = {chance}", NAME, f"mean_{size}_{chance}")
         for size in SIZES
-        for chance in CHANCES
+        for chance in (0.05, 0.5)
     ),
     judge=judge,
 )

@@ -5,33 +5,36 @@ from pathlib import Path
 import torch
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.claim import Claim, Effort, Experiment, Quantity
-from groupwise.claims.measurements import Measurements
+from groupwise.claims.claim import Claim, Figure, Line, Quantity
+from groupwise.claims.computed import computed
+from groupwise.claims.measurements import Measurements, worst
 from groupwise.claims.verdict import Verdict, agree, below, every
 
 NAME = "soft-gate"
 TOKENS = 256
-#: Deviation of a token's log-ratio: as on policy, as the paper's bound on the variance allows (0.02), and far beyond.
-SIGMAS = (0.02, 0.14, 0.5)
+#: Deviation of a token's log-ratio, nats; 0.14 is a variance of 0.02, the largest of most sequences in the paper.
+SIGMAS = (0.02, 0.05, 0.14, 0.3, 0.5, 1.0)
+PAPERS, BEYOND = 0.14, 1.0
+SAPO = algorithm("sapo")
 
 
 def measure(seed: int, work: Path) -> dict[str, float]:
-    """The mean gate over tokens against the gate of the mean log-ratio, in units of the paper's bound tau^2/4 Var; and
-    the gate as it is computed, of r - 1, against the one that the bound is about, of log r.
+    """The mean gate over tokens against the gate of the mean log-ratio: of log r, in units of the paper's bound
+    tau^2/4 Var, and of r - 1, as it is computed.
     """
     numbers = torch.Generator().manual_seed(seed)
-    sapo = algorithm("sapo")
-    tau = sapo.trust.tau_positive  # type: ignore[attr-defined]
+    tau: float = SAPO.trust.tau_positive  # type: ignore[attr-defined]
     seen: dict[str, float] = {}
     for sigma in SIGMAS:
         z = sigma * torch.randn(64, TOKENS, generator=numbers, dtype=torch.float64)
-        mask = torch.ones_like(z, dtype=torch.bool)
-        share = sapo.loss(z, torch.zeros_like(z), torch.ones(len(z), dtype=z.dtype), mask).share
+        better = torch.ones(len(z), dtype=z.dtype)
+        gate = SAPO.loss(z, torch.zeros_like(z), better, torch.ones_like(z).bool()).share
         mean, variance = z.mean(1), z.var(1, correction=0)
         gap = (_gate(z, tau).mean(1) - _gate(mean, tau)).abs()
         seen[f"gap_{sigma}"] = float(gap.mean())
+        seen[f"bound_{sigma}"] = float((tau**2 / 4 * variance).mean())
         seen[f"of_bound_{sigma}"] = float((gap / (tau**2 / 4 * variance)).max())
-        seen[f"gap_as_computed_{sigma}"] = float((share.mean(1) - _gate(mean, tau)).abs().mean())
+        seen[f"computed_{sigma}"] = float((gate.mean(1) - _gate(mean, tau)).abs().mean())
     return seen
 
 
@@ -40,30 +43,50 @@ def _gate(z: torch.Tensor, tau: float) -> torch.Tensor:
     return 1 / torch.cosh(tau * z / 2) ** 2
 
 
+EXPERIMENT = computed(NAME, measure, seeds=5)
+
+
 def judge(measured: Measurements) -> Verdict:
-    """The bound is never passed, and at the paper's largest variance the gates as computed differ by less than 0.01."""
-    worst = max(value for sigma in SIGMAS for value in measured.values(NAME, f"of_bound_{sigma}").values())
-    bound = agree(max(worst, 1.0), 1.0, 0.0, "the largest gap and the bound, where it is passed,")
-    near = below(measured.interval(NAME, f"gap_as_computed_{SIGMAS[1]}"), 0.01, "gates at a variance of 0.02 differ by")
+    """No gap passes the bound, and at the paper's variance the gates as they are computed differ by less than 0.01."""
+    gap = worst(measured.largest(NAME, f"of_bound_{sigma}") for sigma in SIGMAS)
+    bound = agree(worst([gap, 1.0]), 1.0, 1e-9, "the largest gap, where it is more than the bound, and the bound")
+    near = below(measured.interval(NAME, f"computed_{PAPERS}"), 0.01, "at a variance of 0.02 the gates differ by")
     return every([bound, near])
 
 
 CLAIM = Claim(
     name=NAME,
-    title="Where ratios are near 1 and vary little inside a sequence, SAPO's gate per token is one gate per sequence.",
-    source="S3; SAPO 2511.20347 section 4.1, eq 16 and 21 to 23",
+    title="Where ratios are near 1 and vary little inside a sequence, SAPO's gate per token is nearly one gate per sequence.",
+    source="SAPO 2511.20347 section 4.1, eq 16 and 21 to 23",
     argument="The gate's second derivative is at most tau^2/2 in size, so a mean of gates differs from the gate of the "
     "mean by at most tau^2/4 times the variance. The bound is about a gate of log r, and the gate is of r - 1.",
     expected="Holds at the variances of the paper's figures; the bound is tight for small ones.",
-    experiments=(Experiment(NAME, measure, "1", {Effort.QUICK: 5}),),
+    experiments=(EXPERIMENT,),
     quantities=tuple(
         Quantity(f"{words}, deviation {sigma} nats", NAME, f"{key}_{sigma}")
-        for sigma in SIGMAS
+        for sigma in (SIGMAS[0], PAPERS, BEYOND)
         for key, words in (
             ("gap", "mean gate less gate of the mean"),
             ("of_bound", "largest share of the bound"),
-            ("gap_as_computed", "the same of the gate as it is computed"),
+            ("computed", "the same of the gate as it is computed"),
         )
     ),
     judge=judge,
+    figure=Figure(
+        title="How far the mean gate is from one gate",
+        across="deviation of log-ratios, nats",
+        up="difference of gates",
+        at=SIGMAS,
+        lines=tuple(
+            Line(words, NAME, tuple(f"{key}_{sigma}" for sigma in SIGMAS))
+            for key, words in (
+                ("bound", "the paper's bound"),
+                ("gap", "gate of log r"),
+                ("computed", "gate as computed, of r - 1"),
+            )
+        ),
+        hint="The gate as it is computed may pass the bound, which is about another one; at the paper's 0.14 both are small.",
+        log_across=True,
+        log_up=True,
+    ),
 )
