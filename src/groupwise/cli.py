@@ -204,7 +204,7 @@ def claims(
         Path | None, typer.Option(parser=location, help="The folder of claims.md and claims.html; claims.")
     ] = None,
 ) -> None:
-    """What articles say of these algorithms, measured: holds, does not hold, cannot be told; goes on where it stopped."""
+    """What articles say of these algorithms, measured: holds, does not hold, cannot be told. Goes on where it was."""
     from groupwise.claims import command
 
     names, say = only or [], Terminal().print

@@ -1,4 +1,4 @@
-"""Five bugs that are planted into the parts, and which verdicts each turns. python -m tests.claims.planted measures all.
+"""Five bugs that are planted into the parts, and which verdicts each turns: python -m tests.claims.planted.
 
 The table of docs/claims.md is what this prints; tests/claims/test_planted.py holds the quickest of its lines.
 """
@@ -120,8 +120,8 @@ def table() -> str:
     lines = [
         "## Would a bug be seen?",
         "",
-        "Each of five bugs was planted into the part of groupwise that it belongs to, and every quick claim measured again "
-        "(`python -m tests.claims.planted`): the verdicts that it turned.",
+        "Each of five bugs was planted into the part of groupwise that it belongs to, and every quick claim measured "
+        "again (`python -m tests.claims.planted`): the verdicts that it turned.",
         "",
         "| bug | what is wrong | verdicts that turn |",
         "|---|---|---|",

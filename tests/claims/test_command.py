@@ -47,7 +47,7 @@ def test_a_claim_is_measured_shown_and_written(call: Call) -> None:
     assert code == 0
     assert re.search(rf"^{EXACT} +holds$", out, re.MULTILINE)
     assert re.search(rf"^{SEVERAL} +holds$", out, re.MULTILINE)
-    assert "2 claims: 2 holds" in out
+    assert "2 claims: holds 2" in out
     assert "6 experiments to measure, rows in claims/rows.jsonl" in err
     assert f"6 of 6: {SEVERAL}, seed 4" in err
     page = Path("claims/claims.md").read_text()
@@ -202,4 +202,4 @@ def test_every_number_of_a_table_or_a_figure_is_measured() -> None:
 
 def test_names_are_unlike_and_verdicts_are_reached_from_the_default_place() -> None:
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
-    assert command.ROWS == Path("claims/rows.jsonl")
+    assert Path("claims/rows.jsonl") == command.ROWS

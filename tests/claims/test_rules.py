@@ -23,11 +23,11 @@ from groupwise.claims.catalog import CLAIMS, chosen
 from groupwise.claims.claim import Claim, Effort
 from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.verdict import Outcome, Verdict
+from groupwise.core.errors import UsageError
 
 HOLDS, FAILS, UNDECIDED = Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED
 #: Names of measured numbers; several numbers are those of several seeds.
 Numbers = Mapping[str, float | Sequence[float]]
-NAN = math.nan
 EVERY_SIZE = [f"{size}_{chance}" for size in group_baseline.SIZES for chance in group_baseline.CHANCES]
 EVERY_GROUP = [f"{size}_{chance}" for size in silent_groups.SIZES for chance in silent_groups.CHANCES]
 UP, DOWN = (
@@ -234,9 +234,11 @@ def test_results_of_each_kind_are_planted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_number_that_is_none_holds_nothing(name: str) -> None:
+def test_a_number_that_is_none_or_0_where_it_divides_is_no_result(name: str) -> None:
     for key in HOLDING[name]:
-        assert verdict(name, {**HOLDING[name], key: NAN}).outcome is not HOLDS, key
+        with pytest.raises(UsageError, match="which is no number"):
+            verdict(name, {**HOLDING[name], key: math.nan})
+        assert verdict(name, {**HOLDING[name], key: 0.0}).because
 
 
 @pytest.mark.parametrize("name", QUICK)

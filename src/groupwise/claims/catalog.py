@@ -1,5 +1,7 @@
 """Every claim, in the order of the page."""
 
+from collections.abc import Sequence
+
 from groupwise.claims.articles import (
     clip_confines,
     clip_product,
@@ -63,7 +65,7 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 
-def chosen(names: list[str]) -> tuple[Claim, ...]:
+def chosen(names: Sequence[str]) -> tuple[Claim, ...]:
     """The claims of these names; all where there is none. Raises UsageError for a name that no claim has."""
     by_name = {claim.name: claim for claim in CLAIMS}
     for name in names:

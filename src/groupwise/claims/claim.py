@@ -124,5 +124,10 @@ class Claim:
         if failed := [row for name in needed for row in measurements.failed(name)]:
             return Verdict(Outcome.NOT_MEASURED, f"{failed[0].experiment}, seed {failed[0].seed}: {failed[0].error}")
         if missing := [name for name in needed if not measurements.of(name)]:
-            return Verdict(Outcome.NOT_MEASURED, f"no row of {', '.join(missing)} yet: --{self.effort.words} measures it")
-        return self.judge(measurements)
+            return Verdict(
+                Outcome.NOT_MEASURED, f"no row of {', '.join(missing)} yet: --{self.effort.words} measures it"
+            )
+        try:
+            return self.judge(measurements)
+        except ZeroDivisionError:
+            return Verdict(Outcome.NOT_MEASURED, "a number that the rule divides by is 0")

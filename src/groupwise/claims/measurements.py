@@ -1,6 +1,5 @@
 """What was measured of one claim: rows by experiment and seed, and estimates over seeds."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -8,6 +7,9 @@ from typing import Any
 
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.statistics import Interval, over_seeds, paired
+
+#: A measured number is at most so large, either side of 0: NaN is none.
+LARGEST = 1e300
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Measurements:
 
     def largest(self, experiment: str, name: str) -> float:
         """Over seeds: of an error that must be rounding on each of them. Raises ValueError where there is no row."""
-        return worst(self.values(experiment, name).values())
+        return max(self.values(experiment, name).values())
 
     def interval(self, experiment: str, name: str) -> Interval | None:
         """Around the mean over seeds; None for fewer than two."""
@@ -79,19 +81,9 @@ class Measurements:
         return paired({seed: one[seed] for seed in both}, {seed: other[seed] for seed in both})
 
 
-def worst(values: Iterable[float]) -> float:
-    """The largest; NaN where one is none, which max would pass over.
-
-    >>> worst([0.0, math.nan, 1.0]), worst([0.0, 1.0])
-    (nan, 1.0)
-    """
-    every = list(values)
-    return math.nan if any(map(math.isnan, every)) else max(every)
-
-
 def _number(row: Row, name: str) -> float:
     value = row.measured.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
         raise UsageError(
             f"the row of {row.experiment}, seed {row.seed}, has {brief(value)} for {name!r}, which is no number; "
             "delete it from the file of rows, and it is measured again"

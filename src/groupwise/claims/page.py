@@ -34,18 +34,19 @@ def counted(verdicts: Collection[Verdict]) -> str:
     """How many of each outcome.
 
     >>> counted([Verdict(Outcome.HOLDS, ""), Verdict(Outcome.FAILS, ""), Verdict(Outcome.HOLDS, "")])
-    '3 claims: 2 holds, 1 does not hold'
+    '3 claims: holds 2, does not hold 1'
     """
     count = Counter(verdict.outcome for verdict in verdicts)
     order = (Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED, Outcome.NOT_MEASURED)
-    return f"{len(verdicts)} claims: " + ", ".join(f"{count[each]} {each.value}" for each in order if count[each])
+    return f"{len(verdicts)} claims: " + ", ".join(f"{each.value} {count[each]}" for each in order if count[each])
 
 
 def _introduction(verdicts: Collection[Verdict], rows: str) -> Iterator[str]:
     yield (
         "Each statement is a small experiment: what is claimed and where, what was expected, what was measured, and a "
         "verdict by a rule that is fixed in code (`groupwise.claims.articles`). A verdict is about the statement as it "
-        "stands there, at the size measured here; one that does not hold may have a half that does, which its section says."
+        "stands there, at the size measured here; one that does not hold may have a half that does, which its section "
+        "says."
     )
     yield ""
     yield f"{counted(verdicts)}. The rows are in [{rows.rpartition('/')[2]}]({rows}); this page is made from them:"

@@ -1,6 +1,7 @@
 """The claims as one HTML page: a table of verdicts, a plot for each claim that has a figure, and all numbers."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from groupwise.claims.claim import Claim, Figure, Line
 from groupwise.claims.measurements import Measurements
@@ -77,7 +78,8 @@ def _curves(figure: Figure, measurements: Measurements) -> Curves | None:
     for line in figure.lines:
         if measurements.of(line.experiment):
             columns |= _columns(line, measurements)
-    return Curves(list(figure.at), columns) if columns else None
+    places: Any = list(figure.at)
+    return Curves(places, columns) if columns else None
 
 
 def _columns(line: Line, measurements: Measurements) -> dict[str, list[Number]]:

@@ -1,4 +1,4 @@
-"""The file of rows: a header that says what it is, then one JSON row for each finished measurement, only ever added to."""
+"""The file of rows: a header that says what it is, then a JSON row for each finished measurement; only added to."""
 
 import dataclasses
 import os
@@ -21,7 +21,7 @@ ROW = TypeAdapter(Row)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows so far; none where there is no file. A last line without its end, as a killed process leaves it, is none.
+    """The rows so far; none where there is no file. A last line without its end, which a kill leaves, is none.
 
     Raises UsageError for another kind of file, one of another version, or a line that is no row.
     """

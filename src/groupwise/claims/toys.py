@@ -19,14 +19,14 @@ def sequences(vocabulary: int, length: int) -> Tensor:
 def ascent(
     algo: Algorithm, live: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, logp_ref: Tensor | None = None
 ) -> Tensor:
-    """[N,T] what each token's log-probability is multiplied with in the gradient that the loss descends, sign turned."""
+    """[N,T] what each token's log-probability is multiplied with in the gradient of the objective: -d loss / d live."""
     live = live.detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(algo.loss(live, old, advantage, mask, logp_ref=logp_ref).value, live)
     return -gradient
 
 
 class Markov:
-    """A policy over `vocabulary` tokens whose next token depends on the last one: logits [V+1,V], row V at the start."""
+    """A policy over V tokens whose next token depends on the last one: logits [V+1,V], row V at the start."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
@@ -80,7 +80,9 @@ class ToyRun:
 
     VOCABULARY, LENGTH, PROMPTS, GROUP = 24, 16, 32, 16
 
-    def __init__(self, algo: Algorithm, seed: int, learning_rate: float, updates: int, temperature: float = 1.0) -> None:
+    def __init__(
+        self, algo: Algorithm, seed: int, learning_rate: float, updates: int, temperature: float = 1.0
+    ) -> None:
         self.algo, self.rate, self.updates, self.temperature = algo, learning_rate, updates, temperature
         self.numbers = torch.Generator().manual_seed(seed)
         self.head = nn.Linear(self.VOCABULARY + 1, self.VOCABULARY, bias=False, dtype=torch.float64)
@@ -127,6 +129,4 @@ class ToyRun:
         (gradient,) = torch.autograd.grad(out.value, self.head.weight)
         with torch.no_grad():
             self.head.weight -= self.rate * gradient
-        return Update(
-            old, live.detach(), reward, advantage, out, float(entropy.mean()), float(surprise.mean())
-        )
+        return Update(old, live.detach(), reward, advantage, out, float(entropy.mean()), float(surprise.mean()))

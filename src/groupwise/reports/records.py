@@ -18,7 +18,7 @@ class Curves:
     step  a training step; of a plot with another horizontal axis, the place on it
     """
 
-    step: list[int] | list[float] = field(default_factory=list)
+    step: list[int] = field(default_factory=list)
     columns: dict[str, list[Number]] = field(default_factory=dict)
 
 
@@ -77,7 +77,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: a question, and one sentence about what stands below it; `short` is its name in the contents."""
+    """A part of the page: a question, and a sentence about what stands below it; `short` is it in the contents."""
 
     id: str
     title: str

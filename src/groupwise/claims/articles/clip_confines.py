@@ -20,7 +20,7 @@ POINTS = 1181
 
 
 def measure(seed: int, work: Path) -> dict[str, float]:
-    """How far the ratio of a clipped token goes, and the ratios whose gradient is 0 elsewhere than the equation says."""
+    """How far the ratio of a clipped token goes, and how many gradients are 0 elsewhere than the equation says."""
     return {"misplaced": _misplaced(), **{f"ratio_{rare}": _ratio_of_clipped_token(rare) for rare in RARE}}
 
 
@@ -65,11 +65,12 @@ def judge(measured: Measurements) -> Verdict:
 CLAIM = Claim(
     name=NAME,
     title="A clip at 0.8 and 1.2 keeps any single token's probability from changing by more than that.",
-    source="S1 (prevents any single token's probability from changing too much), S0 (caps it at 1.2); PPO 1707.06347 eq 7",
+    source="S1 (prevents any single token's probability from changing too much), S0 (caps it at 1.2); PPO 1707.06347 "
+    "eq 7",
     argument="The clip takes the gradient of a token whose ratio has left the band. It does not hold the ratio there: "
     "other tokens move the same parameters. In a vocabulary of two a rare token rises as long as the common one falls.",
-    expected="Does not hold. The common one stops at 0.8 of its probability, and the rare one has what is left: at 0.01 "
-    "it goes to (1 - 0.8 x 0.99) / 0.01 = 20.8.",
+    expected="Does not hold. The common one stops at 0.8 of its probability, and the rare one has what is left: at "
+    "0.01 it goes to (1 - 0.8 x 0.99) / 0.01 = 20.8.",
     experiments=(EXPERIMENT,),
     quantities=(
         *(

@@ -50,7 +50,7 @@ EXPERIMENT = computed(NAME, measure, seeds=1)
 
 
 def judge(measured: Measurements) -> Verdict:
-    """The product is attained with no gradient stopped; at the same width the mean's clip bounds it by less than half."""
+    """The product is attained with no gradient stopped; at the same width the mean's clip bounds it by half or less."""
     longest = LENGTHS[-1]
     product = measured.mean(NAME, f"grpo_{longest}")
     passed = agree(measured.mean(NAME, "passed"), 1.0, 0.0, "at the ends of the clips the gradient that passes and 1")
@@ -62,8 +62,8 @@ def judge(measured: Measurements) -> Verdict:
 
 CLAIM = Claim(
     name=NAME,
-    title="Clipped token by token, a sequence of 1024 tokens may have a ratio of 1.2^1024 = 10^81; GSPO's geometric mean "
-    "bounds it directly.",
+    title="Clipped token by token, a sequence of 1024 tokens may have a ratio of 1.2^1024 = 10^81; GSPO's geometric "
+    "mean bounds it directly.",
     source="S1, on why sequence-level ratios; GSPO 2507.18071 eq 5 and 7",
     argument="With every ratio inside the clip nothing is stopped, and their product is 1.2^L. A clip of the mean at "
     "1 + e allows the same product, (1 + e)^L: it is the width of 4e-4 that bounds it, a five-hundredth of 0.2.",
@@ -71,7 +71,11 @@ CLAIM = Claim(
     experiments=(EXPERIMENT,),
     quantities=tuple(
         Quantity(f"largest log-ratio of {length} tokens {words} (nats)", NAME, f"{key}_{length}")
-        for key, words in (("grpo", "by GRPO's 0.2"), ("gspo", "by GSPO's 4e-4"), ("gspo_wide", "by GSPO's mean at 0.2"))
+        for key, words in (
+            ("grpo", "by GRPO's 0.2"),
+            ("gspo", "by GSPO's 4e-4"),
+            ("gspo_wide", "by GSPO's mean at 0.2"),
+        )
         for length in LENGTHS
     ),
     judge=judge,

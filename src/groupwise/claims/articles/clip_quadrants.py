@@ -7,7 +7,7 @@ import torch
 from groupwise.algorithms.settings import algorithm
 from groupwise.claims.claim import Claim, Figure, Line, Quantity
 from groupwise.claims.computed import computed
-from groupwise.claims.measurements import Measurements, worst
+from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, agree, every
 
 NAME = "clip-quadrants"
@@ -52,7 +52,7 @@ EXPERIMENT = computed(NAME, measure, seeds=1)
 
 
 def judge(measured: Measurements) -> Verdict:
-    """Under GRPO and GSPO all passes where a better one fell or a worse one rose, and up to the ends of the clip else."""
+    """GRPO and GSPO pass all where a better one fell or a worse one rose, and up to the ends of the clip elsewhere."""
     up, down = (
         float((POINTS[POINTS * side > 0].exp() * side < end * side).double().mean())
         for side, end in ((1, 1.2), (-1, 0.8))
@@ -60,7 +60,7 @@ def judge(measured: Measurements) -> Verdict:
     expected = {"better_rose": up, "better_fell": 1.0, "worse_fell": down, "worse_rose": 1.0}
     return every(
         agree(
-            worst(abs(measured.mean(NAME, f"{name}_{quadrant}") - share) for quadrant, share in expected.items()),
+            max(abs(measured.mean(NAME, f"{name}_{quadrant}") - share) for quadrant, share in expected.items()),
             0.0,
             1e-9,
             f"{name.upper()}: what passes in each quadrant and what the equation has",
@@ -71,7 +71,8 @@ def judge(measured: Measurements) -> Verdict:
 
 CLAIM = Claim(
     name=NAME,
-    title="Of the four combinations of advantage and ratio a clip limits two: a better token's rise and a worse token's fall.",
+    title="Of the four combinations of advantage and ratio a clip limits two: a better token's rise and a worse "
+    "token's fall.",
     source="S0, how the signs affect training; PPO 1707.06347 eq 7",
     argument="The minimum takes the clipped value only where it is the smaller one. So a clip stops moves that already "
     "went the way of their advantage, and never one that went the other way. SAPO's gate damps all four.",

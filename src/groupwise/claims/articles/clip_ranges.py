@@ -23,8 +23,8 @@ CLAIM = Claim(
     name="clip-ranges",
     title="Adjusting the clipping ranges does not alter how much more GSPO clips than GRPO.",
     source="GSPO 2507.18071 section 5.2",
-    argument="A mean of thousands of log-ratios leaves 0.2 practically never, so that GSPO at GRPO's ranges stops nothing; "
-    "and there is always a width at which both stop the same share.",
+    argument="A mean of thousands of log-ratios leaves 0.2 practically never, so that GSPO at GRPO's ranges stops "
+    "nothing; and there is always a width at which both stop the same share.",
     expected="Does not hold.",
     experiments=(clipped_share.EXPERIMENT,),
     quantities=tuple(

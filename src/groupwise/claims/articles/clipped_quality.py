@@ -45,7 +45,7 @@ EXPERIMENT = computed(NAME, measure, seeds=10)
 
 
 def judge(measured: Measurements) -> Verdict:
-    """What is kept is right more often than what is stopped, and of the wrong completions more are stopped than kept."""
+    """What is kept is right more often than what is stopped, and of the wrong ones more are stopped than kept."""
     better = above(measured.interval(NAME, "gained"), 0.0, "what is kept is right more often than what is stopped by")
     return every(
         [better, above(measured.interval(NAME, "wrong_stopped"), 0.5, "of the wrong completions it stops a share of")]
@@ -56,9 +56,9 @@ CLAIM = Claim(
     name=NAME,
     title="GSPO filters completions and keeps only those of high quality.",
     source="S0 (filters and retains only high-quality samples), S4 (picks the 50 best of 1000)",
-    argument="The clip looks at the ratio and at the sign of the advantage, not at its size: it stops a completion that "
-    "has already moved the way of its advantage, right or wrong. A mean log-ratio is below 0 on average and the lower "
-    "width is the narrower, so that wrong ones are stopped somewhat more often.",
+    argument="The clip looks at the ratio and at the sign of the advantage, not at its size: it stops a completion "
+    "that has already moved the way of its advantage, right or wrong. A mean log-ratio is below 0 on average and the "
+    "lower width is the narrower, so that wrong ones are stopped somewhat more often.",
     expected="Does not hold: most wrong ones are kept.",
     experiments=(EXPERIMENT,),
     quantities=(

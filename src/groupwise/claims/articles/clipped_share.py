@@ -57,7 +57,9 @@ def judge(measured: Measurements) -> Verdict:
     smallest = {
         seed: min(measured.values(NAME, f"factor_{length}")[seed] for length in LENGTHS) for seed in measured.of(NAME)
     }
-    return below(measured.interval_of({**smallest}), 10.0, "where nothing is learned GSPO stops more tokens by a factor of")
+    return below(
+        measured.interval_of({**smallest}), 10.0, "where nothing is learned GSPO stops more tokens by a factor of"
+    )
 
 
 CLAIM = Claim(

@@ -9,7 +9,7 @@ import torch
 from groupwise.algorithms.settings import algorithm
 from groupwise.claims.claim import Claim, Figure, Line, Quantity
 from groupwise.claims.computed import computed
-from groupwise.claims.measurements import Measurements, worst
+from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, agree, below, every
 
 NAME = "group-size"
@@ -54,7 +54,7 @@ EXPERIMENT = computed(NAME, measure, seeds=1)
 
 def judge(measured: Measurements) -> Verdict:
     """Unbiased at every G; and at as many completions groups of 64 have less noise than groups of 8."""
-    bias = worst(abs(measured.mean(NAME, f"{name}_bias_{size}")) for name in PROMPTS for size in SIZES)
+    bias = max(abs(measured.mean(NAME, f"{name}_bias_{size}")) for name in PROMPTS for size in SIZES)
     noise = measured.mean(NAME, "spread_64") / measured.mean(NAME, "spread_8")
     return every(
         [
@@ -68,9 +68,10 @@ CLAIM = Claim(
     name=NAME,
     title="A small group's mean is a noisy baseline, and a larger group makes a less noisy gradient.",
     source="S1 (with finite G this estimate is noisy, the price of not maintaining a critic)",
-    argument="The noise that the baseline adds falls with 1/(G - 1). From as many completions a larger group also means "
-    "fewer prompts, and where these are of unlike difficulty that adds more than the baseline saves.",
-    expected="For prompts that are alike it holds, with little left to gain from G = 8 on; for unlike ones it does not.",
+    argument="The noise that the baseline adds falls with 1/(G - 1). From as many completions a larger group also "
+    "means fewer prompts, and where these are of unlike difficulty that adds more than the baseline saves.",
+    expected="For prompts that are alike it holds, with little left to gain from G = 8 on; for unlike ones it does "
+    "not.",
     experiments=(EXPERIMENT,),
     quantities=tuple(
         Quantity(f"noise over signal of 512 completions, {words}, {what}", NAME, f"{name}_{key}")
@@ -90,7 +91,8 @@ CLAIM = Claim(
             ),
             Line("prompts of 0.02 to 0.98, a perfect critic and one completion", NAME, ("spread_critic",) * len(SIZES)),
         ),
-        hint="Where prompts differ, noise has its least at a group of a few: then missing prompts cost more than the baseline.",
+        hint="Where prompts differ, noise has its least at a group of a few: then missing prompts cost more than the "
+        "baseline.",
         log_across=True,
     ),
 )

@@ -29,7 +29,11 @@ def measure(seed: int, work: Path) -> dict[str, float]:
     equal = torch.randn(ROWS, 1, generator=numbers, dtype=torch.float64).expand(ROWS, LENGTH)
     varied = torch.randn(ROWS, LENGTH, generator=numbers, dtype=torch.float64)
     stopped = 1 - GSPO.loss(live, old, equal, mask).share[mask].mean()
-    return {**_apart("equal", live, old, equal, mask), **_apart("varied", live, old, varied, mask), "stopped": float(stopped)}
+    return {
+        **_apart("equal", live, old, equal, mask),
+        **_apart("varied", live, old, varied, mask),
+        "stopped": float(stopped),
+    }
 
 
 def _apart(name: str, live: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> dict[str, float]:
@@ -51,7 +55,9 @@ def judge(measured: Measurements) -> Verdict:
         agree(measured.largest(NAME, f"{key}_equal"), 0.0, 1e-12, f"with one advantage the {words}")
         for key, words in (("value", "values"), ("share", "clips"), ("gradient", "gradients"))
     )
-    varied = above(measured.interval(NAME, "gradient_varied"), 0.01, "with advantages per token the gradients are apart by")
+    varied = above(
+        measured.interval(NAME, "gradient_varied"), 0.01, "with advantages per token the gradients are apart by"
+    )
     return every([*equal, varied])
 
 

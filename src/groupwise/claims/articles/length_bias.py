@@ -18,9 +18,9 @@ NAME = "length-bias"
 #: The chance to take another step after each of the first ones, and that an answer of so many steps is right.
 GO_ON, RIGHT = (0.5, 0.6, 0.7), (0.2, 0.35, 0.5, 0.65)
 GROUP = 2
-ROWS = {
-    kind: algorithm("dr-grpo", {"aggregate.kind": kind}) for kind in ("sequence-mean", "token-mean")
-} | {"constant": algorithm("dr-grpo", {"aggregate.limit": len(RIGHT)})}
+ROWS = {kind: algorithm("dr-grpo", {"aggregate.kind": kind}) for kind in ("sequence-mean", "token-mean")} | {
+    "constant": algorithm("dr-grpo", {"aggregate.limit": len(RIGHT)})
+}
 
 
 def measure(seed: int, work: Path) -> dict[str, float]:
@@ -68,9 +68,15 @@ EXPERIMENT = computed(NAME, measure, seeds=1)
 
 def judge(measured: Measurements) -> Verdict:
     """The constant's gradient has the direction of the pass rate's, to rounding; the others' are off by 2 % or more."""
-    constant = agree(measured.mean(NAME, "off_constant"), 0.0, 1e-7, "a constant's gradient and the pass rate's, in direction,")
+    constant = agree(
+        measured.mean(NAME, "off_constant"), 0.0, 1e-7, "a constant's gradient and the pass rate's, in direction,"
+    )
     others = (
-        above(measured.mean(NAME, f"off_{kind}"), 0.02, f"under a {kind.replace('-', ' ')} the gradient is off by a share of")
+        above(
+            measured.mean(NAME, f"off_{kind}"),
+            0.02,
+            f"under a {kind.replace('-', ' ')} the gradient is off by a share of",
+        )
         for kind in ("sequence-mean", "token-mean")
     )
     return every([constant, *others])
@@ -78,7 +84,8 @@ def judge(measured: Measurements) -> Verdict:
 
 CLAIM = Claim(
     name=NAME,
-    title="Only a constant in the place of the length leaves the policy gradient unbiased; DAPO's mean over tokens does not.",
+    title="Only a constant in the place of the length leaves the policy gradient unbiased; DAPO's mean over tokens "
+    "does not.",
     source="Dr. GRPO 2503.20783, against S0 and S1, who have the token mean as the cure",
     argument="A sum over tokens is the policy gradient; a constant only scales it. The number of tokens of a batch "
     "depends on what was sampled, and so does a weight that divides by it: batches of short answers weigh more.",
@@ -86,7 +93,11 @@ CLAIM = Claim(
     experiments=(EXPERIMENT,),
     quantities=tuple(
         Quantity(f"{words}: {what}", NAME, f"{key}_{kind}")
-        for kind, words in (("constant", "constant"), ("token-mean", "mean over tokens"), ("sequence-mean", "mean per sequence"))
+        for kind, words in (
+            ("constant", "constant"),
+            ("token-mean", "mean over tokens"),
+            ("sequence-mean", "mean per sequence"),
+        )
         for key, what in (("off", "share of the gradient across the true one"), ("degrees", "degrees between them"))
     ),
     judge=judge,

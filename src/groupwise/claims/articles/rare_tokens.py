@@ -1,5 +1,6 @@
 """Claim: clip-higher is for rare tokens."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ HIGHER, USUAL = algorithm("dapo"), algorithm("dapo", {"trust.epsilon_high": 0.2}
 RATE, UPDATES, STEPS = 10.0, 8, 4
 #: Old probabilities, from each to the next.
 EDGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-MIDDLES = tuple(round((low + high) / 2, 2) for low, high in zip(EDGES, EDGES[1:], strict=False))
+MIDDLES = tuple(round((low + high) / 2, 2) for low, high in pairwise(EDGES))
 
 
 def measure(seed: int, work: Path) -> dict[str, float]:
@@ -55,7 +56,7 @@ EXPERIMENT = computed(NAME, measure, seeds=10)
 
 
 def judge(measured: Measurements) -> Verdict:
-    """Clip-higher frees a twentieth or more of what the usual clip stops; this is less probable than the tokens of better
+    """Clip-higher frees a twentieth or more of what the usual clip stops; this is less probable than tokens of better
     completions are on average; and nothing is stopped beyond 1 / 1.2, where nothing can be.
     """
     some = above(measured.interval(NAME, "share_freed"), 0.05, "of the stopped it lets through a share of")
@@ -68,13 +69,14 @@ def judge(measured: Measurements) -> Verdict:
 
 CLAIM = Claim(
     name=NAME,
-    title="Clip-higher lets tokens of low probability rise: those that the usual clip stops are the less probable ones.",
+    title="Clip-higher lets tokens of low probability rise: those that the usual clip stops are the less probable "
+    "ones.",
     source="S0, S1; DAPO 2503.14476 section 3.1 and figure 3a (mean probability below 0.2)",
     argument="A ratio is above 1.2 only where the old probability is below 1/1.2, and a softmax moves the ratio of a "
-    "token by its share that is left, 1 - p. It frees ratios from 1.2 to 1.28 alone: S0's own example, from 0.2 to 0.4, "
-    "has a ratio of 2 and stays clipped.",
-    expected="Holds, and S0's example does not get its gradient back. How rare they are is the policy's: tokens of this toy "
-    "are less sure of themselves than a language model's, whose clipped ones DAPO found below 0.2.",
+    "token by its share that is left, 1 - p. It frees ratios from 1.2 to 1.28 alone: S0's own example, from 0.2 to "
+    "0.4, has a ratio of 2 and stays clipped.",
+    expected="Holds, and S0's example does not get its gradient back. How rare they are is the policy's: tokens of "
+    "this toy are less sure of themselves than a language model's, whose clipped ones DAPO found below 0.2.",
     experiments=(EXPERIMENT,),
     quantities=(
         Quantity("mean old probability of the tokens that clip-higher lets through", NAME, "freed_mean"),

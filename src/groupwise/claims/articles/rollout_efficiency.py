@@ -26,9 +26,9 @@ CLAIM = Claim(
     name="rollout-efficiency",
     title="Dropping groups that are all right or all wrong makes sampling more efficient.",
     source="S3 (to raise the efficiency of the rollout), S0 (prevents massive waste); DAPO 2503.14476 section 3.2",
-    argument="A group is generated before anybody knows that it is dropped, and its replacement is generated on top. Of "
-    "every hundred groups as many have signal as without the filter; what it saves is updates, at 1/(1 - silent) times "
-    "the generation for each.",
+    argument="A group is generated before anybody knows that it is dropped, and its replacement is generated on top. "
+    "Of every hundred groups as many have signal as without the filter; what it saves is updates, at 1/(1 - silent) "
+    "times the generation for each.",
     expected="Does not hold; whether updates on full batches are worth it is for runs to tell.",
     experiments=(silent_groups.EXPERIMENT,),
     quantities=tuple(

@@ -8,7 +8,7 @@ import torch
 from groupwise.algorithms.settings import algorithm
 from groupwise.claims.claim import Claim, Figure, Line, Quantity
 from groupwise.claims.computed import computed
-from groupwise.claims.measurements import Measurements, worst
+from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, agree, every
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
@@ -54,7 +54,7 @@ def judge(measured: Measurements) -> Verdict:
     places = [f"{size}_{chance}" for size in SIZES for chance in CHANCES]
 
     def apart(key: str) -> float:
-        return worst(abs(measured.mean(NAME, f"{key}_{at}") - measured.mean(NAME, f"equation_{at}")) for at in places)
+        return max(abs(measured.mean(NAME, f"{key}_{at}") - measured.mean(NAME, f"equation_{at}")) for at in places)
 
     dropped = agree(apart("dropped"), 0.0, 1e-9, "the share that DAPO drops and p^G + (1 - p)^G")
     return every([dropped, agree(apart("silent"), 0.0, 1e-9, "the share without advantages and p^G + (1 - p)^G")])

@@ -17,7 +17,7 @@ WIDTHS = (0.2, 0.28)
 
 
 def measure(seed: int, work: Path) -> dict[str, float]:
-    """The same policy trained with either upper clip: entropy at each step's beginning, and the pass rate at the end."""
+    """The same policy trained with either upper clip: entropy at the beginning of each step, pass rate at the end."""
     seen, apart = {}, 0.0
     for width in WIDTHS:
         algo = algorithm("dapo", {"trust.epsilon_high": width})
@@ -46,8 +46,8 @@ CLAIM = Claim(
     name=NAME,
     title="Clip-higher keeps the entropy from collapsing, in a small policy that learns right completions.",
     source="S0, S1; DAPO 2503.14476 figure 2",
-    argument="A higher upper clip lets rare tokens rise, which adds entropy, and common ones as well, which takes some. "
-    "Which is more depends on where the right tokens stand; nothing in the clip decides it.",
+    argument="A higher upper clip lets rare tokens rise, which adds entropy, and common ones as well, which takes "
+    "some. Which is more depends on where the right tokens stand; nothing in the clip decides it.",
     expected="Open.",
     experiments=(EXPERIMENT,),
     quantities=(

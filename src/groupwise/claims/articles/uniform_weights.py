@@ -7,7 +7,7 @@ import torch
 from groupwise.algorithms.settings import algorithm
 from groupwise.claims.claim import Claim, Quantity
 from groupwise.claims.computed import computed
-from groupwise.claims.measurements import Measurements, worst
+from groupwise.claims.measurements import Measurements
 from groupwise.claims.toys import ascent
 from groupwise.claims.verdict import Verdict, above, agree, every
 
@@ -41,7 +41,7 @@ EXPERIMENT = computed(NAME, measure, seeds=5)
 
 def judge(measured: Measurements) -> Verdict:
     """GSPO's weights do not vary inside a sequence, to rounding, and GRPO's do."""
-    gspo = worst(measured.largest(NAME, f"gspo_deviation_{length}") for length in LENGTHS)
+    gspo = max(measured.largest(NAME, f"gspo_deviation_{length}") for length in LENGTHS)
     grpo = measured.interval(NAME, f"grpo_deviation_{LENGTHS[-1]}")
     return every([agree(gspo, 0.0, 1e-12, "GSPO's weights"), above(grpo, 0.01, "GRPO's have a relative deviation of")])
 
