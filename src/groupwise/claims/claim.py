@@ -1,0 +1,133 @@
+"""A claim of an article: what is said and where, what is expected, what is measured, and when it holds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from groupwise.claims.measurements import Measurements
+from groupwise.claims.verdict import Outcome, Verdict
+
+
+class Effort(IntEnum):
+    """How much is measured; each takes in those before it."""
+
+    QUICK = 0  # mathematics and toys, minutes in all
+    STANDARD = 1  # training runs of three seeds, an hour in all
+    FULL = 2  # as many as an answer needs
+
+    @property
+    def words(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One thing to measure, with one seed or several.
+
+    name         unique over all claims; claims that read the same runs name the same experiment
+    measure      (seed, folder for what it writes) -> what was measured, by name; JSON values
+    fingerprint  another one where the definition changes, so that older rows no longer count
+    seeds        how many seeds each effort has, from seed 0; an effort that is left out has those of the one before
+    code         of what it computes with, where that is quick to measure again: `measure` does so where a row has
+                 another one, and until then the row counts
+    """
+
+    name: str
+    measure: Callable[[int, Path], Mapping[str, Any]]
+    fingerprint: str
+    seeds: Mapping[Effort, int]
+    code: str = ""
+
+    @property
+    def effort(self) -> Effort:
+        """The first that measures it."""
+        return min(effort for effort, count in self.seeds.items() if count)
+
+    def seeds_of(self, effort: Effort) -> range:
+        """The seeds that an effort measures."""
+        return range(max((count for least, count in self.seeds.items() if least <= effort), default=0))
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of the claim's table: what it is in words, and where its rows have it."""
+
+    words: str
+    experiment: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a figure: its name, and which number of an experiment stands at each place of the axis."""
+
+    words: str
+    experiment: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot of what was measured: means over seeds, with the 95 % interval as a band.
+
+    at      the places on the horizontal axis, which is in `across`; the vertical one is in `up`
+    hint    what to see in it, in one sentence
+    marks   horizontal lines to measure against: their place and words
+    """
+
+    title: str
+    across: str
+    up: str
+    at: tuple[float, ...]
+    lines: tuple[Line, ...]
+    hint: str
+    marks: tuple[tuple[float, str], ...] = ()
+    log_across: bool = False
+    log_up: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim and its experiment.
+
+    title        the statement, as the articles make it
+    source       which articles and papers, and where in them
+    argument     why it should be so or not, in a few sentences of Markdown
+    expected     what was expected before it was run
+    quantities   the numbers of its table, with their intervals over seeds
+    judge        the verdict, by a rule that is fixed here; it is asked only where every needed experiment has a row
+    figure       what a plot says better than the table
+    optional     experiments without which the verdict is given all the same
+    """
+
+    name: str
+    title: str
+    source: str
+    argument: str
+    expected: str
+    experiments: tuple[Experiment, ...]
+    quantities: tuple[Quantity, ...]
+    judge: Callable[[Measurements], Verdict]
+    figure: Figure | None = None
+    optional: frozenset[str] = frozenset()
+
+    @property
+    def effort(self) -> Effort:
+        """The first that can give a verdict."""
+        return max(e.effort for e in self.experiments if e.name not in self.optional)
+
+    def verdict(self, measurements: Measurements) -> Verdict:
+        """What the rows say; "not measured" where an experiment has none, or one of its seeds failed."""
+        needed = [e.name for e in self.experiments if e.name not in self.optional]
+        if failed := [row for name in needed for row in measurements.failed(name)]:
+            return Verdict(Outcome.NOT_MEASURED, f"{failed[0].experiment}, seed {failed[0].seed}: {failed[0].error}")
+        if missing := [name for name in needed if not measurements.of(name)]:
+            return Verdict(
+                Outcome.NOT_MEASURED, f"no row of {', '.join(missing)} yet: --{self.effort.words} measures it"
+            )
+        try:
+            return self.judge(measurements)
+        except ZeroDivisionError:
+            return Verdict(Outcome.NOT_MEASURED, "a number that the rule divides by is 0")

@@ -1,0 +1,94 @@
+"""The claims as one HTML page: a table of verdicts, a plot for each claim that has a figure, and all numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from groupwise.claims.claim import Claim, Figure, Line
+from groupwise.claims.measurements import Measurements
+from groupwise.claims.page import ARTICLES, cells, counted
+from groupwise.claims.verdict import Verdict
+from groupwise.reports.page.single import now
+from groupwise.reports.records import Curves, Mark, Number, Page, Plot, RunPage, Section, Series, Status, Table
+
+TITLE = "What the articles say, measured"
+#: The section that a page gives a run's tables.
+NUMBERS = Section("ran", "All numbers", "Means over seeds, with 95 % intervals.")
+
+
+def report(claims: Sequence[Claim], measurements: Measurements) -> Page:
+    """The page; a figure of which nothing was measured is left out."""
+    verdicts = {claim.name: claim.verdict(measurements) for claim in claims}
+    drawn = {claim.name: curves for claim in claims if claim.figure and (curves := _curves(claim.figure, measurements))}
+    figures = {claim.name: claim.figure for claim in claims if claim.figure and claim.name in drawn}
+    return Page(
+        title=TITLE,
+        written=now(),
+        sections=(*(_section(c, verdicts[c.name]) for c in claims if c.name in drawn), NUMBERS),
+        plots=tuple(_plot(name, figure, drawn[name]) for name, figure in figures.items()),
+        runs=(
+            RunPage(
+                id="claims",
+                label=TITLE,
+                status=Status("finished", counted(verdicts.values())),
+                points=drawn,
+                tables=tuple(_numbers(claim, verdicts[claim.name], measurements) for claim in claims),
+            ),
+        ),
+        tables=(_verdicts(claims, verdicts),),
+    )
+
+
+def _section(claim: Claim, verdict: Verdict) -> Section:
+    return Section(claim.name, claim.title, f"{verdict} ({claim.source})", short=claim.name)
+
+
+def _verdicts(claims: Sequence[Claim], verdicts: dict[str, Verdict]) -> Table:
+    rows = tuple((c.title, verdicts[c.name].outcome.value, verdicts[c.name].because) for c in claims)
+    words = ". ".join(f"{name}: {article}" for name, article in ARTICLES.items())
+    return Table("Verdicts", ("claim", "verdict", "because"), rows, words=words)
+
+
+def _numbers(claim: Claim, verdict: Verdict, measurements: Measurements) -> Table:
+    head = ("measured", "mean", "95 % interval", "seeds")
+    rows = tuple(cells(quantity, measurements) for quantity in claim.quantities)
+    words = f"{claim.argument} Expected: {claim.expected}"
+    return Table(f"{claim.name}: {verdict.outcome.value}", head, rows, words, numbers=(1, 2, 3))
+
+
+def _plot(name: str, figure: Figure, curves: Curves) -> Plot:
+    lines = [line for line in figure.lines if line.words in curves.columns]
+    return Plot(
+        id=name,
+        section=name,
+        title=figure.title,
+        hint=figure.hint,
+        unit=figure.up,
+        series=tuple(Series(line.words, line.words, f"{line.words}.low", f"{line.words}.high") for line in lines),
+        table="points",
+        log=figure.log_up,
+        marks=tuple(Mark(at, words) for at, words in figure.marks),
+        across=figure.across,
+        log_across=figure.log_across,
+    )
+
+
+def _curves(figure: Figure, measurements: Measurements) -> Curves | None:
+    """Every line that was measured, mean and interval at each place; None where none was."""
+    columns: dict[str, list[Number]] = {}
+    for line in figure.lines:
+        if measurements.of(line.experiment):
+            columns |= _columns(line, measurements)
+    places: Any = list(figure.at)
+    return Curves(places, columns) if columns else None
+
+
+def _columns(line: Line, measurements: Measurements) -> dict[str, list[Number]]:
+    means: list[Number] = [measurements.mean(line.experiment, name) for name in line.names]
+    around = [measurements.interval(line.experiment, name) for name in line.names]
+    if not all(around):
+        return {line.words: means}
+    return {
+        line.words: means,
+        f"{line.words}.low": [interval and interval.low for interval in around],
+        f"{line.words}.high": [interval and interval.high for interval in around],
+    }
