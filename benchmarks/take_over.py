@@ -2,8 +2,8 @@
 
     python benchmarks/take_over.py docs/evidence/moe-stability.jsonl docs/evidence/claims-runs.jsonl
 
-A run of benchmarks/stability.py at one thread is what `groupwise claims` would run again for the same seed; what it cost and
-what is read of its tokens was not kept. A row that is there already is not added twice.
+A run of benchmarks/stability.py at one thread is what `groupwise claims` would run again for the same seed; what it
+cost and what is read of its tokens was not kept. A row that is there already is not added twice.
 """
 
 from __future__ import annotations

@@ -70,7 +70,12 @@ def silent(mixed: float) -> Planted:
 
 
 def moe_ends(plain: float, replayed: float, names: tuple[str, ...]) -> Planted:
-    ends = {moe(name + kind, rate).name: end for name in names for rate in (1.5e-3, 1e-3) for kind, end in ends_of(plain, replayed)}
+    ends = {
+        moe(name + kind, rate).name: end
+        for name in names
+        for rate in (1.5e-3, 1e-3)
+        for kind, end in ends_of(plain, replayed)
+    }
     return each("heldout_end", ends)
 
 
@@ -167,7 +172,12 @@ CASES = (
 def measurements(claim: Claim, planted: Planted) -> Measurements:
     """A row for each seed, with what is planted, and the seed's own thousandth on every number."""
     return Measurements(
-        Row(e.name, seed, e.fingerprint, {name: with_noise(value, seed) for name, value in planted.get(e.name, {}).items()})
+        Row(
+            e.name,
+            seed,
+            e.fingerprint,
+            {name: with_noise(value, seed) for name, value in planted.get(e.name, {}).items()},
+        )
         for e in claim.experiments
         for seed in range(SEEDS)
     )
@@ -199,4 +209,8 @@ def test_every_quantity_is_of_a_run_of_the_claim(case: Case) -> None:
 
 def test_runs_of_one_name_are_one_condition() -> None:
     experiments = [e for case in CASES for e in case.claim.experiments]
-    assert len({e.name for e in experiments}) == len({e.fingerprint for e in experiments}) == len({(e.name, e.fingerprint) for e in experiments})
+    assert (
+        len({e.name for e in experiments})
+        == len({e.fingerprint for e in experiments})
+        == len({(e.name, e.fingerprint) for e in experiments})
+    )

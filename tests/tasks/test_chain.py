@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import subprocess
@@ -122,7 +123,7 @@ def test_the_written_share_is_that_of_the_mean_and_each_demonstration_has_its_ow
 def test_a_step_is_said_again_as_often_as_the_key_says(share: float) -> None:
     task = Chain(problems=400, again_share=share)
     letters = "".join(re.findall("[a-z]", "".join(d.completion for d in task.demonstrations(300, seed=3))))
-    again = sum(one == other for one, other in zip(letters, letters[1:], strict=False))
+    again = sum(one == other for one, other in itertools.pairwise(letters))
     assert abs(again / len(letters) - share) < 0.03
 
 

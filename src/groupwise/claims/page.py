@@ -42,4 +42,6 @@ def _line(quantity: Quantity, measurements: Measurements) -> str:
         return f"| {quantity.words} | not measured | | 0 |"
     interval = measurements.interval(quantity.experiment, quantity.name)
     around = f"{interval.low:.4g} to {interval.high:.4g}" if interval else ""
-    return f"| {quantity.words} | {measurements.mean(quantity.experiment, quantity.name):.4g} | {around} | {len(values)} |"
+    return (
+        f"| {quantity.words} | {measurements.mean(quantity.experiment, quantity.name):.4g} | {around} | {len(values)} |"
+    )

@@ -241,5 +241,3 @@ def taken_over(row: Mapping[str, Any]) -> dict[str, Any]:
     count = max(len(curve) for curve in row["curves"].values())
     steps = [{name: curve[i] for name, curve in row["curves"].items()} for i in range(count)]
     return of_steps(steps, [{"step": step, "evaluation": {"avg_at_k": rate}} for step, rate in row["heldout"]])
-
-

@@ -1,4 +1,4 @@
-"""Experiments that train: a recipe with some keys laid over it, in a process of its own, gone on with where it stopped."""
+"""Experiments that train: a recipe with keys laid over it, in a process of its own, gone on with where it stopped."""
 
 import hashlib
 import json

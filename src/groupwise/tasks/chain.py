@@ -1,5 +1,5 @@
-"""The task `chain`: a digit and some twenty lettered operations on it, worked one after the other modulo 10 in answers of
-about a hundred characters, and scored by the last digit of the completion.
+"""The task `chain`: a digit and some twenty lettered operations on it, worked one after the other modulo 10 in answers
+of about a hundred characters, and scored by the last digit of the completion.
 
     4a+9b*3c-7=                 the problem
     a+9=3b*3=9c-7=2             each step written out
@@ -21,7 +21,7 @@ from typing import ClassVar
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
-from groupwise.tasks.settings import fewest_and_most, require_shares
+from groupwise.tasks.settings import fewest_and_most, require_share, require_shares
 from groupwise.tasks.splits import SPLITS, in_hash_order, require_split, split_by_prompt
 
 #: What each operation may have as its operand. 3 and 7 are those whose product, modulo 10, tells the factor: after no
@@ -37,8 +37,9 @@ class Chain:
     """Chains of operations on a digit, modulo 10, with train and held-out problems that never meet.
 
     operations     (fewest, most) operations in a problem
-    written_share  the share of a demonstration's steps that are written out, in the mean; each demonstration has its own
+    written_share  the share of steps that are written out, in the mean; each demonstration has a share of its own
     again_share    the share of steps that are said once more, and of those again
+    opening_share  the share of demonstrations that stop early: of the first operations of a problem alone
     heldout_share  the share of problems held out for evaluation
     problems       how many problems are drawn, both splits together
     seed           draws the problems and their order
@@ -47,6 +48,7 @@ class Chain:
     operations: tuple[int, int] = (22, 26)
     written_share: float = 0.5
     again_share: float = 0.15
+    opening_share: float = 0.5
     heldout_share: float = 0.05
     problems: int = 20_000
     seed: int = 0
@@ -55,9 +57,10 @@ class Chain:
     def __post_init__(self) -> None:
         letters = len(ascii_lowercase)
         object.__setattr__(self, "operations", fewest_and_most("operations", self.operations, limit=letters))
-        require_shares(self.heldout_share, self.written_share, self.problems)
-        if not 0 <= self.again_share <= 0.9:
-            raise UsageError(f"task.again_share must be from 0 to 0.9, not {self.again_share}")
+        require_shares(self.heldout_share, 0.0, self.problems)
+        require_share("written_share", self.written_share)
+        require_share("again_share", self.again_share, most=0.9)
+        require_share("opening_share", self.opening_share)
         if not all(self.samples(split) for split in SPLITS):
             raise UsageError(f"{self} leaves a split empty; raise task.problems or move task.heldout_share")
 
@@ -85,17 +88,24 @@ class Chain:
         return [self._demonstrate(rng.choice(train), rng) for _ in range(count)]
 
     def _demonstrate(self, sample: Sample, rng: random.Random) -> Demonstration:
+        prompt = opening(sample.prompt, rng) if rng.random() < self.opening_share else sample.prompt
         share, said = self._share(rng), []
-        for step in steps(sample.prompt):
+        for step in steps(prompt):
             said.append(step.written if rng.random() < share else step.brief)
             while rng.random() < self.again_share:
                 said.append(said[-1])
-        return Demonstration(sample.prompt, "".join(said))
+        return Demonstration(prompt, "".join(said))
 
     def _share(self, rng: random.Random) -> float:
         """What share of one demonstration is written out: evenly around `written_share`, as far as 0 or 1."""
         reach = min(self.written_share, 1 - self.written_share)
         return self.written_share + reach * rng.uniform(-1, 1)
+
+
+def opening(prompt: str, rng: random.Random) -> str:
+    """The problem of the first operations alone, one at least."""
+    count = len(_OPERATION.findall(prompt))
+    return prompt[: 1 + 3 * rng.randint(1, count)] + "="
 
 
 @dataclass(frozen=True)

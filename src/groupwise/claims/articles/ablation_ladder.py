@@ -31,11 +31,12 @@ def judge(measured: Measurements) -> Verdict:
 CLAIM = Claim(
     name="ablation-ladder",
     title="Each of DAPO's techniques raises the score: 30, 36, 38, 41, 42 and 50 in the published table.",
-    source="S0, S1, S3; DAPO 2503.14476 table 1; another order in verl's rerun (52, without dynamic sampling 50, without "
-    "the token mean too 44)",
-    argument="Published are single runs, one rung upon the other, so that a gain depends on the order and on the seed. The "
-    "soft punishment takes the place of filtering here, and the last rung is DAPO's row.",
-    expected="Some rungs cannot be told; overlong filtering does not hold under a limit that is tight for most answers.",
+    source="S0, S1, S3; DAPO 2503.14476 table 1; another order in verl's rerun (52, without dynamic sampling 50, "
+    "without the token mean too 44)",
+    argument="Published are single runs, one rung upon the other, so that a gain depends on the order and on the seed. "
+    "The soft punishment takes the place of filtering here, and the last rung is DAPO's row.",
+    expected="Some rungs cannot be told; overlong filtering does not hold under a limit that is tight for most "
+    "answers.",
     experiments=LADDER,
     quantities=tuple(
         Quantity(f"{what}, {words}", run.name, name)

@@ -77,7 +77,9 @@ def judge(measured: Measurements) -> Verdict:
     ratio = mean["ratio_of_clipped_token"]
     attained = agree(mean["log_ratio_inside_clip"], LENGTH * math.log(1.2), 1e-5, f"log-ratio and {LENGTH} log 1.2")
     zeros = agree(mean["misplaced_zeros"], 0.0, 0.0, "where the gradient is 0 and where the equation has it")
-    confined = above(Interval(1.2 - ratio, 1.2 - ratio, "exact"), 0.0, f"1.2 less the clipped token's ratio, {ratio:.3g}:")
+    confined = above(
+        Interval(1.2 - ratio, 1.2 - ratio, "exact"), 0.0, f"1.2 less the clipped token's ratio, {ratio:.3g}:"
+    )
     return every([attained, zeros, confined])
 
 
@@ -92,11 +94,19 @@ CLAIM = Claim(
     expected="Does not hold: a clipped token's ratio leaves the band. (With two tokens the rare one's goes to 0.208 / 0.01.)",
     experiments=(Experiment("clip-product", measure, "1", {Effort.QUICK: 1}),),
     quantities=(
-        Quantity(f"log-ratio of {LENGTH} tokens, each just inside GRPO's clip (nats)", "clip-product", "log_ratio_inside_clip"),
+        Quantity(
+            f"log-ratio of {LENGTH} tokens, each just inside GRPO's clip (nats)",
+            "clip-product",
+            "log_ratio_inside_clip",
+        ),
         Quantity("share of gradient that passes there", "clip-product", "passed_inside_clip"),
-        Quantity(f"log-ratio of {LENGTH} tokens just inside GSPO's clip (nats)", "clip-product", "log_ratio_inside_gspo"),
+        Quantity(
+            f"log-ratio of {LENGTH} tokens just inside GSPO's clip (nats)", "clip-product", "log_ratio_inside_gspo"
+        ),
         Quantity("share of gradient that passes there", "clip-product", "passed_inside_gspo"),
-        Quantity("ratios whose gradient is 0 elsewhere than PPO's equation says, of 2,362", "clip-product", "misplaced_zeros"),
+        Quantity(
+            "ratios whose gradient is 0 elsewhere than PPO's equation says, of 2,362", "clip-product", "misplaced_zeros"
+        ),
         Quantity("ratio of a clipped rare token after descent on one batch", "clip-product", "ratio_of_clipped_token"),
     ),
     judge=judge,

@@ -22,8 +22,9 @@ CLAIM = Claim(
     name="engine-precision",
     title="GSPO tolerates an engine of other precision: its log-probabilities need not be computed again.",
     source="S0, S1, S4; GSPO 2507.18071 section 5.4 (an expectation, without an experiment)",
-    argument="A mean over a sequence averages the errors of single tokens out. But GSPO's width is a thousandth, so that "
-    "small errors of the mean decide what is stopped, and a policy that samples in bf16 is another policy.",
+    argument="A mean over a sequence averages the errors of single tokens out. But GSPO's width is a thousandth, so "
+    "that small errors of the mean decide what is stopped, and a policy that samples in bf16 is another "
+    "policy.",
     expected="Holds here; for GRPO and SAPO as well, whose clips are far wider than the error of bf16.",
     experiments=tuple(run for pair in PAIRS.values() for run in pair),
     quantities=tuple(

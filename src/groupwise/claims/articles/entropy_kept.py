@@ -18,8 +18,8 @@ CLAIM = Claim(
     name="entropy-kept",
     title="A higher upper clip (0.28 for 0.2) keeps the policy's entropy from collapsing.",
     source="S0, S1, S2, S3; DAPO 2503.14476 section 3.1, figure 2",
-    argument="A token whose ratio has passed 1.2 with a positive advantage gets no more gradient. With 1.28 it has some way "
-    "further to go, which matters for unlikely tokens, so that the policy may stay wider.",
+    argument="A token whose ratio has passed 1.2 with a positive advantage gets no more gradient. With 1.28 it has "
+    "some way further to go, which matters for unlikely tokens, so that the policy may stay wider.",
     expected="Cannot be told: one token in a hundred is stopped here, and few of those lie between 1.2 and 1.28.",
     experiments=tuple(RUNS.values()),
     quantities=tuple(

@@ -20,8 +20,8 @@ CLAIM = Claim(
     name="gate-assumptions",
     title="In real runs ratios stay near 1 and vary little inside a completion (mostly below 0.02).",
     source="S3; SAPO 2511.20347 section 4.1, figures 2 and 3",
-    argument="These two make a gate per token nearly one per sequence. A gate that is 0.9 at |r - 1| = 0.65 holds little, "
-    "and four updates on a batch at a learning rate for a tiny policy move single tokens far.",
+    argument="These two make a gate per token nearly one per sequence. A gate that is 0.9 at |r - 1| = 0.65 holds "
+    "little, and four updates on a batch at a learning rate for a tiny policy move single tokens far.",
     expected="Near 1 for nine tokens of ten: holds. Variance: does not hold at this size.",
     experiments=tuple(RUNS.values()),
     quantities=tuple(

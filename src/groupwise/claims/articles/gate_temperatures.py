@@ -17,10 +17,11 @@ def judge(measured: Measurements) -> Verdict:
 
 CLAIM = Claim(
     name="gate-temperatures",
-    title="tau for negative advantages should be above the one for positive ones: 1.05 is more stable than 1.0 and 0.95.",
+    title="tau for negative advantages should be above the one for positive ones: 1.05 is more stable than 1.0 and "
+    "0.95.",
     source="S3; SAPO 2511.20347 section 3 (eq 9) and figure 5",
-    argument="A negative advantage lifts many tokens that were not sampled. But a gate at 1.05 passes 0.989 of the gradient "
-    "at a ratio of 1.2 and one at 1.0 passes 0.990.",
+    argument="A negative advantage lifts many tokens that were not sampled. But a gate at 1.05 passes 0.989 of the "
+    "gradient at a ratio of 1.2 and one at 1.0 passes 0.990.",
     expected="Cannot be told: the gates are the same within a hundredth where nearly all ratios are.",
     experiments=tuple(RUNS.values()),
     quantities=tuple(

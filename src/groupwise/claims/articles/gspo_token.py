@@ -41,7 +41,9 @@ def judge(measured: Measurements) -> Verdict:
     """Equal to rounding with equal advantages, and another gradient with unlike ones."""
     value = agree(max(measured.values(NAME, "value_equal").values()), 0.0, 1e-12, "the values")
     gradient = agree(max(measured.values(NAME, "gradient_equal").values()), 0.0, 1e-12, "the gradients")
-    apart = above(measured.interval(NAME, "gradient_varied"), 0.01, "with advantages per token the gradients are apart by")
+    apart = above(
+        measured.interval(NAME, "gradient_varied"), 0.01, "with advantages per token the gradients are apart by"
+    )
     return every([value, gradient, apart])
 
 

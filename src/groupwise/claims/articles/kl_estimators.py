@@ -46,7 +46,9 @@ def _expected(name: str, live: torch.Tensor, sampled: torch.Tensor, ref: torch.T
 
 def judge(measured: Measurements) -> Verdict:
     """k3's value is right on policy; its gradient there, and value and gradient off policy, should be within 1 %."""
-    value = agree(max(abs(v - 1) for v in measured.values(NAME, "value_k3_on").values()), 0.0, 1e-9, "k3's value and KL")
+    value = agree(
+        max(abs(v - 1) for v in measured.values(NAME, "value_k3_on").values()), 0.0, 1e-9, "k3's value and KL"
+    )
     gradient = below(measured.interval(NAME, "gradient_k3_on"), 0.01, "k3's gradient is off by a share of")
     late = below(
         measured.interval_of({s: abs(v - 1) for s, v in measured.values(NAME, "value_k3_off").items()}),

@@ -31,9 +31,9 @@ CLAIM = Claim(
     name="kl-place",
     title="Whether the KL stands in the loss or in the reward makes no difference for the result.",
     source="S0, S1, S3 (three places, one coefficient); DeepSeekMath 2402.03300 section 4.1.1 and eq 2",
-    argument="In the loss each token is drawn back with beta. In the reward the sum over an answer is part of what the group "
-    "compares, and the group's deviation divides it: where scores differ much it weighs little, where all are right it is "
-    "the only signal there is.",
+    argument="In the loss each token is drawn back with beta. In the reward the sum over an answer is part of what the "
+    "group compares, and the group's deviation divides it: where scores differ much it weighs little, where "
+    "all are right it is the only signal there is.",
     expected="Pass rates: holds. Distance: does not hold.",
     experiments=(*RUNS.values(), GRPO),
     quantities=(

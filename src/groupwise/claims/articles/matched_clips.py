@@ -9,7 +9,7 @@ RUNS = {"GRPO": GRPO, "GSPO": GSPO, "GSPO, width matched by share": GSPO_MATCHED
 
 
 def judge(measured: Measurements) -> Verdict:
-    """The held-out pass rate, mean over evaluations, of GSPO with a clip that passes what GRPO's does is above GRPO's."""
+    """GSPO with a clip that passes what GRPO's does has a higher held-out pass rate, mean over evaluations."""
     return above(measured.difference(GRPO.name, GSPO_MATCHED.name, "heldout_mean"), 0.0, "held-out pass rate higher by")
 
 
@@ -17,8 +17,8 @@ CLAIM = Claim(
     name="matched-clips",
     title="A ratio per sequence is the better unit: GSPO learns better than GRPO, and not because it clips more.",
     source="S0, S1, S4; GSPO 2507.18071 sections 4.2 and 5.1",
-    argument="Rewards are given to sequences, so weights should be too. But with the papers' widths two things differ at "
-    "once, and to tell them apart the clip must pass as much.",
+    argument="Rewards are given to sequences, so weights should be too. But with the papers' widths two things differ "
+    "at once, and to tell them apart the clip must pass as much.",
     expected="Cannot be told.",
     experiments=tuple(RUNS.values()),
     quantities=tuple(

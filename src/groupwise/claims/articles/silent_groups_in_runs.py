@@ -39,8 +39,8 @@ CLAIM = Claim(
     name="silent-groups-in-runs",
     title="Over training the share of groups without signal is p^G + (1 - p)^G of the pass rate p.",
     source="S0, S1; DAPO 2503.14476 section 3.2, figure 3b",
-    argument="The formula is of one prompt. Prompts differ, and a prompt that is easier or harder than the mean is silent "
-    "more often: the function is convex almost everywhere, so the mean pass rate predicts too little.",
+    argument="The formula is of one prompt. Prompts differ, and a prompt that is easier or harder than the mean is "
+    "silent more often: the function is convex almost everywhere, so the mean pass rate predicts too little.",
     expected="Does not hold: more groups are silent than predicted.",
     experiments=(GRPO,),
     quantities=(

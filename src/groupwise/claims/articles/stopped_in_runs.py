@@ -22,8 +22,8 @@ CLAIM = Claim(
     name="stopped-in-runs",
     title="With the papers' widths GSPO stops two orders of magnitude more tokens than GRPO.",
     source="S0, S1, S4; GSPO 2507.18071 section 5.2, figure 2",
-    argument="GSPO's width is a seven-hundredth of GRPO's, and a mean of log-ratios over a hundred tokens varies a tenth "
-    "as much as one of them.",
+    argument="GSPO's width is a seven-hundredth of GRPO's, and a mean of log-ratios over a hundred tokens varies a "
+    "tenth as much as one of them.",
     expected="Holds, nearly: GRPO stops about one in a hundred here, GSPO about half.",
     experiments=tuple(RUNS.values()),
     quantities=tuple(Quantity(f"share of tokens stopped, {words}", run.name, STOPPED) for words, run in RUNS.items()),

@@ -17,8 +17,9 @@ CLAIM = Claim(
     name="stopped-scores",
     title="GSPO's clip excludes low-quality samples, so that training uses high-quality ones.",
     source="S0, S4; GSPO 2507.18071 section 5.2 says off-policy samples",
-    argument="The clip looks at the ratio and at the sign of the advantage, never at the score: it stops a right answer "
-    "that has become likelier, and a wrong one that has become less likely. Both are what learning does.",
+    argument="The clip looks at the ratio and at the sign of the advantage, never at the score: it stops a right "
+    "answer that has become likelier, and a wrong one that has become less likely. Both are what learning "
+    "does.",
     expected="Does not hold.",
     experiments=(GSPO,),
     quantities=(

@@ -23,7 +23,8 @@ CLAIM = Claim(
     name="stopped-tokens",
     title="The tokens that the upper clip stops are rare ones: the old policy gave them less than 0.2 in the mean.",
     source="DAPO 2503.14476 section 3.1, figure 3a; S2 says that they are the likely ones",
-    argument="A token of probability 0.9 cannot pass a ratio of 1.2 at all, while one of 0.01 needs only to reach 0.012.",
+    argument="A token of probability 0.9 cannot pass a ratio of 1.2 at all, while one of 0.01 needs only to reach "
+    "0.012.",
     expected="Holds.",
     experiments=tuple(RUNS.values()),
     quantities=tuple(

@@ -17,7 +17,7 @@ def ratio(measured: Measurements, name: str) -> dict[object, float]:
 
 
 def judge(measured: Measurements) -> Verdict:
-    """GRPO's held-out pass rate, mean over evaluations, is less than 0.03 below PPO's; PPO takes more seconds and memory."""
+    """GRPO's held-out pass rate, mean over evaluations, is less than 0.03 below PPO's; PPO takes more time and memory."""
     return every(
         [
             above(measured.difference(PPO.name, GRPO.name, "heldout_mean"), -KEPT, "held-out pass rate higher by"),
@@ -31,8 +31,9 @@ CLAIM = Claim(
     name="without-critic",
     title="Without a critic GRPO is as good as PPO at equal generation, and takes less time and memory.",
     source="S0, S1, S2; DeepSeekMath 2402.03300 section 4.1",
-    argument="The group's mean stands for the value of the prompt. A critic as large as the policy doubles what is held and "
-    "trained; its estimate inside an answer could tell which step went wrong, if it learned that in time.",
+    argument="The group's mean stands for the value of the prompt. A critic as large as the policy doubles what is "
+    "held and trained; its estimate inside an answer could tell which step went wrong, if it learned that in "
+    "time.",
     expected="Holds.",
     experiments=tuple(RUNS.values()),
     quantities=tuple(

@@ -21,8 +21,8 @@ CLAIM = Claim(
     source="S0, S1, S3; Dr. GRPO 2503.20783 section 3, DAPO 2503.14476 section 3.3",
     argument="Divided by its own length, a long wrong answer is punished less for each of its tokens than a short one. "
     "Under a token mean and under a constant every token is punished alike.",
-    expected="The sign holds; whether it can be told from the seeds over sixty steps is open, for most of a wrong answer's "
-    "length comes from writing steps out, which pays.",
+    expected="The sign holds; whether it can be told from the seeds over sixty steps is open, for most of a wrong "
+    "answer's length comes from writing steps out, which pays.",
     experiments=tuple(RUNS.values()),
     quantities=tuple(
         Quantity(f"{what}, {words}", run.name, name)
