@@ -1,12 +1,13 @@
-"""The task `chain`: a number and a list of lettered operations, worked one after the other in answers of hundreds of
-characters; scored by the last integer of the completion.
+"""The task `chain`: a digit and some twenty lettered operations on it, worked one after the other modulo 10 in answers
+of about a hundred characters, and scored by the last digit of the completion.
 
-    47 a+5 b-8 c*2 =        modulo 100
-    a47+5=52b52-8=44c44*2=88        each step written out
-    a52b44c88                       each step by its result alone
+    4a+9b*3c-7=                 the problem
+    a+9=3b*3=9c-7=2             each step written out
+    a3b9c2                      each step by its result alone
+    a+9=3b9b9c-7=2              some of each, and one step said twice
 
-Each step of a demonstration is written out or not, and sometimes done again, so that how long an answer is, is the
-policy's choice: a step that is written out is longer and goes wrong less often.
+How much of a demonstration is written out, and what is said more than once, varies. So how long an answer is, is the
+policy's choice: a step that is written out is longer and goes wrong less often, one that is said again is only longer.
 """
 
 import random
@@ -20,45 +21,48 @@ from typing import ClassVar
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
-from groupwise.tasks.settings import fewest_and_most, require_shares
-from groupwise.tasks.splits import in_hash_order, require_split, split_by_prompt
+from groupwise.tasks.settings import fewest_and_most, require_share, require_shares
+from groupwise.tasks.splits import SPLITS, in_hash_order, require_split, split_by_prompt
 
-#: Values are remainders of a division by this.
-MODULUS = 100
-OPERATIONS = "+-*"
-#: The largest operand of each operation; operands are 1 and above, of a product 2 and above.
-LARGEST = {"+": 9, "-": 9, "*": 3}
+#: What each operation may have as its operand. 3 and 7 are those whose product, modulo 10, tells the factor: after no
+#: operation does a wrong digit become a right one again.
+OPERANDS = {"+": range(1, 10), "-": range(1, 10), "*": (3, 7)}
+#: A step of a prompt or, where it is written out, of a completion: its letter, its sign and its operand.
 _OPERATION = re.compile(r"([a-z])([+*-])([0-9])")
-_INTEGER = re.compile(r"[0-9]+")
+_DIGIT = re.compile(r"[0-9]")
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Chains of operations on a number of two digits, with train and held-out problems that never meet.
+    """Chains of operations on a digit, modulo 10, with train and held-out problems that never meet.
 
     operations     (fewest, most) operations in a problem
-    written_share  the share of a demonstration's steps that are written out
-    again_share    the share of them that are done again
+    written_share  the share of steps that are written out, in the mean; each demonstration has a share of its own
+    again_share    the share of steps that are said once more, and of those again
+    opening_share  the share of demonstrations that stop early: of the first operations of a problem alone
     heldout_share  the share of problems held out for evaluation
-    problems       how many problems there are, both splits together
+    problems       how many problems are drawn, both splits together
     seed           draws the problems and their order
     """
 
-    operations: tuple[int, int] = (12, 16)
+    operations: tuple[int, int] = (22, 26)
     written_share: float = 0.5
-    again_share: float = 0.1
+    again_share: float = 0.15
+    opening_share: float = 0.5
     heldout_share: float = 0.05
     problems: int = 20_000
     seed: int = 0
     quick: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "operations", fewest_and_most("operations", self.operations, limit=len(ascii_lowercase))
-        )
-        require_shares(self.heldout_share, self.written_share, self.problems)
-        if not 0 <= self.again_share < 1:
-            raise UsageError(f"task.again_share must be from 0 to below 1, not {self.again_share}")
+        letters = len(ascii_lowercase)
+        object.__setattr__(self, "operations", fewest_and_most("operations", self.operations, limit=letters))
+        require_shares(self.heldout_share, 0.0, self.problems)
+        require_share("written_share", self.written_share)
+        require_share("again_share", self.again_share, most=0.9)
+        require_share("opening_share", self.opening_share)
+        if not all(self.samples(split) for split in SPLITS):
+            raise UsageError(f"{self} leaves a split empty; raise task.problems or move task.heldout_share")
 
     @property
     def alphabet(self) -> str:
@@ -71,9 +75,8 @@ class Chain:
         return _splits(self.operations, self.heldout_share, self.problems, self.seed)[split]
 
     def score(self, sample: Sample, completion: str) -> float:
-        """1.0 where the last integer of the completion is the answer, else 0.0."""
-        last = _INTEGER.findall(completion)[-1:]
-        return 1.0 if last == [sample.answer] else 0.0
+        """1.0 where the last digit of the completion is the answer, else 0.0."""
+        return 1.0 if _DIGIT.findall(completion)[-1:] == [sample.answer] else 0.0
 
     def gold(self, sample: Sample) -> str:
         """The problem with every step written out: a completion that scores 1.0."""
@@ -85,42 +88,53 @@ class Chain:
         return [self._demonstrate(rng.choice(train), rng) for _ in range(count)]
 
     def _demonstrate(self, sample: Sample, rng: random.Random) -> Demonstration:
-        text = ""
-        for step in steps(sample.prompt):
-            times = 1
+        prompt = opening(sample.prompt, rng) if rng.random() < self.opening_share else sample.prompt
+        share, said = self._share(rng), []
+        for step in steps(prompt):
+            said.append(step.written if rng.random() < share else step.brief)
             while rng.random() < self.again_share:
-                times += 1
-            for _ in range(times):
-                text += step.written if rng.random() < self.written_share else step.result
-        return Demonstration(sample.prompt, text)
+                said.append(said[-1])
+        return Demonstration(prompt, "".join(said))
+
+    def _share(self, rng: random.Random) -> float:
+        """What share of one demonstration is written out: evenly around `written_share`, as far as 0 or 1."""
+        reach = min(self.written_share, 1 - self.written_share)
+        return self.written_share + reach * rng.uniform(-1, 1)
+
+
+def opening(prompt: str, rng: random.Random) -> str:
+    """The problem of the first operations alone, one at least."""
+    count = len(_OPERATION.findall(prompt))
+    return prompt[: 1 + 3 * rng.randint(1, count)] + "="
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of a chain: `a47+5=52` written out, `a52` its result alone."""
+    """One operation of a chain: `b*3=9` written out, `b9` its result alone."""
 
     written: str
-    result: str
+    brief: str
     value: int
 
 
 def steps(prompt: str) -> list[Step]:
     """The operations of a problem, done one after the other.
 
-    >>> [step.written for step in steps("47a+5b-8c*2=")]
-    ['a47+5=52', 'b52-8=44', 'c44*2=88']
+    >>> [step.written for step in steps("4a+9b*3c-7=")], [step.brief for step in steps("4a+9b*3c-7=")]
+    (['a+9=3', 'b*3=9', 'c-7=2'], ['a3', 'b9', 'c2'])
     """
-    value = int(_INTEGER.match(prompt)[0])  # type: ignore[index]
-    done = []
+    value, done = int(prompt[0]), []
     for letter, sign, operand in _OPERATION.findall(prompt):
-        after = _applied(value, sign, int(operand))
-        done.append(Step(f"{letter}{value}{sign}{operand}={after}", f"{letter}{after}", after))
-        value = after
+        value = applied(value, sign, int(operand))
+        done.append(Step(f"{letter}{sign}{operand}={value}", f"{letter}{value}", value))
     return done
 
 
-def _applied(value: int, sign: str, operand: int) -> int:
-    return {"+": value + operand, "-": value - operand, "*": value * operand}[sign] % MODULUS
+def applied(value: int, sign: str, operand: int) -> int:
+    """The digit after one operation, modulo 10."""
+    if sign == "*":
+        return value * operand % 10
+    return (value + operand if sign == "+" else value - operand) % 10
 
 
 @lru_cache(maxsize=8)
@@ -129,13 +143,14 @@ def _splits(
 ) -> dict[str, tuple[Sample, ...]]:
     rng = random.Random(seed)
     drawn = {_problem(rng, rng.randint(*operations)) for _ in range(problems)}
-    samples = [Sample(key=p, prompt=p, answer=str(steps(p)[-1].value)) for p in in_hash_order(sorted(drawn), seed)]
+    samples = [Sample(key=p, prompt=p, answer=str(steps(p)[-1].value)) for p in in_hash_order(drawn, seed)]
     return split_by_prompt(samples, heldout_share)
 
 
 def _problem(rng: random.Random, count: int) -> str:
-    text = str(rng.randrange(MODULUS))
+    """A digit and `count` operations: `4a+9b*3c-7=`."""
+    text = str(rng.randrange(10))
     for letter in ascii_lowercase[:count]:
-        sign = rng.choice(OPERATIONS)
-        text += f"{letter}{sign}{rng.randint(1 + (sign == '*'), LARGEST[sign])}"
+        sign = rng.choice("+-*")
+        text += f"{letter}{sign}{rng.choice(OPERANDS[sign])}"
     return text + "="
