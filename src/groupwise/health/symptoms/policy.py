@@ -25,11 +25,13 @@ ENGINE_ERROR = 1.05
 CLIFF, CLIFF_FROM, GAIN = 0.2, 0.05, 0.02
 RISE, RISE_BY = 2.0, 0.3
 ENTROPY_LOW = 0.01
+EXPERTS = 0.1
 
 
 @symptom(
     limit=f"median of ratio_token_p99 above {RATIO_HIGH:g}, or of ratio_token_p01 below {RATIO_LOW:g}",
     why="one token in a hundred has doubled or halved its probability within a batch; a clip of 0.2 stops at 1.2",
+    early=True,
 )
 def ratio_tails(h: History) -> Seen | None:
     high, low = h.median("ratio_token_p99"), h.median("ratio_token_p01")
@@ -45,6 +47,7 @@ def ratio_tails(h: History) -> Seen | None:
 @symptom(
     limit=f"median of effective_sample_share below {SAMPLES_LOW:g}",
     why="log-ratios that spread by 0.47 leave exp(-0.47^2) = 0.8 of the samples; on policy it is 1",
+    early=True,
 )
 def few_effective_samples(h: History) -> Seen | None:
     share = h.median("effective_sample_share")
@@ -61,6 +64,7 @@ def few_effective_samples(h: History) -> Seen | None:
     name="log-ratios clamped",
     limit="log_ratio_clamped_tokens above 0 in any step",
     why="beyond 60 nats a ratio is no longer a number to train with",
+    early=True,
 )
 def clamped(h: History) -> Seen | None:
     count = h.total("log_ratio_clamped_tokens")
@@ -78,6 +82,7 @@ def clamped(h: History) -> Seen | None:
     limit=f"entropy_mean falls below {CLIFF:g} of itself within ten steps, from {CLIFF_FROM:g} nats or more, and "
     f"pass_rate gains no more than {GAIN:g}",
     why="entropy falls in healthy runs too, but then the pass rate rises with it",
+    early=True,
 )
 def entropy_cliff(h: History) -> Seen | None:
     first, last = ends(h, "entropy_mean")
@@ -96,6 +101,7 @@ def entropy_cliff(h: History) -> Seen | None:
 @symptom(
     limit=f"entropy_mean grows {RISE:g} times and by {RISE_BY:g} nats within ten steps while pass_rate falls",
     why="a policy that learns to explore does not get worse while it does",
+    early=True,
 )
 def entropy_explosion(h: History) -> Seen | None:
     first, last = ends(h, "entropy_mean")
@@ -132,6 +138,7 @@ def no_entropy_left(h: History) -> Seen | None:
     "(without the metric: exp(engine_gap_mean))",
     why="from there on runs are known to drift apart, whatever the learning rate; where precisions differ, the check's "
     "limit is the rounding that was measured at the start",
+    early=True,
 )
 def engine_gap(h: History) -> Seen | None:
     error, gap = h.mean("engine_probability_error"), h.mean("engine_gap_mean")
@@ -151,6 +158,7 @@ def engine_gap(h: History) -> Seen | None:
 @symptom(
     limit=f"median of engine_effective_sample_share below {SAMPLES_LOW:g}",
     why="as for the effective samples, between sampler and learner",
+    early=True,
 )
 def few_engine_samples(h: History) -> Seen | None:
     share = h.median("engine_effective_sample_share")
@@ -160,6 +168,22 @@ def few_engine_samples(h: History) -> Seen | None:
         f"Over {h.over}, the mismatch between sampler and learner leaves {percent(share)} of the trained tokens' "
         "worth: single tokens are far apart.",
         'algorithm.mismatch.kind = "tis", or learner.precision = "fp32"',
+    )
+
+
+@symptom(
+    limit=f"median of routing.changed above {EXPERTS:g}",
+    why="GSPO's paper saw 10 % where training a mixture of experts no longer converged; runs that learn have 2 to 4 %",
+    early=True,
+)
+def expert_drift(h: History) -> Seen | None:
+    share = h.median("routing.changed")
+    if share is None or share <= EXPERTS:
+        return None
+    return Seen(
+        f"Over {h.over}, {percent(share)} of the experts that the policy chose after a step's updates were other ones "
+        "than before them: it is no longer the same network that is compared with itself.",
+        f'routing.replay = "learner", {smaller_updates(h, lead="or ")}',
     )
 
 
