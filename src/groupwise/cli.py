@@ -203,20 +203,23 @@ def claims(
     out: Annotated[
         Path | None, typer.Option(parser=location, help="The folder of claims.md and claims.html; claims.")
     ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Training runs side by side, of one thread each; 1.")
+    ] = None,
 ) -> None:
     """What articles say of these algorithms, measured: holds, does not hold, cannot be told. Goes on where it was."""
     from groupwise.claims import command
 
     names, say = only or [], Terminal().print
     if list:
-        if quick or standard or full or seed is not None or out is not None:
+        if quick or standard or full or any(each is not None for each in (seed, out, at_once)):
             raise UsageError("claims --list measures and writes nothing; it goes with --only and --rows alone")
         for line in command.listing(names, rows or command.ROWS):
             say(line)
         return
     effort = command.effort_of(quick, standard, full)
     note = Terminal(stderr=True).print
-    done = command.run(names, effort, note, seed, rows or command.ROWS, out or command.FOLDER)
+    done = command.run(names, effort, note, seed, rows or command.ROWS, out or command.FOLDER, at_once or 1)
     for line in done.lines:
         say(line)
     if done.failed:

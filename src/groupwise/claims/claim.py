@@ -6,6 +6,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from groupwise.claims.figure import Figure
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Outcome, Verdict
 
@@ -32,6 +33,8 @@ class Experiment:
     seeds        how many seeds each effort has, from seed 0; an effort that is left out has those of the one before
     code         of what it computes with, where that is quick to measure again: `measure` does so where a row has
                  another one, and until then the row counts
+    own_process  whether `measure` runs in a process of its own, so that several may run side by side
+    costs        names of what the machine decides, such as seconds: another time they are others
     """
 
     name: str
@@ -39,6 +42,8 @@ class Experiment:
     fingerprint: str
     seeds: Mapping[Effort, int]
     code: str = ""
+    own_process: bool = False
+    costs: frozenset[str] = frozenset()
 
     @property
     def effort(self) -> Effort:
@@ -57,35 +62,6 @@ class Quantity:
     words: str
     experiment: str
     name: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a figure: its name, and which number of an experiment stands at each place of the axis."""
-
-    words: str
-    experiment: str
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A plot of what was measured: means over seeds, with the 95 % interval as a band.
-
-    at      the places on the horizontal axis, which is in `across`; the vertical one is in `up`
-    hint    what to see in it, in one sentence
-    marks   horizontal lines to measure against: their place and words
-    """
-
-    title: str
-    across: str
-    up: str
-    at: tuple[float, ...]
-    lines: tuple[Line, ...]
-    hint: str
-    marks: tuple[tuple[float, str], ...] = ()
-    log_across: bool = False
-    log_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +93,11 @@ class Claim:
     def effort(self) -> Effort:
         """The first that can give a verdict."""
         return max(e.effort for e in self.experiments if e.name not in self.optional)
+
+    @property
+    def command(self) -> str:
+        """What measures one seed of it again."""
+        return f"groupwise claims --only {self.name} --{self.effort.words} --seed 0"
 
     def verdict(self, measurements: Measurements) -> Verdict:
         """What the rows say; "not measured" where an experiment has none, or one of its seeds failed."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from groupwise.claims.catalog import CLAIMS, chosen
+from groupwise.claims.catalog import CLAIMS, SUBJECTS, chosen
 from groupwise.claims.claim import Claim, Effort
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.page import TITLE, counted, markdown
@@ -32,15 +32,15 @@ class Done(NamedTuple):
 
 def effort_of(quick: bool, standard: bool, full: bool) -> Effort:
     """The one effort that was asked for. Raises UsageError for none or several."""
-    asked = [effort for effort, wanted in zip(Effort, (quick, standard, full), strict=True) if wanted]
-    if len(asked) > 1:
-        raise UsageError(f"claims takes one effort, not {' and '.join(f'--{effort.words}' for effort in asked)}")
-    if not asked:
+    efforts = [effort for effort, wanted in zip(Effort, (quick, standard, full), strict=True) if wanted]
+    if len(efforts) > 1:
+        raise UsageError(f"claims takes one effort, not {' and '.join(f'--{effort.words}' for effort in efforts)}")
+    if not efforts:
         raise UsageError(
             "claims: choose --quick (mathematics and toys, minutes), --standard (training runs as well, an hour) or "
             "--full (as many as an answer needs); --list shows the claims"
         )
-    return asked[0]
+    return efforts[0]
 
 
 def listing(names: Sequence[str], rows: Path = ROWS) -> Iterator[str]:
@@ -60,6 +60,7 @@ def run(
     seed: int | None = None,
     rows: Path = ROWS,
     out: Path = FOLDER,
+    at_once: int = 1,
 ) -> Done:
     """Measure the claims of these names, all where there is none; the pages are of all claims.
 
@@ -71,7 +72,8 @@ def run(
     _require_pages(out)
     before = current(claims, read_rows(rows))
     say(f"{len(missing(claims, effort, before, seed))} experiments to measure, rows in {rows}")
-    known = measure(claims, effort, rows, RUNS if rows == ROWS else rows.parent / "runs", say, seed)
+    work = RUNS if rows == ROWS else rows.parent / RUNS.name
+    known = measure(claims, effort, rows, work, say, seed, at_once)
     failed = sum(
         bool(known.failed(name)) for name in {e.name for c in claims for e in c.experiments if e.seeds_of(effort)}
     )
@@ -94,7 +96,7 @@ def _numbers(claims: Sequence[Claim], known: Measurements, seed: int) -> Iterato
     for claim in claims:
         yield f"{claim.name}, seed {seed}"
         for quantity in claim.quantities:
-            value = known.values(quantity.experiment, quantity.name).get(seed)
+            value = known.numbers(quantity.experiment, quantity.name).get(seed)
             yield f"  {quantity.words}: {'not measured' if value is None else f'{value:.6g}'}"
         yield f"  over {_seeds(claim, known)}: {shortened(str(claim.verdict(known)))}"
 
@@ -112,8 +114,8 @@ def _write_pages(rows: Path, out: Path) -> list[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with whole_file(page) as file:
-            file.write(markdown(CLAIMS, known, link).encode())
-        write(report(CLAIMS, known), html)
+            file.write(markdown(SUBJECTS, known, link).encode())
+        write(report(CLAIMS, known, link), html)
     except OSError as error:
         raise RunError(f"{out}: a page cannot be written: {error.strerror}; the rows are kept") from None
     return [page, html]

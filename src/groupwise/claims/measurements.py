@@ -18,6 +18,7 @@ class Row:
 
     fingerprint  the experiment's when it was measured
     code         of what it computed with, where the experiment has one
+    line         where it stands in its file, from 1; 0 where it is in none
     """
 
     experiment: str
@@ -29,6 +30,7 @@ class Row:
     machine: str = ""
     made_by: str = ""
     code: str = ""
+    line: int = 0
 
 
 class Measurements:
@@ -57,6 +59,19 @@ class Measurements:
         """One number of an experiment, by seed. Raises UsageError where a row does not have it."""
         return {seed: _number(row, name) for seed, row in self.of(experiment).items()}
 
+    def numbers(self, experiment: str, name: str) -> dict[object, float]:
+        """As `values`, of the seeds that have it: a run that stopped no completion has no mean score of those."""
+        rows = self.of(experiment).items()
+        return {seed: _number(row, name) for seed, row in rows if row.measured.get(name) is not None}
+
+    def curves(self, experiment: str, name: str) -> dict[object, list[float | None]]:
+        """A number for each step of a run, by seed; None where a step has none. Raises UsageError as `values` does."""
+        return {seed: _curve(row, name) for seed, row in self.of(experiment).items()}
+
+    def heldout(self, experiment: str) -> dict[object, list[tuple[int, float]]]:
+        """Step and pass rate of each evaluation of a run, by seed. Raises UsageError as `values` does."""
+        return {seed: _heldout(row) for seed, row in self.of(experiment).items()}
+
     def mean(self, experiment: str, name: str) -> float:
         """The mean over seeds. Raises statistics.StatisticsError where there is no row."""
         return fmean(self.values(experiment, name).values())
@@ -75,17 +90,45 @@ class Measurements:
         return over_seeds(list(values.values()))
 
     def difference(self, first: str, second: str, name: str) -> Interval | None:
-        """Around second - first, on the seeds that both have; None for fewer than two."""
-        one, other = self.values(first, name), self.values(second, name)
+        """Around second - first, on the seeds that have it of both; None for fewer than two."""
+        one, other = self.numbers(first, name), self.numbers(second, name)
         both = [seed for seed in one if seed in other]
         return paired({seed: one[seed] for seed in both}, {seed: other[seed] for seed in both})
 
 
 def _number(row: Row, name: str) -> float:
     value = row.measured.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
-        raise UsageError(
-            f"the row of {row.experiment}, seed {row.seed}, has {brief(value)} for {name!r}, which is no number; "
-            "delete it from the file of rows, and it is measured again"
-        )
+    if not _is_number(value):
+        raise _damaged(row, name, value, "no number")
     return float(value)
+
+
+def _curve(row: Row, name: str) -> list[float | None]:
+    curves = row.measured.get("curves")
+    curve = curves.get(name) if isinstance(curves, Mapping) else None
+    if not isinstance(curve, list) or not all(value is None or _is_number(value) for value in curve):
+        raise _damaged(row, name, curve, "no curve")
+    return curve
+
+
+def _heldout(row: Row) -> list[tuple[int, float]]:
+    pairs = row.measured.get("heldout")
+    if not isinstance(pairs, list) or not all(_is_evaluation(pair) for pair in pairs):
+        raise _damaged(row, "heldout", pairs, "no list of step and pass rate")
+    return [(step, float(rate)) for step, rate in pairs]
+
+
+def _is_evaluation(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int) and _is_number(pair[1])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _damaged(row: Row, name: str, value: Any, words: str) -> UsageError:
+    where = f"line {row.line}, " if row.line else ""
+    return UsageError(
+        f"{where}the row of {row.experiment}, seed {row.seed}, has {brief(value)} for {name!r}, which is {words}; "
+        "delete it from the file of rows, and it is measured again"
+    )

@@ -1,9 +1,10 @@
-"""The claims as one page of Markdown: a table of verdicts, then each claim with its numbers and the command."""
+"""The claims as one page of Markdown: tables of verdicts, then each claim with its numbers, rows and command."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import fmean
 
-from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.claim import Claim, Experiment, Quantity
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Outcome, Verdict
 
@@ -19,12 +20,16 @@ ARTICLES: Mapping[str, str] = {
 }
 
 
-def markdown(claims: Sequence[Claim], measurements: Measurements, rows: str) -> str:
+def markdown(subjects: Mapping[str, Sequence[Claim]], measurements: Measurements, rows: str) -> str:
     """The page; `rows` is where the file is that each verdict is read from, as a link."""
+    claims = [claim for each in subjects.values() for claim in each]
     verdicts = {claim.name: claim.verdict(measurements) for claim in claims}
     lines = [TITLE, "", *_introduction(verdicts.values(), rows)]
-    lines += ["", "| claim | verdict |", "|---|---|"]
-    lines += [f"| [{claim.title}](#{claim.name}) | {verdicts[claim.name].outcome.value} |" for claim in claims]
+    for subject, its_claims in subjects.items():
+        lines += ["", f"**{subject}**", "", "| claim | verdict | rows |", "|---|---|---|"]
+        for claim in its_claims:
+            title, outcome = in_cell(claim.title), verdicts[claim.name].outcome.value
+            lines.append(f"| [{title}](#{claim.name}) | {outcome} | {_first_row(claim, measurements, rows)} |")
     for claim in claims:
         lines += ["", *_section(claim, verdicts[claim.name], measurements, rows)]
     return "\n".join(lines) + "\n"
@@ -52,8 +57,9 @@ def _introduction(verdicts: Collection[Verdict], rows: str) -> Iterator[str]:
     yield f"{counted(verdicts)}. The rows are in [{rows.rpartition('/')[2]}]({rows}); this page is made from them:"
     yield ""
     yield "    groupwise claims --list"
-    yield "    groupwise claims --quick        # mathematics and toys, minutes"
-    yield "    groupwise claims --standard     # training runs as well, on three seeds"
+    yield "    groupwise claims --quick                    # mathematics and toys, a minute or two"
+    yield "    groupwise claims --standard --at-once 2     # training runs of three seeds as well, two side by side"
+    yield "    groupwise claims --full --at-once 2         # five seeds; whatever is stopped is gone on with"
     yield ""
     yield from (f"- {name}: {words}" for name, words in ARTICLES.items())
 
@@ -76,19 +82,42 @@ def _section(claim: Claim, verdict: Verdict, measurements: Measurements, rows: s
     yield ""
     yield "| measured | mean | 95 % interval | seeds |"
     yield "|---|---|---|---|"
-    yield from (f"| {' | '.join(cells(quantity, measurements))} |" for quantity in claim.quantities)
+    yield from (f"| {' | '.join(map(in_cell, cells(quantity, measurements)))} |" for quantity in claim.quantities)
     yield ""
-    names = ", ".join(f"`{experiment.name}`" for experiment in claim.experiments)
-    yield f"Rows: {names} in [{rows.rpartition('/')[2]}]({rows}). One seed again:"
+    yield f"Rows: {'; '.join(_rows_of(experiment, measurements, rows) for experiment in claim.experiments)}."
     yield ""
-    yield f"    groupwise claims --only {claim.name} --{claim.effort.words} --seed 0"
+    yield "One seed again:"
+    yield ""
+    yield f"    {claim.command}"
+
+
+def in_cell(words: str) -> str:
+    """Words that stand in a table of Markdown.
+
+    >>> print(in_cell("KL(live || reference)"))
+    KL(live \\|\\| reference)
+    """
+    return words.replace("|", "\\|")
+
+
+def _first_row(claim: Claim, measurements: Measurements, rows: str) -> str:
+    """How many rows the verdict is read from, with a link to the first of them."""
+    lines = [row.line for experiment in claim.experiments for row in measurements.of(experiment.name).values()]
+    return f"[{len(lines)}]({rows}#L{min(lines)})" if lines else "none"
+
+
+def _rows_of(experiment: Experiment, measurements: Measurements, rows: str) -> str:
+    """An experiment's name, and its seeds, each with a link to its row."""
+    known = sorted(measurements.of(experiment.name).items())
+    seeds = ", ".join(f"[{seed}]({rows}#L{row.line})" for seed, row in known)
+    return f"`{experiment.name}`, {f'seed {seeds}' if known else 'none yet'}"
 
 
 def cells(quantity: Quantity, measurements: Measurements) -> tuple[str, str, str, str]:
     """A number of a claim's table: what it is, the mean over seeds, the interval around it, and how many seeds."""
-    values = measurements.values(quantity.experiment, quantity.name)
+    values = measurements.numbers(quantity.experiment, quantity.name)
     if not values:
         return quantity.words, "not measured", "", "0"
-    interval = measurements.interval(quantity.experiment, quantity.name)
+    interval = measurements.interval_of(values)
     around = f"{interval.low:.4g} to {interval.high:.4g}" if interval else ""
-    return quantity.words, f"{measurements.mean(quantity.experiment, quantity.name):.4g}", around, str(len(values))
+    return quantity.words, f"{fmean(values.values()):.4g}", around, str(len(values))

@@ -1,9 +1,11 @@
 """The claims as one HTML page: a table of verdicts, a plot for each claim that has a figure, and all numbers."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
-from groupwise.claims.claim import Claim, Figure, Line
+from groupwise.claims.claim import Claim
+from groupwise.claims.figure import Figure, Place
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.page import ARTICLES, cells, counted
 from groupwise.claims.verdict import Verdict
@@ -15,8 +17,8 @@ TITLE = "What the articles say, measured"
 NUMBERS = Section("ran", "All numbers", "Means over seeds, with 95 % intervals.")
 
 
-def report(claims: Sequence[Claim], measurements: Measurements) -> Page:
-    """The page; a figure of which nothing was measured is left out."""
+def report(claims: Sequence[Claim], measurements: Measurements, rows: str) -> Page:
+    """The page; a figure of which nothing was measured is left out. `rows` is the file that verdicts are read from."""
     verdicts = {claim.name: claim.verdict(measurements) for claim in claims}
     drawn = {claim.name: curves for claim in claims if claim.figure and (curves := _curves(claim.figure, measurements))}
     figures = {claim.name: claim.figure for claim in claims if claim.figure and claim.name in drawn}
@@ -31,7 +33,7 @@ def report(claims: Sequence[Claim], measurements: Measurements) -> Page:
                 label=TITLE,
                 status=Status("finished", counted(verdicts.values())),
                 points=drawn,
-                tables=tuple(_numbers(claim, verdicts[claim.name], measurements) for claim in claims),
+                tables=tuple(_numbers(claim, verdicts[claim.name], measurements, rows) for claim in claims),
             ),
         ),
         tables=(_verdicts(claims, verdicts),),
@@ -48,10 +50,15 @@ def _verdicts(claims: Sequence[Claim], verdicts: dict[str, Verdict]) -> Table:
     return Table("Verdicts", ("claim", "verdict", "because"), rows, words=words)
 
 
-def _numbers(claim: Claim, verdict: Verdict, measurements: Measurements) -> Table:
+def _numbers(claim: Claim, verdict: Verdict, measurements: Measurements, file: str) -> Table:
     head = ("measured", "mean", "95 % interval", "seeds")
     rows = tuple(cells(quantity, measurements) for quantity in claim.quantities)
-    words = f"{claim.argument} Expected: {claim.expected}"
+    lines = (row.line for experiment in claim.experiments for row in measurements.of(experiment.name).values())
+    where = ", ".join(map(str, sorted(lines)))
+    words = (
+        f"{claim.argument} Expected: {claim.expected} Rows: {f'lines {where} of {file}' if where else 'none yet'}. One "
+        f"seed again: {claim.command}"
+    )
     return Table(f"{claim.name}: {verdict.outcome.value}", head, rows, words, numbers=(1, 2, 3))
 
 
@@ -76,19 +83,22 @@ def _curves(figure: Figure, measurements: Measurements) -> Curves | None:
     """Every line that was measured, mean and interval at each place; None where none was."""
     columns: dict[str, list[Number]] = {}
     for line in figure.lines:
-        if measurements.of(line.experiment):
-            columns |= _columns(line, measurements)
-    places: Any = list(figure.at)
-    return Curves(places, columns) if columns else None
+        if all(measurements.of(experiment) for experiment in line.experiments):
+            columns |= _columns(line.words, line.places(measurements))
+    if not columns:
+        return None
+    count = max(map(len, columns.values()))
+    places: Any = list(figure.at) or list(range(1, count + 1))
+    return Curves(places, {name: [*column, *[None] * (count - len(column))] for name, column in columns.items()})
 
 
-def _columns(line: Line, measurements: Measurements) -> dict[str, list[Number]]:
-    means: list[Number] = [measurements.mean(line.experiment, name) for name in line.names]
-    around = [measurements.interval(line.experiment, name) for name in line.names]
-    if not all(around):
-        return {line.words: means}
+def _columns(words: str, places: Sequence[Place]) -> dict[str, list[Number]]:
+    means: list[Number] = [fmean(values.values()) if values else None for values in places]
+    around = [Measurements.interval_of(values) for values in places]
+    if not any(around):
+        return {words: means}
     return {
-        line.words: means,
-        f"{line.words}.low": [interval and interval.low for interval in around],
-        f"{line.words}.high": [interval and interval.high for interval in around],
+        words: means,
+        f"{words}.low": [interval and interval.low for interval in around],
+        f"{words}.high": [interval and interval.high for interval in around],
     }

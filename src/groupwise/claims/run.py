@@ -1,9 +1,12 @@
-"""Measuring: every experiment of the chosen claims that has no row yet, one after the other, a row each."""
+"""Measuring: every experiment of the chosen claims that has no row yet, a row each as soon as it is done."""
 
 import math
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple
 
 from groupwise.claims.claim import Claim, Effort, Experiment
@@ -11,7 +14,7 @@ from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.store import append_row, read_rows
 from groupwise.core.boundary import unexpected
 from groupwise.core.errors import GroupwiseError, brief
-from groupwise.core.machine import words
+from groupwise.core.load import cores
 from groupwise.core.version import VERSION
 
 
@@ -23,6 +26,10 @@ class Measuring(NamedTuple):
     number: int
     of: int
 
+    @property
+    def words(self) -> str:
+        return f"{self.number} of {self.of}: {self.experiment.name}, seed {self.seed}"
+
 
 def measure(
     claims: Sequence[Claim],
@@ -31,21 +38,25 @@ def measure(
     work: Path,
     say: Callable[[str], None],
     seed: int | None = None,
+    at_once: int = 1,
 ) -> Measurements:
     """Measure what has no row, append each as it is done -> all that is known.
 
-    rows  the file of rows, which may exist
-    work  where experiments write, such as run folders
-    seed  measure this seed alone, whether or not it has a row; None is every seed of the effort that has none
+    rows     the file of rows, which may exist
+    work     where experiments write, such as run folders
+    seed     measure this seed alone, whether or not it has a row; None is every seed of the effort that has none
+    at_once  how many of those that have a process of their own run side by side
     An experiment that fails has a row that says why; it is measured again the next time.
     """
     known = current(claims, read_rows(rows))
-    for each in missing(claims, effort, known, seed):
-        say(f"{each.number} of {each.of}: {each.experiment.name}, seed {each.seed}")
-        row = _measured(each.experiment, each.seed, work)
+    for each, row in _in_turn(missing(claims, effort, known, seed), work, at_once):
+        if row is None:
+            say(each.words)
+            continue
         append_row(rows, row)
-        again = _again(known.of(row.experiment).get(row.seed), row) if seed is not None else ""
-        say(f"  {row.error or 'measured'} ({row.seconds:.1f} s){again}")
+        again = _again(known.of(row.experiment).get(row.seed), row, each.experiment) if seed is not None else ""
+        whose = f"{each.experiment.name}, seed {each.seed}: " if at_once > 1 else ""
+        say(f"  {whose}{row.error or 'measured'} ({row.seconds:.1f} s){again}")
     return current(claims, read_rows(rows))
 
 
@@ -72,6 +83,37 @@ def _to_measure(
         yield from ((experiment, each) for each in chosen)
 
 
+def _in_turn(wanted: Sequence[Measuring], work: Path, at_once: int) -> Iterator[tuple[Measuring, Row | None]]:
+    """Each twice: where it begins, without a row, and where it is done. Those without a process of their own first."""
+    if at_once == 1:
+        yield from _one_by_one(wanted, work)
+    else:
+        yield from _one_by_one([each for each in wanted if not each.experiment.own_process], work)
+        yield from _side_by_side([each for each in wanted if each.experiment.own_process], work, at_once)
+
+
+def _one_by_one(wanted: Sequence[Measuring], work: Path) -> Iterator[tuple[Measuring, Row | None]]:
+    for each in wanted:
+        yield each, None
+        yield each, _measured(each.experiment, each.seed, work)
+
+
+def _side_by_side(wanted: Sequence[Measuring], work: Path, at_once: int) -> Iterator[tuple[Measuring, Row | None]]:
+    """Threads that wait for processes; they end with this one, and with them what they wait for (core/children.py)."""
+    waiting = iter(wanted)
+    heard: SimpleQueue[tuple[Measuring, Row | None]] = SimpleQueue()
+
+    def work_off() -> None:
+        for each in waiting:  # a list's iterator gives each to one thread
+            heard.put((each, None))
+            heard.put((each, _measured(each.experiment, each.seed, work)))
+
+    for _ in range(at_once):
+        Thread(target=work_off, daemon=True).start()
+    for _ in range(2 * len(wanted)):
+        yield heard.get()
+
+
 def _measured(experiment: Experiment, seed: int, work: Path) -> Row:
     began = time.perf_counter()
     measured, error = {}, ""
@@ -89,7 +131,7 @@ def _measured(experiment: Experiment, seed: int, work: Path) -> Row:
         measured={} if error else measured,
         error=error,
         seconds=round(time.perf_counter() - began, 1),
-        machine=words("cpu"),
+        machine=f"{platform.machine()}, {cores()} cores, cpu",
         made_by=VERSION,
         code=experiment.code,
     )
@@ -101,14 +143,15 @@ def _not_finite(measured: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} is {value}" for name, value in wrong.items())
 
 
-def _again(before: Row | None, now: Row) -> str:
+def _again(before: Row | None, now: Row, experiment: Experiment) -> str:
     """Whether a seed that was measured before gave the same numbers: a row's own command reproduces it."""
     if before is None or now.error:
         return ""
-    unlike = [name for name in before.measured if before.measured[name] != now.measured.get(name)]
+    names = [name for name in before.measured if name not in experiment.costs]
+    unlike = [name for name in names if before.measured[name] != now.measured.get(name)]
     if not unlike:
-        return ", the same numbers as before"
+        return f", the same numbers as before{' but for seconds and memory' if experiment.costs else ''}"
     name = unlike[0]
-    return f", {len(unlike)} of {len(now.measured)} numbers are others than before, such as {name}: " + (
+    return f", {len(unlike)} of {len(names)} numbers are others than before, such as {name}: " + (
         f"{brief(before.measured[name])}, now {brief(now.measured.get(name))}"
     )

@@ -58,11 +58,16 @@ def append_row(path: Path, row: Row) -> None:
         with open_to_append(path) as file:
             if not file.tell():
                 file.write(encoded(HEADER) + b"\n")
-            file.write(encoded(dataclasses.asdict(row)) + b"\n")
+            file.write(encoded(_fields(row)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise RunError(f"{path}: a row cannot be added: {error.strerror}; the rows before it are kept") from None
+
+
+def _fields(row: Row) -> dict[str, Any]:
+    """What is written of a row: all but the line that it then stands in."""
+    return {name: value for name, value in dataclasses.asdict(row).items() if name != "line"}
 
 
 def _require_header(path: Path, line: bytes) -> None:
@@ -71,15 +76,17 @@ def _require_header(path: Path, line: bytes) -> None:
     except (ValueError, AttributeError):
         version = None
     if version is None:
-        raise UsageError(f"{path}: this is no file of claims' rows; name another with --rows")
+        raise UsageError(f"{path}: this is no file of claims' rows (line 1 is no header); name another with --rows")
     if version != HEADER["groupwise_claims"]:
-        known = HEADER["groupwise_claims"]
-        raise UsageError(f"{path}: its rows are of version {brief(version)}, this is {known}; name another with --rows")
+        raise UsageError(
+            f"{path}: its rows are of version {brief(version)}, this is {HEADER['groupwise_claims']} (line 1); name "
+            "another with --rows, or move it away, and all is measured again"
+        )
 
 
 def _row(path: Path, number: int, line: bytes) -> Row:
     try:
-        return ROW.validate_json(line)
+        return dataclasses.replace(ROW.validate_json(line), line=number)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
         raise UsageError(

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 from groupwise.claims.chain_runs import LADDER
 from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.figure import Figure, LineOverRuns
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, above, every
 
@@ -50,4 +51,15 @@ CLAIM = Claim(
         for words, run in RUNGS.items()
     ),
     judge=judge,
+    figure=Figure(
+        title="DAPO's techniques, one upon the other",
+        across="rung of the ladder",
+        up="held-out pass rate",
+        at=tuple(range(1, len(LADDER) + 1)),
+        lines=tuple(
+            LineOverRuns(words, tuple(run.name for run in LADDER), name)
+            for words, name in (("mean over evaluations", "heldout_mean"), ("at the end", "heldout_end"))
+        ),
+        hint=f"Rungs 1 to {len(LADDER)}: {', '.join(ADDED)}; the published table has 30, 36, 38, 41, 42 and 50 points.",
+    ),
 )

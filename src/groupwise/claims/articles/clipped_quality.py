@@ -30,12 +30,12 @@ def measure(seed: int, work: Path) -> dict[str, float]:
                 column.append(values)
     share, reward, against = (torch.cat(column) for column in columns)
     stopped = share == 0
-    kept, lost = float(reward[~stopped].mean()), float(reward[stopped].mean())
+    right_passed, right_stopped = float(reward[~stopped].mean()), float(reward[stopped].mean())
     return {
         "stopped": float(stopped.double().mean()),
-        "right_kept": kept,
-        "right_stopped": lost,
-        "gained": kept - lost,
+        "right_kept": right_passed,
+        "right_stopped": right_stopped,
+        "gained": right_passed - right_stopped,
         "wrong_stopped": float(stopped[reward == 0].double().mean()),
         "against": float(against[stopped].double().mean()),
     }

@@ -2,35 +2,46 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from groupwise.claims.articles.dynamic_sampling import RUNS
 from groupwise.claims.chain_runs import DYNAMIC_SAMPLING, GRPO
 from groupwise.claims.claim import Claim, Quantity
-from groupwise.claims.measurements import Measurements, Row
+from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, above
 
 
-def spent(row: Row) -> tuple[Sequence[float], Sequence[float]]:
-    """Of each evaluation: tokens that were generated before it, and its pass rate."""
-    totals = [0.0, *accumulate(row.measured["curves"]["generated_tokens"])]
-    steps, rates = zip(*row.measured["heldout"], strict=True)
-    return [totals[step] for step in steps], rates
+class Learning(NamedTuple):
+    """Of each evaluation of a run: the tokens that were generated before it, and the held-out pass rate."""
+
+    tokens: Sequence[float]
+    rates: Sequence[float]
+
+    def after(self, tokens: float) -> float:
+        """The pass rate after so many generated tokens, between two evaluations on the line."""
+        return float(np.interp(tokens, self.tokens, self.rates))
 
 
-def rate_after(tokens: float, row: Row) -> float:
-    """The held-out pass rate after so many generated tokens, between two evaluations on the line."""
-    return float(np.interp(tokens, *spent(row)))
+def learning(measured: Measurements, experiment: str) -> dict[object, Learning]:
+    """By seed."""
+    heldout, generated = measured.heldout(experiment), measured.curves(experiment, "generated_tokens")
+    return {seed: _learning(heldout[seed], generated[seed]) for seed in heldout}
+
+
+def _learning(heldout: Sequence[tuple[int, float]], generated: Sequence[float | None]) -> Learning:
+    totals = [0.0, *accumulate(tokens or 0.0 for tokens in generated)]
+    return Learning([totals[step] for step, _ in heldout], [rate for _, rate in heldout])
 
 
 def judge(measured: Measurements) -> Verdict:
     """After as many tokens as the shorter of both runs generated, the pass rate is higher with it."""
-    plain, dynamic = measured.of(GRPO.name), measured.of(DYNAMIC_SAMPLING.name)
+    plain, dynamic = learning(measured, GRPO.name), learning(measured, DYNAMIC_SAMPLING.name)
     gains: dict[object, float] = {}
     for seed in plain.keys() & dynamic.keys():
-        tokens = min(spent(plain[seed])[0][-1], spent(dynamic[seed])[0][-1])
-        gains[seed] = rate_after(tokens, dynamic[seed]) - rate_after(tokens, plain[seed])
+        tokens = min(plain[seed].tokens[-1], dynamic[seed].tokens[-1])
+        gains[seed] = dynamic[seed].after(tokens) - plain[seed].after(tokens)
     return above(measured.interval_of(gains), 0.0, "held-out pass rate higher by")
 
 

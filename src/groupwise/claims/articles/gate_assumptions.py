@@ -12,8 +12,13 @@ def judge(measured: Measurements) -> Verdict:
     """In SAPO's own runs fewer than half of the completions have a variance above 0.02, and fewer than a tenth of the
     tokens a ratio that is 0.2 or more off 1.
     """
-    spread = below(measured.interval(SAPO.name, "variance_above"), 0.5, "completions with a variance above 0.02:")
-    return every([spread, below(measured.interval(SAPO.name, "ratio_far"), 0.1, "tokens with |r - 1| above 0.2:")])
+    spread, far = (measured.interval_of(measured.numbers(SAPO.name, name)) for name in ("variance_above", "ratio_far"))
+    return every(
+        [
+            below(spread, 0.5, "completions with a variance above 0.02:"),
+            below(far, 0.1, "tokens with |r - 1| above 0.2:"),
+        ]
+    )
 
 
 CLAIM = Claim(

@@ -4,7 +4,8 @@ import math
 
 from groupwise.claims.articles import group_baseline
 from groupwise.claims.articles.group_baseline import CHANCES, SIZES
-from groupwise.claims.claim import Claim, Figure, Line, Quantity
+from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.figure import Figure, Line
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, above, below, every
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.claim import Claim, Figure, Line, Quantity
+from groupwise.claims.claim import Claim, Quantity
 from groupwise.claims.computed import computed
+from groupwise.claims.figure import Figure, Line
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, above, agree, below, every
 

@@ -2,7 +2,8 @@
 
 from groupwise.claims.articles import perplexity_ratio
 from groupwise.claims.articles.perplexity_ratio import LENGTHS
-from groupwise.claims.claim import Claim, Figure, Line, Quantity
+from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.figure import Figure, Line
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, agree, below, every
 

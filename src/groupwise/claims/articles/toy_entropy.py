@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.claim import Claim, Figure, Line, Quantity
+from groupwise.claims.claim import Claim, Quantity
 from groupwise.claims.computed import computed
+from groupwise.claims.figure import Figure, Line
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.toys import ToyRun
 from groupwise.claims.verdict import Verdict, above, every, instrument

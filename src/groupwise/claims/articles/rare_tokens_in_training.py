@@ -1,4 +1,4 @@
-"""Claim: the tokens that the upper clip stops are rare ones."""
+"""Claim: the tokens that the upper clip stops are rare ones, in training runs."""
 
 from groupwise.claims.chain_runs import CLIP_HIGHER, GRPO
 from groupwise.claims.claim import Claim, Quantity
@@ -14,14 +14,14 @@ RARE = 0.2
 def judge(measured: Measurements) -> Verdict:
     """The mean probability that the old policy gave them is below 0.2, with either clip."""
     return every(
-        below(measured.interval(run.name, STOPPED), RARE, f"stopped from above at {words}, probability")
+        below(measured.interval_of(measured.numbers(run.name, STOPPED)), RARE, f"stopped at {words}, probability")
         for words, run in RUNS.items()
     )
 
 
 CLAIM = Claim(
-    name="stopped-tokens",
-    title="The tokens that the upper clip stops are rare ones: the old policy gave them less than 0.2 in the mean.",
+    name="rare-tokens-in-training",
+    title="In training, the tokens that the upper clip stops are rare ones: their mean old probability is below 0.2.",
     source="DAPO 2503.14476 section 3.1, figure 3a; S2 says that they are the likely ones",
     argument="A token of probability 0.9 cannot pass a ratio of 1.2 at all, while one of 0.01 needs only to reach "
     "0.012.",

@@ -1,4 +1,4 @@
-"""Claim: in training GSPO's clip keeps the better completions."""
+"""Claim: GSPO's clip keeps the completions of high quality, in training runs."""
 
 from groupwise.claims.chain_runs import GSPO
 from groupwise.claims.claim import Claim, Quantity
@@ -8,14 +8,14 @@ from groupwise.claims.verdict import Verdict, above
 
 def judge(measured: Measurements) -> Verdict:
     """The mean score of completions that the clip kept is above that of those it stopped."""
-    kept, stopped = measured.values(GSPO.name, "score_kept"), measured.values(GSPO.name, "score_stopped")
-    apart = {seed: kept[seed] - stopped[seed] for seed in kept}
+    passed, stopped = measured.numbers(GSPO.name, "score_kept"), measured.numbers(GSPO.name, "score_stopped")
+    apart = {seed: passed[seed] - stopped[seed] for seed in passed.keys() & stopped.keys()}
     return above(measured.interval_of(apart), 0.0, "mean score of kept less that of stopped completions:")
 
 
 CLAIM = Claim(
-    name="stopped-scores",
-    title="GSPO's clip excludes low-quality samples, so that training uses high-quality ones.",
+    name="clipped-quality-in-training",
+    title="In training, GSPO's clip excludes completions of low quality and keeps those of high quality.",
     source="S0, S4; GSPO 2507.18071 section 5.2 says off-policy samples",
     argument="The clip looks at the ratio and at the sign of the advantage, never at the score: it stops a right "
     "answer that has become likelier, and a wrong one that has become less likely. Both are what learning "

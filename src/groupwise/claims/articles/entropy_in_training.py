@@ -1,7 +1,8 @@
-"""Claim: a higher upper clip keeps entropy."""
+"""Claim: clip-higher keeps entropy, in training runs."""
 
 from groupwise.claims.chain_runs import CLIP_HIGHER, GRPO
 from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.figure import Figure, LineOverSteps
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, above
 
@@ -15,8 +16,8 @@ def judge(measured: Measurements) -> Verdict:
 
 
 CLAIM = Claim(
-    name="entropy-kept",
-    title="A higher upper clip (0.28 for 0.2) keeps the policy's entropy from collapsing.",
+    name="entropy-in-training",
+    title="In training, clip-higher (0.28 for 0.2) keeps the policy's entropy from collapsing.",
     source="S0, S1, S2, S3; DAPO 2503.14476 section 3.1, figure 2",
     argument="A token whose ratio has passed 1.2 with a positive advantage gets no more gradient. With 1.28 it has "
     "some way further to go, which matters for unlikely tokens, so that the policy may stay wider.",
@@ -33,4 +34,12 @@ CLAIM = Claim(
         for words, run in RUNS.items()
     ),
     judge=judge,
+    figure=Figure(
+        title="Entropy over training under either upper clip",
+        across="step",
+        up="nats a token",
+        at=(),
+        lines=tuple(LineOverSteps(f"upper clip {words}", run.name, "entropy_mean") for words, run in RUNS.items()),
+        hint="The claim would have the line of 0.28 above the other at the end.",
+    ),
 )

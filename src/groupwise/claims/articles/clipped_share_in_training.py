@@ -1,4 +1,4 @@
-"""Claim: in training GSPO stops two orders of magnitude more than GRPO."""
+"""Claim: GSPO stops two orders of magnitude more tokens than GRPO, in training runs."""
 
 from math import log10
 
@@ -9,18 +9,20 @@ from groupwise.claims.verdict import Verdict, above
 
 RUNS = {"GRPO": GRPO, "GSPO": GSPO}
 STOPPED = "stopped_tokens"
+#: Where not a single token is stopped, its share counts as this.
+NONE = 1e-9
 
 
 def judge(measured: Measurements) -> Verdict:
     """The shares of stopped tokens are apart by more than one and a half orders of magnitude."""
-    one, other = measured.values(GRPO.name, STOPPED), measured.values(GSPO.name, STOPPED)
-    orders = {seed: log10(other[seed] / max(one[seed], 1e-9)) for seed in one.keys() & other.keys()}
+    one, other = measured.numbers(GRPO.name, STOPPED), measured.numbers(GSPO.name, STOPPED)
+    orders = {seed: log10(max(other[seed], NONE) / max(one[seed], NONE)) for seed in one.keys() & other.keys()}
     return above(measured.interval_of(orders), 1.5, "GSPO stops more by orders of magnitude:")
 
 
 CLAIM = Claim(
-    name="stopped-in-runs",
-    title="With the papers' widths GSPO stops two orders of magnitude more tokens than GRPO.",
+    name="clipped-share-in-training",
+    title="In training with the papers' widths, GSPO stops two orders of magnitude more tokens than GRPO.",
     source="S0, S1, S4; GSPO 2507.18071 section 5.2, figure 2",
     argument="GSPO's width is a seven-hundredth of GRPO's, and a mean of log-ratios over a hundred tokens varies a "
     "tenth as much as one of them.",
