@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from groupwise import cli
-from groupwise.claims import command
-from groupwise.claims.catalog import CLAIMS
+from groupwise.claims import articles, command
+from groupwise.claims.catalog import CLAIMS, SUBJECTS, chosen
 from groupwise.claims.claim import Effort
+from groupwise.claims.figure import Line
 from groupwise.claims.page import TITLE, markdown
 from groupwise.claims.run import current, missing
 from groupwise.claims.store import read_rows
+from groupwise.claims.verdict import Outcome
 from tests.command_process import CommandProcess
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,6 +29,8 @@ EVIDENCE = DOCS / "evidence" / "claims.jsonl"
 #: A claim of mathematics, with one seed, measured in no time; and one of several seeds.
 EXACT, SEVERAL = "length-weights", "gspo-token"
 Call = Callable[..., tuple[int, str, str]]
+#: A row as a file has it.
+ROW = {"experiment": "a", "seed": 0, "fingerprint": "1", "measured": {}}
 
 
 @pytest.fixture
@@ -103,7 +108,7 @@ def test_what_cannot_be_measured_is_exit_code_1(call: Call, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "claims: choose --quick"),
         (["--only", EXACT], "claims: choose --quick"),
@@ -117,6 +122,9 @@ def test_what_cannot_be_measured_is_exit_code_1(call: Call, monkeypatch: pytest.
         (["--list", "--only", "nothing"], "--only 'nothing': there is no such claim"),
         (["--list", "--quick"], "--list measures and writes nothing"),
         (["--list", "--seed", "0"], "--list measures and writes nothing"),
+        (["--list", "--at-once", "2"], "--list measures and writes nothing"),
+        (["--quick", "--at-once", "0"], "--at-once"),
+        (["--quick", "--at-once", "two"], "--at-once"),
         (["--quick", "--seed", "one"], "--seed"),
         (["--quick", "--seed", "-1"], "--seed"),
         (["--quick", "--seed", "0,1"], "--seed"),
@@ -130,27 +138,30 @@ def test_what_cannot_be_measured_is_exit_code_1(call: Call, monkeypatch: pytest.
         (["--list", "--rows", "folder"], "folder: cannot be read"),
         (["--list", "--rows", "fifo"], "fifo: cannot be read"),
         (["--list", "--rows", "text"], "text: this is no file of claims' rows"),
-        (["--quick", "--rows", "newer"], "newer: its rows are of version 2, this is 1"),
+        (["--quick", "--rows", "newer"], "newer: its rows are of version 2, this is 1 (line 1); name another"),
+        (["--list", "--rows", "unlike"], "unlike: line 3 is no row"),
+        (["--list", "--rows", "unlike"], "delete that line, and what it held is measured again"),
         (["--list", "--rows", "damaged"], "damaged: line 2 is no row"),
         (["--quick", "--out", "text"], "--out text: this is no folder"),
         (["--quick", "--out", "mine"], "mine/claims.md: this exists and is no page of claims"),
         (["--quick", "--out", "theirs"], "theirs/claims.html: this exists and is no page of groupwise's"),
     ],
 )
-def test_wrong_use_is_one_line_and_nothing_is_measured(call: Call, words: list[str], told: str) -> None:
+def test_wrong_use_is_one_line_and_nothing_is_measured(call: Call, words: list[str], message: str) -> None:
     for folder in ("folder", "mine", "theirs"):
         os.mkdir(folder)
     os.mkfifo("fifo")
     os.symlink("nowhere", "link")
     Path("text").write_text("a text of mine\n")
     Path("newer").write_text('{"groupwise_claims":2}\n')
+    Path("unlike").write_text(f'{{"groupwise_claims":1}}\n{json.dumps(ROW)}\n{json.dumps({**ROW, "seed": "x"})}\n')
     Path("damaged").write_text('{"groupwise_claims":1}\n{"experi\n')
     Path("mine/claims.md").write_text("what I claim\n")
     Path("theirs/claims.html").write_text("<p>what they claim\n")
     before = sorted(os.listdir())
     code, _, err = call(*words)
     assert code == 2
-    assert told in err
+    assert message in err
     assert len(err.strip().splitlines()) == 1
     assert sorted(os.listdir()) == before
     assert Path("mine/claims.md").read_text() == "what I claim\n"
@@ -158,7 +169,8 @@ def test_wrong_use_is_one_line_and_nothing_is_measured(call: Call, words: list[s
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_stopped_and_gone_on_with_nothing_is_measured_twice(tmp_path: Path, number: int) -> None:
-    rows = tmp_path / "rows.jsonl"
+    (experiment,) = chosen(["toy-entropy"])[0].experiments
+    rows, seeds = tmp_path / "rows.jsonl", list(experiment.seeds_of(Effort.QUICK))
     words = ("claims", "--only", "toy-entropy", "--quick", "--rows", str(rows), "--out", str(tmp_path / "pages"))
     first = CommandProcess(*words)
     while len(read_rows(rows)) < 1 and first.poll() is None:
@@ -168,12 +180,12 @@ def test_stopped_and_gone_on_with_nothing_is_measured_twice(tmp_path: Path, numb
     assert "Traceback" not in said
     before = [row.seed for row in read_rows(rows)]
     assert before == list(range(len(before)))
-    assert 0 < len(before) < 10, said
+    assert 0 < len(before) < len(seeds), said
     again = CommandProcess(*words[:2], "toy-entropy", *words[3:])
     said = again.communicate()
     assert again.returncode == 0, said
-    assert [row.seed for row in read_rows(rows)] == list(range(10))
-    assert f"{10 - len(before)} experiments to measure" in said
+    assert [row.seed for row in read_rows(rows)] == seeds
+    assert f"{len(seeds) - len(before)} experiments to measure" in said
 
 
 def test_the_committed_rows_are_all_there_and_the_page_is_theirs() -> None:
@@ -181,23 +193,58 @@ def test_the_committed_rows_are_all_there_and_the_page_is_theirs() -> None:
     quick = [claim for claim in CLAIMS if claim.effort is Effort.QUICK]
     again = [each for each in missing(quick, Effort.QUICK, known) if each.seed not in known.of(each.experiment.name)]
     assert again == [], "run make claims"
-    made = markdown(CLAIMS, known, "evidence/claims.jsonl")
+    made = markdown(SUBJECTS, known, "evidence/claims.jsonl")
     assert (DOCS / "claims.md").read_text().startswith(made), "run make claims"
 
 
+def test_every_verdict_leads_to_its_rows_and_to_a_command() -> None:
+    """A link of the page is a line of the file, which has the experiment and the seed that it says."""
+    lines = EVIDENCE.read_text().splitlines()
+    sections = dict(re.findall(r"^## ([a-z0-9-]+)\n(.*?)(?=^## |\Z)", (DOCS / "claims.md").read_text(), re.M | re.S))
+    known = current(CLAIMS, read_rows(EVIDENCE))
+    for claim in CLAIMS:
+        section = sections[claim.name]
+        assert f"\n    groupwise claims --only {claim.name} --{claim.effort.words} --seed 0\n" in section
+        linked: set[tuple[str, int]] = set()
+        for name, seeds in re.findall(r"`([^`]+)`, seed ((?:\[\d+\]\([^)]+\)(?:, )?)+)", section):
+            for seed, line in re.findall(r"\[(\d+)\]\(evidence/claims\.jsonl#L(\d+)\)", seeds):
+                row = json.loads(lines[int(line) - 1])
+                assert (row["experiment"], row["seed"]) == (name, int(seed))
+                linked.add((name, int(seed)))
+        assert linked == {(e.name, seed) for e in claim.experiments for seed in known.of(e.name)}, claim.name
+
+
 def test_every_number_of_a_table_or_a_figure_is_measured() -> None:
+    """What computes has each number on every seed; a run may lack one, such as the score of what it never stopped."""
     known = current(CLAIMS, read_rows(EVIDENCE))
     for claim in CLAIMS:
         lines = claim.figure.lines if claim.figure else ()
         names = [(q.experiment, q.name) for q in claim.quantities] + [
-            (line.experiment, n) for line in lines for n in line.names
+            (line.experiment, n) for line in lines if isinstance(line, Line) for n in line.names
         ]
-        assert {experiment for experiment, _ in names} <= {experiment.name for experiment in claim.experiments}
+        runs = {experiment.name for experiment in claim.experiments if experiment.own_process}
+        drawn = {experiment for line in lines for experiment in line.experiments}
+        assert {experiment for experiment, _ in names} | drawn <= {experiment.name for experiment in claim.experiments}
         for experiment, name in names:
             if known.of(experiment):
-                assert known.values(experiment, name), (claim.name, name)
-        if claim.figure:
-            assert all(len(line.names) == len(claim.figure.at) for line in lines), claim.name
+                read = known.numbers if experiment in runs else known.values
+                assert read(experiment, name), (claim.name, name)
+        for line in lines:
+            if claim.figure and claim.figure.at and all(known.of(experiment) for experiment in line.experiments):
+                assert len(line.places(known)) == len(claim.figure.at), claim.name
+
+
+def test_every_file_of_a_claim_is_in_the_catalog() -> None:
+    files = {path.stem for path in Path(articles.__file__).parent.glob("*.py")} - {"__init__"}
+    assert {claim.judge.__module__.rpartition(".")[2] for claim in CLAIMS} == files
+
+
+def test_claims_of_runs_are_not_measured_until_there_are_rows() -> None:
+    nothing = current(CLAIMS, [])
+    runs = [claim for claim in CLAIMS if claim.effort is not Effort.QUICK]
+    assert len(runs) >= 15
+    assert {claim.verdict(nothing).outcome for claim in CLAIMS} == {Outcome.NOT_MEASURED}
+    assert all("--standard measures it" in claim.verdict(nothing).because for claim in runs)
 
 
 def test_names_are_unlike_and_verdicts_are_reached_from_the_default_place() -> None:

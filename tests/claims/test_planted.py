@@ -26,7 +26,7 @@ SEEN_BY = {
 def test_a_planted_bug_turns_a_verdict(name: str) -> None:
     """Measured with two seeds, on which what is estimated may be undecided; the page's table has all of them."""
     claims = chosen([SEEN_BY[name]])
-    (before,), (now,) = (found.values() for found in (verdicts(claims, 2), with_bug(BUGS[name], claims, 2)))
+    (before,), (now,) = (each.values() for each in (verdicts(claims, 2), with_bug(BUGS[name], claims, 2)))
     assert before.outcome in (Outcome.HOLDS, Outcome.UNDECIDED)
     assert now.outcome in (Outcome.FAILS, Outcome.NOT_MEASURED)
     assert re.search(rf"\b{SEEN_BY[name]}: [^;]+ -> {now.outcome.value}", _lines()[name])

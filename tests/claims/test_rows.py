@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import threading
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -49,8 +50,8 @@ def seeds_in(rows: Path) -> list[int]:
 
 
 def test_each_seed_is_measured_once_and_more_with_more_effort(tmp_path: Path) -> None:
-    asked: list[int] = []
-    counts = claim(lambda seed, work: asked.append(seed) or {"number": 1.0 + seed})
+    seeds: list[int] = []
+    counts = claim(lambda seed, work: seeds.append(seed) or {"number": 1.0 + seed})
     rows = tmp_path / "new" / "rows.jsonl"
     for effort, expected in (
         (Effort.QUICK, range(SEEDS)),
@@ -59,15 +60,15 @@ def test_each_seed_is_measured_once_and_more_with_more_effort(tmp_path: Path) ->
         (Effort.FULL, range(SEEDS + 2)),
     ):
         measure([counts], effort, rows, tmp_path, print)
-        assert asked == seeds_in(rows) == list(expected)
+        assert seeds == seeds_in(rows) == list(expected)
 
 
 def test_claims_that_read_the_same_experiment_share_its_rows(tmp_path: Path) -> None:
-    asked: list[int] = []
-    one = claim(lambda seed, work: asked.append(seed) or {"number": 1.0})
+    seeds: list[int] = []
+    one = claim(lambda seed, work: seeds.append(seed) or {"number": 1.0})
     other = dataclasses.replace(one, name="counts too")
     measure([one, other], Effort.QUICK, tmp_path / "rows.jsonl", tmp_path, print)
-    assert asked == list(range(SEEDS))
+    assert seeds == list(range(SEEDS))
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"experiment":"counting","se', b'{"groupwise_cl'])
@@ -84,11 +85,11 @@ def test_a_kill_in_the_middle_loses_nothing_that_was_measured(tmp_path: Path, to
     whole = rows.read_bytes()
     rows.write_bytes(torn if torn.startswith(b'{"groupwise') else whole + torn)
     before = seeds_in(rows)
-    asked: list[int] = []
+    seeds: list[int] = []
     known = measure(
-        [claim(lambda seed, work: asked.append(seed) or {"number": 2.0})], Effort.QUICK, rows, tmp_path, print
+        [claim(lambda seed, work: seeds.append(seed) or {"number": 2.0})], Effort.QUICK, rows, tmp_path, print
     )
-    assert asked == [seed for seed in range(SEEDS) if seed not in before]
+    assert seeds == [seed for seed in range(SEEDS) if seed not in before]
     assert sorted(known.of("counting")) == list(range(SEEDS))
     assert b"\n".join(rows.read_bytes().split(b"\n")[:-1]).count(b"\n") == SEEDS
 
@@ -97,6 +98,71 @@ def _until(last: int, seed: int) -> Mapping[str, Any]:
     if seed == last:
         os.kill(os.getpid(), signal.SIGKILL)
     return {"number": 1.0}
+
+
+def test_side_by_side_are_those_of_a_process_of_their_own(tmp_path: Path) -> None:
+    """Two of them wait for each other, and so would wait for ever one after the other."""
+    meeting = threading.Barrier(2, timeout=20)
+
+    def measured(seed: int, work: Path) -> Mapping[str, Any]:
+        meeting.wait()
+        return {"number": 1.0 + seed}
+
+    rows, messages = tmp_path / "rows.jsonl", []
+    counts = claim(measured, own_process=True)
+    measure([counts], Effort.QUICK, rows, tmp_path, messages.append, at_once=2)
+    assert sorted(seeds_in(rows)) == list(range(SEEDS))
+    assert not [row.error for row in read_rows(rows) if row.error]
+    assert sorted(words for words in messages if " of " in words) == [
+        f"{seed + 1} of {SEEDS}: counting, seed {seed}" for seed in range(SEEDS)
+    ]
+    assert sum("measured (" in words for words in messages) == SEEDS
+    here: set[str] = set()
+    inside = claim(lambda seed, work: here.add(threading.current_thread().name) or {"number": 1.0})
+    measure([inside], Effort.QUICK, tmp_path / "others.jsonl", tmp_path, print, at_once=2)
+    assert here == {threading.current_thread().name}
+
+
+def test_what_the_machine_decides_is_not_compared(tmp_path: Path) -> None:
+    said: list[str] = []
+    rows = tmp_path / "rows.jsonl"
+    for seconds in (1.0, 2.0):
+        timed = claim(lambda seed, work, s=seconds: {"number": 1.0, "seconds": s}, costs=frozenset({"seconds"}))
+        measure([timed], Effort.QUICK, rows, tmp_path, said.append, seed=0)
+    assert said[-1].endswith("the same numbers as before but for seconds and memory")
+
+
+def test_a_number_that_a_run_does_not_have_leaves_its_seed_out(tmp_path: Path) -> None:
+    rows = [Row("a", seed, "1", {"number": number}) for seed, number in enumerate((1.0, None, 3.0))]
+    known = Measurements([*rows, Row("b", 0, "1", {"number": 5.0}), Row("b", 1, "1", {})])
+    assert known.numbers("a", "number") == {0: 1.0, 2: 3.0}
+    assert known.numbers("b", "number") == {0: 5.0}
+    assert known.difference("a", "b", "number") is None
+    for damaged in ("1", True, [1.0]):
+        with pytest.raises(UsageError, match="which is no number"):
+            Measurements([Row("a", 0, "1", {"number": damaged})]).numbers("a", "number")
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [{}, {"curves": 1}, {"curves": {"loss": 1.0}}, {"curves": {"loss": ["1"]}}, {"heldout": 1}, {"heldout": [1]}]
+    + [{"heldout": [[0]]}, {"heldout": [["0", 0.5]]}, {"heldout": [[0, None]]}],
+)
+def test_a_row_without_its_curve_says_which_line_it_is(damaged: Mapping[str, Any]) -> None:
+    known = Measurements([Row("a", 0, "1", damaged, line=7)])
+    for read in (lambda: known.curves("a", "loss"), lambda: known.heldout("a")):
+        with pytest.raises(UsageError, match=r"^line 7, the row of a, seed 0, has .* delete it from the file of rows"):
+            read()
+
+
+def test_curves_and_heldout_rates_are_read_by_seed(tmp_path: Path) -> None:
+    row = Row("a", 3, "1", {"curves": {"loss": [1.0, None]}, "heldout": [[0, 0.5], [10, 1]]})
+    append_row(tmp_path / "rows.jsonl", row)
+    known = Measurements(read_rows(tmp_path / "rows.jsonl"))
+    assert known.curves("a", "loss") == {3: [1.0, None]}
+    assert known.heldout("a") == {3: [(0, 0.5), (10, 1.0)]}
+    assert [row.line for row in known.rows.values()] == [2]
+    assert '"line"' not in (tmp_path / "rows.jsonl").read_text()
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
@@ -111,7 +177,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (lambda: 1 / 0, "ZeroDivisionError"),
         (lambda: {"number": float("nan")}, "number is nan"),
@@ -119,7 +185,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     ],
 )
 def test_an_experiment_that_fails_has_a_row_and_is_measured_again(
-    tmp_path: Path, wrong: Callable[[], Any], told: str
+    tmp_path: Path, wrong: Callable[[], Any], message: str
 ) -> None:
     def measured(seed: int, work: Path) -> Mapping[str, Any]:
         if seed == 1 and not mended:
@@ -131,7 +197,7 @@ def test_an_experiment_that_fails_has_a_row_and_is_measured_again(
     counts, rows = claim(measured), tmp_path / "rows.jsonl"
     known = measure([counts], Effort.QUICK, rows, tmp_path, print)
     assert sorted(known.of("counting")) == [0, 2, 3]
-    assert told in counts.verdict(known).because
+    assert message in counts.verdict(known).because
     assert str(counts.verdict(known)).startswith("not measured: counting, seed 1")
     mended.append(True)
     assert str(counts.verdict(measure([counts], Effort.QUICK, rows, tmp_path, print))).startswith("holds")
@@ -209,7 +275,7 @@ def test_code_is_that_of_groupwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (b"hello", "this is no file of claims' rows"),
         (b"hello\n", "this is no file of claims' rows"),
@@ -225,10 +291,10 @@ def test_code_is_that_of_groupwise() -> None:
         (b"\xff\xfe\n", "this is no file of claims' rows"),
     ],
 )
-def test_a_damaged_file_is_refused_and_stays_as_it_is(tmp_path: Path, text: bytes, told: str) -> None:
+def test_a_damaged_file_is_refused_and_stays_as_it_is(tmp_path: Path, text: bytes, message: str) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_bytes(text)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         measure([claim(lambda seed, work: {"number": 1.0})], Effort.QUICK, rows, tmp_path, print)
     assert rows.read_bytes() == text
 

@@ -248,9 +248,9 @@ def test_without_rows_or_with_one_that_failed_it_is_not_measured(name: str) -> N
     assert claim.verdict(Measurements([])).outcome is Outcome.NOT_MEASURED
     good = list(planted(name, HOLDING[name]).rows.values())
     failed = Row(experiment.name, len(good), experiment.fingerprint, {}, error="the disk is full")
-    found = claim.verdict(Measurements([*good, failed]))
-    assert found.outcome is Outcome.NOT_MEASURED
-    assert "the disk is full" in found.because
+    result = claim.verdict(Measurements([*good, failed]))
+    assert result.outcome is Outcome.NOT_MEASURED
+    assert "the disk is full" in result.because
     again = Row(experiment.name, len(good), experiment.fingerprint, good[0].measured)
     assert claim.verdict(Measurements([*good, failed, again])).outcome is HOLDS
     assert claim.verdict(Measurements([*good, failed, again, failed])).outcome is HOLDS, "it was measured before"
@@ -258,12 +258,12 @@ def test_without_rows_or_with_one_that_failed_it_is_not_measured(name: str) -> N
 
 def test_one_seed_is_no_interval() -> None:
     row = next(iter(planted("weight-spread", HOLDING["weight-spread"]).rows.values()))
-    found = only("weight-spread").verdict(Measurements([row]))
-    assert found.outcome is UNDECIDED
-    assert "fewer than two seeds" in found.because
+    result = only("weight-spread").verdict(Measurements([row]))
+    assert result.outcome is UNDECIDED
+    assert "fewer than two seeds" in result.because
 
 
 def test_the_parts_that_decide_say_why() -> None:
-    found = verdict("kl-value", {**HOLDING["kl-value"], "value_k3_off": (1.2, 1.3, 1.25)})
-    assert [part.outcome for part in found.parts] == [HOLDS, FAILS]
-    assert found.because == found.parts[1].because
+    result = verdict("kl-value", {**HOLDING["kl-value"], "value_k3_off": (1.2, 1.3, 1.25)})
+    assert [part.outcome for part in result.parts] == [HOLDS, FAILS]
+    assert result.because == result.parts[1].because

@@ -10,9 +10,11 @@ import pytest
 from groupwise.claims import chain_runs as runs
 from groupwise.claims.articles import (
     ablation_ladder,
+    clipped_quality_in_training,
+    clipped_share_in_training,
     dynamic_sampling,
     engine_precision,
-    entropy_kept,
+    entropy_in_training,
     equal_generation,
     gate_assumptions,
     gate_temperatures,
@@ -20,19 +22,20 @@ from groupwise.claims.articles import (
     ladder_order,
     matched_clips,
     overlong,
+    rare_tokens_in_training,
     replay_mends,
     replay_unneeded,
-    silent_groups_in_runs,
-    stopped_in_runs,
-    stopped_scores,
-    stopped_tokens,
+    silent_groups_in_training,
     without_critic,
     wrong_length,
 )
+from groupwise.claims.catalog import CLAIMS
 from groupwise.claims.claim import Claim, Effort
 from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.moe_runs import run as moe
+from groupwise.claims.report import report
 from groupwise.claims.verdict import Outcome
+from groupwise.config.recipe import Recipe
 
 SEEDS = 3
 #: Numbers by name, by the name of their experiment.
@@ -97,7 +100,7 @@ def kl(rate: float, distance: float) -> Planted:
     }
 
 
-LENGTH, STOPPED = wrong_length.LENGTH, stopped_tokens.STOPPED
+LENGTH, STOPPED = wrong_length.LENGTH, rare_tokens_in_training.STOPPED
 CASES = (
     Case(
         wrong_length.CLAIM,
@@ -105,16 +108,16 @@ CASES = (
         each(LENGTH, {runs.GRPO.name: 120, runs.TOKEN_MEAN.name: 110, runs.CONSTANT.name: 150}),
     ),
     Case(
-        entropy_kept.CLAIM,
+        entropy_in_training.CLAIM,
         each("entropy_mean.end", {runs.GRPO.name: 0.1, runs.CLIP_HIGHER.name: 0.2}),
         each("entropy_mean.end", {runs.GRPO.name: 0.2, runs.CLIP_HIGHER.name: 0.1}),
     ),
     Case(
-        stopped_tokens.CLAIM,
+        rare_tokens_in_training.CLAIM,
         each(STOPPED, {runs.GRPO.name: 0.1, runs.CLIP_HIGHER.name: 0.1}),
         each(STOPPED, {runs.GRPO.name: 0.1, runs.CLIP_HIGHER.name: 0.6}),
     ),
-    Case(silent_groups_in_runs.CLAIM, silent(0.99), silent(0.7)),
+    Case(silent_groups_in_training.CLAIM, silent(0.99), silent(0.7)),
     Case(
         dynamic_sampling.CLAIM,
         each("heldout_mean", {runs.GRPO.name: 0.5, runs.DYNAMIC_SAMPLING.name: 0.6}),
@@ -131,7 +134,7 @@ CASES = (
         each("heldout_mean", {runs.NAIVE.name: 0.5, runs.FILTERING.name: 0.4, runs.SOFT_ALONE.name: 0.7}),
     ),
     Case(
-        stopped_in_runs.CLAIM,
+        clipped_share_in_training.CLAIM,
         each("stopped_tokens", {runs.GRPO.name: 0.005, runs.GSPO.name: 0.5}),
         each("stopped_tokens", {runs.GRPO.name: 0.05, runs.GSPO.name: 0.5}),
     ),
@@ -156,7 +159,7 @@ CASES = (
         each("heldout_mean", {runs.GSPO.name: 0.7, runs.GSPO_ENGINE.name: 0.5}),
     ),
     Case(
-        stopped_scores.CLAIM,
+        clipped_quality_in_training.CLAIM,
         {runs.GSPO.name: {"score_kept": 0.7, "score_stopped": 0.4}},
         {runs.GSPO.name: {"score_kept": 0.4, "score_stopped": 0.5}},
     ),
@@ -205,6 +208,44 @@ def test_every_quantity_is_of_a_run_of_the_claim(case: Case) -> None:
     assert {quantity.experiment for quantity in case.claim.quantities} <= names
     assert all(experiment.seeds_of(Effort.STANDARD) == range(3) for experiment in case.claim.experiments)
     assert not any(list(experiment.seeds_of(Effort.QUICK)) for experiment in case.claim.experiments)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.claim.name)
+def test_runs_that_lack_a_number_are_no_result(case: Case) -> None:
+    """What a run did not do has no number, such as the mean score of completions that it never stopped."""
+    lacking = {e: {name: without_numbers(value) for name, value in row.items()} for e, row in case.shown.items()}
+    assert case.claim.verdict(measurements(case.claim, lacking)).outcome in (Outcome.UNDECIDED, Outcome.NOT_MEASURED)
+
+
+def without_numbers(value: Any) -> Any:
+    """None for a number; curves and pass rates of evaluations stay as they are, of runs that nothing was learned in."""
+    if isinstance(value, Mapping):
+        return {name: [None] * len(curve) for name, curve in value.items()}
+    return [[step, 0.5] for step, _ in value] if isinstance(value, list) else None
+
+
+def test_every_claim_about_runs_has_its_case() -> None:
+    runs = {claim.name for claim in CLAIMS if claim.effort is not Effort.QUICK}
+    assert {case.claim.name for case in CASES} == runs
+
+
+def test_the_group_of_the_equation_is_that_of_the_recipe() -> None:
+    assert silent_groups_in_training.GROUP == Recipe.load("chain").samples_per_prompt
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.claim.figure], ids=lambda case: case.claim.name)
+def test_a_figure_of_runs_has_a_mean_and_an_interval_at_each_place(case: Case) -> None:
+    assert case.claim.figure
+    curves = {name: [0.1, 0.2, 0.3] for name in ("entropy_mean", "pass_rate", "groups_mixed_share")}
+    row = {"curves": curves, "heldout_mean": 0.5, "heldout_end": 0.6}
+    known = measurements(case.claim, {e.name: row for e in case.claim.experiments})
+    drawn = report([case.claim], known, "rows.jsonl").runs[0].points[case.claim.name]
+    assert drawn.step == (list(case.claim.figure.at) or [1, 2, 3])
+    for line in case.claim.figure.lines:
+        for column in (line.words, f"{line.words}.low", f"{line.words}.high"):
+            assert len(drawn.columns[column]) == len(drawn.step)
+            assert None not in drawn.columns[column]
+    assert case.claim.name not in report([case.claim], Measurements(()), "rows.jsonl").runs[0].points
 
 
 def test_runs_of_one_name_are_one_condition() -> None:

@@ -16,7 +16,8 @@ def judge(measured: Measurements) -> Verdict:
     """Pass rates differ by less than 0.05, and the distances from the reference by less than a factor of two."""
     rate = measured.difference(KL_LOSS.name, KL_REWARD.name, "heldout_mean")
     one, other = (measured.numbers(run.name, "reference_k3") for run in RUNS.values())
-    farther = measured.interval_of({seed: log2(other[seed] / one[seed]) for seed in one.keys() & other.keys() if other[seed]})
+    both = (seed for seed in one.keys() & other.keys() if other[seed])
+    farther = measured.interval_of({seed: log2(other[seed] / one[seed]) for seed in both})
     return every(
         [
             above(rate, -SAME, "pass rate with the KL in the reward, less that in the loss:"),

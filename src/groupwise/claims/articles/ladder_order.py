@@ -12,7 +12,7 @@ RATE = "heldout_mean"
 
 def judge(measured: Measurements) -> Verdict:
     """Dynamic sampling gains more than the token mean, in the held-out pass rate, mean over evaluations."""
-    before, tokens, dapo = (measured.values(run.name, RATE) for run in (BEFORE, TOKENS, DAPO))
+    before, tokens, dapo = (measured.numbers(run.name, RATE) for run in (BEFORE, TOKENS, DAPO))
     seeds = before.keys() & tokens.keys() & dapo.keys()
     more = {seed: (dapo[seed] - tokens[seed]) - (tokens[seed] - before[seed]) for seed in seeds}
     return above(measured.interval_of(more), 0.0, "dynamic sampling gains more than the token mean by")

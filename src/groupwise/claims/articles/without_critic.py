@@ -17,7 +17,7 @@ def ratio(measured: Measurements, name: str) -> dict[object, float]:
 
 
 def judge(measured: Measurements) -> Verdict:
-    """GRPO's held-out pass rate, mean over evaluations, is less than 0.03 below PPO's; PPO takes more time and memory."""
+    """GRPO's held-out pass rate, mean over evaluations, is at most 0.03 below PPO's; PPO takes more time and memory."""
     return every(
         [
             above(measured.difference(PPO.name, GRPO.name, "heldout_mean"), -TOLERATED, "held-out pass rate higher by"),
