@@ -69,8 +69,9 @@ docs: install  ## write docs/algorithms.md from the catalog, docs/keys.md from t
 	$(BIN)/python -m groupwise.commands.elsewhere > docs/from-trl-and-verl.md
 	$(BIN)/python docs/floors.py
 
-claims: install  ## what the articles say, measured where it has no row yet: docs/claims.md; EFFORT=--standard trains as well, for an hour
-	$(BIN)/groupwise claims $(or $(EFFORT),--quick) --rows docs/evidence/claims.jsonl --out docs
+claims: install  ## what the articles say, measured where it has no row yet: docs/claims.md; EFFORT=--standard trains as well
+	$(BIN)/python benchmarks/take_over.py docs/evidence/moe-stability.jsonl docs/evidence/claims.jsonl
+	$(BIN)/groupwise claims $(or $(EFFORT),--quick) --at-once 2 --rows docs/evidence/claims.jsonl --out docs
 	$(BIN)/python -m tests.claims.planted >> docs/claims.md
 
 clean:  ## remove .venv, .venv-trl and caches; runs/ stays

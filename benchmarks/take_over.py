@@ -1,6 +1,6 @@
 """The rows of docs/evidence/moe-stability.jsonl that claims read, as rows of claims.
 
-    python benchmarks/take_over.py docs/evidence/moe-stability.jsonl docs/evidence/claims-runs.jsonl
+    python benchmarks/take_over.py docs/evidence/moe-stability.jsonl docs/evidence/claims.jsonl
 
 A run of benchmarks/stability.py at one thread is what `groupwise claims` would run again for the same seed; what it
 cost and what is read of its tokens was not kept. A row that is there already is not added twice.
