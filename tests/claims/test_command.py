@@ -204,6 +204,8 @@ def test_every_verdict_leads_to_its_rows_and_to_a_command() -> None:
     known = current(CLAIMS, read_rows(EVIDENCE))
     for claim in CLAIMS:
         section = sections[claim.name]
+        assert f"\nHolds where: {claim.rule}\n" in section
+        assert len(claim.rule) > 20
         assert f"\n    groupwise claims --only {claim.name} --{claim.effort.words} --seed 0\n" in section
         linked: set[tuple[str, int]] = set()
         for name, seeds in re.findall(r"`([^`]+)`, seed ((?:\[\d+\]\([^)]+\)(?:, )?)+)", section):

@@ -73,7 +73,7 @@ class Claim:
     argument     why it should be so or not, in a few sentences of Markdown
     expected     what was expected before it was run
     quantities   the numbers of its table, with their intervals over seeds
-    judge        the verdict, by a rule that is fixed here; it is asked only where every needed experiment has a row
+    judge        the verdict, by a rule that its docstring says; it is asked only where every needed experiment has a row
     figure       what a plot says better than the table
     optional     experiments without which the verdict is given all the same
     """
@@ -93,6 +93,11 @@ class Claim:
     def effort(self) -> Effort:
         """The first that can give a verdict."""
         return max(e.effort for e in self.experiments if e.name not in self.optional)
+
+    @property
+    def rule(self) -> str:
+        """When it holds, in the words that stand over the rule."""
+        return " ".join((self.judge.__doc__ or "").split())
 
     @property
     def command(self) -> str:

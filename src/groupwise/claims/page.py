@@ -49,9 +49,10 @@ def counted(verdicts: Collection[Verdict]) -> str:
 def _introduction(verdicts: Collection[Verdict], rows: str) -> Iterator[str]:
     yield (
         "Each statement is a small experiment: what is claimed and where, what was expected, what was measured, and a "
-        "verdict by a rule that is fixed in code (`groupwise.claims.articles`). A verdict is about the statement as it "
-        "stands there, at the size measured here; one that does not hold may have a half that does, which its section "
-        "says."
+        "verdict by a rule that is fixed in code (`groupwise.claims.articles`). Of what is estimated the whole 95 % "
+        "interval over seeds must lie on the rule's side; where it lies on the other the statement does not hold, and "
+        "where on both it cannot be told. A verdict is about the statement as it stands there, at the size measured "
+        "here; one that does not hold may have a half that does, which its section says."
     )
     yield ""
     yield f"{counted(verdicts)}. The rows are in [{rows.rpartition('/')[2]}]({rows}); this page is made from them:"
@@ -74,6 +75,8 @@ def _section(claim: Claim, verdict: Verdict, measurements: Measurements, rows: s
     yield f"Why: {claim.argument}"
     yield ""
     yield f"Expected: {claim.expected}"
+    yield ""
+    yield f"Holds where: {claim.rule}"
     yield ""
     yield f"**{verdict.outcome.value}**: {verdict.because}."
     if len({part.outcome for part in verdict.parts}) > 1:

@@ -56,8 +56,8 @@ def _numbers(claim: Claim, verdict: Verdict, measurements: Measurements, file: s
     lines = (row.line for experiment in claim.experiments for row in measurements.of(experiment.name).values())
     where = ", ".join(map(str, sorted(lines)))
     words = (
-        f"{claim.argument} Expected: {claim.expected} Rows: {f'lines {where} of {file}' if where else 'none yet'}. One "
-        f"seed again: {claim.command}"
+        f"{claim.argument} Expected: {claim.expected} Holds where: {claim.rule} Rows: "
+        f"{f'lines {where} of {file}' if where else 'none yet'}. One seed again: {claim.command}"
     )
     return Table(f"{claim.name}: {verdict.outcome.value}", head, rows, words, numbers=(1, 2, 3))
 
