@@ -73,7 +73,7 @@ class Claim:
     argument     why it should be so or not, in a few sentences of Markdown
     expected     what was expected before it was run
     quantities   the numbers of its table, with their intervals over seeds
-    judge        the verdict, by a rule that its docstring says; it is asked only where every needed experiment has a row
+    judge        the verdict, by the rule that its docstring says; asked only where every needed experiment has a row
     figure       what a plot says better than the table
     optional     experiments without which the verdict is given all the same
     """
