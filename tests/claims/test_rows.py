@@ -145,8 +145,8 @@ def test_a_number_that_a_run_does_not_have_leaves_its_seed_out(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "damaged",
-    [{}, {"curves": 1}, {"curves": {"loss": 1.0}}, {"curves": {"loss": ["1"]}}, {"heldout": 1}, {"heldout": [1]}]
-    + [{"heldout": [[0]]}, {"heldout": [["0", 0.5]]}, {"heldout": [[0, None]]}],
+    [{"curves": curves} for curves in (1, {"loss": 1.0}, {"loss": ["1"]})]
+    + [{"heldout": rates} for rates in (1, [1], [[0]], [["0", 0.5]], [[0, None]])],
 )
 def test_a_row_without_its_curve_says_which_line_it_is(damaged: Mapping[str, Any]) -> None:
     known = Measurements([Row("a", 0, "1", damaged, line=7)])

@@ -230,7 +230,7 @@ def test_every_claim_about_runs_has_its_case() -> None:
 
 
 def test_the_group_of_the_equation_is_that_of_the_recipe() -> None:
-    assert silent_groups_in_training.GROUP == Recipe.load("chain").samples_per_prompt
+    assert Recipe.load("chain").samples_per_prompt == silent_groups_in_training.GROUP
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.claim.figure], ids=lambda case: case.claim.name)
