@@ -185,6 +185,11 @@ def watch(
     watched(run, port, lambda url: say(f"{url} shows {run} and stays fresh; Ctrl-C ends"))
 
 
+def _rows_place(text: str) -> Path:
+    """What `--rows` names."""
+    return location(text, "--rows")
+
+
 @app.command()
 def claims(
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="This claim alone; can be repeated.")] = None,
@@ -199,7 +204,9 @@ def claims(
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**31 - 1, help="Measure this seed alone, whether or not it has a row.")
     ] = None,
-    rows: Annotated[Path | None, typer.Option(parser=location, help="The file of rows; claims/rows.jsonl.")] = None,
+    rows: Annotated[
+        Path | None, typer.Option(metavar="PATH", parser=_rows_place, help="The file of rows; claims/rows.jsonl.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(parser=location, help="The folder of claims.md and claims.html; claims.")
     ] = None,
