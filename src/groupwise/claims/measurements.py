@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeGuard
 
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.statistics import Interval, over_seeds, paired
@@ -122,7 +122,7 @@ def _is_evaluation(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int) and _is_number(pair[1])
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 

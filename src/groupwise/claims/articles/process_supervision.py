@@ -149,7 +149,6 @@ CLAIM = Claim(
                 ("process", "of steps"),
             )
         ),
-        marks=((1.0, "as it should be"),),
-        hint="Process supervision pays next to nothing for another step, whatever the policy.",
+        hint="At 1 it is as it should be; process supervision pays next to nothing for another step, whatever the policy.",
     ),
 )

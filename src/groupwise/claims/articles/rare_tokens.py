@@ -99,6 +99,6 @@ CLAIM = Claim(
             Line(words, NAME, tuple(f"{name}_{middle}" for middle in MIDDLES))
             for name, words in (("stopped", "stopped at 1.2"), ("freed", "let through up to 1.28"), ("better", "all"))
         ),
-        hint="By tenths of the old probability: most tokens are common, those that clip-higher lets through are not.",
+        hint="By tenths of the old probability: of those that are sure of themselves none is stopped, nor let through.",
     ),
 )

@@ -82,6 +82,6 @@ CLAIM = Claim(
         up="share",
         at=CHANCES,
         lines=tuple(Line(f"G = {size}", NAME, tuple(f"silent_{size}_{p}" for p in CHANCES)) for size in SIZES),
-        hint="Most groups of a prompt that is nearly always or nearly never solved train nothing, whatever their size.",
+        hint="The surer the outcome of a prompt, and the smaller its group, the more groups train nothing.",
     ),
 )
