@@ -149,6 +149,6 @@ CLAIM = Claim(
                 ("process", "of steps"),
             )
         ),
-        hint="At 1 it is as it should be; process supervision pays next to nothing for another step, whatever the policy.",
+        hint="It should be 1; process supervision pays next to nothing for another step, whatever the policy.",
     ),
 )
