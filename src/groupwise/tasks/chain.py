@@ -27,6 +27,8 @@ from groupwise.tasks.settings import fewest_and_most, require_share, require_sha
 from groupwise.tasks.splits import SPLITS, in_hash_order, require_split, split_by_prompt
 
 SIGNS = "+-"
+#: Sums are modulo this, so that each is one digit.
+MODULUS = 10
 #: The letter of a chain's last step.
 LAST = "a"
 _DIGIT = re.compile(r"[0-9]")
@@ -97,7 +99,7 @@ class Chain:
             digit, text = self._say(step, share, rng)
             said.append(text)
         if step.left:
-            said.append(f"?{rng.randrange(10)}")
+            said.append(f"?{rng.randrange(MODULUS)}")
         return Demonstration(sample.prompt, "".join(said))
 
     def _share(self, rng: random.Random) -> float:
@@ -112,8 +114,8 @@ class Chain:
             while rng.random() < self.again_share:
                 times += 1
             return step.digit, step.written(times)
-        slip = rng.randint(1, 9) if rng.random() < self.slip_share else 0
-        digit = (step.digit + slip) % 10
+        slip = rng.randrange(1, MODULUS) if rng.random() < self.slip_share else 0
+        digit = (step.digit + slip) % MODULUS
         return digit, step.brief(digit)
 
 
@@ -129,7 +131,7 @@ class Step:
     @property
     def digit(self) -> int:
         """The sum or difference, modulo 10."""
-        return (self.first + self.second if self.sign == "+" else self.first - self.second) % 10
+        return (self.first + self.second if self.sign == "+" else self.first - self.second) % MODULUS
 
     @property
     def left(self) -> int:
@@ -182,8 +184,8 @@ def _prompts(operations: tuple[int, int]) -> tuple[str, ...]:
         Step(letter, first, sign, second)
         for letter in ascii_lowercase[fewest : most + 1]
         for sign in SIGNS
-        for first in range(10)
-        for second in range(10)
+        for first in range(MODULUS)
+        for second in range(MODULUS)
         if first or second
     ]
     return tuple(step.written() for step in starts)
