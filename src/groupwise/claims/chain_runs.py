@@ -41,9 +41,10 @@ CLIP_HIGHER = condition("clip-higher", PLAIN, HIGHER)
 DYNAMIC_SAMPLING = condition("dynamic-sampling", PLAIN, DYNAMIC)
 
 GSPO = condition("gspo", {"algorithm.name": "gspo"})
+#: Widths that would have stopped as large a share of the tokens of a GRPO run as its own 0.2 did.
 GSPO_MATCHED = condition(
     "gspo-matched",
-    {"algorithm.name": "gspo", "algorithm.trust.epsilon_low": 0.05, "algorithm.trust.epsilon_high": 0.065},
+    {"algorithm.name": "gspo", "algorithm.trust.epsilon_low": 0.02, "algorithm.trust.epsilon_high": 0.026},
 )
 SAPO = condition("sapo", {"algorithm.name": "sapo"})
 SAPO_EQUAL = condition("sapo-equal", {"algorithm.name": "sapo", "algorithm.trust.tau_negative": 1.0})
