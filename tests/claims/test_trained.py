@@ -68,7 +68,8 @@ def test_runs_of_one_seed_share_their_warm_start(measured: dict[str, Any], work:
     made = list((work / ".cache").glob("*"))
     other = dict(tiny("b", **{"algorithm.name": "gspo"}).measure(0, work))
     assert other["heldout"][0] == measured["heldout"][0]
-    assert list((work / ".cache").glob("*")) == made and len(made) == 1
+    assert list((work / ".cache").glob("*")) == made
+    assert len(made) == 1
 
 
 def test_a_run_that_fails_says_why_in_one_line(work: Path) -> None:

@@ -132,7 +132,8 @@ def test_demonstrations_are_of_training_problems_and_go_down_letter_by_letter(ta
         assert d.prompt in train
         letters = "".join(said.letter for said in read(d))
         whole = "".join(step.letter for step in steps(d.prompt))
-        assert whole.startswith(letters) and (letters == whole) == ("?" not in d.completion)
+        assert whole.startswith(letters)
+        assert (letters == whole) == ("?" not in d.completion)
 
 
 def test_without_slips_and_guesses_every_demonstration_is_right() -> None:
@@ -171,20 +172,25 @@ def test_so_many_demonstrations_end_in_a_guess_from_any_step_on(share: float) ->
     assert abs(len(guesses) / len(demonstrations) - share) < 0.05
     assert len(guesses) == sum("?" in d.completion for d in demonstrations)
     left = {len(steps(d.prompt)) - len(read(d)) for d in guesses}
-    assert left == (set(range(1, Chain().operations[1] + 1)) if share == 1 else left) and 0 not in left
+    assert 0 not in left
+    assert share < 1 or left == set(range(1, Chain().operations[1] + 1))
 
 
 def test_answers_are_of_a_hundred_tokens_and_their_length_is_free() -> None:
     lengths = sorted(len(d.completion) for d in Chain().demonstrations(1000, seed=6))
     assert fmean(lengths) > 100
-    assert lengths[100] < 70 and lengths[-100] > 150
+    assert lengths[100] < 70
+    assert lengths[-100] > 150
 
 
 def test_wrong_demonstrations_are_of_any_length_too() -> None:
     task = Chain()
     answers = {sample.prompt: sample for sample in task.samples("train")}
-    wrong = sorted(len(d.completion) for d in task.demonstrations(1000, seed=7) if not task.score(answers[d.prompt], d.completion))
-    assert wrong[len(wrong) // 10] < 50 and wrong[-len(wrong) // 10] > 130
+    wrong = sorted(
+        len(d.completion) for d in task.demonstrations(1000, seed=7) if not task.score(answers[d.prompt], d.completion)
+    )
+    assert wrong[len(wrong) // 10] < 50
+    assert wrong[-len(wrong) // 10] > 130
 
 
 def test_demonstrations_depend_on_the_seed_alone() -> None:
