@@ -9,9 +9,8 @@
 The last digit of a completion is its answer. A demonstration writes out a share of its steps; a digit that stands alone
 is sometimes wrong, and some demonstrations end in a guess. So how long an answer is, is the policy's choice: a step
 that is written out is longer and right more often, a sum that is said twice only longer, and wrong answers have any
-length.
-What reinforcement can find: write steps out, or be sure of digits that stand alone, and never guess. All that a step
-needs stands in the few tokens before it, for to look things up further back is slow to learn.
+length. What reinforcement can find: write steps out, or be sure of digits that stand alone, and never guess. All that a
+step needs stands in the few tokens before it, for to look things up further back is slow to learn.
 """
 
 import random
