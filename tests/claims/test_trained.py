@@ -98,6 +98,14 @@ def test_another_key_another_recipe_and_another_reading_are_other_experiments(mo
     assert tiny().fingerprint != same.fingerprint
 
 
+def test_runs_of_one_seed_share_their_warm_start(measured: dict[str, Any], work: Path) -> None:
+    made = list((work / ".cache").glob("*"))
+    other = dict(tiny("b", **{"algorithm.name": "gspo"}).measure(0, work))
+    assert other["heldout"][0] == measured["heldout"][0]
+    assert list((work / ".cache").glob("*")) == made
+    assert len(made) == 1
+
+
 def test_a_run_that_fails_says_why_in_one_line(work: Path) -> None:
     with pytest.raises(RunError, match="there is no such algorithm") as refusal:
         tiny("c", **{"algorithm.name": "grop"}).measure(0, work)

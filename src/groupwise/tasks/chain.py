@@ -1,13 +1,16 @@
-"""The task `chain`: a digit and some twenty lettered operations on it, worked one after the other modulo 10 in answers
-of about a hundred characters, and scored by the last digit of the completion.
+"""The task `chain`: some twenty sums of the last two digits, modulo 10, in answers of about a hundred characters.
 
-    4a+9b*3c-7=                 the problem
-    a+9=3b*3=9c-7=2             each step written out
-    a3b9c2                      each step by its result alone
-    a+9=3b9b9c-7=2              some of each, and one step said twice
+    d:4+5=9                     the problem: the digits 4, 5, 9, to be gone on with down to the letter a
+    c:5+9=4b:9+4=3a:4+3=7       each step written out
+    c4b3a7                      each step by its digit alone
+    c:5+9:5+9=4b3a7             some of each, and one sum said twice
+    c4?1                        the rest guessed
 
-How much of a demonstration is written out, and what is said more than once, varies. So how long an answer is, is the
-policy's choice: a step that is written out is longer and goes wrong less often, one that is said again is only longer.
+The last digit of a completion is its answer. A demonstration writes out a share of its steps; a digit that stands alone
+is sometimes wrong, and some demonstrations end in a guess. So how long an answer is, is the policy's choice: a step
+that is written out is longer and right more often, a sum that is said twice only longer, and wrong answers have any
+length. What reinforcement can find: write steps out, or be sure of digits that stand alone, and never guess. All that a
+step needs stands in the few tokens before it, for to look things up further back is slow to learn.
 """
 
 import random
@@ -24,133 +27,166 @@ from groupwise.core.task import Demonstration
 from groupwise.tasks.settings import fewest_and_most, require_share, require_shares
 from groupwise.tasks.splits import SPLITS, in_hash_order, require_split, split_by_prompt
 
-#: What each operation may have as its operand. 3 and 7 are those whose product, modulo 10, tells the factor: after no
-#: operation does a wrong digit become a right one again.
-OPERANDS = {"+": range(1, 10), "-": range(1, 10), "*": (3, 7)}
-#: A step of a prompt or, where it is written out, of a completion: its letter, its sign and its operand.
-_OPERATION = re.compile(r"([a-z])([+*-])([0-9])")
+SIGNS = "+-"
+#: Sums are modulo this, so that each is one digit.
+MODULUS = 10
+#: The letter of a chain's last step.
+LAST = "a"
 _DIGIT = re.compile(r"[0-9]")
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Chains of operations on a digit, modulo 10, with train and held-out problems that never meet.
+    """Sums or differences of the last two digits, modulo 10, with train and held-out problems that never meet.
 
-    operations     (fewest, most) operations in a problem
+    operations     (fewest, most) steps from a problem to its answer
     written_share  the share of steps that are written out, in the mean; each demonstration has a share of its own
-    again_share    the share of steps that are said once more, and of those again
-    opening_share  the share of demonstrations that stop early: of the first operations of a problem alone
+    again_share    the share of written sums that are said once more, and of those again
+    slip_share     the share of digits that stand alone that are wrong; what follows goes on from the wrong digit
+    guess_share    the share of demonstrations that end in a guess, wherever they have got to
     heldout_share  the share of problems held out for evaluation
-    problems       how many problems are drawn, both splits together
-    seed           draws the problems and their order
+    seed           orders the problems
     """
 
-    operations: tuple[int, int] = (22, 26)
-    written_share: float = 0.5
-    again_share: float = 0.15
-    opening_share: float = 0.5
-    heldout_share: float = 0.05
-    problems: int = 20_000
+    operations: tuple[int, int] = (16, 25)
+    written_share: float = 0.6
+    again_share: float = 0.2
+    slip_share: float = 0.08
+    guess_share: float = 0.15
+    heldout_share: float = 0.3
     seed: int = 0
     quick: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        letters = len(ascii_lowercase)
-        object.__setattr__(self, "operations", fewest_and_most("operations", self.operations, limit=letters))
-        require_shares(self.heldout_share, 0.0, self.problems)
+        pair = fewest_and_most("operations", self.operations, limit=len(ascii_lowercase) - 1)
+        object.__setattr__(self, "operations", pair)
+        require_shares(self.heldout_share, 0.0, len(_prompts(pair)))
         require_share("written_share", self.written_share)
         require_share("again_share", self.again_share, most=0.9)
-        require_share("opening_share", self.opening_share)
+        require_share("slip_share", self.slip_share)
+        require_share("guess_share", self.guess_share)
         if not all(self.samples(split) for split in SPLITS):
-            raise UsageError(f"{self} leaves a split empty; raise task.problems or move task.heldout_share")
+            raise UsageError(f"{self} leaves a split empty; move task.heldout_share")
 
     @property
     def alphabet(self) -> str:
         """Every character of this task's prompts and completions."""
-        return "0123456789+-*=" + ascii_lowercase
+        return "0123456789:=?" + SIGNS + ascii_lowercase
 
     def samples(self, split: str) -> Sequence[Sample]:
         """The problems of "train" or "heldout", in a shuffled order that is the same in every process."""
         require_split(split, "chain")
-        return _splits(self.operations, self.heldout_share, self.problems, self.seed)[split]
+        return _splits(self.operations, self.heldout_share, self.seed)[split]
 
     def score(self, sample: Sample, completion: str) -> float:
         """1.0 where the last digit of the completion is the answer, else 0.0."""
         return 1.0 if _DIGIT.findall(completion)[-1:] == [sample.answer] else 0.0
 
     def gold(self, sample: Sample) -> str:
-        """The problem with every step written out: a completion that scores 1.0."""
-        return "".join(step.written for step in steps(sample.prompt))
+        """Every step written out: a completion that scores 1.0."""
+        return "".join(step.written() for step in steps(sample.prompt))
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """`count` demonstrations on training problems, all of them right."""
+        """`count` demonstrations on training problems, some of them wrong: `slip_share` and `guess_share` say how."""
         train, rng = self.samples("train"), random.Random(seed)
         return [self._demonstrate(rng.choice(train), rng) for _ in range(count)]
 
     def _demonstrate(self, sample: Sample, rng: random.Random) -> Demonstration:
-        prompt = opening(sample.prompt, rng) if rng.random() < self.opening_share else sample.prompt
-        share, said = self._share(rng), []
-        for step in steps(prompt):
-            said.append(step.written if rng.random() < share else step.brief)
-            while rng.random() < self.again_share:
-                said.append(said[-1])
-        return Demonstration(prompt, "".join(said))
+        step = problem(sample.prompt)
+        share, digit, said = self._share(rng), step.digit, []
+        guess = rng.randint(1, step.left) if rng.random() < self.guess_share else 0
+        while step.left > guess:
+            step = step.next(digit)
+            digit, text = self._say(step, share, rng)
+            said.append(text)
+        if step.left:
+            said.append(f"?{rng.randrange(MODULUS)}")
+        return Demonstration(sample.prompt, "".join(said))
 
     def _share(self, rng: random.Random) -> float:
         """What share of one demonstration is written out: evenly around `written_share`, as far as 0 or 1."""
         reach = min(self.written_share, 1 - self.written_share)
         return self.written_share + reach * rng.uniform(-1, 1)
 
-
-def opening(prompt: str, rng: random.Random) -> str:
-    """The problem of the first operations alone, one at least."""
-    count = len(_OPERATION.findall(prompt))
-    return prompt[: 1 + 3 * rng.randint(1, count)] + "="
+    def _say(self, step: "Step", share: float, rng: random.Random) -> tuple[int, str]:
+        """A step's digit as a demonstration has it, and its text."""
+        if rng.random() < share:
+            times = 1
+            while rng.random() < self.again_share:
+                times += 1
+            return step.digit, step.written(times)
+        slip = rng.randrange(1, MODULUS) if rng.random() < self.slip_share else 0
+        digit = (step.digit + slip) % MODULUS
+        return digit, step.brief(digit)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of a chain: `b*3=9` written out, `b9` its result alone."""
+    """One step of a chain: its letter, and the two digits before it with the sign between them."""
 
-    written: str
-    brief: str
-    value: int
+    letter: str
+    first: int
+    sign: str
+    second: int
+
+    @property
+    def digit(self) -> int:
+        """The sum or difference, modulo 10."""
+        return (self.first + self.second if self.sign == "+" else self.first - self.second) % MODULUS
+
+    @property
+    def left(self) -> int:
+        """How many steps come after it."""
+        return ord(self.letter) - ord(LAST)
+
+    def next(self, digit: int) -> "Step":
+        """The step after it, where its own digit was said to be `digit`."""
+        return Step(chr(ord(self.letter) - 1), self.second, self.sign, digit)
+
+    def written(self, times: int = 1) -> str:
+        """The step with its sum, said so many times: `c:5+9=4`, `c:5+9:5+9=4`."""
+        return self.letter + f":{self.first}{self.sign}{self.second}" * times + f"={self.digit}"
+
+    def brief(self, digit: int) -> str:
+        """The step by a digit alone: `c4`."""
+        return f"{self.letter}{digit}"
+
+
+def problem(prompt: str) -> Step:
+    """The step that a problem is: `d:4+5=9`."""
+    return Step(letter=prompt[0], first=int(prompt[2]), sign=prompt[3], second=int(prompt[4]))
 
 
 def steps(prompt: str) -> list[Step]:
-    """The operations of a problem, done one after the other.
+    """The steps from a problem to its answer.
 
-    >>> [step.written for step in steps("4a+9b*3c-7=")], [step.brief for step in steps("4a+9b*3c-7=")]
-    (['a+9=3', 'b*3=9', 'c-7=2'], ['a3', 'b9', 'c2'])
+    >>> [step.written() for step in steps("d:4+5=9")], [step.brief(step.digit) for step in steps("d:4+5=9")]
+    (['c:5+9=4', 'b:9+4=3', 'a:4+3=7'], ['c4', 'b3', 'a7'])
     """
-    value, done = int(prompt[0]), []
-    for letter, sign, operand in _OPERATION.findall(prompt):
-        value = applied(value, sign, int(operand))
-        done.append(Step(f"{letter}{sign}{operand}={value}", f"{letter}{value}", value))
-    return done
-
-
-def applied(value: int, sign: str, operand: int) -> int:
-    """The digit after one operation, modulo 10."""
-    if sign == "*":
-        return value * operand % 10
-    return (value + operand if sign == "+" else value - operand) % 10
+    step, after = problem(prompt), []
+    while step.left:
+        step = step.next(step.digit)
+        after.append(step)
+    return after
 
 
 @lru_cache(maxsize=8)
-def _splits(
-    operations: tuple[int, int], heldout_share: float, problems: int, seed: int
-) -> dict[str, tuple[Sample, ...]]:
-    rng = random.Random(seed)
-    drawn = {_problem(rng, rng.randint(*operations)) for _ in range(problems)}
-    samples = [Sample(key=p, prompt=p, answer=str(steps(p)[-1].value)) for p in in_hash_order(drawn, seed)]
+def _splits(operations: tuple[int, int], heldout_share: float, seed: int) -> dict[str, tuple[Sample, ...]]:
+    ordered = in_hash_order(_prompts(operations), seed)
+    samples = [Sample(key=prompt, prompt=prompt, answer=str(steps(prompt)[-1].digit)) for prompt in ordered]
     return split_by_prompt(samples, heldout_share)
 
 
-def _problem(rng: random.Random, count: int) -> str:
-    """A digit and `count` operations: `4a+9b*3c-7=`."""
-    text = str(rng.randrange(10))
-    for letter in ascii_lowercase[:count]:
-        sign = rng.choice("+-*")
-        text += f"{letter}{sign}{rng.choice(OPERANDS[sign])}"
-    return text + "="
+@lru_cache(maxsize=8)
+def _prompts(operations: tuple[int, int]) -> tuple[str, ...]:
+    """Every problem of so many steps. Without the digits 0 and 0, after which all are 0."""
+    fewest, most = operations
+    starts = [
+        Step(letter, first, sign, second)
+        for letter in ascii_lowercase[fewest : most + 1]
+        for sign in SIGNS
+        for first in range(MODULUS)
+        for second in range(MODULUS)
+        if first or second
+    ]
+    return tuple(step.written() for step in starts)

@@ -19,7 +19,7 @@ from groupwise.training.warm_start import WarmStart, fingerprint, warm_start
 
 TINY = {
     "tiny-dense": TinySpec(),
-    "tiny-long": TinySpec(rope_theta=10000.0, max_length=512),
+    "tiny-long": TinySpec(max_length=512),
     "tiny-moe": MoeSpec(),
     "tiny-moe-twin": MoeSpec().twin(),
     "tiny-bytes": ByteSpec(),
