@@ -168,7 +168,10 @@ def main(
             out.write(json.dumps(done) + "\n")
         rates = " ".join(f"{rate:.2f}" for _, rate in done["heldout"])
         seconds = f"{done['cpu_seconds']:.0f} s"
-        print(f"{done['kind']}, seed {done['seed']}, {seconds}: lost at {lost_at(done)}, {warned(done)}: {rates}", flush=True)
+        print(
+            f"{done['kind']}, seed {done['seed']}, {seconds}: lost at {lost_at(done)}, {warned(done)}: {rates}",
+            flush=True,
+        )
     print("\n".join(tables(scored(file, "warn"), scored(file, "rollback"))))
 
 

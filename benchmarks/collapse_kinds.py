@@ -1,4 +1,4 @@
-"""The conditions of docs/collapse.md: what provokes a collapse, what is as fast and loses nothing, and what is sound."""
+"""The conditions of docs/collapse.md: what provokes a collapse, what is pushed and loses nothing, and what is sound."""
 
 from __future__ import annotations
 

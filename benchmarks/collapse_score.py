@@ -102,8 +102,8 @@ def kinds_table(rows: Sequence[Row]) -> Iterator[str]:
         leads = [apart for row in lost if (apart := lead(row)) is not None]
         rates = [middle([of(row) for row in own], ".2f") for of in (best, end)]
         yield (
-            f"| {name} | {len(own)} | {rates[0]} | {rates[1]} | {len(lost)} | {sum(map(in_time, lost))} of {len(lost)} | "
-            f"{middle(leads)} | {first_warnings(own)} |"
+            f"| {name} | {len(own)} | {rates[0]} | {rates[1]} | {len(lost)} | "
+            f"{sum(map(in_time, lost))} of {len(lost)} | {middle(leads)} | {first_warnings(own)} |"
         )
 
 

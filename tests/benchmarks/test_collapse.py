@@ -70,7 +70,9 @@ def test_the_tables_count_what_the_rows_say(score: ModuleType) -> None:
         row(0.5, 0.9, 0.9, 0.9, seed=1, kind="sound, grpo", tails_from=1),
     ]
     (line,) = [line for line in score.kinds_table(rows) if line.startswith("| learning rate")]
-    assert line.startswith("| learning rate | 3 | 0.90 (0.90 to 0.90) | 0.40 (0.40 to 0.90) | 2 | 1 of 2 | 2 (2 to 2) |")
+    assert line.startswith(
+        "| learning rate | 3 | 0.90 (0.90 to 0.90) | 0.40 (0.40 to 0.90) | 2 | 1 of 2 | 2 (2 to 2) |"
+    )
     lines = list(score.warnings_table(rows))
     assert lines[0].endswith("| false alarms in 2 sound runs |")
     assert [line for line in lines if line.startswith(("| any", "| ratio"))] == [

@@ -25,7 +25,6 @@ ENGINE_ERROR = 1.05
 CLIFF, CLIFF_FROM, GAIN = 0.2, 0.05, 0.02
 RISE, RISE_BY = 2.0, 0.3
 ENTROPY_LOW = 0.01
-EXPERTS = 0.1
 
 
 @symptom(
@@ -168,22 +167,6 @@ def few_engine_samples(h: History) -> Seen | None:
         f"Over {h.over}, the mismatch between sampler and learner leaves {percent(share)} of the trained tokens' "
         "worth: single tokens are far apart.",
         'algorithm.mismatch.kind = "tis", or learner.precision = "fp32"',
-    )
-
-
-@symptom(
-    limit=f"median of routing.changed above {EXPERTS:g}",
-    why="GSPO's paper saw 10 % where training a mixture of experts no longer converged; runs that learn have 2 to 4 %",
-    early=True,
-)
-def expert_drift(h: History) -> Seen | None:
-    share = h.median("routing.changed")
-    if share is None or share <= EXPERTS:
-        return None
-    return Seen(
-        f"Over {h.over}, {percent(share)} of the experts that the policy chose after a step's updates were other ones "
-        "than before them: it is no longer the same network that is compared with itself.",
-        f'routing.replay = "learner", {smaller_updates(h, lead="or ")}',
     )
 
 
