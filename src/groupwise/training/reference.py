@@ -52,8 +52,8 @@ class Reference:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What a checkpoint must have for a return to it: its weights, once they are not those that it began with."""
-        return (WEIGHTS,) if self.model is not None and self.step else ()
+        """What a checkpoint must have for the run to go back to it: its weights, once they are not the first ones."""
+        return (WEIGHTS,) if self.returns and self.model is not None and self.step else ()
 
     def renew(self, step: int, weights: Iterable[tuple[str, Tensor]]) -> bool:
         """Takes the policy's weights after `step`, where that is one of those that it is renewed after -> whether."""
