@@ -78,7 +78,7 @@ def weights_late(loads: int) -> AbstractContextManager[Any]:
 COLLAPSES: Mapping[str, Kind] = {
     "learning rate": Kind(rising(2e-2, updates=2)),
     "no trust region": Kind({"algorithm.trust.kind": "none", "updates_per_batch": 8, **rising(4e-3, updates=8)}),
-    "stale engine": Kind({"learner.learning_rate": 2e-3}, late=12),
+    "stale engine": Kind({"learner.learning_rate": 4e-3}, late=10),
     "many updates": Kind({"passes_per_batch": 4, "updates_per_batch": 8, **rising(4e-3, updates=32)}),
     "narrow data": Kind(
         {"task.problems": 264, "task.heldout_share": 0.97, "learner.learning_rate": 3e-3}  # 8 problems to train on
