@@ -25,7 +25,7 @@ from groupwise.journal.per_token import PerToken
 from groupwise.rollout.collect import Rollout
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
-from groupwise.training.rollback import Guard, Rollback, RollbackSettings, way_back
+from groupwise.training.rollback import Guard, Rollback, RollbackSettings
 from groupwise.training.state import Progress, RunState
 
 
@@ -108,7 +108,7 @@ def train(run: Training) -> bool:
         run.output.step(train_step(run))
         last = step == settings.steps
         alarms = () if last or settings.guard is Guard.WARN else run.output.alarms()
-        back = before(run) if alarms and may_go_back(run) else None
+        back = way_back(run) if alarms and may_go_back(run) else None
         if back is None and (last or (settings.evaluate_every and step % settings.evaluate_every == 0)):
             evaluate(run)
         run.after_step(step)
@@ -118,7 +118,7 @@ def train(run: Training) -> bool:
         elif last or stop or alarms or step % settings.checkpoint_every == 0:
             saved = save(run)
             if alarms:
-                raise collapse_ahead(step, alarms, saved, before(run), run.progress.rollbacks)
+                raise collapse_ahead(step, alarms, saved, way_back(run), run.progress.rollbacks)
         if stop and not last:
             return False
     return True
@@ -130,9 +130,9 @@ def save(run: Training) -> Path:
         return run.components.state.save(run.progress, run.components.rollout.state, run.clock.total)
 
 
-def before(run: Training) -> Path | None:
+def way_back(run: Training) -> Path | None:
     """The checkpoint to go back to from warnings of this step."""
-    return way_back(run.components.state.folder, run.progress.step, run.settings.checkpoint_every)
+    return run.components.state.way_back(run.progress, run.settings.checkpoint_every)
 
 
 def may_go_back(run: Training) -> bool:

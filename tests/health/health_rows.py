@@ -140,7 +140,6 @@ GSPO = recipe(
 )
 WITH_FORMAT = recipe(rewards={"task": {}, "format": {"weight": 0.2}})
 JUDGED = recipe(preference={"pairs": 2000})
-MOE = recipe(model="tiny-moe", routing={"replay": "none"})
 #: A run that is measured by a reward of the recipe's own.
 OWN_REWARD = recipe(rewards={"mine": {"use": "mine.py:f", "weight": 1.0}}, evaluation__metric="reward")
 
@@ -162,7 +161,6 @@ PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
     "no entropy left": (planted(entropy_mean=0.002), RECIPE, "0.002 nats"),
     "engine gap": (planted(engine_probability_error=1.2), RECIPE, "factor of 1.2"),
     "few engine samples": (planted(engine_effective_sample_share=0.6), RECIPE, "60 %"),
-    "expert drift": (planted(**{"routing.changed": 0.12}), MOE, "12 % of the experts"),
     "gradient spikes": (planted(1, gradient_norm_max=30.0), RECIPE, "30 at step 40, 100 times"),
     "updates skipped": (planted(1, updates_skipped=1), RECIPE, "1 update had"),
     "gradient stopped": (planted(share_passed=0.7), RECIPE, "40 % of the gradient"),

@@ -146,7 +146,7 @@ def begun(rows: Rows, after: int = 0) -> dict[int, list[str]]:
 
 
 def in_and_out() -> Rows:
-    """A run whose ratios have tails from step 21 to 30 and from 61 to 70, and whose completions are cut off throughout."""
+    """A run whose ratios have tails from step 21 to 30 and from 61 to 70; its completions are cut off throughout."""
     rows = [dict(row, step=i + 1, truncated_share=0.9) for i, row in enumerate([*healthy(40), *healthy(40)])]
     for row in (*rows[20:30], *rows[60:70]):
         row["ratio_token_p99"] = 3.0
@@ -155,12 +155,12 @@ def in_and_out() -> Rows:
 
 def test_an_early_warning_begins_when_it_was_not_there_the_step_before() -> None:
     """Each time that it comes, and not again while it stays; what is no early warning begins nothing."""
-    assert steps_of(begun(in_and_out())) == {25: ["ratio tails"], 65: ["ratio tails"]}
+    assert steps_of(begun(in_and_out())) == {22: ["ratio tails"], 62: ["ratio tails"]}
     assert steps_of(begun(everywhere(ratio_token_p99=3.0))) == {3: ["ratio tails"]}
     assert steps_of(begun(everywhere(engine_probability_error=1.2))) == {1: ["engine gap"]}
 
 
-@pytest.mark.parametrize("after", [1, 2, 3, 24, 25, 26, 40, 64, 79])
+@pytest.mark.parametrize("after", [1, 2, 3, 21, 22, 23, 40, 61, 79])
 def test_a_run_that_was_stopped_and_goes_on_hears_the_same_early_warnings(after: int) -> None:
     rows = in_and_out()
     whole = begun(rows)
@@ -168,7 +168,7 @@ def test_a_run_that_was_stopped_and_goes_on_hears_the_same_early_warnings(after:
 
 
 def test_every_early_warning_is_said_while_a_run_goes_on() -> None:
-    assert {s.name for s in EARLY} >= {"ratio tails", "few effective samples", "engine gap", "expert drift", "falling"}
+    assert {s.name for s in EARLY} >= {"ratio tails", "few effective samples", "engine gap"}
     assert all(symptom.live for symptom in EARLY)
 
 

@@ -50,6 +50,11 @@ class Reference:
     def __init__(self, model: nn.Module | None, digest: str, every: int = 0, returns: bool = False) -> None:
         self.model, self.digest, self.every, self.returns, self.step = model, digest, every, returns, 0
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What a checkpoint must have for the run to go back to it: its weights, once they are not the first ones."""
+        return (WEIGHTS,) if self.returns and self.model is not None and self.step else ()
+
     def renew(self, step: int, weights: Iterable[tuple[str, Tensor]]) -> bool:
         """Takes the policy's weights after `step`, where that is one of those that it is renewed after -> whether."""
         if self.model is None or not self.every or step % self.every:

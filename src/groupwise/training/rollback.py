@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from groupwise.core.settings import Changeable, Settings
 from groupwise.health.symptoms.base import RECENT
-from groupwise.training.checkpoint import damaged, folder_of, steps
+from groupwise.training.checkpoint import STATE, damaged, folder_of, steps
 
 
 class Guard(StrEnum):
@@ -55,12 +55,15 @@ def rate_after(rollbacks: Sequence[Rollback]) -> float:
     return math.prod(rollback.rate_factor for rollback in rollbacks)
 
 
-def way_back(root: Path, step: int, every: int) -> Path | None:
+def way_back(root: Path, step: int, every: int, returned_to: int = 0, needed: Sequence[str] = ()) -> Path | None:
     """The newest good checkpoint from before the steps that a warning at `step` speaks of; None where there is none.
 
     Only checkpoints that a run makes whoever stops it count, after each `every` steps and before the first: a run that
     was stopped and gone on with returns to where it would have without the stop.
+
+    returned_to  the step that the run last went back to: no warning spoke of it, so it serves again
+    needed       files that it must have, beside its state
     """
-    last = max(0, step - RECENT)
+    last = max(step - RECENT, returned_to)
     regular = (folder_of(root, before) for before in reversed(steps(root)) if before <= last and before % every == 0)
-    return next((folder for folder in regular if not damaged(folder)), None)
+    return next((folder for folder in regular if not damaged(folder, (STATE, *needed))), None)

@@ -15,7 +15,7 @@ from groupwise.training import checkpoint
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
 from groupwise.training.reference import Reference
-from groupwise.training.rollback import Rollback, rate_after
+from groupwise.training.rollback import Rollback, rate_after, way_back
 
 #: Characters of a library's message that are shown: it may list every tensor of a model.
 LONGEST = 300
@@ -122,6 +122,12 @@ class RunState:
             checkpoint.write_state(folder, state)
 
         return checkpoint.save(self.folder, progress.step, write, self.keep, self.every)
+
+    def way_back(self, progress: Progress, every: int) -> Path | None:
+        """The checkpoint to go back to from a warning at the run's step; `every` steps have one."""
+        returned_to = progress.rollbacks[-1].to_step if progress.rollbacks else 0
+        needed = self.reference.files if self.reference is not None else ()
+        return way_back(self.folder, progress.step, every, returned_to=returned_to, needed=needed)
 
     def remove_after(self, step: int) -> None:
         """Takes away the checkpoints after `step`. Raises RunError where the disk refuses."""

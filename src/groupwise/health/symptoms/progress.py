@@ -106,7 +106,6 @@ def levelled_off(h: History) -> Seen | None:
 @symptom(
     limit=f"pass_rate {FALLEN:g} and {SURE:g} standard errors below the best ten steps, without a rising curriculum",
     why="what was learned is being lost; an early checkpoint is better than the last",
-    early=True,
 )
 def falling(h: History) -> Seen | None:
     parts = [(h.measure(part), part[-1].get("step")) for part in windows(h.rows)]
