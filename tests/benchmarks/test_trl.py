@@ -53,9 +53,8 @@ def test_every_prompt_and_the_one_held_out_are_as_long_as_the_case_says(module: 
     (tmp_path / case.model_name).mkdir()
     (tmp_path / case.model_name / "config.json").touch()  # the model is there already
     prepare.main(case, tmp_path)
-    rows, heldout = (
-        [json.loads(line)["prompt"] for line in (tmp_path / f"short{end}.jsonl").open()] for end in ("", "-heldout")
-    )
+    files = (tmp_path / "short.jsonl", tmp_path / "short-heldout.jsonl")
+    rows, heldout = ([json.loads(line)["prompt"] for line in file.read_text().splitlines()] for file in files)
     assert (len(rows), len(heldout)) == (case.prompts * case.steps, 1)
     assert len({*rows, *heldout}) == len(rows) + 1
     assert {len(text.split()) for text in (*rows, *heldout)} == {case.prompt_tokens}
