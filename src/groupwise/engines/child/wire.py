@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.records import Completion, Span, Support
 
@@ -64,12 +63,16 @@ def receive(line: Line, seconds: float | None = None) -> Message:
 
 def question(requests: Sequence[Request], sampling: Sampling, listens: bool) -> dict[str, Any]:
     """What is asked of an engine; `listens`: completions are to be told as they end."""
-    return {"requests": to_json(tuple(requests)), "sampling": sampling.model_dump(mode="json"), "listens": listens}
+    asked = [[r.tokens, r.samples, r.seed, r.max_new_tokens] for r in requests]
+    return {"requests": asked, "sampling": sampling.model_dump(mode="json"), "listens": listens}
 
 
 def requests_of(content: Mapping[str, Any]) -> tuple[Request, ...]:
     """The requests of a question."""
-    return from_json(tuple[Request, ...], content["requests"])
+    return tuple(
+        Request(tuple(tokens), samples, seed, max_new_tokens)
+        for tokens, samples, seed, max_new_tokens in content["requests"]
+    )
 
 
 def sampling_of(content: Mapping[str, Any]) -> Sampling:
