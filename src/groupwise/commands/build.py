@@ -86,7 +86,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     disk = disk_plan(plan, policy.model, critic.model if critic else None)
     require_disk(disk)
     view.note(f"disk         {disk}")
-    engine = training_engine(plan, policy, routers)
+    engine = training_engine(plan, policy, routers, partial(_say, journal, view))
     learner = make_learner(plan, policy, routers, reference=reference and reference.model)
     prompts = Prompts(selection.train, selection.encode, recipe.seed)
     limits = run_limits(plan, policy, engine, learner, prompts, journal)
@@ -212,14 +212,25 @@ def _output(plan: Plan, policy: Policy, journal: Journal, view: View) -> Output:
     )
 
 
-def training_engine(plan: Plan, policy: Policy, routers: Sequence[Router]) -> Engine:
+def training_engine(
+    plan: Plan, policy: Policy, routers: Sequence[Router], note: Callable[[str], None] = lambda line: None
+) -> Engine:
     """An engine for the policy. Raises UsageError where it does not return what training needs."""
-    engine = make_engine(policy=policy, settings=plan.recipe.engine, routes=bool(routers))
-    require_engine_routes(engine, plan.recipe.routing)
-    require_engine_support(engine, plan.recipe.sampling)
-    require_sampling(engine, policy, plan.recipe.sampling, "sampling")
-    require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
+    engine = make_engine(policy=policy, settings=plan.recipe.engine, routes=bool(routers), note=note)
+    try:
+        require_engine_routes(engine, plan.recipe.routing)
+        require_engine_support(engine, plan.recipe.sampling)
+        require_sampling(engine, policy, plan.recipe.sampling, "sampling")
+        require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
+    except BaseException:
+        engine.close()
+        raise
     return engine
+
+
+def _say(journal: Journal, view: View, line: str) -> None:
+    journal.log(line)
+    view.note(line)
 
 
 def make_learner(plan: Plan, policy: Policy, routers: Sequence[Router], reference: nn.Module | None = None) -> Learner:

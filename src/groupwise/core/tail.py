@@ -28,14 +28,10 @@ class Tail:
         """Closes the writing end here. Once only."""
         os.close(self.writing)
 
-    def text(self, seconds: float = 1.0) -> str:
-        """What was printed last. Of a process that has just ended: waits so long at most for all of it."""
+    def text(self, seconds: float = 0.0) -> str:
+        """What was printed last; waits so long at most for the end of a process that is about to end."""
         self._thread.join(seconds)
         return bytes(self._last).decode(errors="replace")
-
-    def last_line(self, seconds: float = 1.0) -> str:
-        """The last line that is not empty, which of a Python program that failed says why; "" for none."""
-        return next((line.strip() for line in reversed(self.text(seconds).splitlines()) if line.strip()), "")
 
     def _read(self) -> None:
         while data := os.read(self._reading, 1 << 16):

@@ -50,4 +50,4 @@ class EngineSettings(Settings):
 
     def __str__(self) -> str:
         interpreter = f", run by {self.python}" if self.python else ""
-        return f"{self.name}, " + (f"in a child process{interpreter}" if self.process == "child" else "in the run's own")
+        return f"{self.name}, in a child process{interpreter}" if self.process == "child" else self.name
