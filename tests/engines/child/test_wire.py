@@ -69,7 +69,6 @@ def test_half_a_message_ends_in_time() -> None:
     theirs.send_raw(b"\0" * 31)
     with pytest.raises(TimeoutError):
         wire.receive(ours, 0.2)
-    theirs.send({"arrays": {"tokens": ["int64", [4]]}})
 
 
 def test_a_peer_that_ends_within_an_array_is_an_end() -> None:
@@ -107,7 +106,5 @@ def test_a_question_is_the_one_that_was_asked() -> None:
 def test_nothing_in_the_folder_of_the_child_pickles() -> None:
     folder = Path(wire.__file__).parent
     assert len(list(folder.glob("*.py"))) > 5
-    for path in folder.glob("*.py"):
-        assert not {"import pickle", "torch.load", "torch.save", "multiprocessing"} & {
-            word for word in ("import pickle", "torch.load", "torch.save", "multiprocessing") if word in path.read_text()
-        }
+    forbidden = ("import pickle", "torch.load", "torch.save", "multiprocessing")
+    assert not [(path.name, word) for path in folder.glob("*.py") for word in forbidden if word in path.read_text()]
