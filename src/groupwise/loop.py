@@ -10,7 +10,6 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.clock import BEFORE, Clock
 from groupwise.core.collate import collate, minibatches
 from groupwise.core.engine import Engine
-from groupwise.core.metrics import Metrics
 from groupwise.core.records import Batch, Evaluation, RolloutResult
 from groupwise.core.seeds import stream
 from groupwise.diagnostics.checks import Check, Probe, require_passed
@@ -20,6 +19,7 @@ from groupwise.diagnostics.step import Expected, StepLog, step_row
 from groupwise.diagnostics.tolerance import Limits
 from groupwise.journal.output import Output
 from groupwise.journal.per_token import PerToken
+from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import Rollout
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
@@ -54,12 +54,13 @@ class LoopSettings:
 
 @dataclass(frozen=True)
 class Components:
-    """What acts in a run. `limits` say what rounding may do to the checks' comparisons; a run without held-out
-    problems has no `evaluate`.
+    """What acts in a run. `batches` are the rollout's, a step each; `limits` say what rounding may do to the checks'
+    comparisons; a run without held-out problems has no `evaluate`.
     """
 
     algorithm: Algorithm
     rollout: Rollout
+    batches: Batches
     engine: Engine
     learner: Learner
     critic: Critic | None
@@ -101,7 +102,7 @@ def train(run: Training) -> bool:
         stop = run.stop_requested()
         if last or stop or progress.step % settings.checkpoint_every == 0:
             with run.clock.phase("save"):
-                run.components.state.save(progress, run.components.rollout.state, run.clock.total)
+                run.components.state.save(progress, run.components.batches.state, run.clock.total)
         if stop and not last:
             return False
     return True
@@ -110,12 +111,15 @@ def train(run: Training) -> bool:
 def train_step(run: Training) -> dict[str, Any]:
     """Prompts -> groups -> batch -> updates -> weights back to the engine; the step's row of metrics.jsonl."""
     parts, step, phase = run.components, run.progress.step, run.clock.phase
-    stream_before, updates_before = parts.rollout.state, parts.state.updates
+    stream_before, updates_before = parts.batches.state, parts.state.updates
     with phase("generate"):
-        result = parts.rollout.collect(run.settings.prompts_per_step, run.clock.switch)
-    run.output.faults(step, parts.rollout.scorer.take_unshown())
+        sampled = parts.batches.take(run.settings.prompts_per_step, run.clock.switch)
+    result = sampled.result
+    run.output.faults(step, sampled.faults)
     require_scores(step, result, run.settings.fault_limit, run.output.log)
     require_signal(step, result, parts.algorithm.filter.metric)
+    if step < run.settings.steps:
+        parts.batches.begin(run.settings.prompts_per_step)
     with phase("annotate"):
         batch = annotate(run, result)
     first = step == run.settings.waiting_steps + 1
@@ -135,6 +139,8 @@ def train_step(run: Training) -> dict[str, Any]:
                 raise never_finite(step, saved, has_critic=parts.critic is not None)
     with phase("check"):
         checks = believed(run, log, result)
+    with phase("generate"):
+        parts.batches.finish()
     with phase("load weights"):
         parts.engine.load_weights(parts.learner.weights(), version=step)
         renew_reference(run)
@@ -143,7 +149,7 @@ def train_step(run: Training) -> dict[str, Any]:
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
         report(run, result, checks)
-        metrics = log.metrics(generated(run, result))
+        metrics = log.metrics(generation_metrics(sampled, parts.rollout.measure))
     seconds = run.clock.lap()
     run.progress.seconds_training += math.fsum(value for name, value in seconds.items() if name not in BEFORE)
     return step_row(step, metrics, checks, seconds)
@@ -224,18 +230,6 @@ def measured_again(run: Training, result: RolloutResult) -> bool:
     for line in limits.tolerance.lines() if wider else ():
         run.output.say(run.progress.step, f"tolerance measured again: {line}")
     return wider
-
-
-def generated(run: Training, result: RolloutResult) -> Metrics:
-    """What the step's generation came to."""
-    rollout = run.components.rollout
-    return generation_metrics(
-        result,
-        rollout.state,
-        scoring_seconds=rollout.scorer.take_seconds(),
-        measure=rollout.measure,
-        logged=rollout.scorer.take_metrics(),
-    )
 
 
 def report(run: Training, result: RolloutResult, checks: list[Check]) -> None:

@@ -43,6 +43,7 @@ from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from
 from groupwise.rewards.functions.user import TaskScore
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
+from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import HeldoutAnswers, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection
@@ -92,18 +93,20 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     limits = run_limits(plan, policy, engine, learner, prompts, journal)
     for line in limits.tolerance.lines():
         view.note(f"tolerance    {line}")
+    rollout = Rollout(
+        engine,
+        scorer,
+        prompts,
+        sampling=recipe.sampling,
+        samples_per_prompt=recipe.samples_per_prompt,
+        filter=plan.algorithm.filter,
+        judge=judge and judge.scores,
+        measure=plan.measure,
+    )
     components = Components(
         algorithm=plan.algorithm,
-        rollout=Rollout(
-            engine,
-            scorer,
-            prompts,
-            sampling=recipe.sampling,
-            samples_per_prompt=recipe.samples_per_prompt,
-            filter=plan.algorithm.filter,
-            judge=judge and judge.scores,
-            measure=plan.measure,
-        ),
+        rollout=rollout,
+        batches=Batches(rollout, recipe.rollout.ahead),
         engine=engine,
         learner=learner,
         critic=critic,

@@ -40,6 +40,7 @@ from groupwise.journal.terminal import LiveView, View
 from groupwise.journal.trackers import Sender, tracker
 from groupwise.loop import Training
 from groupwise.reports.make import make
+from groupwise.rollout.ahead import Batches
 from groupwise.rollout.scoring import Scorer
 from groupwise.training import checkpoint
 from groupwise.training.reward_report import REPORT, read_report
@@ -138,13 +139,13 @@ def _go(
         view.note(line)
 
     called = Callbacks(callbacks, plan.recipe.steps, plan.folder, say, book.log)
-    opened: list[Scorer | Engine] = []
+    opened: list[Scorer | Engine | Batches] = []
     summary: dict[str, Any] | None = None
     try:
         with _signals(stop_signals, view):
             clock = Clock(START)
             run = _begun(plan, book, about_row, view, lambda: bool(stop_signals) or called.stop, fresh)
-            opened += [run.components.rollout.scorer, run.components.engine]
+            opened += [run.components.rollout.scorer, run.components.engine, run.components.batches]
             run.clock = clock
             if newest is not None:
                 _restore(run, newest, sound_metrics(plan.folder))
@@ -197,7 +198,7 @@ def _view(plan: Plan, notes: Sequence[str]) -> View:
 def _restore(run: Training, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Put a built run where a checkpoint left it, bit for bit; `rows` are those of metrics.jsonl up to there."""
     parts = run.components
-    run.progress, parts.rollout.state = parts.state.restore(folder)
+    run.progress, parts.batches.state = parts.state.restore(folder)
     in_rows = math.fsum(value for row in rows for value in row.get("seconds", {}).values())
     run.clock.add(LOST, max(0.0, run.progress.seconds_before - in_rows))
     parts.engine.load_weights(parts.learner.weights(), version=run.progress.step)

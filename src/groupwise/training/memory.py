@@ -55,6 +55,7 @@ class RunShape:
     engine, reference   bytes of a weight of the engine's copy, and of the frozen one's; 0 where there is none
     reward_model        whether a reward model is held, which is of the policy's size
     child               whether the engine has a process of its own: libraries once more, and the weights on their way
+    ahead               whether a batch is sampled while another trains
     """
 
     prompts: int
@@ -69,6 +70,7 @@ class RunShape:
     reference: int
     reward_model: bool
     child: bool = False
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -192,14 +194,15 @@ class _Sizes:
         self._value_model = with_value_head(model) if critic else None
         copies = ("engine's weights", "reference", "critic", "reward model")
         standing = ("process", "engine's process", "weights", "moments", "shared weights", *copies)
-        between = (*standing, "batch", "cache between steps")
+        sampling, idle = ("engine's cache", "drawing"), ("cache between steps",)
+        beside = (*standing, "batch", *(sampling if shape.ahead else idle))
         self.phases = {
-            "generating": (*standing, "batch", "engine's cache", "drawing"),
-            "updating": (*between, "gradients", "activations"),
-            "loading weights": (*between, "merged weights"),
+            "generating": (*standing, "batch", *sampling),
+            "updating": (*beside, "gradients", "activations"),
+            "loading weights": (*standing, "batch", *idle, "merged weights"),
         }
         if critic:
-            self.phases["updating the critic"] = (*between, "critic's gradients", "critic's activations")
+            self.phases["updating the critic"] = (*beside, "critic's gradients", "critic's activations")
 
     def most_tokens(self) -> int:
         """The tokens of a microbatch of which more would pay nothing."""

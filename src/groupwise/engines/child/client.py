@@ -85,8 +85,8 @@ class ChildEngine:
 
     def _asked(self, ask: Callable[[EngineProcess], T]) -> T:
         """The answer of a process that lives; one that is lost is replaced, `settings.restarts` times in a row."""
-        self._require_open()
         for lost_before in range(self._settings.restarts + 1):
+            self._require_open()
             try:
                 if self._process is None:
                     self._start()
