@@ -40,7 +40,7 @@ def test_completions_cross_a_socket_to_the_bit(groups: list[list[Completion]]) -
     sender.start()
     came = wire.receive(ours, 5.0)
     sender.join()
-    back = wire.completions_of(came.content["answer"], came.arrays)
+    back = wire.completions_of(wire.Message(came.content["answer"], came.arrays))
     assert_same(groups, back)
     held = [t for group in back for c in group for t in (c.routes, c.support and c.support.ids) if t is not None]
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in held), "a part would hold the whole"
@@ -99,8 +99,8 @@ def test_a_question_is_the_one_that_was_asked() -> None:
     assert wire.sampling_of(content).model_dump() == sampling.model_dump()
     assert content["listens"] is True
     done = Finished(1, 0, (5, 6), "stop")
-    theirs.send({"finished": done})
-    assert wire.finished_of(ours.receive(5.0)["finished"]) == done
+    theirs.send(wire.finished_message(done))
+    assert wire.finished_of(ours.receive(5.0)) == done
 
 
 def test_nothing_in_the_folder_of_the_child_pickles() -> None:

@@ -80,7 +80,7 @@ class EngineProcess:
     ) -> list[tuple[Completion, ...]]:
         """The completions of each request; `on_finish` hears of them as they end."""
         content = {"verb": "generate", **wire.question(requests, sampling, listens=on_finish is not None)}
-        return wire.completions_of(*self._ask(content, seconds, on_finish=on_finish))
+        return wire.completions_of(self._ask(content, seconds, on_finish=on_finish))
 
     def close(self) -> None:
         """Ends it, and whatever it started."""
@@ -103,7 +103,7 @@ class EngineProcess:
             while True:
                 message = self._next(seconds)
                 if "finished" in message.content and on_finish is not None:
-                    on_finish(wire.finished_of(message.content["finished"]))
+                    on_finish(wire.finished_of(message.content))
                 if "answer" in message.content:
                     self.answered = True
                     return Message(message.content["answer"], message.arrays)

@@ -104,7 +104,7 @@ class Server:
         return weights
 
     def _tell(self, done: Finished) -> None:
-        self._run.send({"finished": done})
+        self._run.send(wire.finished_message(done))
 
     def _progress(self) -> None:
         now = time.monotonic()

@@ -4,7 +4,7 @@ The weights come by themselves (shared_weights.py), with those buffers that the 
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,10 @@ def folder_writer(policy: Policy) -> Callable[[Path], None]:
     """What writes the policy's configuration and tokenizer, as they are now, into a folder; no weights."""
     config = copy.deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]
-    parts: Sequence[Any] = [config, getattr(policy.model, "generation_config", None), policy.tokenizer]
 
     def write(folder: Path) -> None:
         with quiet():
-            for part in parts:
-                if part is not None:
-                    part.save_pretrained(folder)
+            config.save_pretrained(folder)
+            policy.tokenizer.save_pretrained(folder)
 
     return write

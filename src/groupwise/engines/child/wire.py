@@ -10,13 +10,13 @@ each. Shapes: N completions, T tokens of all of them, L routers, K experts a tok
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.records import Completion, Span, Support
 
@@ -63,16 +63,12 @@ def receive(line: Line, seconds: float | None = None) -> Message:
 
 def question(requests: Sequence[Request], sampling: Sampling, listens: bool) -> dict[str, Any]:
     """What is asked of an engine; `listens`: completions are to be told as they end."""
-    asked = [[r.tokens, r.samples, r.seed, r.max_new_tokens] for r in requests]
-    return {"requests": asked, "sampling": sampling.model_dump(mode="json"), "listens": listens}
+    return {"requests": [vars(r) for r in requests], "sampling": sampling.model_dump(mode="json"), "listens": listens}
 
 
 def requests_of(content: Mapping[str, Any]) -> tuple[Request, ...]:
     """The requests of a question."""
-    return tuple(
-        Request(tuple(tokens), samples, seed, max_new_tokens)
-        for tokens, samples, seed, max_new_tokens in content["requests"]
-    )
+    return tuple(Request(**{**asked, "tokens": tuple(asked["tokens"])}) for asked in content["requests"])
 
 
 def sampling_of(content: Mapping[str, Any]) -> Sampling:
@@ -80,10 +76,15 @@ def sampling_of(content: Mapping[str, Any]) -> Sampling:
     return Sampling.model_validate(content["sampling"])
 
 
-def finished_of(content: Sequence[Any]) -> Finished:
-    """A completion that has ended, from its fields."""
-    request, sample, tokens, finish = content
-    return Finished(request, sample, tuple(tokens), finish)
+def finished_message(done: Finished) -> dict[str, Any]:
+    """A completion that has ended."""
+    return {"finished": done._asdict()}
+
+
+def finished_of(content: Mapping[str, Any]) -> Finished:
+    """The completion that has ended."""
+    fields = content["finished"]
+    return Finished(**{**fields, "tokens": tuple(fields["tokens"])})
 
 
 def completions_message(groups: Sequence[Sequence[Completion]]) -> Message:
@@ -96,8 +97,9 @@ def completions_message(groups: Sequence[Sequence[Completion]]) -> Message:
         "tokens": [len(c.tokens) for c in every],
         "finish": [c.finish for c in every],
         "stop": [c.stop for c in every],
-        "spans": [[astuple(span) for span in c.spans] for c in every],
-        "support": [None if c.support is None else [len(c.support.ids), len(c.support.start)] for c in every],
+        "spans": [to_json(c.spans) for c in every],
+        "support_ids": [None if c.support is None else len(c.support.ids) for c in every],
+        "support_start": [None if c.support is None else len(c.support.start) for c in every],
         "routes": [None if c.routes is None else len(c.routes) for c in every],
     }
     arrays = {
@@ -110,25 +112,24 @@ def completions_message(groups: Sequence[Sequence[Completion]]) -> Message:
     return Message(content, arrays)
 
 
-def completions_of(content: Mapping[str, Any], arrays: Arrays) -> list[tuple[Completion, ...]]:
+def completions_of(message: Message) -> list[tuple[Completion, ...]]:
     """The completions of each request, as they were in the other process, to the bit."""
-    take = _Taking(arrays)
-    every = [
-        Completion(
-            tokens=tuple(take("tokens", length).tolist()),
-            logp_engine=tuple(take("logp_engine", length).tolist()),
-            finish=finish,
-            spans=tuple(Span(*span) for span in spans),
-            support=support and Support(take.tensor("support_ids", support[0]), take.tensor("support_start", support[1])),
-            routes=None if routes is None else take.tensor("routes", routes),
-            stop=stop,
+    content, take = message.content, _Taking(message.arrays)
+
+    def completion(i: int) -> Completion:
+        ids, start = (take.tensor(name, content[name][i]) for name in ("support_ids", "support_start"))
+        return Completion(
+            tokens=tuple(take("tokens", content["tokens"][i]).tolist()),
+            logp_engine=tuple(take("logp_engine", content["tokens"][i]).tolist()),
+            finish=content["finish"][i],
+            spans=from_json(tuple[Span, ...], content["spans"][i]),
+            support=None if ids is None or start is None else Support(ids, start),
+            routes=take.tensor("routes", content["routes"][i]),
+            stop=content["stop"][i],
         )
-        for length, finish, spans, support, routes, stop in zip(
-            *(content[name] for name in ("tokens", "finish", "spans", "support", "routes", "stop")), strict=True
-        )
-    ]
-    left = iter(every)
-    return [tuple(next(left) for _ in range(count)) for count in content["groups"]]
+
+    every = map(completion, range(sum(content["groups"])))
+    return [tuple(next(every) for _ in range(count)) for count in content["groups"]]
 
 
 class _Taking:
@@ -142,9 +143,9 @@ class _Taking:
         self._taken[name] = begin + count
         return self._arrays[name][begin : begin + count]
 
-    def tensor(self, name: str, count: int) -> Tensor:
-        """In memory of its own: a part would hold the whole."""
-        return torch.from_numpy(self(name, count).copy())
+    def tensor(self, name: str, count: int | None) -> Tensor | None:
+        """In memory of its own, for a part would hold the whole; None where the completion has none."""
+        return None if count is None else torch.from_numpy(self(name, count).copy())
 
 
 def _joined(tensors: Sequence[Tensor]) -> np.ndarray:
