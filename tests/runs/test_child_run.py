@@ -1,4 +1,5 @@
-"""A run whose engine has a process of its own is the run with the engine inside, to the bit, also when that is killed."""
+"""A run whose engine has a process of its own is the run with the engine inside, to the bit, also where it is killed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def engine_processes() -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if SERVER in (entry / "cmdline").read_text() and f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text():
+            ours = f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text()
+            if ours and SERVER in (entry / "cmdline").read_text():
                 found.append(int(entry.name))
         except (OSError, ValueError):
             pass

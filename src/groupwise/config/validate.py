@@ -107,8 +107,8 @@ def _require_correction(plan: Plan) -> None:
     if recipe.rollout.ahead and isinstance(row.trust, NoTrust) and not corrected:
         raise UsageError(
             f"rollout.ahead = {recipe.rollout.ahead}: the completions are an older policy's, and {row.name} "
-            f"({describe(row.trust)}) neither corrects for that nor is held by a trust region; set algorithm.mismatch.kind, "
-            'such as "tis", or logp_old = "engine", or rollout.ahead = 0'
+            f"({describe(row.trust)}) neither corrects for that nor is held by a trust region; set "
+            'algorithm.mismatch.kind, such as "tis", or logp_old = "engine", or rollout.ahead = 0'
         )
 
 

@@ -6,8 +6,8 @@ With `rollout.ahead = 1`, in step s, where pi_v are the weights after step v:
     learner    trains the batch of step s, sampled under pi_(s-2): pi_(s-1) -> pi_s
     boundary   waits for the batch, then loads pi_s
 
-So what is sampled depends on draw and version alone, and not on which of both was faster. The first batch is sampled before
-anything trains; no batch is sampled for a step after the last.
+So what is sampled depends on draw and version alone, and not on which of both was faster. The first batch is sampled
+before anything trains; no batch is sampled for a step after the last.
 """
 
 import dataclasses
@@ -60,7 +60,8 @@ class Batches:
         return ready if ready is not None else self._sample(wanted, during)
 
     def begin(self, wanted: int) -> None:
-        """Begins the batch of the next step, where one is sampled ahead; the engine keeps its weights until `finish`."""
+        """Begins the batch of the next step, where one is sampled ahead. The engine keeps its weights until `finish`.
+        """
         if self._ahead:
             self._sampling = _InThread(partial(self._sample, wanted, lambda phase: None))
 

@@ -151,7 +151,8 @@ def test_weights_that_do_not_arrive_whole_change_nothing_and_say_why(
     assert_same(both.child.generate(REQUESTS, SAMPLINGS["plain"]), before)
     for engine in (both.inside, both.child):
         engine.load_weights(given.items(), version=7)
-    assert_same(both.child.generate(REQUESTS, SAMPLINGS["plain"]), both.inside.generate(REQUESTS, SAMPLINGS["plain"]))
+    expected = both.inside.generate(REQUESTS, SAMPLINGS["plain"])
+    assert_same(both.child.generate(REQUESTS, SAMPLINGS["plain"]), expected)
 
 
 def test_a_child_that_stalls_is_named_within_its_deadline(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +169,8 @@ def test_a_child_that_stalls_is_named_within_its_deadline(both: Any, monkeypatch
         both.child.generate(REQUESTS, SAMPLINGS["plain"], stop)
     assert 1.0 < time.monotonic() - stopped[0] < 6.0
     assert str(error.value) == (
-        "the engine's process is lost, and engine.restarts = 0: it gave no sign of progress for 1.5 seconds; resume the "
-        "run to go on from its newest checkpoint"
+        "the engine's process is lost, and engine.restarts = 0: it gave no sign of progress for 1.5 seconds; resume "
+        "the run to go on from its newest checkpoint"
     )
     assert both.child.pid is None
     assert ended(pid)

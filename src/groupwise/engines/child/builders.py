@@ -10,7 +10,7 @@ from groupwise.core.engine import Engine, Progress
 from groupwise.engines.child.spec import EngineSpec
 from groupwise.engines.settings import EngineSettings
 
-#: What the engine is, the folder of its configuration and tokenizer, its first weights, and what it calls as it gets on.
+#: What the engine is, the folder of its configuration and tokenizer, its first weights, what it calls as it gets on.
 Build = Callable[[EngineSpec, Path, Mapping[str, Tensor], Progress], Engine]
 
 

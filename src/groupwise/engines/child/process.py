@@ -126,7 +126,7 @@ class EngineProcess:
         return wire.receive(self._child, seconds)
 
     def _with_words(self, lost: ChildLost) -> ChildLost:
-        """Why it was lost, with what it printed last as a note; of a program that failed also the line that says why."""
+        """Why it was lost; of a program that failed with the last line that it printed, and all of it as a note."""
         printed = self._tail.text(0.0 if lost.late else REST)
         failed = (self._child.process.poll() or 0) > 0
         last = printed.strip().rpartition("\n")[2].strip()

@@ -1,7 +1,7 @@
 """Weights that two processes share: a safetensors file in memory, without a name in any folder.
 
-The kernel holds it (memfd), and the descriptor goes to the other process: /dev/shm and its size do not matter, and a run
-that is killed leaves nothing behind. What is reserved is there, so that to write it cannot fail later.
+The kernel holds it (memfd), and the descriptor goes to the other process: /dev/shm and its size do not matter, and a
+run that is killed leaves nothing behind. What is reserved is there, so that to write it cannot fail later.
 """
 
 import mmap

@@ -26,7 +26,9 @@ Arrays = Mapping[str, np.ndarray]
 class Line(Protocol):
     """An end of the connection: a Channel in the child, a Child in the run."""
 
-    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None) -> None: ...
+    def send(
+        self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None
+    ) -> None: ...
 
     def receive(self, seconds: float | None = None) -> dict[str, Any]: ...
 
