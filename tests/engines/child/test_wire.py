@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from groupwise.core.records import Completion, Span, Support
 from groupwise.engines.child import wire
 from tests.engines.child.completions import assert_same
 
+Ends = tuple[Channel, Channel]
 SUPPORT = Support(torch.tensor([1, 5, 7, 2], dtype=torch.int32), torch.tensor([0, 3, 4]))
 ROUTES = torch.arange(4 * 3 * 2).reshape(4, 3, 2)
 WAYS = {
@@ -32,9 +34,18 @@ WAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("groups", WAYS.values(), ids=WAYS)
-def test_completions_cross_a_socket_to_the_bit(groups: list[list[Completion]]) -> None:
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """Both ends of a connection."""
     ours, theirs = map(Channel, socket.socketpair())
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("groups", WAYS.values(), ids=WAYS)
+def test_completions_cross_a_socket_to_the_bit(groups: list[list[Completion]], ends: Ends) -> None:
+    ours, theirs = ends
     sent = wire.completions_message(groups)
     sender = threading.Thread(target=wire.send, args=(theirs, {"answer": sent.content}, sent.arrays))
     sender.start()
@@ -46,33 +57,35 @@ def test_completions_cross_a_socket_to_the_bit(groups: list[list[Completion]]) -
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in held), "a part would hold the whole"
 
 
-def test_arrays_of_any_size_come_whole_and_the_next_message_is_the_next() -> None:
-    ours, theirs = map(Channel, socket.socketpair())
+def test_arrays_of_any_size_come_whole_and_the_next_message_is_the_next(ends: Ends) -> None:
+    ours, theirs = ends
     large = torch.arange(3_000_000).numpy()
 
     def speak() -> None:
         wire.send(theirs, {"first": 1}, {"large": large, "none": large[:0], "turned": large[:6].reshape(2, 3).T})
         theirs.send({"second": 2})
 
-    threading.Thread(target=speak).start()
+    speaker = threading.Thread(target=speak)
+    speaker.start()
     content, arrays = wire.receive(ours, 20.0)
     assert content == {"first": 1}
     assert (arrays["large"] == large).all()
     assert arrays["none"].shape == (0,)
     assert arrays["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
     assert ours.receive(5.0) == {"second": 2}
+    speaker.join()
 
 
-def test_half_a_message_ends_in_time() -> None:
-    ours, theirs = map(Channel, socket.socketpair())
+def test_half_a_message_ends_in_time(ends: Ends) -> None:
+    ours, theirs = ends
     theirs.send({"arrays": {"tokens": ["int64", [4]]}})
     theirs.send_raw(b"\0" * 31)
     with pytest.raises(TimeoutError):
         wire.receive(ours, 0.2)
 
 
-def test_a_peer_that_ends_within_an_array_is_an_end() -> None:
-    ours, theirs = map(Channel, socket.socketpair())
+def test_a_peer_that_ends_within_an_array_is_an_end(ends: Ends) -> None:
+    ours, theirs = ends
     theirs.send({"arrays": {"tokens": ["int64", [4]]}})
     theirs.send_raw(b"\0" * 31)
     theirs.close()
@@ -80,7 +93,7 @@ def test_a_peer_that_ends_within_an_array_is_an_end() -> None:
         wire.receive(ours, 5.0)
 
 
-def test_a_question_is_the_one_that_was_asked() -> None:
+def test_a_question_is_the_one_that_was_asked(ends: Ends) -> None:
     requests = (Request((5, 9), 4, 2**62 + 1), Request((1,), 1, 0, max_new_tokens=3))
     sampling = Sampling(
         temperature=0.7,
@@ -92,7 +105,7 @@ def test_a_question_is_the_one_that_was_asked() -> None:
         min_new_tokens=2,
         max_new_tokens=9,
     )
-    ours, theirs = map(Channel, socket.socketpair())
+    ours, theirs = ends
     theirs.send(wire.question(requests, sampling, listens=True))
     content = ours.receive(5.0)
     assert wire.requests_of(content) == requests

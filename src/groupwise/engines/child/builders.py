@@ -30,8 +30,12 @@ def local(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progres
     config = read_config(folder, what)
     tokenizer = load_tokenizer(folder, config)
     with loading(what):
-        dtype = getattr(torch, spec.dtype)
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=spec.attention)
+        model = AutoModelForCausalLM.from_config(
+            config,
+            dtype=getattr(torch, spec.dtype),
+            attn_implementation=spec.attention,
+            experts_implementation=spec.experts,
+        )
     progress()
     model = model.eval().to(spec.device)
     copy_weights(model, weights, keeps=0)

@@ -25,7 +25,7 @@ class EngineSpec:
     routes      whether completions are to carry the experts that were chosen
     dtype       of the weights that are sent, torch's name
     device      where the engine computes
-    attention   transformers' name of what the model's attention is computed by
+    attention, experts   transformers' names of what computes the model's attention and its experts
     threads     of torch: the bits depend on them
     parameters  the names that every load must have
     """
@@ -37,6 +37,7 @@ class EngineSpec:
     dtype: str
     device: str
     attention: str
+    experts: str | None
     threads: int
     parameters: tuple[str, ...]
 
@@ -52,6 +53,7 @@ def spec_of(policy: Policy, settings: EngineSettings, routes: bool) -> EngineSpe
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         attention=model.config._attn_implementation,
+        experts=model.config._experts_implementation,
         threads=torch.get_num_threads(),
         parameters=tuple(name for name, _ in model.named_parameters()),
     )
