@@ -62,7 +62,9 @@ def test_the_plan_says_which_policy_samples_and_from_which_ratios_start() -> Non
 
     assert "by the weights before that (behaviour: logp_engine)" in said()
     assert "nothing corrects pi_old / pi_engine (algorithm.mismatch.kind would)" in said()
-    assert "(proximal: logp_old); TIS(cap=2.0) corrects" in said(**{"algorithm.mismatch.kind": "tis"})
+    corrected = said(**{"algorithm.mismatch.kind": "tis"})
+    assert "tis(cap=2.0) corrects pi_old / pi_engine" in corrected
+    assert "nothing corrects" not in corrected
     assert "ratios start from logp_engine itself" in said(logp_old="engine")
     assert "\nahead " not in resolve(recipe.load("quickstart")).describe()
 
