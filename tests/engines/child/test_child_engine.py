@@ -148,9 +148,10 @@ def test_weights_that_do_not_arrive_whole_change_nothing_and_say_why(
         os.pwrite(both.child._shared.descriptor, b"?", 5000)
         return stamp
 
-    with monkeypatch.context() as patch, pytest.raises(RunError) as error:
+    with monkeypatch.context() as patch:
         patch.setattr(both.child._shared, "write", written_wrong)
-        both.child.load_weights(given.items(), version=6)
+        with pytest.raises(RunError) as error:
+            both.child.load_weights(given.items(), version=6)
     assert str(error.value).startswith("the weights of version 6 did not arrive whole: their checksum is ")
     assert both.child.version == version
     assert_same(both.child.generate(REQUESTS, SAMPLINGS["plain"]), before)
@@ -201,8 +202,8 @@ def killed_while_decoding(both: Any, seed: int) -> None:
     assert all(expected[done.request][done.sample].tokens == done.tokens for done in told)
     (note,) = both.notes
     assert note == (
-        "engine       its process is lost: it ended: killed by SIGKILL; it is started again (1 of 2 in a row) and asked "
-        "the same"
+        "engine       its process is lost: it ended: killed by SIGKILL; it is started again (1 of 2 in a row) and "
+        "asked the same"
     )
 
 
@@ -247,7 +248,7 @@ def test_a_flood_of_output_does_no_harm_and_a_closed_engine_is_gone(
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     for use in (lambda: flooded.generate(requests, SAMPLINGS["plain"]), lambda: flooded.load_weights([], version=1)):
-        with pytest.raises(RunError, match="^the engine is closed$"):
+        with pytest.raises(RunError, match=r"^the engine is closed$"):
             use()
 
 
