@@ -1,5 +1,4 @@
-"""A run whose engine has a process of its own is the run with the engine inside, to the bit, also where it is killed.
-"""
+"""A run whose engine has a process of its own is the run with the engine inside, to the bit, also where it dies."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def _describe_ahead(plan: Plan) -> list[str]:
     uncorrected = "nothing corrects pi_old / pi_engine (algorithm.mismatch.kind would)"
     return [
         "a batch is sampled while the one before trains, by the weights before that (behaviour: logp_engine)",
-        "ratios start from logp_engine itself, so that they see how old it is (logp_old = \"engine\")"
+        'ratios start from logp_engine itself, so that they see how old it is (logp_old = "engine")'
         if from_engine
         else "ratios start from the weights before its first update (proximal: logp_old); "
         + (corrected if row.mismatch.reads_engine else uncorrected),

@@ -60,8 +60,7 @@ class Batches:
         return ready if ready is not None else self._sample(wanted, during)
 
     def begin(self, wanted: int) -> None:
-        """Begins the batch of the next step, where one is sampled ahead. The engine keeps its weights until `finish`.
-        """
+        """Begins the next step's batch, where one is sampled ahead: the engine keeps its weights until `finish`."""
         if self._ahead:
             self._sampling = _InThread(partial(self._sample, wanted, lambda phase: None))
 
