@@ -6,7 +6,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from groupwise.core.children import ChildLost
-from groupwise.core.engine import Finished, OnFinish, Request, Sampling
+from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.child.process import Declared, EngineProcess
@@ -47,7 +47,8 @@ class ChildEngine:
             if self._process is None:
                 self.close()
         self.routes, self.keeps_support = declared.routes, declared.keeps_support
-        self.options, self.precision = frozenset(declared.options), declared.precision
+        self.options = frozenset(declared.options)
+        self.precision: Precision = declared.precision
 
     @property
     def pid(self) -> int | None:
