@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 import groupwise
+from groupwise.commands import build
 from groupwise.commands.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
+from groupwise.engines.make import make_engine
 from groupwise.journal.journal import read_metrics
+from tests.rollout.test_ahead import Slow
 from tests.runs.test_run import CORES, assert_same_run, kill_again_and_again, start
 from tests.runs.tiny_runs import cut_back, tiny_run
 
@@ -36,6 +39,14 @@ def test_each_batch_is_of_the_weights_before_those_that_it_trains_and_a_stop_cha
         cut_back(cut, step)
         assert resume(cut).finished
         assert_same_run(whole, cut)
+
+
+def test_which_of_both_is_faster_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling that takes far longer than training is not given the weights that training has made meanwhile."""
+    quick = groupwise.train("quickstart", tiny_run(tmp_path, name="quick", **CHANGES)).folder
+    monkeypatch.setattr(build, "make_engine", lambda **given: Slow(make_engine(**given), 0.2))
+    slow = groupwise.train("quickstart", tiny_run(tmp_path, name="slow", **CHANGES)).folder
+    assert_same_run(quick, slow)
 
 
 def test_dapos_filter_and_refill_ahead(tmp_path: Path) -> None:
