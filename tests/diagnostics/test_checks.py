@@ -5,30 +5,55 @@ from __future__ import annotations
 import pytest
 import torch
 
-from groupwise.diagnostics.checks import Verdict, live_equals_old, reference_is_start
+from groupwise.diagnostics.checks import (
+    ENGINE_LIMIT,
+    LIVE_OLD_LIMIT,
+    Verdict,
+    learner_equals_engine,
+    live_equals_old,
+    reference_is_start,
+)
+from groupwise.diagnostics.tolerance import FLOAT32
+
+
+def of_the_engine(logp, logp_engine, fresh, _):
+    (check,) = learner_equals_engine(logp, logp_engine, fresh, FLOAT32)
+    return check
 
 
 @pytest.mark.parametrize(
-    ("spoiled", "by", "verdict"),
+    ("spoiled", "limits", "verdict"),
     [
         (0, 0.0, Verdict.PASS),
-        (1, 5e-5, Verdict.PASS),  # one token of a thousand: rounding can do that
-        (1, 2e-4, Verdict.FAIL),  # no rounding does that
-        (9, 5e-5, Verdict.PASS),
-        (20, 2e-5, Verdict.FAIL),  # more than one in a hundred
-        (1000, 1e-4, Verdict.FAIL),
+        (1, 5.0, Verdict.PASS),  # one token of a thousand: rounding can do that
+        (1, 20.0, Verdict.FAIL),  # no rounding does that
+        (9, 5.0, Verdict.PASS),
+        (20, 2.0, Verdict.FAIL),  # more than one in a hundred
+        (1000, 1.1, Verdict.FAIL),
         (1000, float("nan"), Verdict.FAIL),
         (1, float("nan"), Verdict.FAIL),
     ],
 )
-@pytest.mark.parametrize("check", [live_equals_old, reference_is_start])
-def test_rounding_of_single_tokens_passes_and_a_fault_does_not(check, spoiled, by, verdict):
-    old = torch.full((10, 100), -2.0)
-    live = old.clone()
-    live.view(-1)[:spoiled] += by
+@pytest.mark.parametrize(
+    ("check", "limit"),
+    [(live_equals_old, LIVE_OLD_LIMIT), (reference_is_start, LIVE_OLD_LIMIT), (of_the_engine, ENGINE_LIMIT)],
+)
+def test_rounding_of_single_tokens_passes_and_a_fault_does_not(check, limit, spoiled, limits, verdict):
+    """Of 1,000 tokens some are moved by so many limits of the check."""
+    old = torch.full((10, 100), -2.0, dtype=torch.float64)
+    new = old.clone()
+    new.view(-1)[:spoiled] += limits * limit
     mask = torch.ones(10, 100, dtype=torch.bool)
-    assert check(live, old, mask, None).verdict is verdict
-    assert check(live, old, ~mask, None).verdict is Verdict.NOT_MEASURED
+    assert check(new, old, mask, None).verdict is verdict
+    assert check(new, old, ~mask, None).verdict is Verdict.NOT_MEASURED
+
+
+def test_of_fewer_than_a_hundred_tokens_each_is_within_the_limit():
+    """A short probe, or a short batch, has no token to spare."""
+    old = torch.zeros(1, 99, dtype=torch.float64)
+    new = old.clone()
+    new[0, 0] = 2 * ENGINE_LIMIT
+    assert of_the_engine(new, old, torch.ones(1, 99, dtype=torch.bool), None).verdict is Verdict.FAIL
 
 
 def test_what_is_masked_is_not_compared():

@@ -27,10 +27,10 @@ from groupwise.health.checks import (
 )
 
 #: nats, in float32: of all but one token in a hundred, and ten times that of any. Rounding alone takes single tokens
-#: beyond 1e-5 where logits are large (docs/log.md), while a fault moves most of them.
+#: beyond it where logits are large (docs/log.md), while a fault moves most of them.
 LIVE_OLD_LIMIT = 1e-5
-MOST_TOKENS, OUTLIER = 0.99, 10
 ENGINE_LIMIT = 1e-4
+MOST_TOKENS, OUTLIER = 0.99, 10
 WEIGHT_LIMIT = 1e-9
 #: Tokens that a bias rests on at least: with fewer, chance goes beyond SIGMAS.
 FEWEST_POINTS = 30
@@ -96,13 +96,13 @@ def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, ro
     """On the first update of a batch the live and the old log-probabilities are one: every ratio is 1."""
     if logp_old is None:
         return _unmeasured(LIVE_IS_OLD, LIVE_IS_OLD.unmeasured)
-    return _same(LIVE_IS_OLD, (logp_live - logp_old)[mask], rounding)
+    return _gap(LIVE_IS_OLD, (logp_live - logp_old)[mask], LIVE_OLD_LIMIT, rounding)
 
 
 def learner_equals_engine(logp: Tensor, logp_engine: Tensor, fresh: Tensor, tolerance: Tolerance) -> list[Check]:
     """The learner and the engine give one log-probability for each token that the current weights sampled, `fresh`.
 
-    Where rounding allows no limit on each token, its systematic part is checked as well.
+    Where rounding is too large for a limit on single tokens, its systematic part is checked as well.
     """
     if not fresh.any():
         return [_unmeasured(LEARNER_IS_ENGINE, "no row of this batch was sampled by the current weights")]
@@ -132,7 +132,7 @@ def reference_is_start(
         return _unmeasured(REFERENCE_IS_START, other)
     if logp_ref is None or logp_start is None:
         return _unmeasured(REFERENCE_IS_START, "no reference is read, or the start is not measured")
-    return _same(REFERENCE_IS_START, (logp_start - logp_ref)[mask], rounding)
+    return _gap(REFERENCE_IS_START, (logp_start - logp_ref)[mask], LIVE_OLD_LIMIT, rounding)
 
 
 def replayed_are_used(share: float) -> Check:
@@ -188,23 +188,15 @@ class Probe:
         return check
 
 
-def _same(invariant: Invariant, difference: Tensor, rounding: Rounding | None) -> Check:
-    """Two passes of the learner over the same weights: |difference| of most tokens, or a tenth of the worst."""
-    if rounding is not None or not len(difference):
-        return _gap(invariant, difference, LIVE_OLD_LIMIT, rounding)
-    size = difference.abs()
-    most = size.kthvalue(math.ceil(MOST_TOKENS * len(size))).values
-    return _check(invariant, float(torch.maximum(most, size.max() / OUTLIER)), LIVE_OLD_LIMIT)
-
-
 def _gap(invariant: Invariant, difference: Tensor, limit: float, rounding: Rounding | None, cause: str = "") -> Check:
-    """Largest |difference| in float32; else the mean of it, which rounding limits."""
+    """In float32 |difference| of most tokens, or a tenth of the worst; else the mean of it, which rounding limits."""
     if not len(difference):
         return _unmeasured(invariant, "no token to measure on")
     size = difference.abs()
     if rounding is not None:
         return _check(invariant, float(size.mean()), rounding.limit(len(size)), cause)
-    return _check(invariant, float(size.max()), limit, cause)
+    most = size.kthvalue(math.ceil(MOST_TOKENS * len(size))).values
+    return _check(invariant, float(torch.maximum(most, size.max() / OUTLIER)), limit, cause)
 
 
 def _bias(invariant: Invariant, estimate: Estimate, allowed: float) -> Check:
