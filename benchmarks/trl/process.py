@@ -1,6 +1,8 @@
 """What each side's process says of itself: its peak memory, its versions, and what the machine can do at most."""
 
 import json
+import os
+import platform
 import resource
 import statistics
 import sys
@@ -35,9 +37,18 @@ def ceiling() -> float:
     return 2 * SIDE**3 / min(seconds)
 
 
+def machine() -> str:
+    """The processor's name, and how many of it there are."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
 def finish(out: Path, steps: list[dict[str, float]], **more: Any) -> None:
     """Write the side's row."""
     row = {"steps": steps, **more, "ceiling": round(ceiling()), "threads": torch.get_num_threads()}
+    row["machine"] = machine()
     row["versions"] = {name: version(name) for name in ("torch", "transformers")}
     out.write_text(json.dumps(row))
 

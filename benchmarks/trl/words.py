@@ -28,7 +28,9 @@ PHASES = """\
 
 Medians, seconds; in brackets the share of the ceiling: the operations that the phase's arithmetic needs (a prompt once
 a group, nothing padded, the same count for both sides) over its seconds and the ceiling of its process. "Other" is what
-is left of a step: of groupwise's the probe after the weights are loaded, the checks and the journal.
+is left of a step: of groupwise's the probe after the weights are loaded, the checks and the journal. groupwise leaves
+completions of advantage 0 out of the update (those of a group that is all right or all wrong) and the count takes them
+in, so that SmolLM2's update can come out above 100 %.
 """
 
 TUNE = """\
