@@ -30,8 +30,8 @@ def machine(timed: Sequence[Pair]) -> str:
     row = timed[-1].ours[-1]
     ceilings = [row["ceiling"] for pair in timed for row in (*pair.ours, *pair.theirs)]
     return (
-        f"{row['machine']}; {row['threads']} threads; torch {row['versions']['torch']}, transformers {row['versions']['transformers']}, "
-        f"source {row['source']} of groupwise. The ceiling, the fastest product of two matrices of 1,536 x 1,536 in "
+        f"{row['machine']}; {row['threads']} threads; torch {row['versions']['torch']}, "
+        f"transformers {row['versions']['transformers']}, source {row['source']} of groupwise. The ceiling, the fastest product of two matrices of 1,536 x 1,536 in "
         f"each process: median {statistics.median(ceilings) / 1e9:,.0f} GFLOP/s, {min(ceilings) / 1e9:,.0f} to "
         f"{max(ceilings) / 1e9:,.0f}."
     )

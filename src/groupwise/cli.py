@@ -137,8 +137,8 @@ def check(
     from groupwise.commands.check.findings import print_sections
     from groupwise.config.recipe import assignment
 
-    found = check_sections(recipe, dict(map(assignment, set or [])), rows=rows, model=model)
-    if print_sections(found, Terminal()):
+    sections = check_sections(recipe, dict(map(assignment, set or [])), rows=rows, model=model)
+    if print_sections(sections, Terminal()):
         raise typer.Exit(1)
 
 

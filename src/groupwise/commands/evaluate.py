@@ -151,13 +151,13 @@ def _plan(name: str, recipe: RecipeLike | None, overrides: Mapping[str, object],
     source = run_policy(name)
     if recipe is None and source is None:
         raise UsageError(f"{name}: no run folder; to evaluate a model say on which task: --recipe RECIPE")
-    asked = source.run if recipe is None and source is not None else recipe
-    assert asked is not None
-    if not isinstance(asked, (str, os.PathLike)) or not is_run(os.fspath(asked)):
-        of_program = given(asked, overrides)
+    task_of = source.run if recipe is None and source is not None else recipe
+    assert task_of is not None
+    if not isinstance(task_of, (str, os.PathLike)) or not is_run(os.fspath(task_of)):
+        of_program = given(task_of, overrides)
         loaded, files = of_program.placed(_with_threads(of_program.recipe, note))
         return resolve(loaded, files=files)
-    run = Path(asked)
+    run = Path(task_of)
     for line in code.differences(run):
         note(line)
     return resolve(_with_threads(recipes.load(str(whole_recipe(run)), overrides), note), place=run.resolve())

@@ -54,9 +54,9 @@ def require_as_written(path: Path, table: Mapping[str, Any]) -> None:
     """
     if as_written(path):
         return
-    kept = path.with_name(COPY)
+    copy = path.with_name(COPY)
     try:
-        changes = differences(recipe.read_table(kept), table)
+        changes = differences(recipe.read_table(copy), table)
     except UsageError:
         raise UsageError(
             f"{path}: edited by hand, and what it was is not known, for {COPY} beside it cannot be read; put back what "
@@ -65,7 +65,7 @@ def require_as_written(path: Path, table: Mapping[str, Any]) -> None:
     if changes:
         settings = " ".join(change.setting for change in changes if change.after != UNSET)
         raise UsageError(
-            f"{path}: edited by hand ({'; '.join(map(str, changes))}); put it back: cp {quote(str(kept))} "
+            f"{path}: edited by hand ({'; '.join(map(str, changes))}); put it back: cp {quote(str(copy))} "
             f"{quote(str(path))}, then change keys with: groupwise train --resume {quote(str(path.parent))} {settings}"
         )
 

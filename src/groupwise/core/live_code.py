@@ -114,12 +114,12 @@ def _source(function: Callable[..., Any]) -> str | None:
         (definition,) = ast.parse(source).body
         # A notebook compiles each statement alone, Python a whole file: they differ in how a name is called.
         texts = (source, "".join(linecache.getlines(code.co_filename)))
-        made = [one for text in texts for one in _codes(_compiled(text, code.co_flags)) if one.co_name == code.co_name]
+        codes = [one for text in texts for one in _codes(_compiled(text, code.co_flags)) if one.co_name == code.co_name]
     except (OSError, TypeError, ValueError, SyntaxError):
         return None
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     is_one = isinstance(definition, kinds) and definition.name == function.__name__
-    return source if is_one and any(_same(one, code) for one in made) else None
+    return source if is_one and any(_same(one, code) for one in codes) else None
 
 
 def _compiled(text: str, flags: int) -> CodeType:
@@ -142,14 +142,14 @@ def _outside(source: str, name: str) -> list[str]:
     """The global names that a definition reads, annotations left out, but for itself and what Python has anyway; a name
     that it sets, with `global` in front.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for code in _codes(compile("from __future__ import annotations\n" + source, "", "exec", dont_inherit=True)):
         for step in dis.get_instructions(code):
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
-                found[step.argval] = None
+                names[step.argval] = None
             elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                found[f"global {step.argval}"] = None
-    return [one for one in found if one not in (name, "annotations", "__name__", "__module__", "__qualname__")]
+                names[f"global {step.argval}"] = None
+    return [one for one in names if one not in (name, "annotations", "__name__", "__module__", "__qualname__")]
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -207,10 +207,10 @@ def _is_plain(value: object) -> bool:
 
 def _says_the_same(content: bytes, function: Any) -> bool:
     """Whether the file's function has the same defaults: a constant may have changed since they were set."""
-    made: dict[str, Any] = {"__name__": function.__name__}
+    namespace: dict[str, Any] = {"__name__": function.__name__}
     try:
-        exec(compile(content, "", "exec", dont_inherit=True), made)
-        return _defaults(made[function.__name__]) == _defaults(function)
+        exec(compile(content, "", "exec", dont_inherit=True), namespace)
+        return _defaults(namespace[function.__name__]) == _defaults(function)
     except Exception:
         return False
 

@@ -51,16 +51,16 @@ def a_missing_reward_does_not_vote(part: Any, batch: Draw) -> str:
     mask, reward = batch.mask.clone(), plain["reward"].clone()
     mask[row] = False
     reward[row, int((batch.mask & plain["step_end"])[row].nonzero()[0])] = math.nan
-    without, found = call(part, {**plain, "mask": mask}), call(part, {**plain, "reward": reward})
-    return first_of(*(differs(name, a, b) for name, a, b in zip(TRIAL.answers, found, without, strict=True)))
+    without, answer = call(part, {**plain, "mask": mask}), call(part, {**plain, "reward": reward})
+    return first_of(*(differs(name, a, b) for name, a, b in zip(TRIAL.answers, answer, without, strict=True)))
 
 
 def takes_whole_numbers(part: Any, batch: Draw) -> str:
     """Rewards of 0 and 1 need not be floating-point numbers."""
     plain = given(part, batch)
     whole = (2 * plain["reward"]).long()
-    found, expected = call(part, {**plain, "reward": whole}), call(part, {**plain, "reward": whole.float()})
-    return differs("advantage", found[0].double(), expected[0].double(), 1e-6)
+    answer, expected = call(part, {**plain, "reward": whole}), call(part, {**plain, "reward": whole.float()})
+    return differs("advantage", answer[0].double(), expected[0].double(), 1e-6)
 
 
 def _zero(part: Any, reward: Tensor, group: Tensor, words: str) -> str:

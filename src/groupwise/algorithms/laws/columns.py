@@ -37,19 +37,19 @@ class Trial:
         for name in self.moving:
             columns[name] = columns[name].clone().requires_grad_(True)
         answer = self.call(part, columns)
-        found = dict(zip(self.answers, answer if isinstance(answer, tuple) else (answer,), strict=True))
+        answers = dict(zip(self.answers, answer if isinstance(answer, tuple) else (answer,), strict=True))
         if self.moving:
-            found["gradient"] = gradient(found[self.answers[0]].sum(), *(columns[name] for name in self.moving))
-        return {name: column.detach() for name, column in found.items()}
+            answers["gradient"] = gradient(answers[self.answers[0]].sum(), *(columns[name] for name in self.moving))
+        return {name: column.detach() for name, column in answers.items()}
 
 
 def has_the_shape(trial: Trial, part: Any, batch: Draw) -> str:
     """[N,T], finite."""
-    found = trial.tried(part, trial.given(part, batch))
+    answers = trial.tried(part, trial.given(part, batch))
     for name in trial.answers:
-        if found[name].shape != batch.mask.shape:
-            return f"{name} has the shape {list(found[name].shape)}; [N,T] is {list(batch.mask.shape)}"
-    return first_of(*(not_finite(name, found[name]) for name in trial.answers))
+        if answers[name].shape != batch.mask.shape:
+            return f"{name} has the shape {list(answers[name].shape)}; [N,T] is {list(batch.mask.shape)}"
+    return first_of(*(not_finite(name, answers[name]) for name in trial.answers))
 
 
 def ignores_what_is_masked(trial: Trial, part: Any, batch: Draw) -> str:
@@ -72,8 +72,8 @@ def ignores_padding(trial: Trial, part: Any, batch: Draw) -> str:
     """More columns on the right change nothing."""
     columns = trial.given(part, batch)
     wide = {name: _padded(column, batch) for name, column in columns.items()}
-    found = {name: column[:, : batch.mask.shape[1]] for name, column in trial.tried(part, wide).items()}
-    return _differ(found, trial.tried(part, columns))
+    answers = {name: column[:, : batch.mask.shape[1]] for name, column in trial.tried(part, wide).items()}
+    return _differ(answers, trial.tried(part, columns))
 
 
 def ignores_the_order_of_rows(trial: Trial, part: Any, batch: Draw) -> str:

@@ -19,8 +19,8 @@ def stays_finite(trial: Trial, live: str, still: str | None, part: Any, batch: D
     for dtype in (torch.float64, torch.float32):
         columns = {name: _as(column, dtype) for name, column in trial.given(part, batch).items()}
         base = columns[still] if still else torch.zeros_like(columns[live])
-        found = trial.tried(part, {**columns, live: base + _far(batch).to(dtype)})
-        for name, column in found.items():
+        answers = trial.tried(part, {**columns, live: base + _far(batch).to(dtype)})
+        for name, column in answers.items():
             if seen := not_finite(name, column):
                 return f"{seen}, in {dtype}"
     return ""

@@ -57,8 +57,8 @@ def ignores_the_order_of_completions(part: Any, batch: Draw) -> str:
 
 def can_keep_something(part: Any, batch: Draw) -> str:
     """At least one of the groups trains."""
-    kept = any(part(group_of(scores)).keep for scores in SCORES)
-    return "" if kept else "it drops groups of every kind: nothing would train"
+    any_keeps = any(part(group_of(scores)).keep for scores in SCORES)
+    return "" if any_keeps else "it drops groups of every kind: nothing would train"
 
 
 def has_rounds(part: Any, batch: Draw) -> str:

@@ -14,8 +14,8 @@ from groupwise.core.masked import keep
 
 
 def given(part: Any, batch: Draw) -> dict[str, Tensor]:
-    kept = {"logp_live": batch.live, "logp_ref": batch.ref, "logp_old": batch.old}
-    return {**{name: keep(column, batch.mask) for name, column in kept.items()}, "mask": batch.mask}
+    masked = {"logp_live": batch.live, "logp_ref": batch.ref, "logp_old": batch.old}
+    return {**{name: keep(column, batch.mask) for name, column in masked.items()}, "mask": batch.mask}
 
 
 def call(part: Any, given: Columns) -> Any:
@@ -29,14 +29,14 @@ TRIAL = Trial(given, call, ("kl",), moving=("logp_live",))
 def is_zero_at_the_reference(part: Any, batch: Draw) -> str:
     """Where the policy is its own reference nothing is penalised."""
     columns_ = given(part, batch)
-    found = TRIAL.tried(part, {**columns_, "logp_ref": columns_["logp_live"]})
-    return differs("kl where live is ref", found["kl"], torch.zeros_like(batch.live))
+    answers = TRIAL.tried(part, {**columns_, "logp_ref": columns_["logp_live"]})
+    return differs("kl where live is ref", answers["kl"], torch.zeros_like(batch.live))
 
 
 def has_a_gradient(part: Any, batch: Draw) -> str:
     """A penalty in the loss that is detached would train nothing."""
-    found = TRIAL.tried(part, given(part, batch))
-    return "" if found["gradient"].any() else "no gradient reaches logp_live: as a term of the loss it would do nothing"
+    gradient = TRIAL.tried(part, given(part, batch))["gradient"]
+    return "" if gradient.any() else "no gradient reaches logp_live: as a term of the loss it would do nothing"
 
 
 LAWS = (

@@ -40,16 +40,16 @@ class Law:
             return f"it raised {type(error).__name__}: {one_line(error)}{at}"
 
 
-def differs(name: str, found: Tensor, expected: Tensor, rounding: float = ROUNDING) -> str:
+def differs(name: str, column: Tensor, expected: Tensor, rounding: float = ROUNDING) -> str:
     """How two columns differ; "" where they are equal up to rounding."""
-    if found.shape != expected.shape:
-        return f"{name} has the shape {list(found.shape)} instead of {list(expected.shape)}"
-    gap = (found - expected).abs() - rounding * (1 + expected.abs())
+    if column.shape != expected.shape:
+        return f"{name} has the shape {list(column.shape)} instead of {list(expected.shape)}"
+    gap = (column - expected).abs() - rounding * (1 + expected.abs())
     wrong = ~(gap <= 0)  # NaN is wrong
     if not wrong.any():
         return ""
     first = tuple(wrong.nonzero()[0].tolist())
-    return f"{name}{list(first) or ''} is {float(found[first]):g} instead of {float(expected[first]):g}"
+    return f"{name}{list(first) or ''} is {float(column[first]):g} instead of {float(expected[first]):g}"
 
 
 def first_of(*seen: str) -> str:

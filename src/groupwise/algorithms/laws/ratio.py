@@ -29,10 +29,10 @@ MISMATCH = Trial(given_of_engine, call, ("correction",), masked=1.0)
 
 def begins_at_zero(part: Any, batch: Draw) -> str:
     """Where the policy has not moved; and there its gradient is not 0."""
-    found = RATIO.tried(part, {**given(part, batch), "logp_live": batch.old})
-    if not found["gradient"].any():
+    answers = RATIO.tried(part, {**given(part, batch), "logp_live": batch.old})
+    if not answers["gradient"].any():
         return "no gradient reaches logp_live: nothing would train"
-    return differs("log_ratio where live is old", found["log_ratio"], torch.zeros_like(batch.old))
+    return differs("log_ratio where live is old", answers["log_ratio"], torch.zeros_like(batch.old))
 
 
 def moves_as_it_declares(part: Any, batch: Draw) -> str:

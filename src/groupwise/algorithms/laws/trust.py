@@ -32,27 +32,27 @@ def starts_as_the_advantage(part: Any, batch: Draw) -> str:
     answer = part(moving[0], batch.advantage[:, None].expand_as(batch.mask), moving[1], batch.mask)
     if not answer[0].requires_grad:
         return "its value is detached from the policy: nothing would train"
-    found = gradient((answer[0] / lengths).sum(), *moving) * lengths
-    return first_of(differs("gradient", found, advantage), differs("share", answer[1], batch.mask.double()))
+    of_part = gradient((answer[0] / lengths).sum(), *moving) * lengths
+    return first_of(differs("gradient", of_part, advantage), differs("share", answer[1], batch.mask.double()))
 
 
 def trains_nothing_without_an_advantage(part: Any, batch: Draw) -> str:
     """What lets the learner run rows whose advantages are 0 forward alone."""
-    found = TRIAL.tried(part, {**given(part, batch), "advantage": torch.zeros_like(batch.live)})
-    return differs("gradient at advantage 0", found["gradient"], torch.zeros_like(batch.live))
+    answers = TRIAL.tried(part, {**given(part, batch), "advantage": torch.zeros_like(batch.live)})
+    return differs("gradient at advantage 0", answers["gradient"], torch.zeros_like(batch.live))
 
 
 def shares_what_it_passes(part: Any, batch: Draw) -> str:
     """From 0 to 1; where a token is looked at by itself, d value / d logp_live = share r A."""
     columns_ = given(part, batch)
-    found = TRIAL.tried(part, columns_)
-    outside = (found["share"] < 0) | (found["share"] > 1)
+    answers = TRIAL.tried(part, columns_)
+    outside = (answers["share"] < 0) | (answers["share"] > 1)
     if outside.any():
-        return f"share is {float(found['share'][outside][0]):g}; it lies from 0 to 1"
+        return f"share is {float(answers['share'][outside][0]):g}; it lies from 0 to 1"
     if part.per_completion:
         return ""
     whole = torch.where(batch.mask, columns_["log_ratio"].exp() * columns_["advantage"], 0.0)
-    return differs("gradient", found["gradient"], found["share"] * whole)
+    return differs("gradient", answers["gradient"], answers["share"] * whole)
 
 
 def moves_as_it_declares(part: Any, batch: Draw) -> str:

@@ -37,8 +37,8 @@ class User:
         try:
             instance = definition(**self.settings)
         except Exception as error:
-            made = f"{self.use.rpartition(':')[2]}({', '.join(f'{k}={v!r}' for k, v in self.settings.items())})"
-            raise raised(f"reward {self.use}", made, error) from None
+            constructor = f"{self.use.rpartition(':')[2]}({', '.join(f'{k}={v!r}' for k, v in self.settings.items())})"
+            raise raised(f"reward {self.use}", constructor, error) from None
         return bound(instance, self.use, {})
 
     def __call__(self, attempts: Sequence[Attempt]) -> Sequence[float]:
