@@ -31,8 +31,8 @@ def machine(timed: Sequence[Pair]) -> str:
     ceilings = [row["ceiling"] for pair in timed for row in (*pair.ours, *pair.theirs)]
     return (
         f"{row['machine']}; {row['threads']} threads; torch {row['versions']['torch']}, "
-        f"transformers {row['versions']['transformers']}, source {row['source']} of groupwise. The ceiling, the fastest product of two matrices of 1,536 x 1,536 in "
-        f"each process: median {statistics.median(ceilings) / 1e9:,.0f} GFLOP/s, {min(ceilings) / 1e9:,.0f} to "
+        f"transformers {row['versions']['transformers']}, source {row['source']} of groupwise. "
+        f"The ceiling, the fastest product of two matrices of 1,536 x 1,536 in each process: median {statistics.median(ceilings) / 1e9:,.0f} GFLOP/s, {min(ceilings) / 1e9:,.0f} to "
         f"{max(ceilings) / 1e9:,.0f}."
     )
 
