@@ -31,8 +31,8 @@ def machine(timed: Sequence[Pair]) -> str:
     ceilings = [row["ceiling"] for pair in timed for row in (*pair.ours, *pair.theirs)]
     versions = ", ".join(f"{name} {number}" for name, number in row["versions"].items())
     return (
-        f"{row['machine']}; {row['threads']} threads; {versions}, source {row['source']} of groupwise. The ceiling, the "
-        f"fastest product of two matrices of 1,536 x 1,536 in each process: median "
+        f"{row['machine']}; {row['threads']} threads; {versions}, source {row['source']} of groupwise. The ceiling, "
+        f"the fastest product of two matrices of 1,536 x 1,536 in each process: median "
         f"{statistics.median(ceilings) / 1e9:,.0f} GFLOP/s, {min(ceilings) / 1e9:,.0f} to {max(ceilings) / 1e9:,.0f}."
     )
 
