@@ -180,7 +180,7 @@ def misreport(monkeypatch: pytest.MonkeyPatch, nats: float) -> None:
         return [tuple(shifted(c, nats) for c in group) for group in real(self, *request)]
 
     monkeypatch.setattr(LocalEngine, "generate", generate)
-    monkeypatch.setattr(checks, "ENGINE_LIMIT", 100.0)
+    monkeypatch.setattr(checks, "FLOAT32_LIMIT", 100.0)
 
 
 def shifted(completion: Completion, nats: float) -> Completion:

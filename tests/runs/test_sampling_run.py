@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def test_a_run_under_every_option_passes_its_checks_and_says_what_ended_each_completion(small: Callable[..., Any]):
-    """The checks: live = old within 1e-5, learner = engine within 1e-4, the probe after each load, every step."""
+    """The checks: live = old, learner = engine, the probe after each load, every step."""
     run = groupwise.train("quickstart", small(**OPTIONS, checkpoint__every=1))
     rows = [json.loads(line) for line in (run.folder / "rollouts.jsonl").read_text().splitlines()]
     ended = [row for row in rows if "stop" in row]
