@@ -37,7 +37,7 @@ TUNE = """\
 ## Completions at once
 
 TRL's step, seconds (the median of two after one for warming up), by how many completions go through its learner at
-once. The fastest, in bold, is what is timed above.
+once. The fastest, in bold, is what is timed above; where none was tried, a quarter.
 """
 
 GROWTH = """\
