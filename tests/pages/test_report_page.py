@@ -95,6 +95,7 @@ def test_the_browser_of_rollouts_filters_and_opens(look, run_folder):
     assert 0 < shown < len({(r["step"], r["group"]) for r in rows})
     first = seen.page.locator(".rollouts [data-step]").first
     first.locator("summary").first.click()
+    first.locator("[data-row]").first.wait_for()  # a browser tells of an opened part in its own time
     assert first.locator("[data-row]").count() == 4
     assert first.locator("[data-row] [data-index]").count() > 4
     assert seen.complaints == []

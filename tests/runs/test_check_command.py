@@ -318,7 +318,7 @@ def test_prompts_longer_than_the_models_positions(check: Check) -> None:
     assert code == 1
     (told,) = faults(lines)
     assert re.fullmatch(
-        r"lengths: sampling.max_new_tokens = 512: with a prompt of 25\d\d tokens that is beyond the model's 2048 "
+        r"lengths: sampling.max_new_tokens = 320: with a prompt of 25\d\d tokens that is beyond the model's 2048 "
         r"positions; leave longer prompts out with max_prompt_tokens",
         told,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import pytest
 from transformers import LlamaConfig
@@ -11,6 +12,7 @@ from transformers import LlamaConfig
 from groupwise.models.activations import weight_bytes, without_memory
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights, adapter_size
+from groupwise.training import memory as memory_plan
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.memory import (
@@ -67,7 +69,7 @@ def test_the_peak_is_that_of_the_largest_phase_not_the_sum_of_everything():
     assert memory.peak < sum(memory.parts.values())
     weights = weight_bytes(MODEL)
     of_weights = ("weights", "moments", "engine's weights", "gradients")
-    stands = ("process", *of_weights, "cache between steps", "batch", "activations")
+    stands = ("process", *of_weights, "cache between steps", "batch", "freed blocks", "activations")
     assert memory.peak == sum(memory.parts[part] for part in stands)
     assert memory.parts["process"] == HELD + LATER
     assert [memory.parts[part] / weights for part in of_weights] == [1, 2, 1, 1]
@@ -170,3 +172,13 @@ def test_an_enormous_run_is_planned_at_once():
     memory = planned(shape=shape)
     assert not memory.fits
     assert memory.phase == "generating"
+
+
+def test_what_an_update_frees_stays_with_the_process_unless_it_is_given_back():
+    """Half of the activations, whatever comes next; none of a model whose blocks go back."""
+    memory = planned()
+    kept = memory.parts["freed blocks"]
+    assert kept == memory.parts["activations"] // 2
+    assert all("freed blocks" in parts for parts in memory.phases.values())
+    with mock.patch.object(memory_plan, "GIVEN_BACK", 0):
+        assert planned().parts["freed blocks"] == 0

@@ -26,7 +26,7 @@ from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
-from groupwise.training.optimizer import AUTO, OptimizerSettings
+from groupwise.training.optimizer import AUTO, GIVEN_BACK, OptimizerSettings
 
 #: Logits of a chunk, and log-probabilities held, elements: what is taken where it fits, and less.
 LOGITS = ((1 << 24, 1 << 26), (1 << 22, 1 << 24), (1 << 20, 0))
@@ -41,6 +41,9 @@ USABLE = 0.9
 #: Bytes of a token in the columns of a batch; of a sampled one in the completions, which Python holds; and what
 #: libraries take after a run is planned.
 COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
+#: The share of an update's activations that the C library keeps, in pieces, where they are not given back: of what
+#: five shapes held without it, 0.2 to 1.2 of their activations were missing (docs/memory.md).
+KEPT = 0.5
 
 
 @dataclass(frozen=True)
@@ -189,9 +192,9 @@ class _Sizes:
         self._merged = sum(weight.numel() for weight in adapted_weights(model, adapter).values()) * 4
         self._value_model = with_value_head(model) if critic else None
         standing = ("process", "weights", "moments", "engine's weights", "reference", "critic", "reward model")
-        between = (*standing, "batch", "cache between steps")
+        between = (*standing, "batch", "freed blocks", "cache between steps")
         self.phases = {
-            "generating": (*standing, "batch", "engine's cache", "drawing"),
+            "generating": (*standing, "batch", "freed blocks", "engine's cache", "drawing"),
             "updating": (*between, "gradients", "activations"),
             "loading weights": (*between, "merged weights"),
         }
@@ -228,6 +231,7 @@ class _Sizes:
             "critic": 3 * value_weights,
             "reward model": weights if shape.reward_model else 0,
             "batch": self._batch() if on_cpu else 0,
+            "freed blocks": int(KEPT * max(own, critics)) if on_cpu and trained < GIVEN_BACK else 0,
             **self._sampling(of_layer),
             "gradients": trained,
             "merged weights": self._merged,
