@@ -153,8 +153,7 @@ def _go(
             if callbacks:
                 book.listen(called.hear)
                 run.after_step = called.after
-            table = resolved_recipe(plan)
-            send.start(plan.folder, plan.folder.name, table, after=run.progress.step)
+            send.start(plan.folder, plan.folder.name, resolved_recipe(plan), after=run.progress.step)
             finished = loop.train(run)
         if finished:
             if run.progress.step not in _evaluations(plan.folder):  # its row was damaged since
@@ -178,9 +177,13 @@ def _go(
     if summary is not None:
         _leave_report(plan, view)
         return Run(plan.folder, summary)
-    place = shlex.quote(str(plan.folder))
-    view.note(f"stopped after step {run.progress.step}, saved; go on with: groupwise train --resume {place}")
+    view.note(_stopped(plan.folder, run.progress.step))
     return Run(plan.folder, {}, stopped_by=stop_signals[0] if stop_signals else 0)
+
+
+def _stopped(folder: Path, step: int) -> str:
+    """What a person reads of a run that ends before its last step."""
+    return f"stopped after step {step}, saved; go on with: groupwise train --resume {shlex.quote(str(folder))}"
 
 
 def _view(plan: Plan, notes: Sequence[str]) -> View:

@@ -42,7 +42,7 @@ USABLE = 0.9
 #: libraries take after a run is planned.
 COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
 #: The share of an update's activations that the C library keeps, in pieces, where they are not given back: of what
-#: five shapes held without it, 0.2 to 1.2 of their activations were missing (docs/memory.md).
+#: five shapes held without it, 0.2 to 1.5 of their activations were missing (docs/memory.md).
 KEPT = 0.5
 
 
