@@ -36,7 +36,7 @@ from groupwise.models.heads import halves
 from groupwise.models.load import Policy, digest
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import require_engine_routes, routers_to_record
-from groupwise.models.precision import cast_weights
+from groupwise.models.precision import cast_weights, keep_few_products
 from groupwise.models.reward import RewardModel
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
@@ -61,6 +61,8 @@ TRIED_ROWS = 4
 def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[], bool]) -> Training:
     """Load or make the policy and put the run together, at step 0."""
     recipe = plan.recipe
+    if "bf16" in (recipe.learner.precision, recipe.engine.precision, recipe.reference.precision):
+        keep_few_products()
     pool = pool_of(plan)
     for line in reward_forms(plan, pool):
         view.note(line)

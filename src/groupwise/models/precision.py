@@ -1,5 +1,6 @@
 """What a copy of the weights is held in and what products are computed in: names, devices, and what is fast on them."""
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
@@ -12,6 +13,9 @@ from groupwise.core.errors import UsageError
 #: "same" is as the learner's master weights are.
 WeightPrecision = Literal["same", "fp32", "bf16"]
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+#: How many compiled products oneDNN keeps, and torch's layer over it; the variables by which both are told.
+PRODUCTS_KEPT, PRODUCT_CACHES = "128", ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def itemsize(precision: WeightPrecision) -> int:
@@ -28,6 +32,16 @@ def cast_weights(model: Any, precision: WeightPrecision) -> Any:
     for parameter in model.parameters() if dtype else ():
         parameter.data = parameter.data.to(dtype)
     return model
+
+
+def keep_few_products() -> None:
+    """A product of bfloat16 on a CPU is compiled for its shape; from now on the last 128 are kept, and not 1,024.
+
+    Microbatches seldom have as many tokens as one before, so that what is kept is used within one, and takes about 0.7 MiB
+    each. Counts in a process that has made no such product yet. Whoever set the variables keeps what they say.
+    """
+    for name in PRODUCT_CACHES:
+        os.environ.setdefault(name, PRODUCTS_KEPT)
 
 
 def require_precision(key: str, precision: str, device: str) -> None:
