@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from groupwise.core.errors import UsageError
 from groupwise.models.load import Policy
-from groupwise.models.precision import cast_weights, require_precision
+from groupwise.models.precision import cast_weights, multiplies_bf16, require_precision
 
 
 def test_parameters_are_cast_and_tied_ones_stay_tied_and_buffers_stay(policy: Policy):
@@ -36,3 +38,26 @@ def test_a_precision_that_the_device_has_not_is_refused(monkeypatch: pytest.Monk
         require_precision("engine.precision", "bf16", "cuda")
     for precision, device in (("same", "cuda"), ("fp32", "cuda"), ("bf16", "cpu")):
         require_precision("engine.precision", precision, device)
+
+
+@pytest.mark.skipif(not multiplies_bf16("cpu"), reason="products are float32's here")
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+@pytest.mark.parametrize("bounded", [False, True])
+def test_products_of_many_shapes_do_not_stay(bounded: bool):
+    """In a process of its own: 400 products of as many shapes hold more than 160 MiB without a bound, and less with one."""
+    program = f"""
+import torch
+from groupwise.core.free_memory import give_back, held_memory
+from groupwise.models.precision import keep_few_products
+if {bounded}:
+    keep_few_products()
+weight = torch.ones(1536, 576, dtype=torch.bfloat16)
+torch.ones(64, 576, dtype=torch.bfloat16) @ weight.T
+before = held_memory("cpu")
+for tokens in range(100, 500):
+    torch.ones(tokens, 576, dtype=torch.bfloat16) @ weight.T
+give_back()
+print((held_memory("cpu") - before) >> 20)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (int(ended.stdout) < 160) == bounded

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from groupwise.health.checks import INVARIANTS, Invariant
-from groupwise.health.symptoms.base import BAD, GOOD, NEUTRAL, WARN, History
+from groupwise.health.symptoms.base import BAD, GOOD, NEUTRAL, WARN, Finding, History
 from groupwise.health.watch import findings
 from groupwise.reports.page.answers import QUESTIONS, Known, answers, check_lines
 from groupwise.reports.records import CheckLine, RolloutGroup
@@ -191,6 +191,13 @@ def test_healthy_without_a_check_is_no_praise_and_keeps_what_has_passed() -> Non
     run = a_run(rows, evaluations=[])
     assert one("Is it healthy?", run)[0].endswith("Earlier there was a warning: few effective samples.")
     assert one("What would I try next?", run)[0] == "steps = 80."  # nothing for what has passed
+
+
+def test_advice_that_another_holds_already_is_not_said_twice() -> None:
+    advice = ("easier problems and sampling.max_new_tokens = 64", "sampling.max_new_tokens = 64", "seed = 1")
+    seen = [Finding(name, WARN, "", each) for name, each in zip("abc", advice, strict=True)]
+    words, _ = one("What would I try next?", a_run(findings=seen))
+    assert words == "Easier problems and sampling.max_new_tokens = 64. Then: seed = 1."
 
 
 def test_few_groups_that_train_are_a_warning_until_the_task_is_solved() -> None:

@@ -132,11 +132,12 @@ def silent_groups(known: Known) -> tuple[str, str]:
 
 
 def next_try(known: Known) -> tuple[str, str]:
-    """The advice of the worst findings, at most two."""
+    """The advice of the worst findings, at most two; none that another one holds already."""
     if not known.history.rows:
         return "Wait for the first steps, or look at log.txt.", NEUTRAL
     findings = [finding for finding in known.findings if finding.advice and not _past(finding)]
-    advice = list(dict.fromkeys(finding.advice for finding in findings))[:2]
+    every = list(dict.fromkeys(finding.advice for finding in findings))
+    advice = [each for i, each in enumerate(every) if not any(each in before for before in every[:i])][:2]
     if advice:
         return _sentence(advice[0]) + (f" Then: {advice[1]}." if advice[1:] else ""), NEUTRAL
     other = "dapo" if known.history.setting("algorithm.name") != "dapo" else "grpo"
