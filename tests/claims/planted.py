@@ -115,9 +115,10 @@ def with_bug(bug: Bug, claims: Sequence[Claim], seeds: int | None = None) -> dic
 
 
 def table() -> str:
-    """The section of the page."""
+    """The section of the page, after an empty line."""
     quick = [claim for claim in CLAIMS if claim.effort is Effort.QUICK]
     lines = [
+        "",
         "## Would a bug be seen?",
         "",
         "Each of five bugs was planted into the part of groupwise that it belongs to, and every quick claim measured "
