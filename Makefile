@@ -6,7 +6,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart real test test-slow test-fuzz check bench bench-trl docs clean
+.PHONY: help install quickstart real test test-slow test-fuzz check bench bench-trl docs claims clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -68,6 +68,11 @@ docs: install  ## write docs/algorithms.md from the catalog, docs/keys.md from t
 	$(BIN)/python -m groupwise.commands.keys > docs/keys.md
 	$(BIN)/python -m groupwise.commands.elsewhere > docs/from-trl-and-verl.md
 	$(BIN)/python docs/floors.py
+
+claims: install  ## what the articles say, measured where it has no row yet: docs/claims.md; EFFORT=--standard trains as well
+	$(BIN)/python benchmarks/take_over.py docs/evidence/moe-stability.jsonl docs/evidence/claims.jsonl
+	$(BIN)/groupwise claims $(or $(EFFORT),--quick) --at-once 2 --rows docs/evidence/claims.jsonl --out docs
+	$(BIN)/python -m tests.claims.planted >> docs/claims.md
 
 clean:  ## remove .venv, .venv-trl and caches; runs/ stays
 	rm -rf .venv .venv-trl .pytest_cache .ruff_cache

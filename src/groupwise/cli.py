@@ -185,6 +185,54 @@ def watch(
     watched(run, port, lambda url: say(f"{url} shows {run} and stays fresh; Ctrl-C ends"))
 
 
+def _rows_place(text: str) -> Path:
+    """What `--rows` names."""
+    return location(text, "--rows")
+
+
+@app.command()
+def claims(
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="This claim alone; can be repeated.")] = None,
+    list: Annotated[
+        bool, typer.Option("--list", help="Show the claims and their verdicts so far; measure nothing.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Mathematics and toys: minutes.")] = False,
+    standard: Annotated[
+        bool, typer.Option("--standard", help="Training runs as well, of three seeds: an hour.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="As many runs as an answer needs; can be stopped.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**31 - 1, help="Measure this seed alone, whether or not it has a row.")
+    ] = None,
+    rows: Annotated[
+        Path | None, typer.Option(metavar="PATH", parser=_rows_place, help="The file of rows; claims/rows.jsonl.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=location, help="The folder of claims.md and claims.html; claims.")
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Training runs side by side, of one thread each; 1.")
+    ] = None,
+) -> None:
+    """What articles say of these algorithms, measured: holds, does not hold, cannot be told. Goes on where it was."""
+    from groupwise.claims import command
+
+    names, say = only or [], Terminal().print
+    if list:
+        if quick or standard or full or any(each is not None for each in (seed, out, at_once)):
+            raise UsageError("claims --list measures and writes nothing; it goes with --only and --rows alone")
+        for line in command.listing(names, rows or command.ROWS):
+            say(line)
+        return
+    effort = command.effort_of(quick, standard, full)
+    note = Terminal(stderr=True).print
+    done = command.run(names, effort, note, seed, rows or command.ROWS, out or command.FOLDER, at_once or 1)
+    for line in done.lines:
+        say(line)
+    if done.failed:
+        raise typer.Exit(1)
+
+
 @app.command()
 def explain(
     algorithm: Annotated[

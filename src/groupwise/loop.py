@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.core.clock import BEFORE, Clock
+from groupwise.core.clock import BEFORE, LOST, Clock
 from groupwise.core.collate import collate, minibatches
 from groupwise.core.engine import Engine
 from groupwise.core.metrics import Metrics
@@ -15,14 +16,16 @@ from groupwise.core.records import Batch, Evaluation, RolloutResult
 from groupwise.core.seeds import stream
 from groupwise.diagnostics.checks import Check, Probe, require_passed
 from groupwise.diagnostics.groups import generation_metrics, in_words
-from groupwise.diagnostics.safeguards import MOST_SKIPPED, never_finite, require_scores, require_signal
+from groupwise.diagnostics.safeguards import MOST_SKIPPED, collapse_ahead, never_finite, require_scores, require_signal
 from groupwise.diagnostics.step import Expected, StepLog, step_row
 from groupwise.diagnostics.tolerance import Limits
+from groupwise.health.symptoms.base import Finding
 from groupwise.journal.output import Output
 from groupwise.journal.per_token import PerToken
 from groupwise.rollout.collect import Rollout
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
+from groupwise.training.rollback import Guard, Rollback, RollbackSettings
 from groupwise.training.state import Progress, RunState
 
 
@@ -35,6 +38,8 @@ class LoopSettings:
     old_from_engine  whether logp_old is the engine's and not measured by the learner
     fault_limit      the largest share of a step's completions that may go without a score
     pad              the id that fills up rows
+    guard            what an early warning of collapse does
+    rollback         how a run goes back, where that is it
     other_reference  why the reference is not the starting policy, on purpose; "" where it is
     """
 
@@ -49,6 +54,8 @@ class LoopSettings:
     old_from_engine: bool
     fault_limit: float
     pad: int
+    guard: Guard = Guard.WARN
+    rollback: RollbackSettings = RollbackSettings()
     other_reference: str = ""
 
 
@@ -87,24 +94,87 @@ class Training:
 
 
 def train(run: Training) -> bool:
-    """Go on after `run.progress.step` to the end. False where a person asked to stop first: the state is saved then."""
-    settings, progress = run.settings, run.progress
-    if progress.step == 0:
+    """Go on after `run.progress.step` to the end. False where a person asked to stop first: the state is saved then.
+
+    Raises RunError where early warnings of collapse stop the run; the state is saved then too.
+    """
+    settings = run.settings
+    if run.progress.step == 0:
         evaluate(run)
-    while progress.step < settings.steps:
-        progress.step += 1
+        if settings.guard is Guard.ROLLBACK:
+            save(run)
+    while run.progress.step < settings.steps:
+        run.progress.step = step = run.progress.step + 1
         run.output.step(train_step(run))
-        last = progress.step == settings.steps
-        if last or (settings.evaluate_every and progress.step % settings.evaluate_every == 0):
+        last = step == settings.steps
+        alarms = () if last or settings.guard is Guard.WARN else run.output.alarms()
+        back = way_back(run) if alarms and may_go_back(run) else None
+        if back is None and (last or (settings.evaluate_every and step % settings.evaluate_every == 0)):
             evaluate(run)
-        run.after_step(progress.step)
+        run.after_step(step)
         stop = run.stop_requested()
-        if last or stop or progress.step % settings.checkpoint_every == 0:
-            with run.clock.phase("save"):
-                run.components.state.save(progress, run.components.rollout.state, run.clock.total)
+        if back is not None:
+            roll_back(run, back, alarms)
+        elif last or stop or alarms or step % settings.checkpoint_every == 0:
+            saved = save(run)
+            if alarms:
+                raise collapse_ahead(step, alarms, saved, way_back(run), run.progress.rollbacks)
         if stop and not last:
             return False
     return True
+
+
+def save(run: Training) -> Path:
+    """A checkpoint of the run as it is."""
+    with run.clock.phase("save"):
+        return run.components.state.save(run.progress, run.components.rollout.state, run.clock.total)
+
+
+def way_back(run: Training) -> Path | None:
+    """The checkpoint to go back to from warnings of this step."""
+    return run.components.state.way_back(run.progress, run.settings.checkpoint_every)
+
+
+def may_go_back(run: Training) -> bool:
+    """Whether the guard returns the run to a checkpoint, and has not done so too often."""
+    return run.settings.guard is Guard.ROLLBACK and len(run.progress.rollbacks) < run.settings.rollback.most
+
+
+def roll_back(run: Training, folder: Path, alarms: Sequence[Finding]) -> None:
+    """Go on from an earlier checkpoint with a smaller learning rate, and with the same problems and random numbers.
+
+    Later checkpoints are removed, then this one is saved again with the return in it, then rows are taken out: killed
+    at any moment of this, a run is resumed from before the return, which it will make again, or from after it.
+    """
+    parts, at, most = run.components, run.progress.step, run.settings.rollback.most
+    to = int(folder.name.rpartition("-")[2])
+    rollback = Rollback(
+        from_step=at, to_step=to, warnings=[a.name for a in alarms], rate_factor=run.settings.rollback.rate_factor
+    )
+    rollbacks = (*run.progress.rollbacks, rollback)
+    seconds_before = run.progress.seconds_before
+    with run.clock.phase("load weights"):
+        put_back(run, folder, rollbacks)
+    run.progress.seconds_before = seconds_before  # this process goes on
+    parts.state.remove_after(to)
+    save(run)
+    run.clock.add(LOST, run.output.cut_back(to))
+    run.output.rolled_back([one.model_dump() for one in rollbacks])
+    names = ", ".join(rollback.warnings)
+    run.output.say(
+        at,
+        f"early warning of collapse ({names}): back to step {to}, return {len(rollbacks)} of at most {most}; the "
+        f"learning rate is {run.progress.rate_factor:.3g} times the recipe's",
+    )
+
+
+def put_back(run: Training, folder: Path, rollbacks: Sequence[Rollback] | None = None) -> None:
+    """A built run is put where a checkpoint left it, bit for bit; `rollbacks` are its returns where this is one."""
+    parts = run.components
+    run.progress, parts.rollout.state = parts.state.restore(folder, rollbacks)
+    parts.learner.optimizer.factor = run.progress.rate_factor
+    parts.engine.load_weights(parts.learner.weights(), version=run.progress.step)
+    parts.probe.restart()
 
 
 def train_step(run: Training) -> dict[str, Any]:
@@ -144,6 +214,8 @@ def train_step(run: Training) -> dict[str, Any]:
         run.output.rollouts(step, result, batch, columns)
         report(run, result, checks)
         metrics = log.metrics(generated(run, result))
+    if run.settings.guard is Guard.ROLLBACK:
+        metrics["rollbacks"] = len(run.progress.rollbacks)
     seconds = run.clock.lap()
     run.progress.seconds_training += math.fsum(value for name, value in seconds.items() if name not in BEFORE)
     return step_row(step, metrics, checks, seconds)

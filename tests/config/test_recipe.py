@@ -38,7 +38,8 @@ def test_every_recipe_resolves_and_reads_back(path: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("algorithm_name", ["grpo", "ppo"])
 def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
-    table = resolved_recipe(resolve(recipe.load("rlhf", {"algorithm": {"name": algorithm_name}})))
+    given = {"algorithm": {"name": algorithm_name}, "guard": "rollback"}
+    table = resolved_recipe(resolve(recipe.load("rlhf", given)))
     absent = {"rewards", "start"} | ({"critic"} if algorithm_name == "grpo" else set())
     assert list(table) == [key for key in Recipe.model_fields if key not in absent]
     for key, section in table.items():
@@ -197,6 +198,8 @@ OTHER: dict[str, Any] = {
     "journal.report": False,
     "journal.tracker": "wandb",
     "adapter.targets": ["q_proj"],
+    "guard": "stop",
+    "rollback.rate_factor": 0.5,
 }
 
 
@@ -228,6 +231,8 @@ def test_every_key_changes_the_run(key: str):
         value = now * 2 + 1
     if key.startswith("adapter.") and key != "adapter.rank":
         given = {"adapter.rank": 4}
+    if key.startswith("rollback."):
+        given = {"guard": "rollback"}
     if key == "prompt_truncation":
         given = {"max_prompt_tokens": 99}
     changed = resolve(recipe.load("quickstart", {**given, key: value}))

@@ -13,7 +13,7 @@ import pytest
 from groupwise.health import watch as health
 from groupwise.health.symptoms.base import RECENT, History, percent
 from groupwise.health.symptoms.signal import windows
-from groupwise.health.watch import BAD, GOOD, NEUTRAL, SYMPTOMS, WARN, Watch
+from groupwise.health.watch import BAD, EARLY, GOOD, NEUTRAL, SYMPTOMS, WARN, Watch
 from tests.health.health_rows import (
     DAPO,
     GSPO,
@@ -128,6 +128,56 @@ def test_a_warning_is_told_once_and_only_of_what_a_run_can_see() -> None:
     assert [name for _, name in warnings] == ["completions cut off"]
     assert 30 < warnings[0][0] < 35
     assert len(watch._rows) <= health.REMEMBERED
+
+
+def steps_of(begun: dict[int, list[str]]) -> dict[int, list[str]]:
+    return {step: names for step, names in begun.items() if names}
+
+
+def begun(rows: Rows, after: int = 0) -> dict[int, list[str]]:
+    """The early warnings that begin with each step; with `after` those that a run gone on with after it hears."""
+    watch = Watch(RECIPE, True)
+    watch.restart(rows[:after])
+    heard = {}
+    for row in rows[after:]:
+        watch(row)
+        heard[row["step"]] = [finding.name for finding in watch.begun()]
+    return heard
+
+
+def in_and_out() -> Rows:
+    """A run whose ratios have tails from step 21 to 30 and from 61 to 70; its completions are cut off throughout."""
+    rows = [dict(row, step=i + 1, truncated_share=0.9) for i, row in enumerate([*healthy(40), *healthy(40)])]
+    for row in (*rows[20:30], *rows[60:70]):
+        row["ratio_token_p99"] = 3.0
+    return rows
+
+
+def test_an_early_warning_begins_when_it_was_not_there_the_step_before() -> None:
+    """Each time that it comes, and not again while it stays; what is no early warning begins nothing."""
+    assert steps_of(begun(in_and_out())) == {22: ["ratio tails"], 62: ["ratio tails"]}
+    assert steps_of(begun(everywhere(ratio_token_p99=3.0))) == {3: ["ratio tails"]}
+    assert steps_of(begun(everywhere(engine_probability_error=1.2))) == {1: ["engine gap"]}
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 21, 22, 23, 40, 61, 79])
+def test_a_run_that_was_stopped_and_goes_on_hears_the_same_early_warnings(after: int) -> None:
+    rows = in_and_out()
+    whole = begun(rows)
+    assert begun(rows, after) == {step: names for step, names in whole.items() if step > after}
+
+
+def test_every_early_warning_is_said_while_a_run_goes_on() -> None:
+    assert {s.name for s in EARLY} >= {"ratio tails", "few effective samples", "engine gap"}
+    assert all(symptom.live for symptom in EARLY)
+
+
+def test_a_watch_that_begins_again_says_again_what_it_had_said() -> None:
+    watch = Watch(RECIPE, True)
+    rows = everywhere(truncated_share=0.9)
+    assert [f.name for row in rows[:3] for f in watch(row)] == ["completions cut off"]
+    watch.restart(rows[:2])
+    assert [f.name for row in rows[2:4] for f in watch(row)] == ["completions cut off"]
 
 
 def test_a_step_costs_the_same_after_two_thousand() -> None:

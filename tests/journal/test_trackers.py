@@ -55,6 +55,9 @@ class Told:
     def log(self, numbers: Any, step: int) -> None:
         self._do("evaluation" if any(name.startswith("evaluation.") for name in numbers) else "step", (step, numbers))
 
+    def back(self, step: int) -> None:
+        self._do("back", step)
+
     def close(self, summary: Any) -> None:
         self._do("close", summary)
 
@@ -88,6 +91,26 @@ def test_every_row_arrives_in_order_and_the_summary_last(tmp_path):
         ("evaluation", (3, evaluation_numbers(EVALUATION))),
         ("close", SUMMARY),
     ]
+
+
+def test_a_return_arrives_between_the_rows_it_lies_between(tmp_path):
+    made, log = Told(), []
+    sender = Sender(made, log.append)
+    sender.start(tmp_path, "run", RECIPE)
+    for row in STEPS:
+        sender.metrics(row)
+    sender.cut_back(1)
+    sender.metrics(STEPS[1])
+    sender.close(SUMMARY)
+    sender.cut_back(1)
+    assert [(name, told if name == "back" else None) for name, told in made.seen] == [
+        ("start", None),
+        *(("step", None) for _ in STEPS),
+        ("back", 1),
+        ("step", None),
+        ("close", None),
+    ]
+    Sender(None, log.append).cut_back(1)
 
 
 @pytest.mark.parametrize("where", ["start", "step", "evaluation", "close"])

@@ -44,6 +44,25 @@ def test_only_what_is_named_exactly_so_is_a_checkpoint(root: Path) -> None:
     assert len(list(root.iterdir())) == before + 1 - 3
 
 
+def test_an_extra_checkpoint_takes_no_others_place_and_goes_when_a_newer_one_comes(tmp_path: Path) -> None:
+    kept = {}
+    for step in (0, 3, 5, 6, 7, 8, 9, 12):
+        checkpoint.save(tmp_path, step, lambda folder: checkpoint.write_state(folder, {}), keep=2, every=3)
+        kept[step] = checkpoint.steps(tmp_path)
+    assert kept[5] == [0, 3, 5]
+    assert kept[6] == [3, 6]
+    assert kept[8] == [3, 6, 8]
+    assert kept[12] == [9, 12]
+
+
+def test_later_checkpoints_go_the_newest_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is left by a kill in the middle has all that came before it."""
+    removed: list[Path] = []
+    monkeypatch.setattr(checkpoint, "remove", removed.append)
+    checkpoint.remove_after(root, 1)
+    assert removed == [checkpoint.folder_of(root, 3), checkpoint.folder_of(root, 2)]
+
+
 def test_a_place_that_cannot_be_read_is_not_taken_for_one_without_checkpoints(tmp_path: Path) -> None:
     """A run that took it so would start over, and cut away what it had written."""
     assert checkpoint.steps(tmp_path / "nowhere") == []

@@ -52,6 +52,7 @@ from groupwise.training.critic import Critic
 from groupwise.training.initial_policy import TINY
 from groupwise.training.learner import Learner
 from groupwise.training.reference import Reference, frozen_copy
+from groupwise.training.rollback import Guard
 from groupwise.training.state import RunState
 
 #: Rows that rewards are tried on before a run starts.
@@ -159,6 +160,8 @@ def loop_settings(plan: Plan, pad: int, other_reference: str = "") -> LoopSettin
         old_from_engine=recipe.logp_old == "engine",
         fault_limit=recipe.scoring.fault_limit,
         pad=pad,
+        guard=recipe.guard,
+        rollback=recipe.rollback,
         other_reference=other_reference,
     )
 
@@ -178,7 +181,7 @@ def _reference(plan: Plan, policy: Policy, start: str, longest: int, note: Calla
     identity = start if source is policy else digest(source.model)
     note(f"reference    policy {identity}" + (", the start" if identity == start else ""))
     model = frozen_copy(policy.model, settings) if source is policy else cast_weights(source.model, settings.precision)
-    return Reference(model, identity, settings.every)
+    return Reference(model, identity, settings.every, returns=plan.recipe.guard is Guard.ROLLBACK)
 
 
 def _other_reference(plan: Plan, reference: Reference | None, start: str) -> str:
@@ -199,6 +202,7 @@ def _run_state(
         tokenizer=policy.tokenizer,
         learner=learner,
         critic=critic,
+        every=1 if plan.recipe.guard is Guard.WARN else plan.recipe.checkpoint.every,
     )
 
 

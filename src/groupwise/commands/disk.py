@@ -10,6 +10,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.paths import existing_parent
 from groupwise.models.precision import itemsize
 from groupwise.training.checkpoint import CHECKPOINTS, steps
+from groupwise.training.rollback import Guard
 
 #: Bytes of a trained number in a checkpoint, float32: its weight, and two moments of AdamW.
 BYTES = 12
@@ -45,7 +46,8 @@ def disk_plan(plan: Plan, policy: nn.Module, critic: nn.Module | None) -> DiskPl
     checkpoint = BYTES * sum(p.numel() for p in trained)
     if plan.copies_reference and reference.every:
         checkpoint += itemsize(reference.precision) * sum(p.numel() for p in policy.parameters())
-    count = min(settings.keep + 1, -(-plan.recipe.steps // settings.every)) - len(steps(plan.folder / CHECKPOINTS))
+    made = -(-plan.recipe.steps // settings.every) + (plan.recipe.guard is Guard.ROLLBACK)  # that one also at step 0
+    count = min(settings.keep + 1, made) - len(steps(plan.folder / CHECKPOINTS))
     return DiskPlan(checkpoint, max(1, count) * checkpoint, shutil.disk_usage(existing_parent(plan.folder)).free)
 
 

@@ -16,6 +16,7 @@ from groupwise.core.errors import UsageError
 from groupwise.journal.journal import Journal
 from groupwise.journal.recipe_file import COPY, as_written, whole_recipe
 from groupwise.training.optimizer import learning_rate
+from groupwise.training.rollback import Guard, Rollback, rate_after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +40,20 @@ def continuation(run: Path, overrides: Mapping[str, object], step: int) -> Conti
     changed = copy.deepcopy(table)
     for key, value in overrides.items():
         recipe.set_key(changed, key, value)
+    if "guard" in overrides and not any(key.partition(".")[0] == "rollback" for key in overrides):
+        _leave_out_unread(changed)
     before, after = recipe.parse(table, str(path)), recipe.parse(changed, "--set")
     changes = differences(table, changed)
     require_changeable(changes, run)
     if after.steps < step:
         raise UsageError(f"steps = {after.steps}: {run} is after step {step} already; set steps = {step} or more")
     return Continuation(before, after, changes)
+
+
+def _leave_out_unread(table: dict[str, Any]) -> None:
+    """Without the guard that goes back nothing reads [rollback], and a recipe says nothing that is not read."""
+    if table.get("guard") != Guard.ROLLBACK:
+        table.pop("rollback", None)
 
 
 def require_as_written(path: Path, table: Mapping[str, Any]) -> None:
@@ -80,7 +89,8 @@ def record_changes(then: Continuation, plan: Plan, book: Journal, state: Mapping
         return []
     step = state["step"]
     lines = [f"changed after step {step}: {change}" for change in then.changes]
-    lines += _moved_rate(dataclasses.replace(plan, recipe=then.before), plan, state.get("updates"))
+    returns = rate_after([Rollback.model_validate(one) for one in state.get("rollbacks", ())])
+    lines += _moved_rate(dataclasses.replace(plan, recipe=then.before), plan, state.get("updates"), returns)
     for line in lines:
         book.log(line)
     remark = f"after step {step}: {', '.join(map(str, then.changes))}"
@@ -88,11 +98,14 @@ def record_changes(then: Continuation, plan: Plan, book: Journal, state: Mapping
     return lines
 
 
-def _moved_rate(before: Plan, after: Plan, updates: object) -> list[str]:
-    """What the changes do to the rate of the next update, where there is one and it is another."""
+def _moved_rate(before: Plan, after: Plan, updates: object, factor: float) -> list[str]:
+    """What the changes do to the rate of the next update, where there is one and it is another.
+
+    factor  what returns from collapses have multiplied the rate by
+    """
     if not isinstance(updates, int) or updates >= after.total_updates:
         return []
-    old, new = (_rate(plan, updates) for plan in (before, after))
+    old, new = (factor * _rate(plan, updates) for plan in (before, after))
     return [] if old == new else [f"the learning rate of the next update is {new:.3g}, and would have been {old:.3g}"]
 
 

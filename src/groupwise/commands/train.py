@@ -43,6 +43,7 @@ from groupwise.reports.make import make
 from groupwise.rollout.scoring import Scorer
 from groupwise.training import checkpoint
 from groupwise.training.reward_report import REPORT, read_report
+from groupwise.training.rollback import Guard
 
 
 def train(
@@ -98,7 +99,7 @@ def resume(
     folder = location(run, "run")
     path = whole_recipe(folder)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
-    state = checkpoint.read_state(newest) if newest else {"step": 0}
+    state: dict[str, Any] = checkpoint.read_state(newest) if newest else {"step": 0}
     step = state["step"]
     then = continuation(folder, {} if overrides is None else overrides, step)
     # The folder is the run, wherever it was moved and whatever it is called.
@@ -115,7 +116,7 @@ def resume(
     for line in record_changes(then, plan, book, state):
         Terminal().print(line)
     with threads(plan.recipe):
-        row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes)
+        row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes, state.get("rollbacks", ()))
         return _go(plan, book, row, newest, Sender(send_to, book.log), notes, callbacks, fresh=False)
 
 
@@ -150,6 +151,7 @@ def _go(
                 _restore(run, newest, sound_metrics(plan.folder))
                 view.note(f"going on after step {run.progress.step}")
             book.listen(send.metrics)
+            book.listen_to_cuts(send.cut_back)
             if callbacks:
                 book.listen(called.hear)
                 run.after_step = called.after
@@ -199,12 +201,10 @@ def _view(plan: Plan, notes: Sequence[str]) -> View:
 
 def _restore(run: Training, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Put a built run where a checkpoint left it, bit for bit; `rows` are those of metrics.jsonl up to there."""
-    parts = run.components
-    run.progress, parts.rollout.state = parts.state.restore(folder)
+    loop.put_back(run, folder)
+    run.output.know(rows)
     in_rows = math.fsum(value for row in rows for value in row.get("seconds", {}).values())
     run.clock.add(LOST, max(0.0, run.progress.seconds_before - in_rows))
-    parts.engine.load_weights(parts.learner.weights(), version=run.progress.step)
-    parts.probe.restart()
 
 
 def _leave_report(plan: Plan, view: View) -> None:
@@ -278,8 +278,13 @@ def _summary(plan: Plan, run: Training) -> dict[str, Any]:
         "seconds_after": round(math.fsum(run.clock.lap().values()), 3),
         "seconds_training": round(progress.seconds_training, 3),
         "policy": str(checkpoint.folder_of(plan.folder / checkpoint.CHECKPOINTS, progress.step) / checkpoint.POLICY),
+        **({"rollbacks": [one.model_dump() for one in progress.rollbacks]} if _goes_back(plan) else {}),
         **about.where(plan.recipe.device),
     }
+
+
+def _goes_back(plan: Plan) -> bool:
+    return plan.recipe.guard is Guard.ROLLBACK
 
 
 def _heldout(plan: Plan, evaluations: Mapping[int, dict[str, Any]], step: int) -> dict[str, Any]:

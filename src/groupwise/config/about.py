@@ -25,13 +25,22 @@ def about(plan: Plan, started: float) -> dict[str, Any]:
 
 
 def resumed(
-    before: Mapping[str, Any], step: int, now: float, device: str, changes: Sequence[Change] = ()
+    before: Mapping[str, Any],
+    step: int,
+    now: float,
+    device: str,
+    changes: Sequence[Change] = (),
+    rollbacks: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The same, going on after `step` at `now`, unix seconds; `changes` are those of its recipe."""
+    """The same, going on after `step` at `now`, unix seconds; `changes` are those of its recipe, `rollbacks` the
+    returns that the checkpoint has.
+    """
     entry: dict[str, Any] = {"step": step, "started": round(now, 3), **where(device)}
     if changes:
         entry["changed"] = {change.key: [change.before, change.after] for change in changes}
-    return {**before, "resumed": [*before.get("resumed", []), entry]}
+    rest = {key: value for key, value in before.items() if key != "rolled_back"}
+    returns = {"rolled_back": [*rollbacks]} if rollbacks else {}
+    return {**rest, "resumed": [*before.get("resumed", []), entry], **returns}
 
 
 def where(device: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import ReferenceSettings
 from groupwise.training.reward_model import PreferenceSettings
+from groupwise.training.rollback import Guard, RollbackSettings
 from groupwise.training.warm_start import WarmStart
 
 #: Bytes of a recipe's file at most, and of what is wrong in one as many things as are said.
@@ -53,7 +54,8 @@ class Recipe(Settings):
     name                of the run's folder; the recipe's own unless it is set, counted up where that folder exists
     seed                every random number of the run is a function of it
     steps               training steps: each samples, scores and updates
-    model               a folder, a hub's id, a tiny policy (tiny-dense, tiny-moe, tiny-chat), or a run (RUN, RUN:STEP)
+    model               a folder, a hub's id, a tiny policy (tiny-dense, tiny-long, tiny-moe, tiny-chat), or a run (RUN,
+                        RUN:STEP)
     start               RUN or RUN:STEP, whose policy this run begins with in place of `model` and its warm start
     device              where models run; "auto" takes CUDA where there is one
     threads             CPU threads; "auto": as torch has them, or as many as other work leaves cores free, one at
@@ -66,6 +68,8 @@ class Recipe(Settings):
     max_prompt_tokens   problems with longer prompts are left out; 0 leaves out none
     prompt_truncation   "left": longer prompts lose their first tokens (but a BOS) instead of being left out
     logp_old            whose log-probabilities the ratio starts from: measured by the learner, or the engine's own
+    guard               what an early warning of collapse does, beside being said: "warn": nothing, "stop": the run is
+                        saved and stops, "rollback": it goes back to a checkpoint from before, at a lower learning rate
     critic              of an algorithm that reads values; may have no keys where none does
     preference          the reward model that scores what trains; without this section the task's own score does
     """
@@ -85,6 +89,7 @@ class Recipe(Settings):
     max_prompt_tokens: Annotated[int, DRAWN] = Field(default=0, ge=0)
     prompt_truncation: Annotated[Literal["none", "left"], DRAWN] = "none"
     logp_old: Annotated[Literal["learner", "engine"], GOAL] = "learner"
+    guard: Changeable[Guard] = Field(default=Guard.WARN, strict=False)
     task: Annotated[dict[str, Any], DRAWN]
     algorithm: Annotated[dict[str, Any], GOAL]
     rewards: Annotated[dict[str, dict[str, Any]] | None, GOAL] = None
@@ -101,6 +106,7 @@ class Recipe(Settings):
     critic: Annotated[CriticSettings | None, ORIGIN] = None
     preference: Annotated[PreferenceSettings | None, GOAL] = None
     checkpoint: CheckpointSettings = CheckpointSettings()
+    rollback: RollbackSettings = RollbackSettings()
     journal: JournalSettings = JournalSettings()
 
     @classmethod

@@ -22,6 +22,7 @@ from groupwise.rewards.functions.user import FromFile
 from groupwise.rollout.scoring import Mix, has_answers
 from groupwise.tasks.make import TASKS, chosen_by, task
 from groupwise.training.critic import CriticSettings
+from groupwise.training.rollback import Guard
 
 #: A critic without a learning rate of its own learns this many times as fast as the policy.
 CRITIC_RATE = 10
@@ -65,6 +66,8 @@ def resolved_recipe(plan: Plan) -> dict[str, Any]:
     if preference:
         unread["preference"] = preference.unread
     unread["evaluation"] = plan.recipe.evaluation.unread
+    if plan.recipe.guard is not Guard.ROLLBACK:
+        unread["rollback"] = True
     if reference := _unread_of_reference(plan.recipe, plan.algorithm):
         unread["reference"] = True if "model" in reference else reference
     if plan.recipe.start:
@@ -86,13 +89,15 @@ def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | N
 
     A component reads its whole section, but for [critic] where the algorithm reads no values, [reference] where it
     reads none, the keys of [preference] that the reward model's source leaves unread, those of [adapter] without a
-    rank, and those of [evaluation] where nothing is evaluated. What `start` stands in for may be there: recipes name a
-    model, and `start` is laid over them.
+    rank, those of [rollback] without that guard, and those of [evaluation] where nothing is evaluated. What `start`
+    stands in for may be there: recipes name a model, and `start` is laid over them.
     """
     unread = [f"critic.{key}" for key in recipe.critic.model_fields_set] if recipe.critic and not critic else []
     unread += [f"adapter.{key}" for key in recipe.adapter.model_fields_set & recipe.adapter.unread]
     unwanted = recipe.reference.model_fields_set & _unread_of_reference(recipe, row)
     unread += [f"reference.{key}" for key in unwanted]
+    if recipe.guard is not Guard.ROLLBACK:
+        unread += [f"rollback.{key}" for key in recipe.rollback.model_fields_set]
     unread += [f"evaluation.{key}" for key in recipe.evaluation.model_fields_set & recipe.evaluation.unread]
     if recipe.preference is not None:
         unread += [f"preference.{key}" for key in recipe.preference.model_fields_set & recipe.preference.unread]

@@ -1,17 +1,20 @@
 """Combinations in a recipe that no single key can be blamed for, refused before anything heavy is loaded."""
 
+import math
 from pathlib import Path
 
 from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
 from groupwise.config.measures import require_metric
 from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, OWN_START, REWARD_MODEL, Plan
+from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import require_mix
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.paths import location
 from groupwise.core.reward import TASK
 from groupwise.core.task import Bounded, Notes, ScoresSteps
+from groupwise.health.symptoms.base import RECENT
 from groupwise.models.precision import require_precision
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import has_answers
@@ -19,6 +22,7 @@ from groupwise.training.critic import CriticSettings
 from groupwise.training.initial_policy import check_model
 from groupwise.training.reference import START
 from groupwise.training.reward_model import SAMPLED_PAIRS
+from groupwise.training.rollback import Guard
 from groupwise.training.run_policy import run_policy
 
 #: Completions of a step, and of an evaluation, at most: each is held in memory.
@@ -65,6 +69,7 @@ def require_runnable(plan: Plan) -> None:
     _require_sources(plan)
     _require_scores(plan)
     require_mix(plan.mix, plan.algorithm, recipe.preference is not None)
+    _require_way_back(recipe)
     if recipe.prompt_truncation != "none" and not recipe.max_prompt_tokens:
         raise UsageError(
             f"prompt_truncation = {recipe.prompt_truncation!r}: no prompt is too long without max_prompt_tokens; set it"
@@ -74,6 +79,17 @@ def require_runnable(plan: Plan) -> None:
     for what, count in (("a step", step), ("an evaluation", evaluation)):
         if count > MOST_COMPLETIONS:
             raise UsageError(f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer")
+
+
+def _require_way_back(recipe: Recipe) -> None:
+    """At every step of a run that goes back, a checkpoint from before the steps that a warning speaks of is kept."""
+    every, keep = recipe.checkpoint.every, recipe.checkpoint.keep
+    needed = 1 + math.ceil((RECENT - 1) / every)
+    if recipe.guard is Guard.ROLLBACK and keep < needed:
+        raise UsageError(
+            f"guard = 'rollback': a warning speaks of the last {RECENT} steps, and checkpoint.keep = {keep} with "
+            f"checkpoint.every = {every} does not always reach back to before them; set checkpoint.keep = {needed}"
+        )
 
 
 def _require_origins(plan: Plan) -> None:

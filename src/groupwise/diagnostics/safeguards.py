@@ -1,6 +1,8 @@
 """What stops a run: completions that cannot be scored, a step without signal, updates that are never finite."""
 
+import shlex
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from groupwise.algorithms.parts.filters import Signal, signal
@@ -8,6 +10,7 @@ from groupwise.core.errors import RunError
 from groupwise.core.measure import CORRECTNESS
 from groupwise.core.records import RolloutResult
 from groupwise.diagnostics.groups import in_words
+from groupwise.health.symptoms.base import Finding
 
 #: This many optimizer updates in a row with a loss or gradient that is not finite stop the run.
 MOST_SKIPPED = 3
@@ -40,6 +43,23 @@ def require_signal(step: int, result: RolloutResult, metric: str) -> None:
     raise RunError(
         f"step {step}: {result.rounds} rounds gave {len(result.generated)} groups and not one that {wanted}"
         f"{f' ({words})' if words else ''}. {cause}, or its scorer is wrong; the last checkpoint is kept"
+    )
+
+
+def collapse_ahead(
+    step: int, alarms: Sequence[Finding], saved: Path, before: Path | None, rollbacks: Sequence[object]
+) -> RunError:
+    """The error that ends a run at early warnings of collapse, after it was `saved` and had gone back so often.
+
+    before  the checkpoint from before the steps that the warnings speak of; None where none is kept
+    """
+    names = ", ".join(alarm.name for alarm in alarms)
+    went_back = f", after going back {', then '.join(map(str, rollbacks))}" if rollbacks else ""
+    earlier = f"from before the warning there is {before.name}" if before else "none from before the warning is kept"
+    return RunError(
+        f"an early warning of collapse at step {step}{went_back}: {names}. Saved: {saved}; {earlier}. Try: "
+        f"{alarms[0].advice}. Go on, as it is or with --set KEY=VALUE: "
+        f"groupwise train --resume {shlex.quote(str(saved.parents[1]))}"
     )
 
 

@@ -19,6 +19,9 @@ SYMPTOMS: tuple[Symptom, ...] = tuple(
     if isinstance(symptom, Symptom)
 )
 
+#: Those that a run's guard acts on.
+EARLY: tuple[Symptom, ...] = tuple(symptom for symptom in SYMPTOMS if symptom.early)
+
 #: Steps that a run remembers while it goes on: a fall is seen against the best ten of them.
 REMEMBERED = 5 * RECENT
 #: Steps from which on a run is warned of more than what is wrong outright: one odd step is no trend.
@@ -50,29 +53,62 @@ def findings(history: History) -> tuple[Finding, ...]:
 class Watch:
     """A run's own look at its rows, one by one: each warning once, when it first becomes true.
 
-    It remembers the last REMEMBERED rows and what it has said, so a step costs the same whatever came before.
+    It remembers the last rows and what it has said, so a step costs the same whatever came before.
     """
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
     compares_within_group: bool | None = None
     _rows: deque[Row] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _forgotten: list[Row] = field(default_factory=list)
     _said: set[str] = field(default_factory=set)
 
     def __call__(self, row: Row) -> tuple[Finding, ...]:
         """The warnings that this step's row makes true for the first time."""
-        self._rows.append(row)
-        history = History(list(self._rows), (), self.recipe, self.compares_within_group)
+        self._append(row)
         silent = [symptom for symptom in SYMPTOMS if symptom.live and symptom.name not in self._said]
-        tones = (WARN, BAD) if len(self._rows) >= FIRST else (BAD,)
-        new = tuple(finding for finding in _look(history, silent) if finding.tone in tones)
+        new = self._warnings([*self._rows], silent)
         self._said |= {finding.name for finding in new}
         return new
+
+    def begun(self) -> tuple[Finding, ...]:
+        """The early warnings of collapse that the last row makes true and that were not of the row before.
+
+        A function of the rows alone: a run that was stopped and gone on with hears the same.
+        """
+        rows = [*self._forgotten, *self._rows]
+        before = {finding.name for finding in self._warnings(rows[:-1], EARLY)}
+        return tuple(finding for finding in self._warnings(rows, EARLY) if finding.name not in before)
+
+    def restart(self, rows: Sequence[Row]) -> None:
+        """As if these were the rows so far, and nothing had been said."""
+        for rest in (self._rows, self._forgotten, self._said):
+            rest.clear()
+        for row in rows[-REMEMBERED - 1 :]:
+            self._append(row)
+
+    def _append(self, row: Row) -> None:
+        """The last row; of those that are remembered no more, the newest is kept for a look from before this one."""
+        if len(self._rows) == REMEMBERED:
+            self._forgotten = [self._rows[0]]
+        self._rows.append(row)
+
+    def _warnings(self, rows: Sequence[Row], symptoms: Sequence[Symptom]) -> tuple[Finding, ...]:
+        """Which of them warn after the last of these rows."""
+        if not rows:
+            return ()
+        history = History(rows[-REMEMBERED:], (), self.recipe, self.compares_within_group)
+        tones = (WARN, BAD) if len(rows) >= FIRST else (BAD,)
+        return tuple(finding for finding in _look(history, symptoms) if finding.tone in tones)
 
 
 def table() -> str:
     """Every finding with its threshold and the reason for it, as Markdown; docs/reading_a_report.md has it."""
-    lines = [f"| {s.name} | {s.limit} | {s.why} | {'yes' if s.live else 'no'} |" for s in SYMPTOMS]
+    lines = [f"| {s.name} | {s.limit} | {s.why} | {_told(s)} |" for s in SYMPTOMS]
     return "\n".join(["| finding | when | why there | told while the run goes on |", "|---|---|---|---|", *lines])
+
+
+def _told(symptom: Symptom) -> str:
+    return "yes, and the guard acts" if symptom.early else "yes" if symptom.live else "no"
 
 
 def _look(history: History, symptoms: Sequence[Symptom]) -> list[Finding]:

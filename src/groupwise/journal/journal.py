@@ -49,6 +49,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._listeners: list[Callable[[Mapping[str, Any]], None]] = []
+        self._cut_listeners: list[Callable[[int], None]] = []
         try:
             self._lock = open_to_append(folder / LOCK)
         except OSError as error:
@@ -99,13 +100,22 @@ class Journal:
         """An existing run, with every line after `step` taken out: they will be written again, the same."""
         journal = cls(folder)
         try:
-            for name in (METRICS, ROLLOUTS, MACHINE):
-                if (folder / name).exists():
-                    jsonl.cut(folder / name, step if step else -1)
+            journal.cut_back(step if step else -1)
         except RunError:
             journal.close()
             raise
         return journal
+
+    def cut_back(self, step: int) -> None:
+        """Takes out every line after `step`, of evaluations too; -1: every line. log.txt keeps all of its own.
+
+        Raises RunError where the disk refuses.
+        """
+        for name in (METRICS, ROLLOUTS, MACHINE):
+            if (self.folder / name).exists():
+                jsonl.cut(self.folder / name, step)
+        for listener in self._cut_listeners:
+            listener(step)
 
     def replace_recipe(self, recipe: str, remark: str = "") -> None:
         """Another recipe.toml, under the comment that it had and a remark; whole or not at all.
@@ -120,6 +130,10 @@ class Journal:
     def listen(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
         """Hand each row of metrics.jsonl to a listener too, once it is written."""
         self._listeners.append(listener)
+
+    def listen_to_cuts(self, listener: Callable[[int], None]) -> None:
+        """Tell a listener the last step that is left, where later rows are taken out."""
+        self._cut_listeners.append(listener)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl; a number that is not finite becomes null."""

@@ -1,6 +1,7 @@
 """Where a run says what happens: its folder, the terminal, and warnings as they become true."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 
 from groupwise.core.measure import Measure
 from groupwise.core.records import Batch, Evaluation, RolloutResult
+from groupwise.health.symptoms.base import Finding
 from groupwise.health.watch import Watch
-from groupwise.journal.journal import LOG, Journal
+from groupwise.journal.journal import ABOUT, LOG, Journal, read_about, sound_metrics
 from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import Spell, rollout_rows
 from groupwise.journal.terminal import View
@@ -65,6 +67,26 @@ class Output:
         self.view.step(row)
         for finding in self.watch(row):
             self.say(row["step"], f"warning, {finding.name}: {finding.words} Try: {finding.advice}.")
+
+    def alarms(self) -> tuple[Finding, ...]:
+        """The early warnings of collapse that begin with the step whose row was the last."""
+        return self.watch.begun()
+
+    def cut_back(self, step: int) -> float:
+        """All rows after a step are taken out, as if it were the last that was made -> the seconds that they took."""
+        rows = sound_metrics(self.journal.folder)
+        self.journal.cut_back(step)
+        self.view.cut_back(step)
+        self.know([row for row in rows if row["step"] <= step])
+        return math.fsum(value for row in rows if row["step"] > step for value in row.get("seconds", {}).values())
+
+    def know(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The rows of metrics.jsonl so far, where the run did not begin with this process or this step."""
+        self.watch.restart([row for row in rows if "evaluation" not in row])
+
+    def rolled_back(self, rollbacks: Sequence[Mapping[str, Any]]) -> None:
+        """Each return of the run so far, into about.json."""
+        self.journal.replace(ABOUT, {**read_about(self.journal.folder), "rolled_back": rollbacks})
 
     def evaluation(self, step: int, evaluation: Evaluation, seconds: Mapping[str, float]) -> None:
         """An evaluation's row of metrics.jsonl, with the seconds since the row before."""

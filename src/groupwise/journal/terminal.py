@@ -59,6 +59,9 @@ class View:
             f"{evaluation.samples}, {details(evaluation)}"
         )
 
+    def cut_back(self, step: int) -> None:
+        """The run goes on after an earlier step: what was shown of later ones is no more."""
+
     def close(self) -> None:
         pass
 
@@ -91,6 +94,10 @@ class LiveView(View):
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
         self.heldout.append((step, evaluation))
         self.live.start()
+
+    def cut_back(self, step: int) -> None:
+        self.rows = [row for row in self.rows if row["step"] <= step]
+        self.heldout = [held for held in self.heldout if held[0] <= step]
 
     def close(self) -> None:
         self.live.stop()

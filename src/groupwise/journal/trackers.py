@@ -31,12 +31,15 @@ class Tracker(Protocol):
 
     start   says where to look; `after` is the step that the run goes on after: later ones will be logged again
     log     numbers by name, of the step or of the evaluation after it
+    back    the run goes on after an earlier step, and logs later ones anew
     close   `summary` is None where the run did not finish
     """
 
     def start(self, folder: Path, name: str, recipe: Row, after: int) -> str: ...
 
     def log(self, numbers: Mapping[str, float], step: int) -> None: ...
+
+    def back(self, step: int) -> None: ...
 
     def close(self, summary: Row | None) -> None: ...
 
@@ -51,7 +54,8 @@ class TensorBoard:
     def start(self, folder: Path, name: str, recipe: Row, after: int) -> str:
         events = folder / FOLDER / "tensorboard"
         purge = None if not events.is_dir() else after + 1 if after else 0
-        self._writer = self._library.SummaryWriter(str(events), purge_step=purge)
+        self._open = partial(self._library.SummaryWriter, str(events))
+        self._writer = self._open(purge_step=purge)
         self._writer.add_text("recipe", "".join(f"    {key} = {value!r}\n" for key, value in flat(recipe).items()))
         return f"tensorboard --logdir {events}"
 
@@ -60,12 +64,18 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    def back(self, step: int) -> None:
+        self._writer.close()
+        self._writer = self._open(purge_step=step + 1)
+
     def close(self, summary: Row | None) -> None:
         self._writer.close()
 
 
 class Trackio:
-    """trackio's own store on this machine. A run that goes on logs some steps twice, with the same numbers."""
+    """trackio's own store on this machine. A run that goes on logs some steps twice, with the same numbers; a run that
+    goes back, with other ones.
+    """
 
     def __init__(self) -> None:
         self._library = _library("trackio")
@@ -79,12 +89,18 @@ class Trackio:
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         self._run.log(numbers, step=step)
 
+    def back(self, step: int) -> None:
+        pass
+
     def close(self, summary: Row | None) -> None:
         self._run.finish()
 
 
 class WandB:
-    """Weights & Biases, by its own settings; without a login it stays offline, in the run folder."""
+    """Weights & Biases, by its own settings; without a login it stays offline, in the run folder.
+
+    Its steps never fall: of those that a run makes a second time after going back it keeps the first.
+    """
 
     def __init__(self) -> None:
         self._library = _library("wandb")
@@ -100,6 +116,9 @@ class WandB:
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         self._run.log(numbers, step=step)
+
+    def back(self, step: int) -> None:
+        pass
 
     def close(self, summary: Row | None) -> None:
         if summary is not None:
@@ -156,11 +175,19 @@ class Sender:
         if self.tracker is None or not self._thread.is_alive():
             return
         values = evaluation_numbers(row) if "evaluation" in row else numbers(row)
+        self._hand(partial(self.tracker.log, values, row["step"]), row["step"])
+
+    def cut_back(self, step: int) -> None:
+        """The rows after a step are no more: the run goes on after it."""
+        if self.tracker is not None and self._thread.is_alive():
+            self._hand(partial(self.tracker.back, step), step)
+
+    def _hand(self, job: Callable[[], object], step: int) -> None:
         try:
-            self._jobs.put_nowait(partial(self.tracker.log, values, row["step"]))
+            self._jobs.put_nowait(job)
         except queue.Full:
             if not self.left_out:
-                self._lines.put(f"{self._jobs.qsize()} rows wait; those from step {row['step']} on are left out")
+                self._lines.put(f"{self._jobs.qsize()} rows wait; those from step {step} on are left out")
             self.left_out += 1
 
     def close(self, summary: Row | None) -> None:

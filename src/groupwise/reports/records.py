@@ -13,7 +13,10 @@ Number = float | int | None
 
 @dataclass(frozen=True)
 class Curves:
-    """A table by column: row i is `step[i]`, and every column is as long as `step`."""
+    """A table by column: row i is `step[i]`, and every column is as long as `step`.
+
+    step  a training step; of a plot with another horizontal axis, the place on it
+    """
 
     step: list[int] = field(default_factory=list)
     columns: dict[str, list[Number]] = field(default_factory=dict)
@@ -53,6 +56,7 @@ class Plot:
     table   which curves of a run it draws: steps | evaluations | points
     limits  of the vertical axis; None follows the data
     reach   what the vertical axis shows at least, where it follows the data: keeps small wobbles small
+    across  what the horizontal axis is; "" is the training step
     """
 
     id: str
@@ -67,15 +71,18 @@ class Plot:
     log: bool = False
     marks: tuple[Mark, ...] = ()
     reach: tuple[Number, Number] = (None, None)
+    across: str = ""
+    log_across: bool = False
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: a question, and one sentence about what stands below it."""
+    """A part of the page: a question, and a sentence about what stands below it; `short` is it in the contents."""
 
     id: str
     title: str
     lead: str
+    short: str = ""
 
 
 @dataclass(frozen=True)

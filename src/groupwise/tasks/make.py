@@ -7,6 +7,7 @@ from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.task import Task
 from groupwise.core.user_code import NO_FILES, Files, offered, offered_name, use_of
 from groupwise.tasks.arithmetic import Arithmetic
+from groupwise.tasks.chain import Chain
 from groupwise.tasks.code.task import Code
 from groupwise.tasks.data.task import Data
 from groupwise.tasks.gym.task import Gym
@@ -48,6 +49,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
 
 TASKS: Mapping[str, Any] = {
     "arithmetic": Arithmetic,
+    "chain": Chain,
     "products": Products,
     "reasoning_gym": Gym,
     "code": Code,

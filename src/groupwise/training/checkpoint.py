@@ -45,8 +45,10 @@ def folder_of(root: Path, step: int) -> Path:
     return root / f"step-{step:06d}"
 
 
-def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Path:
+def save(root: Path, step: int, write: Callable[[Path], None], keep: int, every: int = 1) -> Path:
     """A checkpoint of `step`, filled by `write`; then all but the newest `keep` are removed.
+
+    One whose step is no multiple of `every` stays while it is the newest, and takes no other's place.
 
     Everything is written and synced beside its place and renamed at the end: a kill at any moment leaves either the
     checkpoint or none. Raises RunError, the older checkpoints untouched, where the disk refuses.
@@ -72,9 +74,23 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Pat
             f"step {step}: the checkpoint cannot be saved: {disk_words(error)}; {earlier}. "
             f"Free space, then: groupwise train --resume {shlex.quote(str(root.parent))}"
         ) from None
-    for old in steps(root)[:-keep]:
+    *before, newest = steps(root)
+    regular = [one for one in (*before, newest) if one % every == 0]
+    for old in sorted({*before} - {*regular[-keep:]}):
         remove(folder_of(root, old))
     return final
+
+
+def remove_after(root: Path, step: int) -> None:
+    """Takes away the checkpoints after `step`, the newest first: a kill leaves none that has lost what is before it.
+
+    Raises RunError where the disk refuses.
+    """
+    for later in reversed([one for one in steps(root) if one > step]):
+        try:
+            remove(folder_of(root, later))
+        except OSError as error:
+            raise RunError(f"{folder_of(root, later)}: cannot be removed: {error.strerror}") from None
 
 
 def steps(root: Path) -> list[int]:
@@ -143,8 +159,9 @@ def write_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:
-    """The optimizer as it was saved, bit for bit."""
+    """The optimizer as it was saved, bit for bit, whatever updates it has had."""
     parameters = dict(model.named_parameters())
+    optimizer.state.clear()
     for key, value in load_file(folder / name).items():
         owner, entry = key.rsplit("/", 1)
         parameter = parameters[owner]

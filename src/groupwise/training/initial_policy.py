@@ -19,6 +19,7 @@ from groupwise.training.warm_start import WarmStart, fingerprint, warm_start
 
 TINY = {
     "tiny-dense": TinySpec(),
+    "tiny-long": TinySpec(max_length=512),
     "tiny-moe": MoeSpec(),
     "tiny-moe-twin": MoeSpec().twin(),
     "tiny-bytes": ByteSpec(),

@@ -84,6 +84,8 @@ class UpdateOutcome:
 class Optimizer:
     """A model's AdamW with its `rate` (number of the update, from 0 -> learning rate), gradient limit and count.
 
+    factor  times the rate: below 1 after a return from a collapse (training/rollback.py)
+
     rate = optimizer.begin()
     loss = ...                         # backward passes add up the gradient
     outcome = optimizer.finish(loss)   # clipped, applied where finite, counted
@@ -92,7 +94,7 @@ class Optimizer:
     def __init__(
         self, model: nn.Module, adamw: torch.optim.Optimizer, rate: Callable[[int], float], clip_norm: float
     ) -> None:
-        self.adamw, self.updates = adamw, 0
+        self.adamw, self.updates, self.factor = adamw, 0, 1.0
         self._model, self._rate, self._clip_norm = model, rate, clip_norm
         trained = [weight for weight in model.parameters() if weight.requires_grad and weight.device.type == "cpu"]
         self._gives_back = sum(weight.nbytes for weight in trained) >= GIVEN_BACK
@@ -112,7 +114,7 @@ class Optimizer:
 
     def begin(self) -> float:
         """Clears the gradient and sets the learning rate of the next update -> that rate."""
-        rate = self._rate(self.updates)
+        rate = self.factor * self._rate(self.updates)
         set_rate(self.adamw, rate)
         self.adamw.zero_grad(set_to_none=True)
         return rate

@@ -43,11 +43,17 @@ class Reference:
     model   its own copy; None where it is the policy without its adapters, which needs none
     digest  of the weights that it begins with, before a cast
     every   steps between two renewals; 0 where there are none
+    returns whether a run may go back to before its first renewal, so that every checkpoint has to hold it
     step    the step of the policy that it is; 0: it is what it began with
     """
 
-    def __init__(self, model: nn.Module | None, digest: str, every: int = 0) -> None:
-        self.model, self.digest, self.every, self.step = model, digest, every, 0
+    def __init__(self, model: nn.Module | None, digest: str, every: int = 0, returns: bool = False) -> None:
+        self.model, self.digest, self.every, self.returns, self.step = model, digest, every, returns, 0
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What a checkpoint must have for the run to go back to it: its weights, once they are not the first ones."""
+        return (WEIGHTS,) if self.returns and self.model is not None and self.step else ()
 
     def renew(self, step: int, weights: Iterable[tuple[str, Tensor]]) -> bool:
         """Takes the policy's weights after `step`, where that is one of those that it is renewed after -> whether."""
@@ -61,15 +67,15 @@ class Reference:
         return True
 
     def save(self, folder: Path) -> None:
-        """Its weights into a checkpoint's folder, where they are not those that it began with."""
-        if self.model is not None and self.step:
+        """Its weights into a checkpoint's folder, where they are not, or may be no more, those that it began with."""
+        if self.model is not None and (self.step or (self.every and self.returns)):
             checkpoint.write_parameters(folder, self.model, WEIGHTS)
 
     def restore(self, folder: Path, step: int) -> None:
         """As a checkpoint has it, bit for bit: the policy of `step`. Raises ValueError where it does not fit."""
         if step and self.model is None:
             raise ValueError("its reference was renewed, and without reference.every this run keeps none of its own")
-        if self.model is not None and step:
+        if self.model is not None and (step or self.step):
             checkpoint.read_parameters(folder, self.model, WEIGHTS)
         self.step = step
 

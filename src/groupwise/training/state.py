@@ -1,6 +1,6 @@
 """How far a run is, what a checkpoint holds of it, and how it is put back there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from groupwise.training import checkpoint
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
 from groupwise.training.reference import Reference
+from groupwise.training.rollback import Rollback, rate_after, way_back
 
 #: Characters of a library's message that are shown: it may list every tensor of a model.
 LONGEST = 300
@@ -28,12 +29,19 @@ class Progress:
     skipped_in_a_row   optimizer updates whose loss or gradient was not finite, since the last that was applied
     seconds_before     of earlier processes of this run
     seconds_training   of all steps so far, without what came before the first
+    rollbacks          each return to a checkpoint, in order
     """
 
     step: int = 0
     skipped_in_a_row: int = 0
     seconds_before: float = 0.0
     seconds_training: float = 0.0
+    rollbacks: tuple[Rollback, ...] = ()
+
+    @property
+    def rate_factor(self) -> float:
+        """What the policy's learning rate is multiplied by."""
+        return rate_after(self.rollbacks)
 
     def count(self, applied: bool) -> int:
         """Updates skipped in a row, this one included."""
@@ -60,6 +68,7 @@ class _Saved(BaseModel):
     seconds_total: float = Field(ge=0, lt=1e12)
     seconds_training: float = Field(ge=0, lt=1e12)
     stream: _Stream
+    rollbacks: list[Rollback] = []
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ class RunState:
 
     folder     holds a folder for each checkpoint, of which the newest `keep` stay
     reference  None where the algorithm reads none
+    every      one after another number of steps takes no place among them
     """
 
     folder: Path
@@ -76,6 +86,7 @@ class RunState:
     tokenizer: Any
     learner: Learner
     critic: Critic | None
+    every: int = 1
 
     @property
     def updates(self) -> dict[str, int]:
@@ -99,6 +110,7 @@ class RunState:
             "seconds_total": progress.seconds_before + seconds,
             "seconds_training": progress.seconds_training,
             "stream": to_json(stream),
+            "rollbacks": [rollback.model_dump() for rollback in progress.rollbacks],
         }
 
         def write(folder: Path) -> None:
@@ -109,17 +121,29 @@ class RunState:
                 self.reference.save(folder)
             checkpoint.write_state(folder, state)
 
-        return checkpoint.save(self.folder, progress.step, write, self.keep)
+        return checkpoint.save(self.folder, progress.step, write, self.keep, self.every)
 
-    def restore(self, folder: Path) -> tuple[Progress, StreamState]:
+    def way_back(self, progress: Progress, every: int) -> Path | None:
+        """The checkpoint to go back to from a warning at the run's step; `every` steps have one."""
+        returned_to = progress.rollbacks[-1].to_step if progress.rollbacks else 0
+        needed = self.reference.files if self.reference is not None else ()
+        return way_back(self.folder, progress.step, every, returned_to=returned_to, needed=needed)
+
+    def remove_after(self, step: int) -> None:
+        """Takes away the checkpoints after `step`. Raises RunError where the disk refuses."""
+        checkpoint.remove_after(self.folder, step)
+
+    def restore(self, folder: Path, rollbacks: Sequence[Rollback] | None = None) -> tuple[Progress, StreamState]:
         """Puts learner and critic where a checkpoint left them, bit for bit -> the run's progress and stream then.
 
+        rollbacks  the returns so far where this is one; None: those that the checkpoint has
         Raises UsageError where the reference is another one than at the start, or where the checkpoint does not fit
         what the recipe makes.
         """
         try:
             state = checkpoint.read_state(folder)
-            _Saved.model_validate(state, strict=True)
+            saved = _Saved.model_validate(state, strict=True)
+            returns = tuple(saved.rollbacks if rollbacks is None else rollbacks)
             if self.reference is not None:
                 self._restore_reference(self.reference, folder, state)
             self.learner.restore(folder, state["updates"])
@@ -130,6 +154,7 @@ class RunState:
                 skipped_in_a_row=state["skipped_in_a_row"],
                 seconds_before=state["seconds_total"],
                 seconds_training=state["seconds_training"],
+                rollbacks=returns,
             )
             return progress, from_json(StreamState, state["stream"])
         except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:

@@ -159,6 +159,7 @@ class Symptom:
     limit  when it speaks, with its thresholds
     why    why the thresholds are there and not elsewhere
     live   whether a run also says it while it goes on, when it first becomes true
+    early  whether it comes before a collapse, so that a run's guard acts on it
     """
 
     name: str
@@ -166,13 +167,14 @@ class Symptom:
     limit: str
     why: str
     live: bool
+    early: bool
 
 
 def symptom(
-    limit: str, why: str, live: bool = True, name: str = ""
+    limit: str, why: str, live: bool = True, early: bool = False, name: str = ""
 ) -> Callable[[Callable[[History], Seen | None]], Symptom]:
     """Makes a Symptom of the function that looks for it, whose name is the finding's unless there is a hyphen in it."""
-    return lambda look: Symptom(name or look.__name__.replace("_", " "), look, limit, why, live)
+    return lambda look: Symptom(name or look.__name__.replace("_", " "), look, limit, why, live, early)
 
 
 def numbers(name: str, rows: Iterable[Row]) -> list[float]:

@@ -8,6 +8,7 @@ from groupwise.health.checks import LEARNER_IS_ENGINE
 from groupwise.health.symptoms.base import (
     BAD,
     History,
+    Row,
     Seen,
     many,
     numbers,
@@ -19,7 +20,7 @@ from groupwise.health.symptoms.base import (
 )
 
 # Thresholds; each symptom says why it stands where it does.
-RATIO_HIGH, RATIO_LOW = 2.0, 0.5
+RATIO_HIGH, RATIO_LOW, AGAIN = 1.25, 0.8, 2
 SAMPLES_LOW = 0.8
 ENGINE_ERROR = 1.05
 CLIFF, CLIFF_FROM, GAIN = 0.2, 0.05, 0.02
@@ -28,23 +29,34 @@ ENTROPY_LOW = 0.01
 
 
 @symptom(
-    limit=f"median of ratio_token_p99 above {RATIO_HIGH:g}, or of ratio_token_p01 below {RATIO_LOW:g}",
-    why="one token in a hundred has doubled or halved its probability within a batch; a clip of 0.2 stops at 1.2",
+    limit=f"in {AGAIN} of the last ten steps ratio_token_p99 above {RATIO_HIGH:g} or ratio_token_p01 below "
+    f"{RATIO_LOW:g}",
+    why="one token in a hundred has left a clip of 0.2 within a batch, twice; before a collapse single steps do so and "
+    "not the median, and sound runs do not ([collapse.md](collapse.md))",
+    early=True,
 )
 def ratio_tails(h: History) -> Seen | None:
-    high, low = h.median("ratio_token_p99"), h.median("ratio_token_p01")
-    if high is None or low is None or (high <= RATIO_HIGH and low >= RATIO_LOW):
+    tails = [row for row in h.recent if _has_tails(row)]
+    if len(tails) < AGAIN:
         return None
+    high, low = max(h.numbers("ratio_token_p99", tails)), min(h.numbers("ratio_token_p01", tails))
     return Seen(
-        f"Over {h.over}, 1 % of the tokens ended a batch at {short(high)} times their old probability or more, and "
-        f"1 % at {short(low)} times or less: the updates carry the policy far from what was sampled.",
+        f"In {len(tails)} of {h.over}, ratios had tails: 1 % of the tokens ended a batch at up to {short(high)} times "
+        f"their old probability or more, or at down to {short(low)} times or less. The updates carry the policy far "
+        "from what was sampled.",
         smaller_updates(h),
     )
+
+
+def _has_tails(row: Row) -> bool:
+    high, low = numbers("ratio_token_p99", [row]), numbers("ratio_token_p01", [row])
+    return bool(high and low) and (high[0] > RATIO_HIGH or low[0] < RATIO_LOW)
 
 
 @symptom(
     limit=f"median of effective_sample_share below {SAMPLES_LOW:g}",
     why="log-ratios that spread by 0.47 leave exp(-0.47^2) = 0.8 of the samples; on policy it is 1",
+    early=True,
 )
 def few_effective_samples(h: History) -> Seen | None:
     share = h.median("effective_sample_share")
@@ -61,6 +73,7 @@ def few_effective_samples(h: History) -> Seen | None:
     name="log-ratios clamped",
     limit="log_ratio_clamped_tokens above 0 in any step",
     why="beyond 60 nats a ratio is no longer a number to train with",
+    early=True,
 )
 def clamped(h: History) -> Seen | None:
     count = h.total("log_ratio_clamped_tokens")
@@ -132,6 +145,7 @@ def no_entropy_left(h: History) -> Seen | None:
     "(without the metric: exp(engine_gap_mean))",
     why="from there on runs are known to drift apart, whatever the learning rate; where precisions differ, the check's "
     "limit is the rounding that was measured at the start",
+    early=True,
 )
 def engine_gap(h: History) -> Seen | None:
     error, gap = h.mean("engine_probability_error"), h.mean("engine_gap_mean")
@@ -151,6 +165,7 @@ def engine_gap(h: History) -> Seen | None:
 @symptom(
     limit=f"median of engine_effective_sample_share below {SAMPLES_LOW:g}",
     why="as for the effective samples, between sampler and learner",
+    early=True,
 )
 def few_engine_samples(h: History) -> Seen | None:
     share = h.median("engine_effective_sample_share")

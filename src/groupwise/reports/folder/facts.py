@@ -32,6 +32,7 @@ def _run(run: RunFolder) -> Table:
         ("folder", run.folder),
         ("started", moment(about.get("started"))),
         *(("resumed", words) for words in _resumed(about)),
+        *(("went back", words) for words in _rolled_back(about)),
         ("task", about.get("task") or table(recipe.get("task")).get("name")),
         ("model", recipe.get("start") or recipe.get("model")),
         ("algorithm", table(about.get("algorithm")).get("name") or table(recipe.get("algorithm")).get("name")),
@@ -61,6 +62,22 @@ def _resumed(about: Mapping[str, Any]) -> list[str]:
     """Each time that the run was gone on with, and where."""
     entries = about.get("resumed")
     return [_again(one) for one in entries if table(one)] if isinstance(entries, list) else []
+
+
+def _rolled_back(about: Mapping[str, Any]) -> list[str]:
+    """Each return from an early warning of collapse: from where to where, why, and at what learning rate it went on."""
+    entries = about.get("rolled_back")
+    rows = [table(one) for one in entries] if isinstance(entries, list) else []
+    return [words for row in rows if (words := _return(row))]
+
+
+def _return(row: Mapping[str, Any]) -> str:
+    at, to, factor = count_of(row.get("from_step")), count_of(row.get("to_step")), number(row.get("rate_factor"))
+    if at is None or to is None or factor is None:
+        return ""
+    names = row.get("warnings")
+    why = f": {', '.join(map(str, names))}" if isinstance(names, list) and names else ""
+    return f"from step {at:,} to {to:,}{why}; the learning rate times {factor:g}"
 
 
 def _own_code(about: Mapping[str, Any]) -> list[str]:

@@ -73,7 +73,7 @@
     const links = [];
     for (const [id, made] of sections) {
       made.node.hidden = !made.grid.childElementCount && !made.extra.childElementCount;
-      if (!made.node.hidden) links.push(element("a", { href: `#${id}`, "data-place": id }, made.spec.title));
+      if (!made.node.hidden) links.push(element("a", { href: `#${id}`, "data-place": id }, made.spec.short || made.spec.title));
     }
     places.contents.replaceChildren(...links);
     places.empty.hidden = page.plots.length > 0;
@@ -96,12 +96,17 @@
     places.notes.after(places.empty);
     const themes = groupwise.THEMES.map((name) => [name, name[0].toUpperCase() + name.slice(1)]);
     document.getElementById("bar").append(element("div", { class: "inner" }, places.contents,
-      choice("Smoothing", SMOOTHING, "off", plots.setSmoothing), choice("Theme", themes, groupwise.theme(), groupwise.setTheme),
+      overSteps() ? choice("Smoothing", SMOOTHING, "off", plots.setSmoothing) : "", choice("Theme", themes, groupwise.theme(), groupwise.setTheme),
       several ? runs() : null));
     const watcher = new IntersectionObserver(mark, { rootMargin: "-15% 0px -75% 0px" });
     for (const made of sections.values()) watcher.observe(made.node);
     roomForBar();
     window.addEventListener("resize", roomForBar);
+  }
+
+  /** Whether there is, or may come, a plot over steps: others are not smoothed. */
+  function overSteps() {
+    return !page.plots.length || page.plots.some((plot) => !plot.across);
   }
 
   /** What is jumped to comes to stand below the bar, where that stays on screen. */

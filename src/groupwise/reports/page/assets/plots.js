@@ -68,7 +68,7 @@
     for (const run of page.runs) {
       for (const series of plot.kind === "points" ? [] : plot.series) {
         const last = series.column && traces.lastOf(run, plot, series);
-        if (last) words.push(`${several ? run.label + " " : ""}${series.name} ${traces.withUnit(last.value, plot.unit)} at step ${last.step}`);
+        if (last) words.push(`${several ? run.label + " " : ""}${series.name} ${traces.withUnit(last.value, plot.unit)} at ${plot.across || "step"} ${last.step}`);
       }
     }
     made.node.setAttribute("aria-label", words.length ? `${plot.title}. Last: ${words.join("; ")}.` : plot.title);
@@ -122,11 +122,19 @@
 
   function xAxis(plot, base) {
     if (plot.kind === "points") return { ...base, title: { text: traces.plain(plot.series[0].name), standoff: 6 }, showgrid: true, automargin: true };
+    if (plot.across) return ownAxis(plot, base);
     const range = stepRange();
     return {
       ...base, range, showgrid: false, spikecolor: palette.muted, spikethickness: 1, spikedash: "dot", title: { text: "step", standoff: 4 }, tickformat: ",d", hoverformat: ",d",
       unifiedhovertitle: { text: "step %{x:,d}" }, dtick: range[1] - range[0] < 7 ? 1 : undefined,
     };
+  }
+
+  /** The horizontal axis of a plot that is not over steps. */
+  function ownAxis(plot, base) {
+    const axis = { ...base, showgrid: false, automargin: true, spikecolor: palette.muted, spikethickness: 1, spikedash: "dot", title: { text: traces.plain(plot.across), standoff: 6 } };
+    const hover = { hoverformat: ",.6~g", unifiedhovertitle: { text: `${traces.plain(plot.across)}: %{x:,.6~g}` } };
+    return plot.log_across ? { ...axis, ...hover, type: "log", tickformat: ",.6~g" } : { ...axis, ...hover, tickformat: ",.6~g" };
   }
 
   function yAxis(plot, base, log, drawn) {

@@ -174,7 +174,7 @@
     const raw = series.column && columnOf(run, plot, series, series.column);
     if (!raw) return traces;
     const step = curvesOf(run, plot, series).step;
-    const heldOut = (series.table || plot.table) === "evaluations";
+    const heldOut = plot.across !== "" || (series.table || plot.table) === "evaluations"; // few places, each a number of its own
     const window = heldOut ? null : SMOOTH[context.smoothing];
     const values = window ? smooth(raw, window) : raw;
     const base = { type: "scatter", connectgaps: heldOut };

@@ -1,0 +1,1 @@
+"""Claims of the articles, each a small experiment with a verdict."""

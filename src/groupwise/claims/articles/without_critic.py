@@ -1,0 +1,52 @@
+"""Claim: GRPO does without a critic what PPO does with one, for less."""
+
+from groupwise.claims.chain_runs import GRPO, PPO
+from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.measurements import Measurements
+from groupwise.claims.verdict import Verdict, above, every
+
+RUNS = {"GRPO": GRPO, "PPO": PPO}
+#: A score that is lower by less counts as as good.
+TOLERATED = 0.03
+
+
+def ratio(measured: Measurements, name: str) -> dict[object, float]:
+    """PPO's number over GRPO's, on the seeds that both have."""
+    one, other = measured.numbers(GRPO.name, name), measured.numbers(PPO.name, name)
+    return {seed: other[seed] / one[seed] for seed in one.keys() & other.keys()}
+
+
+def judge(measured: Measurements) -> Verdict:
+    """GRPO's held-out pass rate, mean over evaluations, is at most 0.03 below PPO's; PPO takes more time and memory."""
+    return every(
+        [
+            above(measured.difference(PPO.name, GRPO.name, "heldout_mean"), -TOLERATED, "held-out pass rate higher by"),
+            above(measured.interval_of(ratio(measured, "seconds_training")), 1.0, "seconds, PPO's over GRPO's,"),
+            above(measured.interval_of(ratio(measured, "memory_peak_mib")), 1.0, "memory, PPO's over GRPO's,"),
+        ]
+    )
+
+
+CLAIM = Claim(
+    name="without-critic",
+    title="Without a critic GRPO is as good as PPO at equal generation, and takes less time and memory.",
+    source="S0, S1, S2; DeepSeekMath 2402.03300 section 4.1",
+    argument="The group's mean stands for the value of the prompt. A critic as large as the policy doubles what is "
+    "held and trained; its estimate inside an answer could tell which step went wrong, if it learned that in "
+    "time.",
+    expected="Holds.",
+    experiments=tuple(RUNS.values()),
+    quantities=tuple(
+        Quantity(f"{what}, {words}", run.name, name)
+        for what, name in (
+            ("held-out pass rate, mean over evaluations", "heldout_mean"),
+            ("held-out pass rate at the end", "heldout_end"),
+            ("tokens generated", "generated_tokens"),
+            ("seconds of training", "seconds_training"),
+            ("seconds of updates", "seconds_update"),
+            ("most memory, MiB", "memory_peak_mib"),
+        )
+        for words, run in RUNS.items()
+    ),
+    judge=judge,
+)

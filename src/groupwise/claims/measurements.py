@@ -1,0 +1,134 @@
+"""What was measured of one claim: rows by experiment and seed, and estimates over seeds."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, TypeGuard
+
+from groupwise.core.errors import UsageError, brief
+from groupwise.core.statistics import Interval, over_seeds, paired
+
+#: A measured number is at most so large, either side of 0: NaN is none.
+LARGEST = 1e300
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment with one seed: what it measured by name, or why it failed.
+
+    fingerprint  the experiment's when it was measured
+    code         of what it computed with, where the experiment has one
+    line         where it stands in its file, from 1; 0 where it is in none
+    """
+
+    experiment: str
+    seed: int
+    fingerprint: str
+    measured: Mapping[str, Any]
+    error: str = ""
+    seconds: float = 0.0
+    machine: str = ""
+    made_by: str = ""
+    code: str = ""
+    line: int = 0
+
+
+class Measurements:
+    """Rows of experiments; of those with the same experiment and seed the last one that did not fail counts."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows: dict[tuple[str, int], Row] = {}
+        for row in rows:
+            if not row.error or self.error(row.experiment, row.seed) is not None:
+                self.rows[row.experiment, row.seed] = row
+
+    def error(self, experiment: str, seed: int) -> str | None:
+        """Why a row failed, "" where there is no row; None where it is there and did not fail."""
+        row = self.rows.get((experiment, seed))
+        return "" if row is None else row.error or None
+
+    def failed(self, experiment: str) -> list[Row]:
+        """The rows of an experiment that failed, and were not measured since."""
+        return [row for row in self.rows.values() if row.experiment == experiment and row.error]
+
+    def of(self, experiment: str) -> dict[int, Row]:
+        """The rows of an experiment that did not fail, by seed."""
+        return {row.seed: row for row in self.rows.values() if row.experiment == experiment and not row.error}
+
+    def values(self, experiment: str, name: str) -> dict[object, float]:
+        """One number of an experiment, by seed. Raises UsageError where a row does not have it."""
+        return {seed: _number(row, name) for seed, row in self.of(experiment).items()}
+
+    def numbers(self, experiment: str, name: str) -> dict[object, float]:
+        """As `values`, of the seeds that have it: a run that stopped no completion has no mean score of those."""
+        rows = self.of(experiment).items()
+        return {seed: _number(row, name) for seed, row in rows if row.measured.get(name) is not None}
+
+    def curves(self, experiment: str, name: str) -> dict[object, list[float | None]]:
+        """A number for each step of a run, by seed; None where a step has none. Raises UsageError as `values` does."""
+        return {seed: _curve(row, name) for seed, row in self.of(experiment).items()}
+
+    def heldout(self, experiment: str) -> dict[object, list[tuple[int, float]]]:
+        """Step and pass rate of each evaluation of a run, by seed. Raises UsageError as `values` does."""
+        return {seed: _heldout(row) for seed, row in self.of(experiment).items()}
+
+    def mean(self, experiment: str, name: str) -> float:
+        """The mean over seeds. Raises statistics.StatisticsError where there is no row."""
+        return fmean(self.values(experiment, name).values())
+
+    def largest(self, experiment: str, name: str) -> float:
+        """Over seeds: of an error that must be rounding on each of them. Raises ValueError where there is no row."""
+        return max(self.values(experiment, name).values())
+
+    def interval(self, experiment: str, name: str) -> Interval | None:
+        """Around the mean over seeds; None for fewer than two."""
+        return over_seeds(list(self.values(experiment, name).values()))
+
+    @staticmethod
+    def interval_of(values: Mapping[object, float]) -> Interval | None:
+        """Around the mean over seeds of numbers that were made from rows; None for fewer than two."""
+        return over_seeds(list(values.values()))
+
+    def difference(self, first: str, second: str, name: str) -> Interval | None:
+        """Around second - first, on the seeds that have it of both; None for fewer than two."""
+        one, other = self.numbers(first, name), self.numbers(second, name)
+        both = [seed for seed in one if seed in other]
+        return paired({seed: one[seed] for seed in both}, {seed: other[seed] for seed in both})
+
+
+def _number(row: Row, name: str) -> float:
+    value = row.measured.get(name)
+    if not _is_number(value):
+        raise _damaged(row, name, value, "no number")
+    return float(value)
+
+
+def _curve(row: Row, name: str) -> list[float | None]:
+    curves = row.measured.get("curves")
+    curve = curves.get(name) if isinstance(curves, Mapping) else None
+    if not isinstance(curve, list) or not all(value is None or _is_number(value) for value in curve):
+        raise _damaged(row, name, curve, "no curve")
+    return curve
+
+
+def _heldout(row: Row) -> list[tuple[int, float]]:
+    pairs = row.measured.get("heldout")
+    if not isinstance(pairs, list) or not all(_is_evaluation(pair) for pair in pairs):
+        raise _damaged(row, "heldout", pairs, "no list of step and pass rate")
+    return [(step, float(rate)) for step, rate in pairs]
+
+
+def _is_evaluation(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int) and _is_number(pair[1])
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _damaged(row: Row, name: str, value: Any, words: str) -> UsageError:
+    where = f"line {row.line}, " if row.line else ""
+    return UsageError(
+        f"{where}the row of {row.experiment}, seed {row.seed}, has {brief(value)} for {name!r}, which is {words}; "
+        "delete it from the file of rows, and it is measured again"
+    )

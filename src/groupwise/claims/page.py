@@ -1,0 +1,126 @@
+"""The claims as one page of Markdown: tables of verdicts, then each claim with its numbers, rows and command."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import fmean
+
+from groupwise.claims.claim import Claim, Experiment, Quantity
+from groupwise.claims.measurements import Measurements
+from groupwise.claims.verdict import Outcome, Verdict
+
+#: The page's first line; no other file is written over.
+TITLE = "# What the articles say, measured"
+#: The articles by the names that sources have.
+ARTICLES: Mapping[str, str] = {
+    "S0": "From GRPO to DAPO and GSPO: What, Why and How? (a blog, English and Chinese)",
+    "S1": "Policy Optimization without a Critic: The GRPO Family (a blog)",
+    "S2": "Unraveling PPO Variants: From GRPO to DAPO and GSPO (Data Party THU)",
+    "S3": "RL derived: PPO, GRPO, DAPO, GSPO, SAPO (zhuanlan.zhihu.com/p/1986141224588027138)",
+    "S4": "notes on GSPO's paper (zhuanlan.zhihu.com/p/1932894729042917355)",
+}
+
+
+def markdown(subjects: Mapping[str, Sequence[Claim]], measurements: Measurements, rows: str) -> str:
+    """The page; `rows` is where the file is that each verdict is read from, as a link."""
+    claims = [claim for each in subjects.values() for claim in each]
+    verdicts = {claim.name: claim.verdict(measurements) for claim in claims}
+    lines = [TITLE, "", *_introduction(verdicts.values(), rows)]
+    for subject, its_claims in subjects.items():
+        lines += ["", f"**{subject}**", "", "| claim | verdict | rows |", "|---|---|---|"]
+        for claim in its_claims:
+            title, outcome = in_cell(claim.title), verdicts[claim.name].outcome.value
+            lines.append(f"| [{title}](#{claim.name}) | {outcome} | {_first_row(claim, measurements, rows)} |")
+    for claim in claims:
+        lines += ["", *_section(claim, verdicts[claim.name], measurements, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def counted(verdicts: Collection[Verdict]) -> str:
+    """How many of each outcome.
+
+    >>> counted([Verdict(Outcome.HOLDS, ""), Verdict(Outcome.FAILS, ""), Verdict(Outcome.HOLDS, "")])
+    '3 claims: holds 2, does not hold 1'
+    """
+    count = Counter(verdict.outcome for verdict in verdicts)
+    order = (Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED, Outcome.NOT_MEASURED)
+    return f"{len(verdicts)} claims: " + ", ".join(f"{each.value} {count[each]}" for each in order if count[each])
+
+
+def _introduction(verdicts: Collection[Verdict], rows: str) -> Iterator[str]:
+    yield (
+        "Each statement is a small experiment: what is claimed and where, what was expected, what was measured, and a "
+        "verdict by a rule that is fixed in code (`groupwise.claims.articles`). Of what is estimated the whole 95 % "
+        "interval over seeds must lie on the rule's side; where it lies on the other the statement does not hold, and "
+        "where on both it cannot be told. A verdict is about the statement as it stands there, at the size measured "
+        "here; one that does not hold may have a half that does, which its section says."
+    )
+    yield ""
+    yield f"{counted(verdicts)}. The rows are in [{rows.rpartition('/')[2]}]({rows}); this page is made from them:"
+    yield ""
+    yield "    groupwise claims --list"
+    yield "    groupwise claims --quick                    # mathematics and toys, a minute or two"
+    yield "    groupwise claims --standard --at-once 2     # training runs of three seeds as well, two side by side"
+    yield "    groupwise claims --full --at-once 2         # five seeds; whatever is stopped is gone on with"
+    yield ""
+    yield from (f"- {name}: {words}" for name, words in ARTICLES.items())
+
+
+def _section(claim: Claim, verdict: Verdict, measurements: Measurements, rows: str) -> Iterator[str]:
+    yield f"## {claim.name}"
+    yield ""
+    yield f"**{claim.title}**"
+    yield ""
+    yield f"Source: {claim.source}."
+    yield ""
+    yield f"Why: {claim.argument}"
+    yield ""
+    yield f"Expected: {claim.expected}"
+    yield ""
+    yield f"Holds where: {claim.rule}"
+    yield ""
+    yield f"**{verdict.outcome.value}**: {verdict.because}."
+    if len({part.outcome for part in verdict.parts}) > 1:
+        yield ""
+        yield from (f"- {part}" for part in verdict.parts)
+    yield ""
+    yield "| measured | mean | 95 % interval | seeds |"
+    yield "|---|---|---|---|"
+    yield from (f"| {' | '.join(map(in_cell, cells(quantity, measurements)))} |" for quantity in claim.quantities)
+    yield ""
+    yield f"Rows: {'; '.join(_rows_of(experiment, measurements, rows) for experiment in claim.experiments)}."
+    yield ""
+    yield "One seed again:"
+    yield ""
+    yield f"    {claim.command}"
+
+
+def in_cell(words: str) -> str:
+    """Words that stand in a table of Markdown.
+
+    >>> print(in_cell("KL(live || reference)"))
+    KL(live \\|\\| reference)
+    """
+    return words.replace("|", "\\|")
+
+
+def _first_row(claim: Claim, measurements: Measurements, rows: str) -> str:
+    """How many rows the verdict is read from, with a link to the first of them."""
+    lines = [row.line for experiment in claim.experiments for row in measurements.of(experiment.name).values()]
+    return f"[{len(lines)}]({rows}#L{min(lines)})" if lines else "none"
+
+
+def _rows_of(experiment: Experiment, measurements: Measurements, rows: str) -> str:
+    """An experiment's name, and its seeds, each with a link to its row."""
+    known = sorted(measurements.of(experiment.name).items())
+    seeds = ", ".join(f"[{seed}]({rows}#L{row.line})" for seed, row in known)
+    return f"`{experiment.name}`, {f'seed {seeds}' if known else 'none yet'}"
+
+
+def cells(quantity: Quantity, measurements: Measurements) -> tuple[str, str, str, str]:
+    """A number of a claim's table: what it is, the mean over seeds, the interval around it, and how many seeds."""
+    values = measurements.numbers(quantity.experiment, quantity.name)
+    if not values:
+        return quantity.words, "not measured", "", "0"
+    interval = measurements.interval_of(values)
+    around = f"{interval.low:.4g} to {interval.high:.4g}" if interval else ""
+    return quantity.words, f"{fmean(values.values()):.4g}", around, str(len(values))

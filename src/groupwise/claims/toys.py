@@ -1,0 +1,132 @@
+"""Small policies whose expectations can be written out in full, or that train in a blink."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.algorithms.algorithm import Algorithm, LossOut
+from groupwise.models.logprobs import token_logprobs
+
+
+def sequences(vocabulary: int, length: int) -> Tensor:
+    """Every sequence of `length` tokens, [vocabulary ** length, length]."""
+    return torch.tensor(list(product(range(vocabulary), repeat=length)))
+
+
+def ascent(
+    algo: Algorithm, live: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, logp_ref: Tensor | None = None
+) -> Tensor:
+    """[N,T] what each token's log-probability is multiplied with in the gradient of the objective: -d loss / d live."""
+    live = live.detach().clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(algo.loss(live, old, advantage, mask, logp_ref=logp_ref).value, live)
+    return -gradient
+
+
+class Markov:
+    """A policy over V tokens whose next token depends on the last one: logits [V+1,V], row V at the start."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    @classmethod
+    def drawn(cls, seed: int, vocabulary: int, spread: float = 1.0) -> "Markov":
+        """Logits from a normal distribution of that deviation, in float64."""
+        numbers = torch.Generator().manual_seed(seed)
+        return cls(spread * torch.randn(vocabulary + 1, vocabulary, generator=numbers, dtype=torch.float64))
+
+    def moved(self, seed: int, size: float) -> "Markov":
+        """Another policy nearby."""
+        return Markov(self.logits + Markov.drawn(seed, self.logits.shape[1], size).logits)
+
+    def logprobs(self, tokens: Tensor) -> Tensor:
+        """[N,T] nats of each token given the one before."""
+        return self.logits.log_softmax(-1)[self.before(tokens), tokens]
+
+    def before(self, tokens: Tensor) -> Tensor:
+        """[N,T] the row of the logits that each token is drawn from."""
+        return torch.cat([torch.full_like(tokens[:, :1], self.logits.shape[1]), tokens[:, :-1]], 1)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of a toy run, as it was before the policy moved.
+
+    old, live       [N,T] nats
+    reward          [N] 1 where a completion is right, else 0
+    advantage       [N]
+    out             what the loss said of them
+    entropy         mean over tokens of the policy's entropy, nats, as the learner computes it
+    surprise        the same by its definition, -sum_v p_v log p_v of the distribution that is sampled
+    """
+
+    old: Tensor
+    live: Tensor
+    reward: Tensor
+    advantage: Tensor
+    out: LossOut
+    entropy: float
+    surprise: float
+
+
+class ToyRun:
+    """A Markov policy that is trained by plain gradient descent on its logits, scored by groupwise's own head.
+
+    A completion has LENGTH tokens and is right where more of its tokens than of the first policy's on average are even;
+    PROMPTS groups of GROUP completions a step, cut into `updates` minibatches of whole groups.
+    """
+
+    VOCABULARY, LENGTH, PROMPTS, GROUP = 24, 16, 32, 16
+
+    def __init__(
+        self, algo: Algorithm, seed: int, learning_rate: float, updates: int, temperature: float = 1.0
+    ) -> None:
+        self.algo, self.rate, self.updates, self.temperature = algo, learning_rate, updates, temperature
+        self.numbers = torch.Generator().manual_seed(seed)
+        self.head = nn.Linear(self.VOCABULARY + 1, self.VOCABULARY, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            self.head.weight.copy_(Markov.drawn(seed, self.VOCABULARY, spread=3.0).logits.T)
+        self.usual = float((self.sampled(4096) % 2 == 0).double().mean())
+
+    @property
+    def policy(self) -> Markov:
+        """The policy that is sampled."""
+        return Markov(self.head.weight.detach().T / self.temperature)
+
+    def sampled(self, count: int) -> Tensor:
+        """[N,T] completions."""
+        chances = self.policy.logits.softmax(-1)
+        token = torch.full((count,), self.VOCABULARY)
+        drawn = []
+        for _ in range(self.LENGTH):
+            token = torch.multinomial(chances[token], 1, generator=self.numbers)[:, 0]
+            drawn.append(token)
+        return torch.stack(drawn, 1)
+
+    def step(self) -> Iterator[Update]:
+        """Sample, and make the updates one after the other."""
+        tokens = self.sampled(self.PROMPTS * self.GROUP)
+        reward = ((tokens % 2 == 0).double().mean(1) > self.usual).double()
+        group = torch.arange(self.PROMPTS).repeat_interleave(self.GROUP)
+        advantage = self.algo.advantages(reward, group)
+        old = self.scored(tokens)[0].detach()
+        for rows in torch.arange(len(tokens)).chunk(self.updates):
+            yield self._update(tokens[rows], old[rows], reward[rows], advantage[rows])
+
+    def scored(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """[N,T] log-probability and entropy under the distribution that is sampled, nats."""
+        states = torch.eye(self.VOCABULARY + 1, dtype=torch.float64)[self.policy.before(tokens).flatten()]
+        logp, entropy = token_logprobs(self.head, states, tokens.flatten(), self.temperature)
+        return logp.view(tokens.shape), entropy.view(tokens.shape)
+
+    def _update(self, tokens: Tensor, old: Tensor, reward: Tensor, advantage: Tensor) -> Update:
+        live, entropy = self.scored(tokens)
+        out = self.algo.loss(live, old, advantage, torch.ones_like(tokens, dtype=torch.bool))
+        log_p = self.policy.logits.log_softmax(-1)
+        surprise = -(log_p.exp() * log_p).sum(-1)[self.policy.before(tokens)]
+        (gradient,) = torch.autograd.grad(out.value, self.head.weight)
+        with torch.no_grad():
+            self.head.weight -= self.rate * gradient
+        return Update(old, live.detach(), reward, advantage, out, float(entropy.mean()), float(surprise.mean()))

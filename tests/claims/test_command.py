@@ -1,0 +1,254 @@
+"""`groupwise claims`: what it measures, shows and writes, and one line for everything that can be asked wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from groupwise import cli
+from groupwise.claims import articles, command
+from groupwise.claims.catalog import CLAIMS, SUBJECTS, chosen
+from groupwise.claims.claim import Effort
+from groupwise.claims.figure import Line
+from groupwise.claims.page import TITLE, markdown
+from groupwise.claims.run import current, missing
+from groupwise.claims.store import read_rows
+from groupwise.claims.verdict import Outcome
+from tests.command_process import CommandProcess
+
+DOCS = Path(__file__).parents[2] / "docs"
+EVIDENCE = DOCS / "evidence" / "claims.jsonl"
+#: A claim of mathematics, with one seed, measured in no time; and one of several seeds.
+EXACT, SEVERAL = "length-weights", "gspo-token"
+Call = Callable[..., tuple[int, str, str]]
+#: A row as a file has it.
+ROW = {"experiment": "a", "seed": 0, "fingerprint": "1", "measured": {}}
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """The command in an empty folder -> exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def called(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["groupwise", "claims", *words])
+        with pytest.raises(SystemExit) as leaving:
+            cli.main()
+        return int(leaving.value.code or 0), *capfd.readouterr()
+
+    return called
+
+
+def test_a_claim_is_measured_shown_and_written(call: Call) -> None:
+    code, out, err = call("--only", EXACT, "--only", SEVERAL, "--quick")
+    assert code == 0
+    assert re.search(rf"^{EXACT} +holds$", out, re.MULTILINE)
+    assert re.search(rf"^{SEVERAL} +holds$", out, re.MULTILINE)
+    assert "2 claims: holds 2" in out
+    assert "6 experiments to measure, rows in claims/rows.jsonl" in err
+    assert f"6 of 6: {SEVERAL}, seed 4" in err
+    page = Path("claims/claims.md").read_text()
+    assert page.startswith(TITLE)
+    assert all(f"## {claim.name}\n" in page for claim in CLAIMS)
+    assert "[rows.jsonl](rows.jsonl)" in page
+    assert "data-plot" in Path("claims/claims.html").read_text()
+    code, _, err = call("--only", EXACT, "--quick")
+    assert code == 0
+    assert "0 experiments to measure" in err
+
+
+def test_a_claim_that_does_not_hold_is_no_failure(call: Call) -> None:
+    code, out, _ = call("--only", "long-answers", "--quick")
+    assert code == 0
+    assert "long-answers  does not hold" in out
+
+
+def test_the_list_has_every_claim_and_measures_nothing(call: Call) -> None:
+    code, out, _ = call("--list")
+    assert code == 0
+    assert len(re.findall(r"^[a-z0-9-]+ +--(?:quick|standard|full) +not measured$", out, re.MULTILINE)) == len(CLAIMS)
+    assert all(claim.title in out and claim.source in out for claim in CLAIMS)
+    assert not os.listdir()
+    call("--only", EXACT, "--quick")
+    code, out, _ = call("--list", "--only", EXACT)
+    assert out.startswith(f"{EXACT}  --quick     holds\n")
+    code, out, _ = call("--list", "--rows", str(EVIDENCE))
+    assert "not measured" not in "".join(line for line in out.splitlines() if "--quick" in line)
+
+
+def test_one_seed_reproduces_its_row(call: Call) -> None:
+    call("--only", SEVERAL, "--quick")
+    code, out, err = call("--only", SEVERAL, "--quick", "--seed", "3")
+    assert code == 0
+    assert err.strip().endswith("the same numbers as before")
+    assert f"{SEVERAL}, seed 3\n  share of tokens that are clipped: 0." in out
+    code, out, _ = call("--only", SEVERAL, "--quick", "--seed", "17", "--rows", "other.jsonl")
+    assert code == 0
+    assert [row.seed for row in read_rows(Path("other.jsonl"))] == [17]
+    assert "over 1 seed: cannot be told at this size" in out
+
+
+def test_what_cannot_be_measured_is_exit_code_1(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    (experiment,) = next(claim for claim in CLAIMS if claim.name == EXACT).experiments
+    broken = lambda seed, work: {}["no such number"]  # noqa: E731
+    monkeypatch.setitem(vars(experiment), "measure", broken)
+    code, out, err = call("--only", EXACT, "--only", SEVERAL, "--quick")
+    assert code == 1
+    assert f"{EXACT}  not measured" in out
+    assert "unexpected, in claims length-weights: KeyError: 'no such number'" in err
+    assert f"{SEVERAL}      holds" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "claims: choose --quick"),
+        (["--only", EXACT], "claims: choose --quick"),
+        (["--quick", "--standard"], "one effort, not --quick and --standard"),
+        (["--quick", "--standard", "--full"], "one effort, not --quick and --standard and --full"),
+        (
+            ["--only", "clip-produkt", "--quick"],
+            "--only 'clip-produkt': there is no such claim; did you mean 'clip-product'?",
+        ),
+        (["--only", EXACT, "--only", "", "--quick"], "--only '': there is no such claim"),
+        (["--list", "--only", "nothing"], "--only 'nothing': there is no such claim"),
+        (["--list", "--quick"], "--list measures and writes nothing"),
+        (["--list", "--seed", "0"], "--list measures and writes nothing"),
+        (["--list", "--at-once", "2"], "--list measures and writes nothing"),
+        (["--quick", "--at-once", "0"], "--at-once"),
+        (["--quick", "--at-once", "two"], "--at-once"),
+        (["--quick", "--seed", "one"], "--seed"),
+        (["--quick", "--seed", "-1"], "--seed"),
+        (["--quick", "--seed", "0,1"], "--seed"),
+        (["--quick", "--rows", "folder"], "folder: "),
+        (["--quick", "--rows", "fifo"], "fifo: "),
+        (["--quick", "--rows", "link"], "link: "),
+        (["--quick", "--rows", "/dev/null"], "/dev/null: "),
+        (["--quick", "--rows", "text/rows.jsonl"], "text/rows.jsonl: "),
+        (["--quick", "--rows", ""], "rows"),
+        (["--quick", "--rows", "text"], "text: this is no file of claims' rows"),
+        (["--list", "--rows", "folder"], "folder: cannot be read"),
+        (["--list", "--rows", "fifo"], "fifo: cannot be read"),
+        (["--list", "--rows", "text"], "text: this is no file of claims' rows"),
+        (["--quick", "--rows", "newer"], "newer: its rows are of version 2, this is 1 (line 1); name another"),
+        (["--list", "--rows", "unlike"], "unlike: line 3 is no row"),
+        (["--list", "--rows", "unlike"], "delete that line, and what it held is measured again"),
+        (["--list", "--rows", "damaged"], "damaged: line 2 is no row"),
+        (["--quick", "--out", "text"], "--out text: this is no folder"),
+        (["--quick", "--out", "mine"], "mine/claims.md: this exists and is no page of claims"),
+        (["--quick", "--out", "theirs"], "theirs/claims.html: this exists and is no page of groupwise's"),
+    ],
+)
+def test_wrong_use_is_one_line_and_nothing_is_measured(call: Call, words: list[str], message: str) -> None:
+    for folder in ("folder", "mine", "theirs"):
+        os.mkdir(folder)
+    os.mkfifo("fifo")
+    os.symlink("nowhere", "link")
+    Path("text").write_text("a text of mine\n")
+    Path("newer").write_text('{"groupwise_claims":2}\n')
+    Path("unlike").write_text(f'{{"groupwise_claims":1}}\n{json.dumps(ROW)}\n{json.dumps({**ROW, "seed": "x"})}\n')
+    Path("damaged").write_text('{"groupwise_claims":1}\n{"experi\n')
+    Path("mine/claims.md").write_text("what I claim\n")
+    Path("theirs/claims.html").write_text("<p>what they claim\n")
+    before = sorted(os.listdir())
+    code, _, err = call(*words)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert sorted(os.listdir()) == before
+    assert Path("mine/claims.md").read_text() == "what I claim\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_stopped_and_gone_on_with_nothing_is_measured_twice(tmp_path: Path, number: int) -> None:
+    (experiment,) = chosen(["toy-entropy"])[0].experiments
+    rows, seeds = tmp_path / "rows.jsonl", list(experiment.seeds_of(Effort.QUICK))
+    words = ("claims", "--only", "toy-entropy", "--quick", "--rows", str(rows), "--out", str(tmp_path / "pages"))
+    first = CommandProcess(*words)
+    while len(read_rows(rows)) < 1 and first.poll() is None:
+        time.sleep(0.01)
+    first.send_signal(number)
+    said = first.communicate()
+    assert "Traceback" not in said
+    before = [row.seed for row in read_rows(rows)]
+    assert before == list(range(len(before)))
+    assert 0 < len(before) < len(seeds), said
+    again = CommandProcess(*words[:2], "toy-entropy", *words[3:])
+    said = again.communicate()
+    assert again.returncode == 0, said
+    assert [row.seed for row in read_rows(rows)] == seeds
+    assert f"{len(seeds) - len(before)} experiments to measure" in said
+
+
+def test_the_committed_rows_are_all_there_and_the_page_is_theirs() -> None:
+    known = current(CLAIMS, read_rows(EVIDENCE))
+    quick = [claim for claim in CLAIMS if claim.effort is Effort.QUICK]
+    again = [each for each in missing(quick, Effort.QUICK, known) if each.seed not in known.of(each.experiment.name)]
+    assert again == [], "run make claims"
+    made = markdown(SUBJECTS, known, "evidence/claims.jsonl")
+    assert (DOCS / "claims.md").read_text().startswith(made), "run make claims"
+
+
+def test_every_verdict_leads_to_its_rows_and_to_a_command() -> None:
+    """A link of the page is a line of the file, which has the experiment and the seed that it says."""
+    lines = EVIDENCE.read_text().splitlines()
+    sections = dict(re.findall(r"^## ([a-z0-9-]+)\n(.*?)(?=^## |\Z)", (DOCS / "claims.md").read_text(), re.M | re.S))
+    known = current(CLAIMS, read_rows(EVIDENCE))
+    for claim in CLAIMS:
+        section = sections[claim.name]
+        assert f"\nHolds where: {claim.rule}\n" in section
+        assert len(claim.rule) > 20
+        assert f"\n    groupwise claims --only {claim.name} --{claim.effort.words} --seed 0\n" in section
+        linked: set[tuple[str, int]] = set()
+        for name, seeds in re.findall(r"`([^`]+)`, seed ((?:\[\d+\]\([^)]+\)(?:, )?)+)", section):
+            for seed, line in re.findall(r"\[(\d+)\]\(evidence/claims\.jsonl#L(\d+)\)", seeds):
+                row = json.loads(lines[int(line) - 1])
+                assert (row["experiment"], row["seed"]) == (name, int(seed))
+                linked.add((name, int(seed)))
+        assert linked == {(e.name, seed) for e in claim.experiments for seed in known.of(e.name)}, claim.name
+
+
+def test_every_number_of_a_table_or_a_figure_is_measured() -> None:
+    """What computes has each number on every seed; a run may lack one, such as the score of what it never stopped."""
+    known = current(CLAIMS, read_rows(EVIDENCE))
+    for claim in CLAIMS:
+        lines = claim.figure.lines if claim.figure else ()
+        names = [(q.experiment, q.name) for q in claim.quantities] + [
+            (line.experiment, n) for line in lines if isinstance(line, Line) for n in line.names
+        ]
+        runs = {experiment.name for experiment in claim.experiments if experiment.own_process}
+        drawn = {experiment for line in lines for experiment in line.experiments}
+        assert {experiment for experiment, _ in names} | drawn <= {experiment.name for experiment in claim.experiments}
+        for experiment, name in names:
+            if known.of(experiment):
+                read = known.numbers if experiment in runs else known.values
+                assert read(experiment, name), (claim.name, name)
+        for line in lines:
+            if claim.figure and claim.figure.at and all(known.of(experiment) for experiment in line.experiments):
+                assert len(line.places(known)) == len(claim.figure.at), claim.name
+
+
+def test_every_file_of_a_claim_is_in_the_catalog() -> None:
+    files = {path.stem for path in Path(articles.__file__).parent.glob("*.py")} - {"__init__"}
+    assert {claim.judge.__module__.rpartition(".")[2] for claim in CLAIMS} == files
+
+
+def test_claims_of_runs_are_not_measured_until_there_are_rows() -> None:
+    nothing = current(CLAIMS, [])
+    runs = [claim for claim in CLAIMS if claim.effort is not Effort.QUICK]
+    assert len(runs) >= 15
+    assert {claim.verdict(nothing).outcome for claim in CLAIMS} == {Outcome.NOT_MEASURED}
+    assert all("--standard measures it" in claim.verdict(nothing).because for claim in runs)
+
+
+def test_names_are_unlike_and_verdicts_are_reached_from_the_default_place() -> None:
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
+    assert Path("claims/rows.jsonl") == command.ROWS

@@ -1,0 +1,37 @@
+"""Rows of the stability experiment become rows of claims, once, and as they are."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from groupwise.claims.catalog import chosen
+from groupwise.claims.moe_runs import run
+from groupwise.claims.run import current
+from groupwise.claims.store import read_rows
+from groupwise.claims.verdict import Outcome
+
+ROOT = Path(__file__).parents[2]
+STABILITY = ROOT / "docs" / "evidence" / "moe-stability.jsonl"
+CLAIMS = chosen(["replay-mends", "replay-unneeded"])
+
+
+def test_each_run_that_claims_read_is_taken_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    take_over = importlib.import_module("take_over")
+    rows = tmp_path / "rows.jsonl"
+    for _ in range(2):
+        take_over.main(STABILITY, rows)
+        assert len(read_rows(rows)) == 12 * 3
+    known = current(CLAIMS, read_rows(rows))
+    assert all(claim.verdict(known).outcome is not Outcome.NOT_MEASURED for claim in CLAIMS)
+    lines = [json.loads(line) for line in STABILITY.read_text().splitlines()]
+    settings = ["learner.learning_rate=1e-3"]
+    (slow,) = (row for row in lines if (row["recipe"], row["settings"], row["seed"]) == ("gspo-r2", settings, 2))
+    (fast,) = (row for row in lines if (row["recipe"], row["settings"], row["seed"]) == ("gspo-r2", [], 2))
+    for rate, row in ((1e-3, slow), (1.5e-3, fast)):
+        ends = known.values(run("gspo-r2", rate).name, "heldout_end")
+        assert ends[2] == pytest.approx(row["heldout"][-1][1], abs=1e-5)
