@@ -44,7 +44,7 @@ def test_a_precision_that_the_device_has_not_is_refused(monkeypatch: pytest.Monk
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 @pytest.mark.parametrize("bounded", [False, True])
 def test_products_of_many_shapes_do_not_stay(bounded: bool):
-    """In a process of its own: 400 products of as many shapes hold more than 160 MiB without a bound, and less with one."""
+    """In a process of its own: 400 products of as many shapes hold more than 160 MiB, and less with a bound."""
     program = f"""
 import torch
 from groupwise.core.free_memory import give_back, held_memory

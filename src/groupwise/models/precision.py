@@ -37,8 +37,8 @@ def cast_weights(model: Any, precision: WeightPrecision) -> Any:
 def keep_few_products() -> None:
     """A product of bfloat16 on a CPU is compiled for its shape; from now on the last 128 are kept, and not 1,024.
 
-    Microbatches seldom have as many tokens as one before, so that what is kept is used within one, and takes about 0.7 MiB
-    each. Counts in a process that has made no such product yet. Whoever set the variables keeps what they say.
+    Microbatches seldom have as many tokens as one before, so what is kept is used within one alone, and a product takes
+    about 0.6 MiB. Counts in a process that has made no such product yet; variables that are set already stay.
     """
     for name in PRODUCT_CACHES:
         os.environ.setdefault(name, PRODUCTS_KEPT)
