@@ -56,10 +56,10 @@ GRPO_ENGINE = condition("grpo-engine", PLAIN, OTHER_ENGINE)
 GSPO_ENGINE = condition("gspo-engine", {"algorithm.name": "gspo"}, OTHER_ENGINE)
 SAPO_ENGINE = condition("sapo-engine", {"algorithm.name": "sapo"}, OTHER_ENGINE)
 
-KL_LOSS = condition("kl-loss", {"algorithm.name": "grpo"})
-KL_REWARD = condition(
-    "kl-reward", {"algorithm.name": "grpo", "algorithm.kl.place": "reward", "algorithm.kl.estimator": "k1"}
-)
+#: The recipe has no KL term, and a recipe's own beta stands whatever the algorithm's row says.
+WITH_KL: Mapping[str, object] = {"algorithm.name": "grpo", "algorithm.kl.beta": 0.04}
+KL_LOSS = condition("kl-loss", WITH_KL)
+KL_REWARD = condition("kl-reward", WITH_KL, {"algorithm.kl.place": "reward", "algorithm.kl.estimator": "k1"})
 #: As many updates as the others, and returns as they are: one score at the end has no use for a shorter look ahead.
 PPO = condition(
     "ppo",

@@ -50,7 +50,7 @@ def above(measured: Interval | float | None, bound: float, words: str) -> Verdic
     does not hold: a share of 0.3, not above 0.5
     """
     if measured is None:
-        return Verdict(Outcome.UNDECIDED, f"{words}: fewer than two seeds, so no interval")
+        return Verdict(Outcome.UNDECIDED, f"{words.removesuffix(':')}: fewer than two seeds, so no interval")
     return _beyond(measured, bound, words, up=True)
 
 
