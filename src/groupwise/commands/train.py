@@ -164,8 +164,7 @@ def _go(
             book.replace(journal.SUMMARY, summary)
     except GroupwiseError as error:
         if plan.folder.is_dir():
-            for line in (f"error: {error}", *getattr(error, "__notes__", ())):
-                book.log(line)
+            _log_error(book, error)
         raise
     except Exception as error:
         save_traceback(error, plan.folder / journal.LOG)
@@ -181,6 +180,11 @@ def _go(
         return Run(plan.folder, summary)
     view.note(_stopped(plan.folder, run.progress.step))
     return Run(plan.folder, {}, stopped_by=stop_signals[0] if stop_signals else 0)
+
+
+def _log_error(book: Journal, error: GroupwiseError) -> None:
+    for line in (f"error: {error}", *getattr(error, "__notes__", ())):
+        book.log(line)
 
 
 def _stopped(folder: Path, step: int) -> str:
