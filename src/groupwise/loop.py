@@ -12,7 +12,7 @@ from groupwise.core.clock import BEFORE, LOST, Clock
 from groupwise.core.collate import collate, minibatches
 from groupwise.core.engine import Engine
 from groupwise.core.metrics import Metrics
-from groupwise.core.records import Batch, Evaluation, RolloutResult
+from groupwise.core.records import Batch, Evaluation, Group, RolloutResult
 from groupwise.core.seeds import stream
 from groupwise.diagnostics.checks import Check, Probe, require_passed
 from groupwise.diagnostics.groups import generation_metrics, in_words
@@ -209,7 +209,7 @@ def train_step(run: Training) -> dict[str, Any]:
         parts.engine.load_weights(parts.learner.weights(), version=step)
         renew_reference(run)
     with phase("check"):
-        checks.append(probed(run, result))
+        checks.append(probed(run))
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
         report(run, result, checks)
@@ -276,23 +276,23 @@ def believed(run: Training, log: StepLog, result: RolloutResult) -> list[Check]:
     """The step's checks; where one fails, under what rounding does to the policy of today."""
     limits = run.components.limits
     checks = log.checks(limits.tolerance)
-    if any(check.failed for check in checks) and measured_again(run, result):
+    if any(check.failed for check in checks) and measured_again(run, result.groups):
         checks = log.checks(limits.tolerance)
     return checks
 
 
-def probed(run: Training, result: RolloutResult) -> Check:
-    """Whether the engine has the learner's weights; where it seems not to, the same holds."""
+def probed(run: Training) -> Check:
+    """Whether the engine has the learner's weights; where it seems not to, the same holds, on what it was asked."""
     probe = run.components.probe
     probe.ask()
     check = probe.judge()
-    return probe.judge() if check.failed and measured_again(run, result) else check
+    return probe.judge() if check.failed and measured_again(run, probe.groups, probe_alone=True) else check
 
 
-def measured_again(run: Training, result: RolloutResult) -> bool:
-    """Measure rounding on the step's completions, and say so -> whether the limits are wider than they were."""
+def measured_again(run: Training, groups: Sequence[Group], probe_alone: bool = False) -> bool:
+    """Measure rounding on these completions, and say so -> whether the limits are wider than they were."""
     limits = run.components.limits
-    wider = limits.measure_again(result.groups)
+    wider = limits.measure_again(groups, probe_alone)
     for line in limits.tolerance.lines() if wider else ():
         run.output.say(run.progress.step, f"tolerance measured again: {line}")
     return wider

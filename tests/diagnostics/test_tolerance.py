@@ -13,6 +13,7 @@ from groupwise.health.checks import GAP_IS_LEVEL, LEARNER_IS_ENGINE, RATIOS_AVER
 
 ROUNDING = Rounding(mean=0.045, spread=0.05)
 TOLERANCE = Tolerance(passes=ROUNDING, engine=ROUNDING, tilt=0.01)
+LARGE = Tolerance(engine=ROUNDING.scaled(3.0), probe=ROUNDING.scaled(3.0), tilt=0.5)
 
 
 def test_a_limit_is_the_rounding_and_the_chance_of_a_batch():
@@ -39,6 +40,21 @@ def test_limits_only_ever_widen_and_are_kept_then():
     exact = Limits(FLOAT32, lambda _: TOLERANCE, kept.append)
     assert not exact.measure_again([])
     assert exact.tolerance == FLOAT32
+
+
+def test_no_limit_of_a_widened_rounding_is_below_either():
+    """A few tokens are limited by the spread, many by the mean: the one with the larger mean need not allow more."""
+    even, uneven = Rounding(mean=0.003, spread=0.001), Rounding(mean=0.002, spread=0.006)
+    for wide in (even.widened(uneven), uneven.widened(even)):
+        assert all(wide.limit(n) >= max(even.limit(n), uneven.limit(n)) for n in (1, 4, 32, 1000, 10**6))
+    assert even.widened(None) == even
+
+
+def test_what_a_probe_is_asked_widens_the_limit_of_the_probe_alone():
+    kept: list[Tolerance] = []
+    limits = Limits(Tolerance(engine=ROUNDING, probe=ROUNDING, tilt=0.01), lambda _: LARGE, kept.append)
+    assert limits.measure_again([], probe_alone=True)
+    assert kept == [limits.tolerance] == [Tolerance(engine=ROUNDING, probe=ROUNDING.scaled(3.0), tilt=0.01)]
 
 
 def test_it_is_read_back_as_it_was_written():

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import groupwise
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import UsageError
-from groupwise.core.records import Batch, Prompt
+from groupwise.core.records import Batch, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.adapters.settings import AdapterSettings
@@ -105,7 +105,7 @@ def test_the_engine_answers_as_the_learner_does_after_a_push_of_merged_weights(e
 
     def gaps() -> torch.Tensor:
         completions = engine.generate([request], sampling)[0]
-        ours = own.completion_logprobs(prompt, either.pad, completions)
+        ours = own.completion_logprobs([Group(prompt, completions)], either.pad)
         pairs = zip(ours, completions, strict=True)
         return torch.cat([(a - torch.tensor(b.logp_engine)).abs() for a, b in pairs])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
+from statistics import fmean
 
 import pytest
 import torch
@@ -90,15 +92,41 @@ def test_measuring_leaves_weights_and_random_numbers_alone(policy: Policy):
 @pytest.mark.parametrize(("by", "verdict"), [(1e-7, Verdict.PASS), (0.05, Verdict.FAIL)])
 def test_a_bf16_engine_that_answers_as_before_has_old_weights_only_where_they_surely_moved(policy: Policy, by, verdict):
     """An update below bfloat16's last digit changes none of its answers, and that is no fault."""
-    learner, engine = parts(policy, Precisions("fp32", "bf16"))
-
-    def logprobs(completions):
-        return learner.completion_logprobs(PROMPTS[0], policy.pad, completions)
-
-    limits = Limits(Tolerance(probe=Rounding(mean=1.0, spread=1.0)), lambda _: FLOAT32, lambda _: None)
-    probe = Probe(engine, logprobs, Request(PROMPTS[0].tokens, 4, 0, 8), Sampling(), limits)
+    probe = asked(policy, Rounding(mean=1.0, spread=1.0))
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1 + by * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     probe.ask()
     assert probe.judge().verdict is verdict
+
+
+def test_a_probe_counts_words_that_answers_have_in_common_once(policy: Policy):
+    """Answers that begin alike round alike: by their number of tokens the limit would be too low for them."""
+    rounding = Rounding(mean=0.01, spread=0.02)
+    probe = asked(policy, rounding, samples=64)
+    learner = probe.logprobs(probe.groups)
+    answers = [(i, c) for i, group in enumerate(probe.groups) for c in group.completions]
+    gaps: dict[tuple[int, tuple[int, ...]], list[float]] = {}
+    for (i, completion), own in zip(answers, learner, strict=True):
+        for t, logp in enumerate(own.tolist()):
+            gaps.setdefault((i, completion.tokens[:t]), []).append(abs(logp - completion.logp_engine[t]))
+    tokens = sum(map(len, gaps.values()))
+    check = probe.judge()
+    assert len(gaps) < tokens / 2
+    assert check.limit == pytest.approx(rounding.limit(len(gaps)), rel=1e-9)
+    assert check.value == pytest.approx(fmean(map(fmean, gaps.values())), rel=1e-4)
+
+
+def asked(policy: Policy, rounding: Rounding, samples: int = 4) -> Probe:
+    """A probe of a float32 learner and a bf16 engine, with this much rounding between them."""
+    learner, engine = parts(policy, Precisions("fp32", "bf16"))
+    return Probe(
+        engine,
+        partial(learner.completion_logprobs, pad=policy.pad),
+        prompts=PROMPTS[:2],
+        samples=samples,
+        tokens=4,
+        seed=0,
+        sampling=Sampling(),
+        limits=Limits(Tolerance(probe=rounding), lambda _: FLOAT32, lambda _: None),
+    )

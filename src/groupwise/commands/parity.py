@@ -1,15 +1,14 @@
 """How a run's engine and learner are compared: what rounding may do, measured or read again, and the probe."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from pydantic import ValidationError
 
 from groupwise.config.plan import Plan
 from groupwise.core.atomic import open_regular
-from groupwise.core.engine import Engine, Request
+from groupwise.core.engine import Engine
 from groupwise.core.records import Group, Prompt
-from groupwise.core.seeds import derive
 from groupwise.diagnostics.checks import Probe
 from groupwise.diagnostics.tolerance import FLOAT32, Limits, Tolerance
 from groupwise.journal.journal import Journal
@@ -27,8 +26,8 @@ from groupwise.training.rounding import (
 
 #: The tolerance's place in the run folder: a run that goes on has the limits that it had.
 TOLERANCE = "tolerance.json"
-#: How many completions the probe after a weight load asks for, and how long they may be.
-PROBE_SAMPLES, PROBE_TOKENS = 8, 4
+#: The probe after a weight load: prompts, completions of each, tokens of each at most.
+PROBE_PROMPTS, PROBE_SAMPLES, PROBE_TOKENS = 4, 2, 8
 
 
 def run_limits(
@@ -70,15 +69,22 @@ def precisions(plan: Plan, engine: Engine) -> Precisions:
 
 
 def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, pad: int, limits: Limits) -> Probe:
-    """The fixed question that engine and learner are both asked after each weight load.
+    """The fixed questions that engine and learner are both asked after each weight load.
 
     A float32 engine is answered in float32, whatever the policy is trained in: the probe compares weights.
     """
-    recipe, prompt = plan.recipe, prompts.draw(0)
-    request = Request(prompt.tokens, PROBE_SAMPLES, derive(recipe.seed, "probe"), PROBE_TOKENS)
+    recipe = plan.recipe
     answering = in_float32(learner) if learner.bf16 and engine.precision == "fp32" else learner
-    measure: Callable = partial(answering.completion_logprobs, prompt, pad)
-    return Probe(engine, measure, request, recipe.sampling, limits)
+    return Probe(
+        engine,
+        logprobs=partial(answering.completion_logprobs, pad=pad),
+        prompts=[prompts.draw(i) for i in range(PROBE_PROMPTS)],
+        samples=PROBE_SAMPLES,
+        tokens=PROBE_TOKENS,
+        seed=recipe.seed,
+        sampling=recipe.sampling,
+        limits=limits,
+    )
 
 
 def _read(journal: Journal) -> Tolerance | None:

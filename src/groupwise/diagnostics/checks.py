@@ -11,7 +11,8 @@ from torch import Tensor
 from groupwise.algorithms.parts.aggregate import Aggregate, count
 from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.errors import CheckFailed
-from groupwise.core.records import Completion
+from groupwise.core.records import Group, Prompt
+from groupwise.core.seeds import derive
 from groupwise.diagnostics.bias import Estimate, ratio_excess, tilt
 from groupwise.diagnostics.tolerance import SIGMAS, Limits, Rounding, Tolerance
 from groupwise.health.checks import (
@@ -141,15 +142,19 @@ def replayed_are_used(share: float) -> Check:
 
 @dataclass
 class Probe:
-    """A fixed question to engine and learner after each weight load: do they hold the same weights?
+    """Fixed questions to engine and learner after each weight load: do they hold the same weights?
 
-    logprobs  completions of the request's prompt -> the learner's [tokens] nats of each
+    logprobs  groups -> the learner's [tokens] nats of each completion, in their order
+    prompts   what is asked, `samples` completions of `tokens` tokens at most of each
     limits    what rounding may do between them, as it is known when they are compared
     """
 
     engine: Engine
-    logprobs: Callable[[Sequence[Completion]], Sequence[Tensor]]
-    request: Request
+    logprobs: Callable[[Sequence[Group]], Sequence[Tensor]]
+    prompts: Sequence[Prompt]
+    samples: int
+    tokens: int
+    seed: int
     sampling: Sampling
     limits: Limits
 
@@ -158,15 +163,20 @@ class Probe:
 
     def restart(self) -> None:
         """Take today's answers as what the next load must change."""
+        requests = [
+            Request(prompt.tokens, self.samples, derive(self.seed, "probe", i), self.tokens)
+            for i, prompt in enumerate(self.prompts)
+        ]
+        answers = self.engine.generate(requests, self.sampling)
+        self.groups = [Group(prompt, each) for prompt, each in zip(self.prompts, answers, strict=True)]
+        self._learner = self.logprobs(self.groups)
         self._old = False
-        self._answers = self.engine.generate([self.request], self.sampling)[0]
-        self._learner = self.logprobs(self._answers)
 
     def ask(self) -> None:
         """Take new answers. An engine that gives the very bits of before, while the learner moved, has old weights."""
-        bits, learner = [(c.tokens, c.logp_engine) for c in self._answers], self._learner
+        bits, learner = self._bits(), self._learner
         self.restart()
-        if bits != [(c.tokens, c.logp_engine) for c in self._answers]:
+        if bits != self._bits():
             return
         # The same bits are of the same completions, so that the learner's log-probabilities of both compare.
         shift = float((torch.cat(list(self._learner)) - torch.cat(list(learner))).abs().mean())
@@ -174,17 +184,43 @@ class Probe:
 
     def judge(self) -> Check:
         """What the last answers say."""
-        now = [c.logp_engine for c in self._answers]
-        gap = torch.cat(list(self._learner)) - torch.tensor([x for logp in now for x in logp])
+        rounding = self.limits.tolerance.probe
+        gap = torch.cat(list(self._learner)) - torch.tensor([x for _, logp in self._bits() for x in logp])
+        if rounding is not None:
+            gap = mean_by_context(gap.abs(), self.groups)
         cause = (
             "after the load the engine does not give the learner's log-probabilities; the weights did not arrive, or "
             "a cache of the old ones is served"
         )
-        check = _gap(ENGINE_IS_LOADED, gap, self.limits.tolerance.probe, cause)
+        check = _gap(ENGINE_IS_LOADED, gap, rounding, cause)
         if self._old:
             cause = "the load changed nothing: the engine still serves the weights of before, bit for bit"
             check = Check(ENGINE_IS_LOADED, Verdict.FAIL, check.value, check.limit, cause)
         return check
+
+    def _bits(self) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        return [(c.tokens, c.logp_engine) for group in self.groups for c in group.completions]
+
+
+def mean_by_context(values: Tensor, groups: Sequence[Group]) -> Tensor:
+    """[M] of every token -> [C], the mean over the tokens that follow the same words, of each of C contexts.
+
+    Completions of one prompt begin alike, and what rounding does to the logits of a context it does to all of them:
+    8 that begin with the same word are one observation of it and not 8.
+
+    Tokens (5, 6) and (5, 7) of one prompt with values 1, 2, 1, 4: contexts "", "5" -> 1, 3.
+    """
+    numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+    of_token = torch.tensor(
+        [
+            numbers.setdefault((i, completion.tokens[:t]), len(numbers))
+            for i, group in enumerate(groups)
+            for completion in group.completions
+            for t in range(len(completion.tokens))
+        ]
+    )
+    sums = values.new_zeros(len(numbers)).index_add(0, of_token, values)
+    return sums / of_token.bincount(minlength=len(numbers))
 
 
 def _gap(invariant: Invariant, difference: Tensor, rounding: Rounding | None, cause: str = "") -> Check:

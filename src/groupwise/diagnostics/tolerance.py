@@ -29,8 +29,10 @@ class Rounding(BaseModel):
         return FACTOR * self.mean + SIGMAS * self.spread / math.sqrt(tokens)
 
     def widened(self, other: "Rounding | None") -> "Rounding":
-        """Of differences of either kind."""
-        return self if other is None or other.mean <= self.mean else other
+        """Of differences of either kind: no limit is below either's."""
+        if other is None:
+            return self
+        return Rounding(mean=max(self.mean, other.mean), spread=max(self.spread, other.spread))
 
     def scaled(self, factor: float) -> "Rounding":
         """Of differences that are `factor` times as large."""
@@ -94,11 +96,18 @@ class Limits:
     measure: Callable[[Sequence[Group]], Tolerance]
     keep: Callable[[Tolerance], None]
 
-    def measure_again(self, groups: Sequence[Group]) -> bool:
-        """Whether the tolerance is wider now. One of float32 never is: it has nothing that could be measured."""
+    def measure_again(self, groups: Sequence[Group], probe_alone: bool = False) -> bool:
+        """Whether the tolerance is wider now. One of float32 never is: it has nothing that could be measured.
+
+        probe_alone  only the probe's is widened: the first words of answers are less certain than those of a batch,
+                     and round more
+        """
         if self.tolerance == FLOAT32:
             return False
-        before, self.tolerance = self.tolerance, self.tolerance.widened(self.measure(groups))
+        measured = self.measure(groups)
+        if probe_alone:
+            measured = Tolerance(probe=measured.probe)
+        before, self.tolerance = self.tolerance, self.tolerance.widened(measured)
         if self.tolerance != before:
             self.keep(self.tolerance)
         return self.tolerance != before

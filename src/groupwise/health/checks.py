@@ -74,7 +74,7 @@ WEIGHTS_REACH_TOTAL = Invariant(
 )
 ENGINE_IS_LOADED = Invariant(
     "engine and learner agree after a weight load",
-    held="After each weight load the engine answered a fixed question with the learner's probabilities: the new "
+    held="After each weight load the engine answered fixed questions with the learner's probabilities: the new "
     "weights arrived.",
     cause="the engine serves old weights, or a cache made from them",
     unmeasured="the probe sampled nothing",

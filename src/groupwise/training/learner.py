@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate, microbatches
 from groupwise.core.prefixes import prefix_microbatches
-from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord, UpdateResult
+from groupwise.core.records import Batch, Group, UpdateRecord, UpdateResult
 from groupwise.core.settings import Changeable
 from groupwise.models.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.compiled import CompiledLayers
@@ -136,12 +136,14 @@ class Learner(TrainedModel):
             micro = self.on_device(batch.rows(index))
             yield index, micro, packed(micro.tokens, micro.length, keys[index])
 
-    def completion_logprobs(self, prompt: Prompt, pad: int, completions: Sequence[Completion]) -> list[Tensor]:
-        """[tokens] nats of each completion of one prompt, under the weights as they are, and on the engine's experts
+    def completion_logprobs(self, groups: Sequence[Group], pad: int) -> list[Tensor]:
+        """[tokens] nats of each completion in order, under the weights as they are, and on the engine's experts
         where they are known: this compares weights, and a choice between two equal experts may fall either way.
         """
-        scored = tuple(dataclasses.replace(c, score=0.0) for c in completions)
-        batch = collate([Group(prompt, scored)], pad)
+        scored = [
+            Group(group.prompt, tuple(dataclasses.replace(c, score=0.0) for c in group.completions)) for group in groups
+        ]
+        batch = collate(scored, pad)
         known = self.routers and batch.routes_engine
         replayed = routes_to_replay(batch, "routes_engine", self.routers) if known else None
         with torch.no_grad():

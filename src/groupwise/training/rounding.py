@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from groupwise.core.engine import Engine, Precision, Request, Sampling
-from groupwise.core.records import Completion, Prompt
+from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.seeds import derive
 from groupwise.diagnostics.bias import tilt
 from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, Rounding, Tolerance
@@ -124,8 +124,8 @@ def _logprobs(
     learner: Learner, prompts: Sequence[Prompt], pad: int, completions: Sequence[tuple[Completion, ...]]
 ) -> Tensor:
     """[M] nats of every token of every completion."""
-    pairs = zip(prompts, completions, strict=True)
-    return torch.cat([logp for prompt, own in pairs for logp in learner.completion_logprobs(prompt, pad, own)])
+    groups = [Group(prompt, own) for prompt, own in zip(prompts, completions, strict=True)]
+    return torch.cat([logp for group in groups for logp in learner.completion_logprobs([group], pad)])
 
 
 def _rounding(difference: Tensor) -> Rounding:
