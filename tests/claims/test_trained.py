@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -64,6 +65,14 @@ def test_a_run_becomes_numbers_and_leaves_no_folder(measured: dict[str, Any], wo
 def test_a_runs_memory_is_its_own(measured: dict[str, Any]) -> None:
     """And not that of the process which started it."""
     assert measured["memory_peak_mib"] < LARGE / 2**20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the most that was held can be counted anew on Linux alone")
+def test_the_run_that_makes_the_starting_policy_has_the_memory_of_one_that_finds_it(tmp_path: Path) -> None:
+    """The first condition of a seed would look large beside the others, for the same training."""
+    large = tiny(**{"warm_start.steps": 2, "warm_start.batch_size": 1024, "warm_start.demonstrations": 1024})
+    makes, finds = (dict(large.measure(0, tmp_path))["memory_peak_mib"] for _ in range(2))
+    assert makes == pytest.approx(finds, rel=0.1)
 
 
 def test_what_a_kill_left_is_gone_on_with_and_gives_the_same_numbers(measured: dict[str, Any], work: Path) -> None:

@@ -19,6 +19,8 @@ from groupwise.config.plan import OWN_CRITIC, REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
+from groupwise.core.free_memory import give_back
+from groupwise.core.machine import count_peak_anew
 from groupwise.core.records import Evaluation
 from groupwise.core.reward import TASK
 from groupwise.engines.make import make_engine, require_engine_support, require_sampling
@@ -70,6 +72,8 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     model = starting_model(plan, view.note)
     memory = None if model in TINY else memory_of_folder(plan, model)
     policy = base_policy(plan, view.note, partial(view.preparing, "warm start"))
+    give_back()
+    count_peak_anew()  # a warm start is another kind of work, and another run finds its policy made
     if recipe.adapter.rank:
         view.note(f"adapters     {in_short(policy.model, recipe.adapter)}")
     chat = Chat(policy.tokenizer, recipe.chat)

@@ -30,7 +30,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held so far.
+    """The most memory that this process has held so far, or since `count_peak_anew`.
 
     On Linux a process that is started takes over its parent's ru_maxrss, so that a small child of a large parent would
     look large; VmHWM is its own.
@@ -40,6 +40,12 @@ def peak_bytes() -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
+
+
+def count_peak_anew() -> None:
+    """Let what was held until now and is free again not count as the most; on Linux alone."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def machine_row(step: int) -> dict[str, Any]:
