@@ -70,7 +70,8 @@ def test_a_runs_memory_is_its_own(measured: dict[str, Any]) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the most that was held can be counted anew on Linux alone")
 def test_the_run_that_makes_the_starting_policy_has_the_memory_of_one_that_finds_it(tmp_path: Path) -> None:
     """The first condition of a seed would look large beside the others, for the same training."""
-    large = tiny(**{"warm_start.steps": 2, "warm_start.batch_size": 1024, "warm_start.demonstrations": 1024})
+    keys = {**TINY, "warm_start.steps": 2, "warm_start.batch_size": 1024, "warm_start.demonstrations": 1024}
+    large = trained("a/run", "quickstart", keys, SEEDS)
     makes, finds = (dict(large.measure(0, tmp_path))["memory_peak_mib"] for _ in range(2))
     assert makes == pytest.approx(finds, rel=0.1)
 
