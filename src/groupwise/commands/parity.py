@@ -27,7 +27,7 @@ from groupwise.training.rounding import (
 #: The tolerance's place in the run folder: a run that goes on has the limits that it had.
 TOLERANCE = "tolerance.json"
 #: The probe after a weight load: prompts, completions of each, tokens of each at most.
-PROBE_PROMPTS, PROBE_SAMPLES, PROBE_TOKENS = 4, 2, 8
+PROBE_PROMPTS, PROBE_SAMPLES, PROBE_TOKENS = 4, 2, 4
 
 
 def run_limits(
