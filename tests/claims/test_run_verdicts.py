@@ -88,8 +88,10 @@ def ends_of(plain: float, replayed: float) -> tuple[tuple[str, float], ...]:
 
 def ppo(rate: float, seconds: float, memory: float) -> Planted:
     return {
-        runs.GRPO.name: {"heldout_mean": 0.7, "seconds_training": 100.0, "memory_peak_mib": 500.0},
-        runs.PPO.name: {"heldout_mean": rate, "seconds_training": seconds, "memory_peak_mib": memory},
+        runs.GRPO.name: {"heldout_mean": 0.7, "seconds_training": 100.0},
+        runs.PPO.name: {"heldout_mean": rate, "seconds_training": seconds},
+        runs.GRPO_LARGE.name: {"memory_peak_mib": 500.0},
+        runs.PPO_LARGE.name: {"memory_peak_mib": memory},
     }
 
 

@@ -7,6 +7,8 @@ from groupwise.claims.trained import trained
 
 #: What an answer needs at least, and what is measured without a limit of time.
 SEEDS: Mapping[Effort, int] = {Effort.STANDARD: 3, Effort.FULL: 5}
+#: Of what hardly differs between seeds.
+FEW: Mapping[Effort, int] = {Effort.STANDARD: 3}
 #: At the recipe's own rate a clip of 0.2 stops one token in four thousand, at this one in two hundred (docs/log.md).
 RATE: Mapping[str, object] = {"learner.learning_rate": 1e-3}
 #: Without a KL term, as DAPO, GSPO and SAPO are: what is compared should differ in one thing.
@@ -61,16 +63,25 @@ WITH_KL: Mapping[str, object] = {"algorithm.name": "grpo", "algorithm.kl.beta": 
 KL_LOSS = condition("kl-loss", WITH_KL)
 KL_REWARD = condition("kl-reward", WITH_KL, {"algorithm.kl.place": "reward", "algorithm.kl.estimator": "k1"})
 #: As many updates as the others, and returns as they are: one score at the end has no use for a shorter look ahead.
-PPO = condition(
-    "ppo",
-    {
-        "algorithm.name": "ppo",
-        "algorithm.kl.beta": 0.0,
-        "algorithm.advantage.lam": 1.0,
-        "passes_per_batch": 1,
-        "critic.learning_rate": 1e-3,
-    },
-)
+CRITIC: Mapping[str, object] = {
+    "algorithm.name": "ppo",
+    "algorithm.kl.beta": 0.0,
+    "algorithm.advantage.lam": 1.0,
+    "passes_per_batch": 1,
+    "critic.learning_rate": 1e-3,
+}
+PPO = condition("ppo", CRITIC)
+#: Two steps of a policy whose weights take more than the libraries do, with nothing learned before; what is asked of it
+#: is memory. A limit of 48 tokens is enough for that.
+LARGE: Mapping[str, object] = {
+    "model": "small-dense",
+    "warm_start.steps": 0,
+    "steps": 2,
+    "sampling.max_new_tokens": 48,
+    "evaluation.problems": 1,
+}
+GRPO_LARGE = condition("grpo-small-dense", PLAIN, LARGE, seeds=FEW)
+PPO_LARGE = condition("ppo-small-dense", CRITIC, LARGE, seeds=FEW)
 
 #: The ablation ladder under a tight limit, each rung with what the one before has. The soft punishment takes the place
 #: of filtering, for with both nothing would ever train a completion at the limit; the last rung is DAPO's row.

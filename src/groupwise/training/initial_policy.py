@@ -24,6 +24,17 @@ TINY = {
     "tiny-moe-twin": MoeSpec().twin(),
     "tiny-bytes": ByteSpec(),
     "tiny-chat": ByteSpec(chat=True),
+    # 34 million parameters: what is held and computed is of the policy and no longer of the libraries around it.
+    "small-dense": TinySpec(
+        layers=8,
+        width=512,
+        mlp_width=2048,
+        heads=8,
+        kv_heads=8,
+        head_dim=64,
+        initializer_range=0.02,
+        max_length=512,
+    ),
 }
 
 #: owner/name, as model hubs have it; a relative path would be a folder that exists.
