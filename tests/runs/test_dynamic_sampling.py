@@ -16,6 +16,7 @@ import pytest
 
 import groupwise
 from groupwise import cli, loop
+from groupwise.commands.parity import PROBE_PROMPTS
 from groupwise.commands.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
@@ -132,9 +133,9 @@ def test_a_task_that_nobody_can_solve_ends_the_command_in_one_line(changes, monk
     )
     assert found, told
     assert int(found[1]) == WANTED + 2 * MOST_A_ROUND
-    # Sampling is first tried on no requests. Then the probe's question, the evaluation before step 1, and the rounds.
+    # Sampling is first tried on no requests. Then the probe's questions, the evaluation before step 1, and the rounds.
     assert [count for count in asked if count] == [
-        1,
+        PROBE_PROMPTS,
         changes["evaluation.problems"],
         WANTED,
         MOST_A_ROUND,
