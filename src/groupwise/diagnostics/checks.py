@@ -217,7 +217,8 @@ def mean_by_context(values: Tensor, groups: Sequence[Group]) -> Tensor:
             for i, group in enumerate(groups)
             for completion in group.completions
             for t in range(len(completion.tokens))
-        ]
+        ],
+        dtype=torch.long,
     )
     sums = values.new_zeros(len(numbers)).index_add(0, of_token, values)
     return sums / of_token.bincount(minlength=len(numbers))
