@@ -64,6 +64,17 @@ class Quantity:
     name: str
 
 
+def quantities_of(runs: Mapping[str, Experiment], numbers: Mapping[str, str]) -> tuple[Quantity, ...]:
+    """Each number of each run, a number's runs one below the other.
+
+    runs     what a run is in words -> its experiment
+    numbers  what is measured in words -> its name in the rows
+    """
+    return tuple(
+        Quantity(f"{what}, {words}", run.name, name) for what, name in numbers.items() for words, run in runs.items()
+    )
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim and its experiment.

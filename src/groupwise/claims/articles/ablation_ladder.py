@@ -1,9 +1,10 @@
 """Claim: each of DAPO's techniques raises the score."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 from groupwise.claims.chain_runs import LADDER
-from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.claim import Claim, Experiment, quantities_of
 from groupwise.claims.figure import Figure, LineOverRuns
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, above, every
@@ -17,7 +18,7 @@ ADDED = (
     "token mean",
     "dynamic sampling (DAPO)",
 )
-RUNGS = dict(zip(ADDED, LADDER, strict=True))
+RUNGS: Mapping[str, Experiment] = dict(zip(ADDED, LADDER, strict=True))
 
 
 def judge(measured: Measurements) -> Verdict:
@@ -39,16 +40,15 @@ CLAIM = Claim(
     expected="Some rungs cannot be told; overlong filtering does not hold under a limit that is tight for most "
     "answers.",
     experiments=LADDER,
-    quantities=tuple(
-        Quantity(f"{what}, {words}", run.name, name)
-        for what, name in (
-            ("held-out pass rate, mean over evaluations", "heldout_mean"),
-            ("held-out pass rate at the end", "heldout_end"),
-            ("completions cut off, last ten steps", "truncated_share.end"),
-            ("entropy, nats a token, last ten steps", "entropy_mean.end"),
-            ("tokens generated", "generated_tokens"),
-        )
-        for words, run in RUNGS.items()
+    quantities=quantities_of(
+        RUNGS,
+        {
+            "held-out pass rate, mean over evaluations": "heldout_mean",
+            "held-out pass rate at the end": "heldout_end",
+            "completions cut off, last ten steps": "truncated_share.end",
+            "entropy, nats a token, last ten steps": "entropy_mean.end",
+            "tokens generated": "generated_tokens",
+        },
     ),
     judge=judge,
     figure=Figure(

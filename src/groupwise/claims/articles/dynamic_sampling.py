@@ -1,7 +1,7 @@
 """Claim: dynamic sampling reaches a higher score in as many updates."""
 
 from groupwise.claims.chain_runs import DYNAMIC_SAMPLING, GRPO
-from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.claim import Claim, quantities_of
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, above
 
@@ -21,15 +21,14 @@ CLAIM = Claim(
     argument="Each update has only groups with a signal, so its gradient has less noise.",
     expected="Holds, by little where few groups are silent.",
     experiments=tuple(RUNS.values()),
-    quantities=tuple(
-        Quantity(f"{what}, {words}", run.name, name)
-        for what, name in (
-            ("held-out pass rate, mean over evaluations", "heldout_mean"),
-            ("held-out pass rate at the end", "heldout_end"),
-            ("tokens generated", "generated_tokens"),
-            ("seconds of training", "seconds_training"),
-        )
-        for words, run in RUNS.items()
+    quantities=quantities_of(
+        RUNS,
+        {
+            "held-out pass rate, mean over evaluations": "heldout_mean",
+            "held-out pass rate at the end": "heldout_end",
+            "tokens generated": "generated_tokens",
+            "seconds of training": "seconds_training",
+        },
     ),
     judge=judge,
 )

@@ -1,7 +1,7 @@
 """Claim: real runs keep SAPO's two assumptions."""
 
 from groupwise.claims.chain_runs import GRPO, SAPO
-from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.claim import Claim, quantities_of
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, below, every
 
@@ -29,17 +29,16 @@ CLAIM = Claim(
     "little, and four updates on a batch at a learning rate for a tiny policy move single tokens far.",
     expected="Near 1 for nine tokens of ten: holds. Variance: does not hold at this size.",
     experiments=tuple(RUNS.values()),
-    quantities=tuple(
-        Quantity(f"{what}, {words}", run.name, name)
-        for what, name in (
-            ("tokens with |r - 1| above 0.2", "ratio_far"),
-            ("completions with a variance above 0.02", "variance_above"),
-            ("variance inside a completion, median", "variance_median"),
-            ("variance inside a completion, 99th percentile", "variance_p99"),
-            ("mean gate less gate of the mean, in size", "gate_gap"),
-            ("the same, 99th percentile", "gate_gap_p99"),
-        )
-        for words, run in RUNS.items()
+    quantities=quantities_of(
+        RUNS,
+        {
+            "tokens with |r - 1| above 0.2": "ratio_far",
+            "completions with a variance above 0.02": "variance_above",
+            "variance inside a completion, median": "variance_median",
+            "variance inside a completion, 99th percentile": "variance_p99",
+            "mean gate less gate of the mean, in size": "gate_gap",
+            "the same, 99th percentile": "gate_gap_p99",
+        },
     ),
     judge=judge,
 )

@@ -1,7 +1,7 @@
 """Claim: GSPO's ratio is the better one, at clips that stop equally much."""
 
 from groupwise.claims.chain_runs import GRPO, GSPO, GSPO_MATCHED
-from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.claim import Claim, quantities_of
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, above
 
@@ -21,15 +21,14 @@ CLAIM = Claim(
     "at once, and to tell them apart the clip must pass as much.",
     expected="Cannot be told.",
     experiments=tuple(RUNS.values()),
-    quantities=tuple(
-        Quantity(f"{what}, {words}", run.name, name)
-        for what, name in (
-            ("held-out pass rate, mean over evaluations", "heldout_mean"),
-            ("held-out pass rate at the end", "heldout_end"),
-            ("share of the gradient that passes", "share_passed.mean"),
-            ("variance of token log-ratios", "log_ratio_variance.mean"),
-        )
-        for words, run in RUNS.items()
+    quantities=quantities_of(
+        RUNS,
+        {
+            "held-out pass rate, mean over evaluations": "heldout_mean",
+            "held-out pass rate at the end": "heldout_end",
+            "share of the gradient that passes": "share_passed.mean",
+            "variance of token log-ratios": "log_ratio_variance.mean",
+        },
     ),
     judge=judge,
 )

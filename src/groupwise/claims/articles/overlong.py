@@ -1,7 +1,7 @@
 """Claim: under a tight limit both of DAPO's ways with overlong answers are better than neither."""
 
 from groupwise.claims.chain_runs import FILTERING, NAIVE, SOFT_ALONE
-from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.claim import Claim, quantities_of
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, above, every
 
@@ -27,15 +27,14 @@ CLAIM = Claim(
     "nothing.",
     expected="Soft punishment: holds. Filtering: does not hold under a limit that is tight for most answers.",
     experiments=tuple(RUNS.values()),
-    quantities=tuple(
-        Quantity(f"{what}, {words}", run.name, name)
-        for what, name in (
-            ("held-out pass rate, mean over evaluations", "heldout_mean"),
-            ("held-out pass rate at the end", "heldout_end"),
-            ("completions cut off, last ten steps", "truncated_share.end"),
-            ("tokens, last ten steps", "length_mean.end"),
-        )
-        for words, run in RUNS.items()
+    quantities=quantities_of(
+        RUNS,
+        {
+            "held-out pass rate, mean over evaluations": "heldout_mean",
+            "held-out pass rate at the end": "heldout_end",
+            "completions cut off, last ten steps": "truncated_share.end",
+            "tokens, last ten steps": "length_mean.end",
+        },
     ),
     judge=judge,
 )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from groupwise.claims.chain_runs import GRPO, GRPO_LARGE, PPO, PPO_LARGE
-from groupwise.claims.claim import Claim, Experiment, Quantity
+from groupwise.claims.claim import Claim, Experiment, quantities_of
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Verdict, above, every
 
@@ -42,21 +42,19 @@ CLAIM = Claim(
     "time.",
     expected="Holds.",
     experiments=(*RUNS.values(), *LARGE.values()),
-    quantities=tuple(
-        Quantity(f"{what}, {words}", run.name, name)
-        for what, name in (
-            ("held-out pass rate, mean over evaluations", "heldout_mean"),
-            ("held-out pass rate at the end", "heldout_end"),
-            ("tokens generated", "generated_tokens"),
-            ("seconds of training", "seconds_training"),
-            ("seconds of updates", "seconds_update"),
-        )
-        for words, run in RUNS.items()
+    quantities=quantities_of(
+        RUNS,
+        {
+            "held-out pass rate, mean over evaluations": "heldout_mean",
+            "held-out pass rate at the end": "heldout_end",
+            "tokens generated": "generated_tokens",
+            "seconds of training": "seconds_training",
+            "seconds of updates": "seconds_update",
+        },
     )
-    + tuple(
-        Quantity(f"{what}, 34 million parameters, {words}", run.name, name)
-        for what, name in (("most memory, MiB", "memory_peak_mib"), ("seconds of updates", "seconds_update"))
-        for words, run in LARGE.items()
+    + quantities_of(
+        {f"34 million parameters, {words}": run for words, run in LARGE.items()},
+        {"most memory, MiB": "memory_peak_mib", "seconds of updates": "seconds_update"},
     ),
     judge=judge,
 )
