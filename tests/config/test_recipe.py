@@ -40,12 +40,12 @@ def test_every_recipe_resolves_and_reads_back(path: Path, tmp_path: Path):
 def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
     given = {"algorithm": {"name": algorithm_name}, "guard": "rollback"}
     table = resolved_recipe(resolve(recipe.load("rlhf", given)))
-    absent = {"rewards", "start"} | ({"critic"} if algorithm_name == "grpo" else set())
+    absent = {"rewards", "start", "adapter"} | ({"critic"} if algorithm_name == "grpo" else set())
     assert list(table) == [key for key in Recipe.model_fields if key not in absent]
     for key, section in table.items():
         value = getattr(recipe.parse(table, "again"), key)
         if isinstance(value, Settings):
-            unread = {"preference": {"model", "path"}, "adapter": {"alpha", "targets", "rate_factor"}}.get(key, set())
+            unread = {"preference": {"model", "path"}}.get(key, set())
             assert list(section) == [name for name in type(value).model_fields if name not in unread]
 
 
@@ -257,6 +257,15 @@ def test_every_key_of_a_reward_model_changes_it(key: str):
 def test_a_key_of_adapters_without_a_rank_is_refused(key: str, value: Any):
     with pytest.raises(UsageError, match=f"^adapter.{key}: set, but nothing in this run reads it; take it out$"):
         resolve(recipe.load("quickstart", {f"adapter.{key}": value}))
+
+
+def test_a_recipe_that_says_rank_0_holds_what_a_rank_laid_over_it_reads():
+    without = resolve(recipe.load("times-tables", {"model": "tiny-dense"}))
+    assert without.recipe.adapter.rate_factor == 20.0
+    assert "adapter" not in resolved_recipe(without)  # so that a key that is set on resuming is refused
+    laid = resolve(recipe.load("times-tables", {"model": "tiny-dense", "adapter.rank": 16}))
+    assert resolved_recipe(laid)["adapter"]["rate_factor"] == 20.0
+    assert "learning rate 20 x 2e-05 = 0.0004" in laid.describe()
 
 
 def test_the_plan_says_the_rate_of_adapters_and_the_recipe_reads_back():

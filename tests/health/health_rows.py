@@ -178,7 +178,7 @@ PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
     "groups all right": (
         planted(groups_all_right_share=0.62, groups_mixed_share=0.38, groups_all_wrong_share=0.0),
         RECIPE,
-        "62 % of the groups of the last 10 steps were all right: their advantages are 0, so they train nothing",
+        "62 % of the groups of the last 10 steps were all right: their advantages are 0, so they train only the KL ",
     ),
     "groups all wrong": (planted(groups_all_wrong_share=0.8), RECIPE, "80 %"),
     "groups of equal reward": (planted(groups_signal_share=0.3), OWN_REWARD, "In 70 % of the groups"),

@@ -48,6 +48,24 @@ def test_what_a_finding_is_for_raises_it(name: str) -> None:
     assert not seen.advice.endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("beta", "place", "entropy", "words"),
+    [
+        (0.0, "loss", 0.0, "their advantages are 0, so they train nothing."),
+        (0.04, "loss", 0.0, "their advantages are 0, so they train only the KL term."),
+        (0.0, "loss", 0.001, "their advantages are 0, so they train only the entropy bonus."),
+        (0.04, "loss", 0.001, "their advantages are 0, so they train only the KL term and the entropy bonus."),
+        (0.04, "reward", 0.0, "only the KL tells their completions apart, so they train nothing else."),
+    ],
+)
+def test_groups_without_signal_train_what_the_loss_has_beside_advantages(
+    beta: float, place: str, entropy: float, words: str
+) -> None:
+    settings = recipe(algorithm__kl={"beta": beta, "place": place}, algorithm__entropy_coefficient=entropy)
+    rows = planted(groups_all_right_share=0.62, groups_mixed_share=0.38, groups_all_wrong_share=0.0)
+    assert named(findings(rows, settings))["groups all right"].words.partition(": ")[2].startswith(words)
+
+
 def looks(name: str, rows: Rows, settings: dict[str, Any]) -> Any:
     """What the finding alone says of rows, evaluations among them or not."""
     steps = [row for row in rows if "evaluation" not in row]

@@ -152,7 +152,7 @@ def test_the_other_answers_hold_the_numbers() -> None:
     assert words.startswith("No: the check 'learner = engine' failed at step 40.")
     words, _ = one("Why are some groups not training?", a_run())
     assert "5 % all wrong" in words
-    assert "every advantage is 0" in words
+    assert "their advantages are 0, so they train only the KL term" in words
     words, tone = one("Why are some groups not training?", RUNS["dapo"]())
     assert "took 90 % of the generation" in words
     assert tone == WARN

@@ -62,7 +62,9 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
 def resolved_recipe(plan: Plan) -> dict[str, Any]:
     """The recipe's table with nothing left to a default; keys that nothing reads, which would be refused, left out."""
     preference = plan.recipe.preference
-    unread: dict[str, Any] = {"adapter": plan.recipe.adapter.unread}
+    unread: dict[str, Any] = {}
+    if not plan.recipe.adapter.rank:
+        unread["adapter"] = True
     if preference:
         unread["preference"] = preference.unread
     unread["evaluation"] = plan.recipe.evaluation.unread
@@ -88,12 +90,12 @@ def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | N
     """Raises UsageError naming the keys that were set and that nothing in this run reads.
 
     A component reads its whole section, but for [critic] where the algorithm reads no values, [reference] where it
-    reads none, the keys of [preference] that the reward model's source leaves unread, those of [adapter] without a
-    rank, those of [rollback] without that guard, and those of [evaluation] where nothing is evaluated. What `start`
+    reads none, the keys of [preference] that the reward model's source leaves unread, those of [adapter] where no rank
+    is set, those of [rollback] without that guard, and those of [evaluation] where nothing is evaluated. What `start`
     stands in for may be there: recipes name a model, and `start` is laid over them.
     """
     unread = [f"critic.{key}" for key in recipe.critic.model_fields_set] if recipe.critic and not critic else []
-    unread += [f"adapter.{key}" for key in recipe.adapter.model_fields_set & recipe.adapter.unread]
+    unread += [f"adapter.{key}" for key in recipe.adapter.unread]
     unwanted = recipe.reference.model_fields_set & _unread_of_reference(recipe, row)
     unread += [f"reference.{key}" for key in unwanted]
     if recipe.guard is not Guard.ROLLBACK:

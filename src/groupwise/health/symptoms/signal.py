@@ -36,16 +36,13 @@ MEND = {
 
 @symptom(
     limit=f"groups_all_right_share above {NO_SIGNAL:g}; a warning where the first ten steps were so too",
-    why="half of the batch is without effect; where the run earned it, it is success and no warning",
+    why="half of the batch says nothing of what is better; where the run earned it, it is success and no warning",
 )
 def groups_all_right(h: History) -> Seen | None:
     share = h.mean("groups_all_right_share")
     if share is None or share <= NO_SIGNAL or not h.tied_train_nothing or drops(h):
         return None
-    words = (
-        f"{percent(share)} of the groups of {h.over} were all right: {their_advantages(h)}, so they train "
-        f"{'nothing' if not kl_in_reward(h) else 'nothing else'}."
-    )
+    words = f"{percent(share)} of the groups of {h.over} were all right: {what_ties_train(h)}."
     beginning = h.mean("groups_all_right_share", h.rows[:RECENT])
     easy = h.from_start and beginning is not None and beginning > NO_SIGNAL and len(h.rows) >= RECENT
     if easy:
@@ -56,13 +53,13 @@ def groups_all_right(h: History) -> Seen | None:
 
 @symptom(
     limit=f"groups_all_wrong_share above {NO_SIGNAL:g}",
-    why="half of the batch is without effect, and nothing shows the policy a way out",
+    why="half of the batch says nothing of what is better, and nothing shows the policy a way out",
 )
 def groups_all_wrong(h: History) -> Seen | None:
     share = h.mean("groups_all_wrong_share")
     if share is None or share <= NO_SIGNAL or not h.tied_train_nothing:
         return None
-    fate = "they are dropped and replaced" if drops(h) else f"{their_advantages(h)}, so they train nothing"
+    fate = "they are dropped and replaced" if drops(h) else what_ties_train(h)
     return Seen(
         f"{percent(share)} of the groups of {h.over} were all wrong: {fate}. Nothing in them is worth preferring.",
         easier(h),
@@ -71,13 +68,13 @@ def groups_all_wrong(h: History) -> Seen | None:
 
 @symptom(
     limit=f"groups_signal_share below 1 - {NO_SIGNAL:g}, where more than the task's score trains",
-    why="half of the batch is without effect: within these groups no completion earned more than another",
+    why="half of the batch says nothing of what is better: within these groups no completion earned more than another",
 )
 def groups_of_equal_reward(h: History) -> Seen | None:
     share = h.mean("groups_signal_share")
     if share is None or share >= 1 - NO_SIGNAL or h.by_score or not h.compares_within_group:
         return None
-    fate = "they are dropped and replaced" if drops(h) else f"{their_advantages(h)}, so they train nothing"
+    fate = "they are dropped and replaced" if drops(h) else what_ties_train(h)
     return Seen(
         f"In {percent(1 - share)} of the groups of {h.over} every completion had the same reward: {fate}.",
         f"A finer reward than all or nothing, samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or other "
@@ -257,8 +254,13 @@ def kl_in_reward(h: History) -> bool:
     return h.setting("algorithm.kl.place") == "reward" and h.setting("algorithm.kl.beta", 0) > 0
 
 
-def their_advantages(h: History) -> str:
-    return "only the KL tells their completions apart" if kl_in_reward(h) else "their advantages are 0"
+def what_ties_train(h: History) -> str:
+    """Of groups whose completions earned the same: what is left to train in them."""
+    if kl_in_reward(h):
+        return "only the KL tells their completions apart, so they train nothing else"
+    left = ["the KL term"] if h.setting("algorithm.kl.beta", 0) > 0 else []
+    left += ["the entropy bonus"] if h.setting("algorithm.entropy_coefficient", 0) else []
+    return f"their advantages are 0, so they train {'only ' if left else 'nothing'}{' and '.join(left)}"
 
 
 def easier(h: History) -> str:

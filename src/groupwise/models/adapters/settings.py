@@ -27,8 +27,8 @@ class AdapterSettings(Settings):
 
     @property
     def unread(self) -> set[str]:
-        """The keys that nothing reads: without adapters, all but the rank."""
-        return set() if self.rank else set(type(self).model_fields) - {"rank"}
+        """The keys that were set and that nothing reads. Beside rank = 0 they may stand, for a rank laid over it."""
+        return set() if self.rank or "rank" in self.model_fields_set else set(self.model_fields_set)
 
     def require_installed(self) -> None:
         """Raises UsageError, with what to install, where there are to be adapters and peft is missing."""

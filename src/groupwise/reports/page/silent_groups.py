@@ -2,7 +2,7 @@
 
 from groupwise.health.measure import CORRECTNESS
 from groupwise.health.symptoms.base import NEUTRAL, WARN, History, percent
-from groupwise.health.symptoms.signal import FEW_MIXED, dropped_share, drops
+from groupwise.health.symptoms.signal import FEW_MIXED, dropped_share, drops, what_ties_train
 
 
 def groups_in_words(h: History) -> tuple[str, str]:
@@ -27,8 +27,10 @@ def groups_in_words(h: History) -> tuple[str, str]:
         return f"All of them train: {name} does not compare within a group. {of}.", NEUTRAL
     if not h.tied_train_nothing:
         return f"{of}. Other rewards or penalties than being right can still tell their completions apart.", NEUTRAL
-    why = "where all are equally right every advantage is 0, so such a group trains nothing"
-    return f"{of}: {why}.", WARN if mixed < FEW_MIXED and not h.solved else NEUTRAL
+    return (
+        f"{of}: where all are equally right {what_ties_train(h)}.",
+        WARN if mixed < FEW_MIXED and not h.solved else NEUTRAL,
+    )
 
 
 def _groups_by_reward(h: History) -> tuple[str, str]:
@@ -41,8 +43,7 @@ def _groups_by_reward(h: History) -> tuple[str, str]:
         return _dropped(h, of, "differing")
     if not h.compares_within_group:
         return f"{of}.", NEUTRAL
-    why = "where all completions earn the same every advantage is 0, so such a group trains nothing"
-    return f"{of}: {why}.", WARN if signal < FEW_MIXED else NEUTRAL
+    return f"{of}: where all completions earn the same {what_ties_train(h)}.", WARN if signal < FEW_MIXED else NEUTRAL
 
 
 def _dropped(h: History, of: str, kind: str) -> tuple[str, str]:
