@@ -11,7 +11,6 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.clock import BEFORE, LOST, Clock
 from groupwise.core.collate import collate, minibatches
 from groupwise.core.engine import Engine
-from groupwise.core.metrics import Metrics
 from groupwise.core.records import Batch, Evaluation, Group, RolloutResult
 from groupwise.core.seeds import stream
 from groupwise.diagnostics.checks import Check, Probe, require_passed
@@ -22,6 +21,7 @@ from groupwise.diagnostics.tolerance import Limits
 from groupwise.health.symptoms.base import Finding
 from groupwise.journal.output import Output
 from groupwise.journal.per_token import PerToken
+from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import Rollout
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
@@ -61,12 +61,13 @@ class LoopSettings:
 
 @dataclass(frozen=True)
 class Components:
-    """What acts in a run. `limits` say what rounding may do to the checks' comparisons; a run without held-out
-    problems has no `evaluate`.
+    """What acts in a run. `batches` are the rollout's, a step each; `limits` say what rounding may do to the checks'
+    comparisons; a run without held-out problems has no `evaluate`.
     """
 
     algorithm: Algorithm
     rollout: Rollout
+    batches: Batches
     engine: Engine
     learner: Learner
     critic: Critic | None
@@ -127,7 +128,7 @@ def train(run: Training) -> bool:
 def save(run: Training) -> Path:
     """A checkpoint of the run as it is."""
     with run.clock.phase("save"):
-        return run.components.state.save(run.progress, run.components.rollout.state, run.clock.total)
+        return run.components.state.save(run.progress, run.components.batches.state, run.clock.total)
 
 
 def way_back(run: Training) -> Path | None:
@@ -171,7 +172,7 @@ def roll_back(run: Training, folder: Path, alarms: Sequence[Finding]) -> None:
 def put_back(run: Training, folder: Path, rollbacks: Sequence[Rollback] | None = None) -> None:
     """A built run is put where a checkpoint left it, bit for bit; `rollbacks` are its returns where this is one."""
     parts = run.components
-    run.progress, parts.rollout.state = parts.state.restore(folder, rollbacks)
+    run.progress, parts.batches.state = parts.state.restore(folder, rollbacks)
     parts.learner.optimizer.factor = run.progress.rate_factor
     parts.engine.load_weights(parts.learner.weights(), version=run.progress.step)
     parts.probe.restart()
@@ -180,12 +181,15 @@ def put_back(run: Training, folder: Path, rollbacks: Sequence[Rollback] | None =
 def train_step(run: Training) -> dict[str, Any]:
     """Prompts -> groups -> batch -> updates -> weights back to the engine; the step's row of metrics.jsonl."""
     parts, step, phase = run.components, run.progress.step, run.clock.phase
-    stream_before, updates_before = parts.rollout.state, parts.state.updates
+    stream_before, updates_before = parts.batches.state, parts.state.updates
     with phase("generate"):
-        result = parts.rollout.collect(run.settings.prompts_per_step, run.clock.switch)
-    run.output.faults(step, parts.rollout.scorer.take_unshown())
+        sampled = parts.batches.take(run.settings.prompts_per_step, run.clock.switch)
+    result = sampled.result
+    run.output.faults(step, sampled.faults)
     require_scores(step, result, run.settings.fault_limit, run.output.log)
     require_signal(step, result, parts.algorithm.filter.metric)
+    if step < run.settings.steps:
+        parts.batches.begin(run.settings.prompts_per_step)
     with phase("annotate"):
         batch = annotate(run, result)
     first = step == run.settings.waiting_steps + 1
@@ -205,6 +209,8 @@ def train_step(run: Training) -> dict[str, Any]:
                 raise never_finite(step, saved, has_critic=parts.critic is not None)
     with phase("check"):
         checks = believed(run, log, result)
+    with phase("generate"):
+        parts.batches.finish()
     with phase("load weights"):
         parts.engine.load_weights(parts.learner.weights(), version=step)
         renew_reference(run)
@@ -213,7 +219,7 @@ def train_step(run: Training) -> dict[str, Any]:
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
         report(run, result, checks)
-        metrics = log.metrics(generated(run, result))
+        metrics = log.metrics(generation_metrics(sampled, parts.rollout.measure))
     if run.settings.guard is Guard.ROLLBACK:
         metrics["rollbacks"] = len(run.progress.rollbacks)
     seconds = run.clock.lap()
@@ -296,18 +302,6 @@ def measured_again(run: Training, groups: Sequence[Group], probe_alone: bool = F
     for line in limits.tolerance.lines() if wider else ():
         run.output.say(run.progress.step, f"tolerance measured again: {line}")
     return wider
-
-
-def generated(run: Training, result: RolloutResult) -> Metrics:
-    """What the step's generation came to."""
-    rollout = run.components.rollout
-    return generation_metrics(
-        result,
-        rollout.state,
-        scoring_seconds=rollout.scorer.take_seconds(),
-        measure=rollout.measure,
-        logged=rollout.scorer.take_metrics(),
-    )
 
 
 def report(run: Training, result: RolloutResult, checks: list[Check]) -> None:

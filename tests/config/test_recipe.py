@@ -17,6 +17,7 @@ from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Settings
+from groupwise.engines.settings import OF_A_CHILD, EngineSettings
 from groupwise.training.reward_model import PreferenceSettings
 
 FOLDER = recipe.recipe_folder()
@@ -45,7 +46,7 @@ def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
     for key, section in table.items():
         value = getattr(recipe.parse(table, "again"), key)
         if isinstance(value, Settings):
-            unread = {"preference": {"model", "path"}}.get(key, set())
+            unread = {"preference": {"model", "path"}, "engine": OF_A_CHILD}.get(key, set())
             assert list(section) == [name for name in type(value).model_fields if name not in unread]
 
 
@@ -166,6 +167,8 @@ OTHER: dict[str, Any] = {
     "learner.recompute": True,
     "learner.compile": True,
     "engine.precision": "bf16",
+    "engine.process": "child",
+    "engine.python": "python3",
     "reference.precision": "bf16",
     "reference.model": ".",
     "learner.tokens_per_microbatch": 7,
@@ -233,6 +236,8 @@ def test_every_key_changes_the_run(key: str):
         given = {"adapter.rank": 4}
     if key.startswith("rollback."):
         given = {"guard": "rollback"}
+    if key in {f"engine.{name}" for name in OF_A_CHILD}:
+        given = {"engine.process": "child"}
     if key == "prompt_truncation":
         given = {"max_prompt_tokens": 99}
     changed = resolve(recipe.load("quickstart", {**given, key: value}))
@@ -266,6 +271,29 @@ def test_a_recipe_that_says_rank_0_holds_what_a_rank_laid_over_it_reads():
     laid = resolve(recipe.load("times-tables", {"model": "tiny-dense", "adapter.rank": 16}))
     assert resolved_recipe(laid)["adapter"]["rate_factor"] == 20.0
     assert "learning rate 20 x 2e-05 = 0.0004" in laid.describe()
+
+
+@pytest.mark.parametrize("key", sorted(OF_A_CHILD))
+def test_a_key_of_a_child_without_one_is_refused(key: str):
+    value = "python3" if key == "python" else getattr(EngineSettings(), key)
+    with pytest.raises(UsageError, match=f"^engine.{key}: set, but nothing in this run reads it; take it out$"):
+        resolve(recipe.load("quickstart", {f"engine.{key}": value}))
+
+
+def test_an_engine_in_a_child_is_in_the_plan_and_reads_back():
+    plan = resolve(recipe.load("quickstart", {"engine.process": "child", "engine.python": "python3"}))
+    assert "engine       local, in a child process, run by python3" in plan.describe().splitlines()
+    again = resolve(recipe.parse(tomllib.loads(recipe.dump(resolved_recipe(plan))), "again"))
+    assert again.recipe.engine == plan.recipe.engine
+    assert "engine       " not in resolve(recipe.load("quickstart")).describe()
+    inside = resolved_recipe(resolve(recipe.load("quickstart")))["engine"]
+    assert inside.keys() == {"name", "process", "max_rows", "precision"}
+
+
+@pytest.mark.parametrize("place", ["no-such-python", "/no/such/python", "/etc/passwd", "/"])
+def test_an_interpreter_that_is_none_is_refused_before_anything_starts(place: str):
+    with pytest.raises(UsageError, match=f"^engine.python = '{place}': there is no such program; name an interpreter"):
+        resolve(recipe.load("quickstart", {"engine.process": "child", "engine.python": place}))
 
 
 def test_the_plan_says_the_rate_of_adapters_and_the_recipe_reads_back():

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,6 +204,39 @@ def test_another_command_folder_path_and_environment(tmp_path: Path) -> None:
     assert facts["folder"] == str(tmp_path)
     assert set(facts["environment"]) <= {"A", "LC_CTYPE"}
     assert facts["site"] is False
+
+
+def test_another_interpreter_gets_groupwise_and_no_library_of_this_process() -> None:
+    """Here one without libraries: what needs the standard library alone runs, what needs jinja2 does not."""
+    bare: dict[str, Any] = {
+        "command": [sys.executable, "-S", "-P"],
+        "environment": {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    }
+    off = dict.fromkeys(("namespaces", "bubblewrap", "landlock", "seccomp", "root"), False)
+    for alone, module, options in (
+        (True, "groupwise.rewards.sandbox.zygote", {"options": off}),
+        (False, "groupwise.models.trial_rendering", {}),
+    ):
+        child = Child(module, options, alone=alone, **bare)
+        assert "failed" not in child.receive(20)
+        child.close()
+    child = Child("groupwise.models.trial_rendering", alone=True, **bare)
+    with pytest.raises(ChildLost, match="exit code 1"):
+        child.receive(20)
+    child.close()
+
+
+def test_whether_a_child_speaks_is_known_without_taking_what_it_says(child: Child) -> None:
+    assert not child.speaks(0.05)
+    child.send({"text": "here"})
+    assert child.speaks(5)
+    assert child.receive(5) == {"text": "here"}
+    os.kill(child.process.pid, signal.SIGKILL)
+    assert child.speaks(5), "its end is there to be told"
+    with pytest.raises(ChildLost, match="killed by SIGKILL"):
+        child.receive(5)
+    child.close()
+    assert child.speaks(5)
 
 
 def test_what_cannot_be_started_raises_and_leaves_no_descriptor() -> None:

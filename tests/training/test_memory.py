@@ -107,6 +107,18 @@ def test_a_frozen_copy_costs_its_weights(change: dict[str, Any], part: str, shar
     assert more.peak - planned().peak == share * weight_bytes(MODEL)
 
 
+def test_an_engine_in_a_child_costs_its_libraries_and_the_weights_on_their_way():
+    more = planned(shape=dataclasses.replace(SHAPE, child=True))
+    assert (more.parts["engine's process"], more.parts["shared weights"]) == (HELD, weight_bytes(MODEL))
+    assert more.peak - planned().peak == HELD + weight_bytes(MODEL)
+
+
+def test_what_samples_ahead_is_held_while_training():
+    parts, more = planned().parts, planned(shape=dataclasses.replace(SHAPE, ahead=True))
+    assert more.phase == planned().phase == "updating"
+    assert more.peak - planned().peak == parts["engine's cache"] + parts["drawing"] - parts["cache between steps"]
+
+
 def test_an_engine_of_half_the_bytes_has_half_the_weights_and_half_the_cache():
     half, full = planned(shape=dataclasses.replace(SHAPE, engine=2)).parts, planned().parts
     assert all(half[part] * 2 == full[part] for part in ("engine's weights", "engine's cache"))

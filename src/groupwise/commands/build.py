@@ -45,6 +45,7 @@ from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from
 from groupwise.rewards.functions.user import TaskScore
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
+from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import HeldoutAnswers, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection
@@ -93,24 +94,26 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     disk = disk_plan(plan, policy.model, critic.model if critic else None)
     require_disk(disk)
     view.note(f"disk         {disk}")
-    engine = training_engine(plan, policy, routers)
+    engine = training_engine(plan, policy, routers, partial(_say, journal, view))
     learner = make_learner(plan, policy, routers, reference=reference and reference.model)
     prompts = Prompts(selection.train, selection.encode, recipe.seed)
     limits = run_limits(plan, policy, engine, learner, prompts, journal)
     for line in limits.tolerance.lines():
         view.note(f"tolerance    {line}")
+    rollout = Rollout(
+        engine,
+        scorer,
+        prompts,
+        sampling=recipe.sampling,
+        samples_per_prompt=recipe.samples_per_prompt,
+        filter=plan.algorithm.filter,
+        judge=judge and judge.scores,
+        measure=plan.measure,
+    )
     components = Components(
         algorithm=plan.algorithm,
-        rollout=Rollout(
-            engine,
-            scorer,
-            prompts,
-            sampling=recipe.sampling,
-            samples_per_prompt=recipe.samples_per_prompt,
-            filter=plan.algorithm.filter,
-            judge=judge and judge.scores,
-            measure=plan.measure,
-        ),
+        rollout=rollout,
+        batches=Batches(rollout, recipe.rollout.ahead),
         engine=engine,
         learner=learner,
         critic=critic,
@@ -222,14 +225,25 @@ def _output(plan: Plan, policy: Policy, journal: Journal, view: View) -> Output:
     )
 
 
-def training_engine(plan: Plan, policy: Policy, routers: Sequence[Router]) -> Engine:
+def training_engine(
+    plan: Plan, policy: Policy, routers: Sequence[Router], note: Callable[[str], None] = lambda line: None
+) -> Engine:
     """An engine for the policy. Raises UsageError where it does not return what training needs."""
-    engine = make_engine(policy=policy, settings=plan.recipe.engine, routes=bool(routers))
-    require_engine_routes(engine, plan.recipe.routing)
-    require_engine_support(engine, plan.recipe.sampling)
-    require_sampling(engine, policy, plan.recipe.sampling, "sampling")
-    require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
+    engine = make_engine(policy=policy, settings=plan.recipe.engine, routes=bool(routers), note=note)
+    try:
+        require_engine_routes(engine, plan.recipe.routing)
+        require_engine_support(engine, plan.recipe.sampling)
+        require_sampling(engine, policy, plan.recipe.sampling, "sampling")
+        require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
+    except BaseException:
+        engine.close()
+        raise
     return engine
+
+
+def _say(journal: Journal, view: View, line: str) -> None:
+    journal.log(line)
+    view.note(line)
 
 
 def make_learner(plan: Plan, policy: Policy, routers: Sequence[Router], reference: nn.Module | None = None) -> Learner:

@@ -173,10 +173,10 @@ def _with_threads(recipe: recipes.Recipe, note: Callable[[str], None]) -> recipe
 def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResult:
     """One policy, loaded, asked and let go."""
     named, policy = _policy(name, plan.recipe.device, note)
-    engine = make_engine(policy=policy, settings=plan.recipe.engine)
-    require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
+    engine = make_engine(policy=policy, settings=plan.recipe.engine, note=note)
     chat = Chat(policy.tokenizer, plan.recipe.chat)
     with closing(engine), pool_of(plan) or nullcontext() as pool:
+        require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
         selection = selected(plan, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
         scorer = Scorer(plan.task, policy.decode, plan.mix, pool)

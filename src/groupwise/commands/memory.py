@@ -83,6 +83,8 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         engine=itemsize(recipe.engine.precision),
         reference=itemsize(recipe.reference.precision) if run.copies_reference else 0,
         reward_model=recipe.preference is not None,
+        child=recipe.engine.process == "child",
+        ahead=recipe.rollout.ahead > 0,
     )
 
 

@@ -125,6 +125,7 @@ class Plan:
             *(f"own code     {source}" for source in self.code),
             f"learning     {_describe_learning(recipe.learner)}",
             f"sampling     {_describe_sampling(recipe.sampling)}",
+            *([f"engine       {recipe.engine}"] if recipe.engine.process == "child" else []),
             *([f"adapters     {_describe_adapters(recipe)}"] if recipe.adapter.rank else []),
             *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
             f"precision    {_describe_precision(self)}",
@@ -136,6 +137,7 @@ class Plan:
             f"step         {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples = {completions} "
             f"completions of at most {recipe.sampling.max_new_tokens} tokens",
             f"             {self.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)",
+            *(f"ahead        {line}" for line in _describe_ahead(self)),
             f"run length   {recipe.steps} steps, {self.total_updates} optimizer updates",
             f"evaluation   {_describe_evaluation(self)}",
         ]
@@ -192,6 +194,22 @@ def _in_short(value: object) -> str:
     if isinstance(value, Mapping):
         return listed([f"{key}: {one:g}" for key, one in value.items()])
     return listed(map(brief, value)) if isinstance(value, tuple) else f"{value:g}"
+
+
+def _describe_ahead(plan: Plan) -> list[str]:
+    """What sampling ahead means for the objective: which policy sampled, from which ratios start, which is trained."""
+    row, from_engine = plan.algorithm, plan.recipe.logp_old == "engine"
+    if not plan.recipe.rollout.ahead:
+        return []
+    corrected = f"{describe(row.mismatch)} corrects pi_old / pi_engine"
+    uncorrected = "nothing corrects pi_old / pi_engine (algorithm.mismatch.kind would)"
+    return [
+        "a batch is sampled while the one before trains, by the weights before that (behaviour: logp_engine)",
+        'ratios start from logp_engine itself, so that they see how old it is (logp_old = "engine")'
+        if from_engine
+        else "ratios start from the weights before its first update (proximal: logp_old); "
+        + (corrected if row.mismatch.reads_engine else uncorrected),
+    ]
 
 
 def _describe_adapters(recipe: Recipe) -> str:

@@ -22,6 +22,7 @@ from groupwise.journal.journal import JournalSettings
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat import ChatSettings
 from groupwise.models.moe.settings import RoutingSettings
+from groupwise.rollout.ahead import RolloutSettings
 from groupwise.rollout.collect import EvaluationSettings
 from groupwise.rollout.scoring import ScoringSettings
 from groupwise.training.checkpoint import CheckpointSettings
@@ -93,6 +94,7 @@ class Recipe(Settings):
     task: Annotated[dict[str, Any], DRAWN]
     algorithm: Annotated[dict[str, Any], GOAL]
     rewards: Annotated[dict[str, dict[str, Any]] | None, GOAL] = None
+    rollout: Annotated[RolloutSettings, DRAWN] = RolloutSettings()
     scoring: Annotated[ScoringSettings, GOAL] = ScoringSettings()
     chat: Annotated[ChatSettings, DRAWN] = ChatSettings()
     warm_start: Annotated[WarmStart, ORIGIN] = WarmStart()

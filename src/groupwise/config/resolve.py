@@ -62,7 +62,7 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
 def resolved_recipe(plan: Plan) -> dict[str, Any]:
     """The recipe's table with nothing left to a default; keys that nothing reads, which would be refused, left out."""
     preference = plan.recipe.preference
-    unread: dict[str, Any] = {}
+    unread: dict[str, Any] = {"engine": plan.recipe.engine.unread}
     if not plan.recipe.adapter.rank:
         unread["adapter"] = True
     if preference:
@@ -91,11 +91,13 @@ def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | N
 
     A component reads its whole section, but for [critic] where the algorithm reads no values, [reference] where it
     reads none, the keys of [preference] that the reward model's source leaves unread, those of [adapter] where no rank
-    is set, those of [rollback] without that guard, and those of [evaluation] where nothing is evaluated. What `start`
-    stands in for may be there: recipes name a model, and `start` is laid over them.
+    is set, those of [engine] that are a child's without one, those of [rollback] without that guard, and those of
+    [evaluation] where nothing is evaluated. What `start` stands in for may be there: recipes name a model, and `start`
+    is laid over them.
     """
     unread = [f"critic.{key}" for key in recipe.critic.model_fields_set] if recipe.critic and not critic else []
     unread += [f"adapter.{key}" for key in recipe.adapter.unread]
+    unread += [f"engine.{key}" for key in recipe.engine.model_fields_set & recipe.engine.unread]
     unwanted = recipe.reference.model_fields_set & _unread_of_reference(recipe, row)
     unread += [f"reference.{key}" for key in unwanted]
     if recipe.guard is not Guard.ROLLBACK:

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 from groupwise.algorithms.parts.filters import KeepAll
+from groupwise.algorithms.parts.trust import NoTrust
 from groupwise.algorithms.settings import describe
 from groupwise.config.measures import require_metric
 from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, OWN_START, REWARD_MODEL, Plan
@@ -43,6 +44,7 @@ def require_runnable(plan: Plan) -> None:
     if recipe.sampling.temperature == 0:
         raise UsageError("sampling.temperature = 0: greedy completions are all equal, so nothing can be compared")
     _require_trainable(recipe.sampling)
+    _require_correction(plan)
     _require_read("evaluation", plan.evaluation_sampling)
     for section, sampling in (("sampling", recipe.sampling), ("evaluation", plan.evaluation_sampling)):
         if sampling.min_new_tokens > sampling.max_new_tokens:
@@ -57,6 +59,7 @@ def require_runnable(plan: Plan) -> None:
         )
     location(recipe.name, "name")
     recipe.adapter.require_installed()
+    recipe.engine.require_interpreter()
     _require_origins(plan)
     if isinstance(plan.task, Notes):
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
@@ -110,6 +113,18 @@ def _require_trainable(sampling: Sampling) -> None:
             f"sampling.repetition_penalty = {sampling.repetition_penalty:g}: it changes each token's distribution by "
             "what came before in its row, which the learner does not follow, so that its log-probabilities would not "
             "be the sampled ones; take it out, or set evaluation.repetition_penalty"
+        )
+
+
+def _require_correction(plan: Plan) -> None:
+    """Where batches are sampled ahead, something holds or corrects an update on completions of an older policy."""
+    row, recipe = plan.algorithm, plan.recipe
+    corrected = row.mismatch.reads_engine or recipe.logp_old == "engine"
+    if recipe.rollout.ahead and isinstance(row.trust, NoTrust) and not corrected:
+        raise UsageError(
+            f"rollout.ahead = {recipe.rollout.ahead}: the completions are an older policy's, and {row.name} "
+            f"({describe(row.trust)}) neither corrects for that nor is held by a trust region; set "
+            'algorithm.mismatch.kind, such as "tis", or logp_old = "engine", or rollout.ahead = 0'
         )
 
 

@@ -93,6 +93,27 @@ class Channel:
             descriptors += passed
         return message, descriptors
 
+    def send_raw(self, data: bytes, seconds: float | None = None) -> None:
+        """Sends bytes as they are, behind a message that says how many. Raises as `send` does."""
+        self.connection.settimeout(seconds)
+        self.connection.sendall(data)
+
+    def receive_raw(self, count: int, seconds: float | None = None) -> bytearray:
+        """The `count` bytes that follow a message which said so. Raises TimeoutError, EOFError and OSError."""
+        until = None if seconds is None else time.monotonic() + seconds
+        data = bytearray(count)
+        rest = memoryview(data)
+        while rest:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            self.connection.settimeout(left)
+            received = self.connection.recv_into(rest)
+            if not received:
+                raise EOFError
+            rest = rest[received:]
+        return data
+
     def close(self) -> None:
         self.connection.close()
 

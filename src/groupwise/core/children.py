@@ -11,6 +11,7 @@ A child ends when its parent does, however that ends (groupwise.core.channel.end
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -25,10 +26,20 @@ from groupwise.core.channel import Channel, FrameError
 
 #: The folder that this package is imported from.
 ROOT = str(Path(__file__).parents[2])
+#: The folder of this package itself.
+PACKAGE = str(Path(__file__).parents[1])
+#: What would lead another interpreter to the libraries of this one.
+OWN_LIBRARIES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _BOOT = """\
 import json, sys
 start = json.loads(sys.argv[1])
 sys.path[:0] = start.pop("path")
+folder = start.pop("package")
+if folder:
+    from importlib.util import module_from_spec, spec_from_file_location
+    spec = spec_from_file_location("groupwise", folder + "/__init__.py", submodule_search_locations=[folder])
+    sys.modules["groupwise"] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["groupwise"])
 from groupwise.core.channel import run_module
 run_module(**start)
 """
@@ -52,6 +63,7 @@ class Child:
     options      what `main` is called with: JSON
     command      what starts Python, without a program: an interpreter with its flags, or a launcher before it
     path         what the child finds first on its sys.path; this process's own where none is given
+    alone        the command is another interpreter with libraries of its own: of this process it gets groupwise alone
     environment  this process's own where none is given
     folder       the working folder; this process's own where none is given
     stderr       as for subprocess.Popen; stdin and stdout are /dev/null
@@ -66,6 +78,7 @@ class Child:
         *,
         command: Sequence[str] = (),
         path: Sequence[str] | None = None,
+        alone: bool = False,
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
         stderr: int | None = subprocess.DEVNULL,
@@ -75,7 +88,8 @@ class Child:
             ours, theirs = socket.socketpair()
             tied, lifeline = os.pipe()
             start = {
-                "path": list(sys.path if path is None else path), "module": module,
+                "path": [] if alone else list(sys.path if path is None else path), "module": module,
+                "package": PACKAGE if alone else "",
                 "connection": theirs.fileno(), "lifeline": tied, "options": options or {},
             }  # fmt: skip
             self.channel, held = Channel(ours), open(lifeline, "wb", buffering=0)  # noqa: SIM115  until `close`
@@ -85,7 +99,7 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
-                    env=environment,
+                    env=_without_libraries(environment) if alone else environment,
                     cwd=folder,
                     pass_fds=(theirs.fileno(), tied),
                     start_new_session=True,
@@ -109,6 +123,24 @@ class Child:
         """The next message from it. Raises ChildLost: it did not answer in time, sent no message, or ended."""
         with self._says_why(seconds):
             return self.channel.receive(seconds)
+
+    def send_raw(self, data: bytes, seconds: float | None = None) -> None:
+        """Sends bytes behind a message that says how many. Raises ChildLost."""
+        with self._says_why(seconds):
+            self.channel.send_raw(data, seconds)
+
+    def receive_raw(self, count: int, seconds: float | None = None) -> bytearray:
+        """The bytes behind a message that said how many. Raises ChildLost as `receive` does."""
+        with self._says_why(seconds):
+            return self.channel.receive_raw(count, seconds)
+
+    def speaks(self, seconds: float) -> bool:
+        """Waits until there is a message from it, or its end; False where neither comes so soon."""
+        if self.closed:
+            return True  # `receive` says so
+        poll = select.poll()
+        poll.register(self.channel.connection, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     @property
     def closed(self) -> bool:
@@ -160,6 +192,11 @@ def ending(code: int) -> str:
 def signal_name(number: int) -> str:
     """`SIGKILL` for 9; the number itself where it has no name."""
     return signal.Signals(number).name if number in signal.valid_signals() else str(number)
+
+
+def _without_libraries(environment: Mapping[str, str] | None) -> dict[str, str]:
+    given = os.environ if environment is None else environment
+    return {name: value for name, value in given.items() if name not in OWN_LIBRARIES}
 
 
 def _end(process: subprocess.Popen[bytes], channel: Channel, lifeline: IO[bytes], owner: int) -> None:

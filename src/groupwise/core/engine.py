@@ -131,7 +131,13 @@ class Finished(NamedTuple):
 
 
 OnFinish = Callable[[Finished], None]
+#: Called by what works, now and then, as a sign that it gets on.
+Progress = Callable[[], None]
 Precision = Literal["fp32", "bf16"]
+
+
+def silent() -> None:
+    """A progress that nobody hears of."""
 
 
 class Engine(Protocol):

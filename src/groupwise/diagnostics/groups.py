@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from groupwise.algorithms.parts.filters import Signal, of_passes, signal
 from groupwise.core.measure import REWARD, Measure, differ, logged_means, values_of
 from groupwise.core.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of, merge
-from groupwise.core.records import Completion, Group, RolloutResult, StreamState
+from groupwise.core.records import Completion, Group, RolloutResult, Sampled
 
 
 def group_metrics(groups: Sequence[Group], measure: Measure = Measure()) -> dict[str, Value]:
@@ -57,26 +57,19 @@ def _passing(group: Group, measure: Measure) -> Signal:
     return of_passes([measure.passes(c) for c in group.completions if not math.isnan(measure.value(c))])
 
 
-def generation_metrics(
-    result: RolloutResult,
-    state: StreamState,
-    scoring_seconds: float | None,
-    measure: Measure = Measure(),
-    logged: Metrics | None = None,
-) -> Metrics:
-    """Of all that a step generated, and where each source of a task with levels stands after it.
-
-    scoring_seconds  spent by processes that score; None where there are none
-    logged           what reward functions logged of their calls, by `reward.metric`
-    """
+def generation_metrics(sampled: Sampled, measure: Measure = Measure()) -> Metrics:
+    """Of all that a step generated, and where each source of a task with levels stands after it."""
+    result = sampled.result
     completions = [c for group in result.generated for c in group.completions]
-    by_name = merge([logged_means(completions), logged or {}])
+    by_calls = {name: Mean(total, count) for name, total, count in sampled.logged}
+    by_name = merge([logged_means(completions), by_calls])
+    seconds = sampled.scoring_seconds
     return {
         **group_metrics(result.generated, measure),
         **rollout_metrics(result),
-        **{f"sources.{source}.level": Last(level) for source, level in state.levels.items()},
+        **{f"sources.{source}.level": Last(level) for source, level in sampled.levels.items()},
         **{f"logged.{name}": value for name, value in by_name.items()},
-        **({} if scoring_seconds is None else {"scoring_seconds": Sum(scoring_seconds)}),
+        **({} if seconds is None else {"scoring_seconds": Sum(seconds)}),
     }
 
 

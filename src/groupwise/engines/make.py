@@ -1,27 +1,39 @@
 """The one place where an engine is built, and what training requires of one."""
 
+from collections.abc import Callable, Mapping
+
 from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import UsageError
-from groupwise.engines.local.engine import LocalEngine
+from groupwise.engines.child.client import ChildEngine, Note
+from groupwise.engines.local.make import local_engine
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.stop_strings import require_spelled
 from groupwise.models.load import Policy
 
 
-def make_engine(*, policy: Policy, settings: EngineSettings, routes: bool = False) -> Engine:
+def inside(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> Engine:
+    """In the run's own process."""
+    return local_engine(policy, settings, routes)
+
+
+def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> Engine:
+    """In a process of its own."""
+    return ChildEngine(policy, settings, routes, note)
+
+
+#: Where an engine lives -> what makes it.
+PLACES: Mapping[str, Callable[[Policy, EngineSettings, bool, Note], Engine]] = {"inside": inside, "child": in_child}
+
+
+def make_engine(
+    *, policy: Policy, settings: EngineSettings, routes: bool = False, note: Note = lambda line: None
+) -> Engine:
     """An engine that samples from a copy of the policy; `routes`: with the experts chosen. Close it after use.
 
+    note  hears of a process that is started again
     Raises UsageError where the policy's model cannot be sampled, or has no experts to record.
     """
-    return LocalEngine(
-        policy.model,
-        eos=policy.eos,
-        pad=policy.pad,
-        max_rows=settings.max_rows,
-        routes=routes,
-        precision=settings.precision,
-        decode=policy.decode,
-    )
+    return PLACES[settings.process](policy, settings, routes, note)
 
 
 def require_sampling(engine: Engine, policy: Policy, sampling: Sampling, section: str) -> None:

@@ -65,7 +65,7 @@ def cached_reward_model(
         """Training and held-out pairs together, all from the task's training problems."""
         prompts = Prompts(scorer.task.samples("train"), chat.encode, derive(seed, "preference"))
         count = settings.pairs + settings.heldout_pairs
-        with closing(make_engine(policy=policy, settings=engine_settings)) as engine:
+        with closing(make_engine(policy=policy, settings=engine_settings, note=note)) as engine:
             require_sampling(engine, policy, sampling, "sampling")
             return sample_pairs(engine, scorer, prompts, sampling, settings.samples, count, settings.noise, seed)
 

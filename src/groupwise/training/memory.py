@@ -57,6 +57,8 @@ class RunShape:
     truncates, adjusts  whether sampling leaves ids out, and whether it changes logits
     engine, reference   bytes of a weight of the engine's copy, and of the frozen one's; 0 where there is none
     reward_model        whether a reward model is held, which is of the policy's size
+    child               whether the engine has a process of its own: libraries once more, and the weights on their way
+    ahead               whether a batch is sampled while another trains
     """
 
     prompts: int
@@ -70,6 +72,8 @@ class RunShape:
     engine: int
     reference: int
     reward_model: bool
+    child: bool = False
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,15 +195,18 @@ class _Sizes:
         self._model = with_adapters(model, adapter) if adapter.rank else model
         self._merged = sum(weight.numel() for weight in adapted_weights(model, adapter).values()) * 4
         self._value_model = with_value_head(model) if critic else None
-        standing = ("process", "weights", "moments", "engine's weights", "reference", "critic", "reward model")
-        between = (*standing, "batch", "freed blocks", "cache between steps")
+        copies = ("engine's weights", "reference", "critic", "reward model")
+        standing = ("process", "engine's process", "weights", "moments", "shared weights", *copies)
+        sampling, idle = ("engine's cache", "drawing"), ("cache between steps",)
+        between = (*standing, "batch", "freed blocks")
+        beside = (*between, *(sampling if shape.ahead else idle))
         self.phases = {
-            "generating": (*standing, "batch", "freed blocks", "engine's cache", "drawing"),
-            "updating": (*between, "gradients", "activations"),
-            "loading weights": (*between, "merged weights"),
+            "generating": (*between, *sampling),
+            "updating": (*beside, "gradients", "activations"),
+            "loading weights": (*between, *idle, "merged weights"),
         }
         if critic:
-            self.phases["updating the critic"] = (*between, "critic's gradients", "critic's activations")
+            self.phases["updating the critic"] = (*beside, "critic's gradients", "critic's activations")
 
     def most_tokens(self) -> int:
         """The tokens of a microbatch of which more would pay nothing."""
@@ -224,6 +231,8 @@ class _Sizes:
             critics, _ = self._activations(self._value_model, cuts, cuts.critic, line=False)
         return {
             "process": held + LATER if on_cpu else 0,
+            "engine's process": held if on_cpu and shape.child else 0,
+            "shared weights": weights if on_cpu and shape.child else 0,
             "weights": weight_bytes(self._model),
             "moments": 2 * trained,
             "engine's weights": weights * shape.engine // 4,

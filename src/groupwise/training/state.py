@@ -54,6 +54,7 @@ class _Stream(BaseModel):
     keep_rate: float = Field(ge=0, le=1)
     levels: dict[str, int]
     surplus: list[dict[str, Any]]
+    ahead: dict[str, Any] | None = None
 
 
 class _Saved(BaseModel):

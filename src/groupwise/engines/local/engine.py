@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
-from groupwise.core.errors import RunError, UsageError, listed
+from groupwise.core.engine import Finished, OnFinish, Precision, Progress, Request, Sampling, silent
+from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.local.cache import ATTENTION, RowCache
 from groupwise.engines.local.decode import Step
@@ -37,6 +37,7 @@ from groupwise.engines.local.prefill import Prefill
 from groupwise.engines.local.rotary import fuse_rotation
 from groupwise.engines.local.rules import Rulebook, Rules
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
+from groupwise.engines.local.weights import copy_weights
 from groupwise.engines.stop_strings import Decode
 from groupwise.models.precision import WeightPrecision, cast_weights
 
@@ -56,6 +57,7 @@ class LocalEngine:
     routes     say which experts were chosen (Completion.routes); a UsageError for a model that has none
     decode     the text of ids, for stop strings; without it they are refused
     precision  what the copy's weights are cast to, and the model computes in; log-probabilities are float32 at least
+    progress   called at each step and each pass over prompts
     """
 
     keeps_support = True
@@ -69,6 +71,7 @@ class LocalEngine:
         routes: bool = False,
         precision: WeightPrecision = "same",
         decode: Decode | None = None,
+        progress: Progress = silent,
     ) -> None:
         if max_rows < 1:
             raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
@@ -91,7 +94,7 @@ class LocalEngine:
         self._vocabulary = self._model.config.vocab_size
         self._rules_of = Rulebook(eos, self._vocabulary, self._device, decode)
         self.options = self._rules_of.options
-        self._max_rows = max_rows
+        self._max_rows, self._progress = max_rows, progress
         self._cache = RowCache()
 
     def close(self) -> None:
@@ -101,24 +104,7 @@ class LocalEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every parameter, and buffers where named; nothing is changed if a name or shape does not match."""
-        given = dict(weights)
-        parameters = dict(self._model.named_parameters())
-        own = parameters | dict(self._model.named_buffers())
-        problems = {
-            "missing": [name for name in parameters if name not in given],
-            "unexpected": [name for name in given if name not in own],
-            "of another shape": [
-                f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape)}"
-                for name, tensor in given.items()
-                if name in own and tensor.shape != own[name].shape
-            ],
-        }
-        if any(problems.values()):
-            words = "; ".join(f"{kind}: {listed(names, most=3)}" for kind, names in problems.items() if names)
-            raise RunError(f"these weights are not of the engine's model, which keeps version {self.version}: {words}")
-        with torch.no_grad():
-            for name, tensor in given.items():
-                own[name].copy_(tensor)
+        copy_weights(self._model, dict(weights), keeps=self.version)
         self.version = version
 
     def generate(
@@ -156,6 +142,7 @@ class LocalEngine:
         """Steps until every completion is finished: admit rows, draw a token for each, retire rows, run the model."""
         logits = torch.empty(0, self._vocabulary, device=self._device)
         while scheduler.count or scheduler.queue.waiting:
+            self._progress()
             if scheduler.admits:
                 logits = torch.cat([logits, *self._admit(scheduler)])
             if rules.adjusting is not None:
@@ -184,6 +171,7 @@ class LocalEngine:
         """Start as many waiting completions as there is room for: their first logits, by prompt batch."""
         queue, takes, logits = scheduler.queue, scheduler.admit(), []
         while takes:
+            self._progress()
             if queue.carried is not None:
                 prompts, batch = queue.carried, takes[:1]
                 queue.carried = None

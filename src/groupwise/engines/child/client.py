@@ -1,0 +1,154 @@
+"""The engine that a run sees where the real one lives in a child: the same calls, the same completions to the bit."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from groupwise.core.children import ChildLost
+from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
+from groupwise.core.errors import GroupwiseError, RunError, UsageError
+from groupwise.core.records import Completion
+from groupwise.engines.child.process import Declared, EngineProcess
+from groupwise.engines.child.shared_weights import SharedWeights
+from groupwise.engines.child.spec import folder_writer, spec_of
+from groupwise.engines.settings import EngineSettings
+from groupwise.models.load import Policy
+
+T = TypeVar("T")
+#: Says a line to whoever watches the run.
+Note = Callable[[str], None]
+
+
+class ChildEngine:
+    """An engine in a process of its own. Where that ends or stalls it is started again, loaded, and asked again: the
+    same requests under the same weights are answered by the same completions.
+
+    restarts  how often it was started again
+    Raises UsageError where it does not start, or the engine refuses the policy.
+    """
+
+    def __init__(self, policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> None:
+        self._settings, self._note = settings, note
+        self._spec, self._write_folder = spec_of(policy, settings, routes), folder_writer(policy)
+        # Loads name parameters; a process that is started again needs what the model holds beside them.
+        self._buffers = {name: buffer.detach().clone() for name, buffer in policy.model.named_buffers()}
+        self._shared = SharedWeights()
+        self._stamp = self._shared.write({**self._buffers, **dict(policy.model.named_parameters())}, version=0)
+        self._process: EngineProcess | None = None
+        self._closed = False
+        self.version, self.restarts = 0, 0
+        try:
+            declared = self._start()
+        except ChildLost as lost:
+            key = f"engine.python = {settings.python!r}" if settings.python else "engine.process = 'child'"
+            raise _with_notes(UsageError(f"{key}: the engine's process did not start: {lost}"), lost) from None
+        finally:
+            if self._process is None:
+                self.close()
+        self.routes, self.keeps_support = declared.routes, declared.keeps_support
+        self.options = frozenset(declared.options)
+        self.precision: Precision = declared.precision
+
+    @property
+    def pid(self) -> int | None:
+        """The process that lives now; None where none does."""
+        return self._process.pid if self._process else None
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
+    ) -> list[tuple[Completion, ...]]:
+        """The completions of each request, in order; `on_finish` hears of each once, however often they are asked for.
+
+        Raises what the engine raises, and RunError where its process is lost for good.
+        """
+        once = None if on_finish is None else _Once(on_finish)
+        seconds = self._settings.deadline
+        return self._ask_with_restarts(lambda process: process.generate(list(requests), sampling, once, seconds))
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace the weights there. Raises RunError where they do not arrive whole, or the process is lost for good.
+
+        Where they are refused the engine keeps what it has, and a process that is lost then cannot be loaded again.
+        """
+        self._require_open()
+        self._stamp = self._shared.write({**self._buffers, **dict(weights)}, version)
+        loaded = self._ask_with_restarts(
+            lambda process: process.load(self._shared, self._stamp, self._settings.deadline)
+        )
+        if loaded != version:
+            raise RunError(f"the engine's process was given weights of version {version} and says that it has {loaded}")
+        self.version = version
+
+    def close(self) -> None:
+        """End the process and give the shared memory back. A second call does nothing."""
+        self._closed = True
+        self._end()
+        self._shared.close()
+
+    def _ask_with_restarts(self, ask: Callable[[EngineProcess], T]) -> T:
+        """The answer of a process that lives; one that is lost is replaced, `settings.restarts` times in a row."""
+        for lost_before in range(self._settings.restarts + 1):
+            self._require_open()
+            try:
+                if self._process is None:
+                    self._start()
+                    self.restarts += 1
+                assert self._process is not None
+                return ask(self._process)
+            except ChildLost as lost:
+                self._give_up_or_note(lost, lost_before)
+            finally:
+                if self._process is not None and not self._process.answered:
+                    self._end()  # what it still answers would be taken for the next answer
+        raise AssertionError("the last loss is raised")
+
+    def _give_up_or_note(self, lost: ChildLost, lost_before: int) -> None:
+        most = self._settings.restarts
+        if lost_before < most:
+            again = f"it is started again ({lost_before + 1} of {most} in a row) and asked the same"
+            self._note(f"engine       its process is lost: {lost}; {again}")
+            return
+        times = f"{most + 1} times in a row" if most else "and engine.restarts = 0"
+        words = f"the engine's process is lost, {times}: {lost}; resume the run to go on from its newest checkpoint"
+        raise _with_notes(RunError(words), lost) from None
+
+    def _start(self) -> Declared:
+        """A process with the engine in it; none where that fails."""
+        process = EngineProcess(self._settings.python)
+        try:
+            seconds = self._settings.start_deadline
+            declared = process.start(self._spec, self._write_folder, self._shared, self._stamp, seconds)
+        except BaseException:
+            process.close()
+            raise
+        self._process = process
+        return declared
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.close()
+        self._process = None
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RunError("the engine is closed")
+
+
+def _with_notes(error: GroupwiseError, lost: ChildLost) -> GroupwiseError:
+    for note in getattr(lost, "__notes__", ()):
+        error.add_note(note)
+    return error
+
+
+class _Once:
+    """A listener that hears of each completion once."""
+
+    def __init__(self, listener: OnFinish) -> None:
+        self._listener = listener
+        self._reported: set[tuple[int, int]] = set()
+
+    def __call__(self, done: Finished) -> None:
+        if (done.request, done.sample) not in self._reported:
+            self._reported.add((done.request, done.sample))
+            self._listener(done)

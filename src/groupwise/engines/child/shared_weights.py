@@ -1,0 +1,126 @@
+"""Weights that two processes share: a safetensors file in memory, without a name in any folder.
+
+The kernel holds it (memfd), and the descriptor goes to the other process: /dev/shm and its size do not matter, and a
+run that is killed leaves nothing behind. What is reserved is there, so that to write it cannot fail later.
+"""
+
+import mmap
+import os
+import tempfile
+import weakref
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from groupwise.core.engine import Progress, silent
+from groupwise.core.errors import RunError
+from groupwise.core.tensor_layout import Place, header, layout, size
+
+#: The header's length is a multiple of it, so that as a rule the file of another version is as long.
+PAGE = 4096
+#: Bytes of the file that are summed at once.
+CHUNK = 1 << 26
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What a file of weights must be: its version, and the checksum (CRC-32) of all its bytes, the header included."""
+
+    version: int
+    checksum: int
+
+
+class SharedWeights:
+    """The newest weights of a run, which it writes and a child reads.
+
+    descriptor  of the file, to be sent to the child
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = _file_in_memory()
+        self._memory: mmap.mmap | None = None
+        self._close = weakref.finalize(self, os.close, self.descriptor)
+
+    def write(self, tensors: Mapping[str, Tensor], version: int) -> Stamp:
+        """Replaces everything that was there, which no process may read meanwhile.
+
+        Raises RunError where memory has no room.
+        """
+        ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # each is aligned so
+        head = header(ordered, {"version": str(version)}, PAGE)
+        memory = self._reserved(len(head) + sum(map(size, ordered.values())))
+        memory[: len(head)] = head
+        for name, place in layout(head).places.items():
+            if place.begin < place.end:
+                view(memory, place).copy_(ordered[name].detach())
+        return Stamp(version, checksum(memory))
+
+    def close(self) -> None:
+        """Gives the memory back. A second call does nothing."""
+        self._memory = None
+        self._close()
+
+    def _reserved(self, count: int) -> mmap.mmap:
+        """The file as memory of `count` bytes, all of which are there."""
+        if self._memory is None or len(self._memory) != count:
+            self._memory = None
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(self.descriptor, 0, count)
+                os.ftruncate(self.descriptor, count)
+                self._memory = mmap.mmap(self.descriptor, count)
+            except OSError as error:
+                raise RunError(
+                    f"the weights for the engine's process do not fit into shared memory: {count / 2**20:,.0f} MiB: "
+                    f'{error.strerror}; free memory, or set engine.process = "inside"'
+                ) from None
+        return self._memory
+
+
+def read_weights(descriptor: int, stamp: Stamp, progress: Progress = silent) -> dict[str, Tensor]:
+    """The tensors of a file that another process wrote, where they lie: to be copied before it writes again.
+
+    Raises RunError where it is not the file that the stamp is of.
+    """
+    what = f"the weights of version {stamp.version} did not arrive whole"
+    memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size, access=mmap.ACCESS_COPY)
+    actual = checksum(memory, progress)
+    if actual != stamp.checksum:
+        raise RunError(f"{what}: their checksum is {actual:08x} and not {stamp.checksum:08x}")
+    stored = layout(memory[: _header_end(memory)])
+    if stored.metadata.get("version") != str(stamp.version):
+        raise RunError(f"{what}: what lies there is of version {stored.metadata.get('version')}")
+    return {name: view(memory, place) for name, place in stored.places.items()}
+
+
+def view(memory: mmap.mmap, place: Place) -> Tensor:
+    """The tensor that lies there, without a copy; it holds the memory."""
+    if place.begin == place.end:
+        return torch.empty(place.shape, dtype=place.dtype)
+    count = (place.end - place.begin) // place.dtype.itemsize
+    return torch.frombuffer(memory, dtype=place.dtype, count=count, offset=place.begin).view(place.shape)
+
+
+def checksum(memory: mmap.mmap, progress: Progress = silent) -> int:
+    """CRC-32 of all bytes."""
+    total = 0
+    with memoryview(memory) as every:
+        for begin in range(0, len(every), CHUNK):
+            with every[begin : begin + CHUNK] as some:
+                total = zlib.crc32(some, total)
+            progress()
+    return total
+
+
+def _header_end(memory: mmap.mmap) -> int:
+    return 8 + int.from_bytes(memory[:8], "little")
+
+
+def _file_in_memory() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("groupwise weights", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # where the kernel has none: a file without a name, mostly in its cache
+        return os.dup(file.fileno())

@@ -1,0 +1,72 @@
+"""What a child makes its engine of: facts that JSON can say, and a folder with the model's configuration and tokenizer.
+
+The weights come by themselves (shared_weights.py), with those buffers that the model has.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from groupwise.engines.settings import EngineSettings
+from groupwise.models.folder import quiet
+from groupwise.models.load import Policy
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine, without weights.
+
+    settings    the section [engine]
+    eos, pad    as the policy has them
+    routes      whether completions are to carry the experts that were chosen
+    dtype       of the weights that are sent, torch's name
+    device      where the engine computes
+    attention, experts   transformers' names of what computes the model's attention and its experts
+    threads     of torch: the bits depend on them
+    parameters  the names that every load must have
+    """
+
+    settings: dict[str, Any]
+    eos: tuple[int, ...]
+    pad: int
+    routes: bool
+    dtype: str
+    device: str
+    attention: str
+    experts: str | None
+    threads: int
+    parameters: tuple[str, ...]
+
+
+def spec_of(policy: Policy, settings: EngineSettings, routes: bool) -> EngineSpec:
+    """The engine of a policy, as it would be inside."""
+    model = policy.model
+    return EngineSpec(
+        settings=settings.model_dump(mode="json"),
+        eos=tuple(sorted(policy.eos)),
+        pad=policy.pad,
+        routes=routes,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        attention=model.config._attn_implementation,
+        experts=model.config._experts_implementation,
+        threads=torch.get_num_threads(),
+        parameters=tuple(name for name, _ in model.named_parameters()),
+    )
+
+
+def folder_writer(policy: Policy) -> Callable[[Path], None]:
+    """What writes the policy's configuration and tokenizer, as they are now, into a folder; no weights."""
+    config = copy.deepcopy(policy.model.config)
+    config.architectures = [type(policy.model).__name__]
+
+    def write(folder: Path) -> None:
+        with quiet():
+            config.save_pretrained(folder)
+            policy.tokenizer.save_pretrained(folder)
+
+    return write

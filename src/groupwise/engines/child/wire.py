@@ -1,0 +1,154 @@
+"""What passes between a run and its engine's process: JSON objects, and arrays as raw bytes behind them. Never pickle.
+
+A message with arrays names them with type and shape under "arrays"; their bytes follow in that order:
+
+    {"answer": {...}, "arrays": {"tokens": ["int64", [12]], "logp_engine": ["float64", [12]]}}    then 96 + 96 bytes
+
+The tokens, log-probabilities, supports and routes of all completions of an answer lie one behind the other in one array
+each. Shapes: N completions, T tokens of all of them, L routers, K experts a token.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from groupwise.core.dataclass_json import from_json, to_json
+from groupwise.core.engine import Finished, Request, Sampling
+from groupwise.core.records import Completion, Span, Support
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Line(Protocol):
+    """An end of the connection: a Channel in the child, a Child in the run."""
+
+    def send(
+        self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None
+    ) -> None: ...
+
+    def receive(self, seconds: float | None = None) -> dict[str, Any]: ...
+
+    def send_raw(self, data: bytes, seconds: float | None = None) -> None: ...
+
+    def receive_raw(self, count: int, seconds: float | None = None) -> bytearray: ...
+
+
+class Message(NamedTuple):
+    """A JSON object, and the arrays that came behind it."""
+
+    content: dict[str, Any]
+    arrays: Arrays
+
+
+def send(line: Line, content: Mapping[str, Any], arrays: Arrays, seconds: float | None = None) -> None:
+    """A message with arrays. Raises as the line does."""
+    named = {name: [array.dtype.name, list(array.shape)] for name, array in arrays.items()}
+    line.send({**content, "arrays": named}, seconds=seconds)
+    for array in arrays.values():
+        line.send_raw(np.ascontiguousarray(array).tobytes(), seconds)
+
+
+def receive(line: Line, seconds: float | None = None) -> Message:
+    """The next message. Raises as the line does."""
+    content = line.receive(seconds)
+    arrays = {}
+    for name, (kind, shape) in content.pop("arrays", {}).items():
+        dtype = np.dtype(kind)
+        data = line.receive_raw(dtype.itemsize * math.prod(shape), seconds)
+        arrays[name] = np.frombuffer(data, dtype).reshape(shape)
+    return Message(content, arrays)
+
+
+def question(requests: Sequence[Request], sampling: Sampling, listens: bool) -> dict[str, Any]:
+    """What is asked of an engine; `listens`: completions are to be reported as they end."""
+    return {"requests": [vars(r) for r in requests], "sampling": sampling.model_dump(mode="json"), "listens": listens}
+
+
+def requests_of(content: Mapping[str, Any]) -> tuple[Request, ...]:
+    """The requests of a question."""
+    return tuple(Request(**{**request, "tokens": tuple(request["tokens"])}) for request in content["requests"])
+
+
+def sampling_of(content: Mapping[str, Any]) -> Sampling:
+    """The sampling of a question."""
+    return Sampling.model_validate(content["sampling"])
+
+
+def finished_message(done: Finished) -> dict[str, Any]:
+    """A completion that has ended."""
+    return {"finished": done._asdict()}
+
+
+def finished_of(content: Mapping[str, Any]) -> Finished:
+    """The completion that has ended."""
+    fields = content["finished"]
+    return Finished(**{**fields, "tokens": tuple(fields["tokens"])})
+
+
+def completions_message(groups: Sequence[Sequence[Completion]]) -> Message:
+    """What an engine writes of its completions; the fields that a rollout writes later do not travel."""
+    every = [c for group in groups for c in group]
+    supports = [c.support for c in every if c.support is not None]
+    routes = [c.routes for c in every if c.routes is not None]
+    content = {
+        "groups": [len(group) for group in groups],
+        "tokens": [len(c.tokens) for c in every],
+        "finish": [c.finish for c in every],
+        "stop": [c.stop for c in every],
+        "spans": [to_json(c.spans) for c in every],
+        "support_ids": [None if c.support is None else len(c.support.ids) for c in every],
+        "support_start": [None if c.support is None else len(c.support.start) for c in every],
+        "routes": [None if c.routes is None else len(c.routes) for c in every],
+    }
+    arrays = {
+        "tokens": np.array([token for c in every for token in c.tokens], np.int64),
+        "logp_engine": np.array([logp for c in every for logp in c.logp_engine], np.float64),
+        **({"support_ids": _joined([s.ids for s in supports])} if supports else {}),
+        **({"support_start": _joined([s.start for s in supports])} if supports else {}),
+        **({"routes": _joined(routes)} if routes else {}),
+    }
+    return Message(content, arrays)
+
+
+def completions_of(message: Message) -> list[tuple[Completion, ...]]:
+    """The completions of each request, as they were in the other process, to the bit."""
+    content, take = message.content, _Taking(message.arrays)
+
+    def completion(i: int) -> Completion:
+        ids, start = (take.tensor(name, content[name][i]) for name in ("support_ids", "support_start"))
+        return Completion(
+            tokens=tuple(take("tokens", content["tokens"][i]).tolist()),
+            logp_engine=tuple(take("logp_engine", content["tokens"][i]).tolist()),
+            finish=content["finish"][i],
+            spans=from_json(tuple[Span, ...], content["spans"][i]),
+            support=None if ids is None or start is None else Support(ids, start),
+            routes=take.tensor("routes", content["routes"][i]),
+            stop=content["stop"][i],
+        )
+
+    every = map(completion, range(sum(content["groups"])))
+    return [tuple(next(every) for _ in range(count)) for count in content["groups"]]
+
+
+class _Taking:
+    """Arrays from which one part after the other is taken."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays, self._taken = arrays, dict.fromkeys(arrays, 0)
+
+    def __call__(self, name: str, count: int) -> np.ndarray:
+        begin = self._taken[name]
+        self._taken[name] = begin + count
+        return self._arrays[name][begin : begin + count]
+
+    def tensor(self, name: str, count: int | None) -> Tensor | None:
+        """In memory of its own, for a part would hold the whole; None where the completion has none."""
+        return None if count is None else torch.from_numpy(self(name, count).copy())
+
+
+def _joined(tensors: Sequence[Tensor]) -> np.ndarray:
+    return torch.cat(list(tensors)).numpy()

@@ -1,0 +1,90 @@
+"""A run that samples ahead: each batch by the weights of two updates ago, and the same bits after every stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import groupwise
+from groupwise.commands import build
+from groupwise.commands.train import resume
+from groupwise.config import recipe
+from groupwise.config.resolve import resolve
+from groupwise.core.errors import UsageError
+from groupwise.engines.make import make_engine
+from groupwise.journal.journal import read_metrics
+from tests.rollout.test_ahead import Slow
+from tests.runs.test_run import CORES, assert_same_run, kill_again_and_again, start
+from tests.runs.tiny_runs import cut_back, tiny_run
+
+CHANGES: dict[str, Any] = {"steps": 5, "rollout__ahead": 1, "learner__learning_rate": 1e-3}
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+
+
+def test_each_batch_is_of_the_weights_before_those_that_it_trains_and_a_stop_changes_nothing(tmp_path: Path) -> None:
+    whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", **CHANGES)).folder
+    assert {(row["step"], row["version"]) for row in rows(whole)} == {(1, 0), (2, 0), (3, 1), (4, 2), (5, 3)}
+    steps = [row for row in read_metrics(whole) if "checks" in row]
+    engine = [row["checks"]["learner = engine"]["verdict"] for row in steps]
+    assert engine == ["pass"] + ["not measured"] * 4
+    assert {row["checks"]["engine and learner agree after a weight load"]["verdict"] for row in steps} == {"pass"}
+    cut = groupwise.train("quickstart", tiny_run(tmp_path, name="cut", **CHANGES)).folder
+    for step in (4, 2):
+        cut_back(cut, step)
+        assert resume(cut).finished
+        assert_same_run(whole, cut)
+
+
+def test_which_of_both_is_faster_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling that takes far longer than training is not given the weights that training has made meanwhile."""
+    quick = groupwise.train("quickstart", tiny_run(tmp_path, name="quick", **CHANGES)).folder
+    monkeypatch.setattr(build, "make_engine", lambda **given: Slow(make_engine(**given), 0.2))
+    slow = groupwise.train("quickstart", tiny_run(tmp_path, name="slow", **CHANGES)).folder
+    assert_same_run(quick, slow)
+
+
+def test_dapos_filter_and_refill_ahead(tmp_path: Path) -> None:
+    changes = {**CHANGES, "algorithm__name": "dapo", "algorithm__mismatch__kind": "tis"}
+    whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", **changes)).folder
+    cut = groupwise.train("quickstart", tiny_run(tmp_path, name="cut", **changes)).folder
+    cut_back(cut, 3)
+    assert resume(cut).finished
+    assert_same_run(whole, cut)
+    assert all(row["version"] <= max(0, row["step"] - 2) for row in rows(whole))
+
+
+def test_an_algorithm_without_trust_region_or_correction_is_refused_with_the_remedy() -> None:
+    words = r"^rollout.ahead = 1: the completions are an older policy's, and reinforce .* set algorithm.mismatch.kind"
+    with pytest.raises(UsageError, match=words):
+        resolve(recipe.load("quickstart", {"algorithm.name": "reinforce", "rollout.ahead": 1}))
+    for remedy in ({"algorithm.mismatch.kind": "tis"}, {"logp_old": "engine"}, {"rollout.ahead": 0}):
+        resolve(recipe.load("quickstart", {"algorithm.name": "reinforce", "rollout.ahead": 1, **remedy}))
+
+
+def test_the_plan_says_which_policy_samples_and_from_which_ratios_start() -> None:
+    def said(**changes: Any) -> str:
+        return resolve(recipe.load("quickstart", {"rollout.ahead": 1, **changes})).describe()
+
+    assert "by the weights before that (behaviour: logp_engine)" in said()
+    assert "nothing corrects pi_old / pi_engine (algorithm.mismatch.kind would)" in said()
+    corrected = said(**{"algorithm.mismatch.kind": "tis"})
+    assert "tis(cap=2.0) corrects pi_old / pi_engine" in corrected
+    assert "nothing corrects" not in corrected
+    assert "ratios start from logp_engine itself" in said(logp_old="engine")
+    assert "\nahead " not in resolve(recipe.load("quickstart")).describe()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_ten_kills_and_resumes_of_a_run_ahead(name: str, small: Any) -> None:
+    changes = small(algorithm__name=name, steps=40, prompts_per_step=16, threads=CORES, rollout__ahead=1)
+    whole = start({**changes, "name": "whole"}, CORES)
+    whole.communicate(timeout=300)
+    cut = kill_again_and_again({**changes, "name": "cut"}, 10, 2, CORES)
+    assert_same_run(Path(changes["runs"]) / "whole", cut)

@@ -1,0 +1,103 @@
+"""A run whose engine has a process of its own is the run with the engine inside, to the bit, also where it dies."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import groupwise
+from groupwise.commands.train import resume
+from tests.runs.test_run import assert_same_run
+from tests.runs.tiny_runs import cut_back, tiny_run
+
+SERVER = "groupwise.engines.child.server"
+
+
+def engine_processes() -> list[int]:
+    """The engines' processes that this one has started and that live."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            ours = f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text()
+            if ours and SERVER in (entry / "cmdline").read_text():
+                found.append(int(entry.name))
+        except (OSError, ValueError):
+            pass
+    return found
+
+
+class Kills:
+    """A callback: after some of the steps, a moment later, the engine's process is killed."""
+
+    def __init__(self, steps: set[int], seed: int) -> None:
+        self._steps, self._random = steps, random.Random(seed)
+        self.pids: list[int] = []
+        self._threads: list[threading.Thread] = []
+
+    def __call__(self, record: Any) -> None:
+        if record.step in self._steps:
+            thread = threading.Thread(target=self._kill, args=(self._random.uniform(0.0, 0.03),))
+            thread.start()
+            self._threads.append(thread)
+
+    def _kill(self, seconds: float) -> None:
+        time.sleep(seconds)
+        for pid in engine_processes():
+            os.kill(pid, signal.SIGKILL)
+            self.pids.append(pid)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+
+def lost(run: Path) -> list[str]:
+    return [line for line in (run / "log.txt").read_text().splitlines() if "its process is lost" in line]
+
+
+def trained(place: Path, name: str, callbacks: Any = (), **changes: Any) -> Path:
+    return groupwise.train("quickstart", tiny_run(place, name=name, **changes), callbacks=callbacks).folder
+
+
+def test_grpo_with_its_engine_killed_ends_with_the_bits_of_the_run_inside(tmp_path: Path) -> None:
+    changes = {"steps": 4, "algorithm__name": "grpo", "evaluation__every": 2}
+    inside = trained(tmp_path, "inside", **changes)
+    kills = Kills({2}, seed=0)
+    child = trained(tmp_path, "child", [kills], engine__process="child", **changes)
+    kills.join()
+    assert len(kills.pids) == len(lost(child)) == 1
+    assert_same_run(inside, child)
+    assert not engine_processes()
+
+
+def test_dapo_in_another_interpreter_resumes_with_the_bits_of_the_run_inside(tmp_path: Path) -> None:
+    """The interpreter is this one, told as another: it gets groupwise from the run, and its libraries from its own."""
+    changes = {"steps": 4, "algorithm__name": "dapo", "sampling__top_p": 0.95, "learner__learning_rate": 1e-3}
+    inside = trained(tmp_path, "inside", **changes)
+    child = trained(tmp_path, "child", engine__process="child", engine__python=sys.executable, **changes)
+    assert_same_run(inside, child)
+    cut_back(child, 2)
+    assert resume(child).finished
+    assert_same_run(inside, child)
+    assert not lost(child)
+    assert not engine_processes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_ten_kills_of_the_engine_at_random_moments(name: str, tmp_path: Path) -> None:
+    changes = {"steps": 25, "algorithm__name": name, "learner__learning_rate": 1e-3}
+    inside = trained(tmp_path, "inside", **changes)
+    kills = Kills(set(range(2, 22, 2)), seed=1)
+    child = trained(tmp_path, "child", [kills], engine__process="child", **changes)
+    kills.join()
+    assert len(kills.pids) == len(lost(child)) == 10
+    assert_same_run(inside, child)
