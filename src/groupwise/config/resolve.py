@@ -47,6 +47,7 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
     chosen = {"name": recipe.task["name"]} if recipe.task.get("name") in TASKS else chosen_by(problems)
     complete = recipe.replace(
         device=device,
+        engine=recipe.engine.placed(),
         passes_per_batch=recipe.passes_per_batch or row.passes,
         task=chosen | {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()},
         algorithm={"name": row.name, **settings(row)},

@@ -1,6 +1,7 @@
 """Which engine samples, where it lives, and how many completions it holds at once."""
 
 import shutil
+import subprocess
 from typing import Literal
 
 from pydantic import Field
@@ -11,22 +12,27 @@ from groupwise.models.precision import WeightPrecision
 
 #: The keys that only an engine in a child reads.
 OF_A_CHILD = frozenset({"python", "deadline", "start_deadline", "restarts"})
+#: The interpreter that `make vllm` builds, and what it is asked before a run.
+VLLM_PYTHON = ".venv-vllm/bin/python"
+HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
 
 class EngineSettings(Settings):
     """The section [engine].
 
-    name            which engine samples
+    name            which engine samples: "local" is groupwise's own; "vllm" lives in a child
     process         "inside" is the run's own; "child" is one of its own, started again where it ends or stalls
-    python          the child's interpreter, which has libraries of its own; without this key it is the run's
+    python          the child's interpreter, which has libraries of its own; without this key it is the run's, and of
+                    vLLM the one that `make vllm` builds
     deadline        seconds without a sign of progress after which a child counts as stalled
     start_deadline  seconds in which a child must have started
     restarts        how often in a row a child is started again; 0: the run stops instead
     max_rows        completions sampled side by side; the others wait for a place
     precision       of the engine's copy of the weights; "same" is as the learner's master weights are
+    cache_mib       MiB of vLLM's keys and values; without this key what max_rows need, at most 1024
     """
 
-    name: Literal["local"] = "local"
+    name: Literal["local", "vllm"] = "local"
     process: Literal["inside", "child"] = "inside"
     python: Location | None = None
     deadline: Changeable[float] = Field(default=120.0, ge=0.1, le=86_400)
@@ -34,20 +40,49 @@ class EngineSettings(Settings):
     restarts: Changeable[int] = Field(default=2, ge=0, le=1000)
     max_rows: Changeable[int] = Field(default=512, ge=1)
     precision: WeightPrecision = "same"
+    cache_mib: int | None = Field(default=None, ge=1, le=2**24)
 
     @property
     def unread(self) -> set[str]:
-        """The keys that nothing reads: without a child those that are about it."""
-        return set() if self.process == "child" else set(OF_A_CHILD)
+        """The keys that nothing reads: without a child those that are about it, without vLLM its own."""
+        in_child = self.process == "child" or self.name == "vllm"
+        return (set() if in_child else set(OF_A_CHILD)) | (set() if self.name == "vllm" else {"cache_mib"})
+
+    def placed(self) -> "EngineSettings":
+        """With what follows from the name: vLLM lives in a child. Raises UsageError where it is to live inside."""
+        if self.name != "vllm":
+            return self
+        if self.process == "inside" and "process" in self.model_fields_set:
+            raise UsageError(
+                "engine.process = 'inside': vLLM needs libraries of its own, so it lives in a process of its own; take "
+                "the key out"
+            )
+        return self.replace(process="child", python=self.python or VLLM_PYTHON)
 
     def require_interpreter(self) -> None:
-        """Raises UsageError where there is no such program as `python` names."""
-        if self.python is not None and shutil.which(self.python) is None:
+        """Raises UsageError where there is no such program as `python` names, or it has no vLLM and needs it."""
+        if self.python is None:
+            return
+        builds = "; make vllm builds it" if self.python == VLLM_PYTHON else ""
+        if shutil.which(self.python) is None:
             raise UsageError(
-                f"engine.python = {self.python!r}: there is no such program; name an interpreter, such as "
-                ".venv-vllm/bin/python"
+                f"engine.python = {self.python!r}: there is no such program{builds}; name an interpreter, such as "
+                f"{VLLM_PYTHON}"
+            )
+        if self.name == "vllm" and not _succeeds([self.python, "-c", HAS_VLLM]):
+            raise UsageError(
+                f"engine.name = 'vllm': the interpreter {self.python} has no vLLM; make vllm builds one that has it, "
+                f"{VLLM_PYTHON}"
             )
 
     def __str__(self) -> str:
         interpreter = f", run by {self.python}" if self.python else ""
         return f"{self.name}, in a child process{interpreter}" if self.process == "child" else self.name
+
+
+def _succeeds(command: list[str]) -> bool:
+    """Whether it ends within a minute, and well."""
+    try:
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

@@ -1,5 +1,6 @@
 """Which engine a child builds: a row each. What it needs is imported when it is built: a child has one engine."""
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def local(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progres
     from transformers import AutoModelForCausalLM
 
     from groupwise.engines.local.make import local_engine
-    from groupwise.engines.local.weights import copy_weights
+    from groupwise.engines.weights import copy_weights
     from groupwise.models.folder import loading, read_config
     from groupwise.models.load import Policy, load_tokenizer
 
@@ -43,4 +44,20 @@ def local(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progres
     return local_engine(policy, EngineSettings.model_validate(spec.settings), spec.routes, progress)
 
 
-BUILDERS: Mapping[str, Build] = {"local": local}
+def vllm(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progress: Progress) -> Engine:
+    """The engine of engines/vllm."""
+    from groupwise.engines.vllm.make import vllm_engine
+
+    return vllm_engine(spec, folder, weights, progress)
+
+
+BUILDERS: Mapping[str, Build] = {"local": local, "vllm": vllm}
+
+#: The module that computes what the engine samples.
+LIBRARIES: Mapping[str, str] = {"local": "transformers", "vllm": "vllm"}
+
+
+def library_of(name: str) -> str:
+    """The library of an engine that has been built, with its version."""
+    library = LIBRARIES[name]
+    return f"{library} {sys.modules[library].__version__}"

@@ -16,6 +16,8 @@ from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 
 T = TypeVar("T")
+#: Versions of libraries whose interface is not a stable one; others are not asked for theirs.
+TESTED = {"vllm": "0.32."}
 #: Says a line to whoever watches the run.
 Note = Callable[[str], None]
 
@@ -49,6 +51,8 @@ class ChildEngine:
         self.routes, self.keeps_support = declared.routes, declared.keeps_support
         self.options = frozenset(declared.options)
         self.precision: Precision = declared.precision
+        if settings.python:
+            self._note(f"engine       {_tested(declared.library)}")
 
     @property
     def pid(self) -> int | None:
@@ -133,6 +137,13 @@ class ChildEngine:
     def _require_open(self) -> None:
         if self._closed:
             raise RunError("the engine is closed")
+
+
+def _tested(library: str) -> str:
+    """The library, and whether it is one that is tested."""
+    name, _, version = library.partition(" ")
+    known = TESTED.get(name)
+    return library if known is None or version.startswith(known) else f"{library}, which is not tested: {known} is"
 
 
 def _with_notes(error: GroupwiseError, lost: ChildLost) -> GroupwiseError:

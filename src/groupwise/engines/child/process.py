@@ -27,13 +27,14 @@ REST = 1.0
 
 @dataclass(frozen=True)
 class Declared:
-    """What the engine says of itself (core/engine.py: Engine)."""
+    """What the engine says of itself (core/engine.py: Engine), and the library that computes."""
 
     routes: bool
     keeps_support: bool
     options: tuple[str, ...]
     precision: Precision
     version: int
+    library: str
 
 
 class EngineProcess:

@@ -15,7 +15,7 @@ from groupwise.core.dataclass_json import from_json
 from groupwise.core.engine import Engine, Finished
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, listed, one_line
 from groupwise.engines.child import wire
-from groupwise.engines.child.builders import BUILDERS
+from groupwise.engines.child.builders import BUILDERS, library_of
 from groupwise.engines.child.shared_weights import Stamp, read_weights
 from groupwise.engines.child.spec import EngineSpec
 from groupwise.engines.child.wire import Message
@@ -75,6 +75,7 @@ class Server:
             "options": sorted(self._engine.options),
             "precision": self._engine.precision,
             "version": self._engine.version,
+            "library": library_of(spec.settings["name"]),
         }
         return Message(declared, {})
 

@@ -37,8 +37,9 @@ from groupwise.engines.local.prefill import Prefill
 from groupwise.engines.local.rotary import fuse_rotation
 from groupwise.engines.local.rules import Rulebook, Rules
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
-from groupwise.engines.local.weights import copy_weights
+from groupwise.engines.requests import positions, require_request
 from groupwise.engines.stop_strings import Decode
+from groupwise.engines.weights import copy_weights
 from groupwise.models.precision import WeightPrecision, cast_weights
 
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
@@ -88,7 +89,7 @@ class LocalEngine:
         self.precision: Precision = "bf16" if self._model.dtype == torch.bfloat16 else "fp32"
         self._step: Any = Step(self._model, routes)
         self._prefill: Any = Prefill(self._model, pad, routes)
-        self._context = _context(self._model.config)
+        self._context = positions(self._model.config)
         self._device = next(self._model.parameters()).device
         self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS
         self._vocabulary = self._model.config.vocab_size
@@ -116,7 +117,7 @@ class LocalEngine:
         rules = self._rules_of(sampling)
         limits = [sampling.max_new_tokens if r.max_new_tokens is None else r.max_new_tokens for r in requests]
         for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
-            _require_request(number, request, limit, self._context, self._vocabulary)
+            require_request(number, request, limit, self._context, self._vocabulary)
         if not requests:
             return []
         queue = Queue(requests, limits)
@@ -207,32 +208,6 @@ def _prefill_batch(requests: Sequence[Request], takes: Sequence[Take], most: int
         if count and width * (count + 1) > most:
             return takes[:count]
     return takes
-
-
-def _require_request(number: int, request: Request, limit: int, context: int, vocabulary: int) -> None:
-    prompt = len(request.tokens)
-    if not prompt:
-        raise UsageError(f"request {number}: the prompt is empty; give it at least one token, such as the BOS id")
-    if request.samples < 1 or limit < 1:
-        raise UsageError(
-            f"request {number}: samples is {request.samples}, max_new_tokens {limit}; both must be 1 or more"
-        )
-    if prompt + limit > context:
-        remedy = f"set max_new_tokens to at most {context - prompt}" if prompt < context else "shorten the prompt"
-        raise UsageError(
-            f"request {number}: a prompt of {prompt} tokens and up to {limit} new ones do not fit "
-            f"the model's {context} positions; {remedy}"
-        )
-    if min(request.tokens) < 0 or max(request.tokens) >= vocabulary:
-        raise UsageError(f"request {number}: ids outside of 0 to {vocabulary - 1}; is the tokenizer the model's?")
-
-
-def _context(config: Any) -> int:
-    """Positions the model can be run on. Windowed attention is not built, so a window is a limit."""
-    windowed = any("sliding" in kind for kind in getattr(config, "layer_types", None) or ["sliding"])
-    window = getattr(config, "sliding_window", None) if windowed else None
-    limits = [getattr(config, "max_position_embeddings", None), window]
-    return min((limit for limit in limits if limit), default=2**31)
 
 
 def _require_attention_layers(config: Any) -> None:

@@ -1,0 +1,39 @@
+"""What an engine can be asked: how long a model's sequences may be, and requests that fit into them."""
+
+from typing import Any
+
+from groupwise.core.engine import Request
+from groupwise.core.errors import UsageError
+
+
+def positions(config: Any) -> int:
+    """Positions the model can be run on. Windowed attention is not built, so a window is a limit."""
+    windowed = any("sliding" in kind for kind in getattr(config, "layer_types", None) or ["sliding"])
+    window = getattr(config, "sliding_window", None) if windowed else None
+    limits = [getattr(config, "max_position_embeddings", None), window]
+    return min((limit for limit in limits if limit), default=2**31)
+
+
+def require_request(number: int, request: Request, limit: int, context: int, vocabulary: int) -> None:
+    """Raises UsageError for a request that is empty, does not fit, or holds ids that the model does not have.
+
+    number      of the request, for the message
+    limit       most tokens of a completion
+    context     positions of the model
+    vocabulary  ids of the model
+    """
+    prompt = len(request.tokens)
+    if not prompt:
+        raise UsageError(f"request {number}: the prompt is empty; give it at least one token, such as the BOS id")
+    if request.samples < 1 or limit < 1:
+        raise UsageError(
+            f"request {number}: samples is {request.samples}, max_new_tokens {limit}; both must be 1 or more"
+        )
+    if prompt + limit > context:
+        remedy = f"set max_new_tokens to at most {context - prompt}" if prompt < context else "shorten the prompt"
+        raise UsageError(
+            f"request {number}: a prompt of {prompt} tokens and up to {limit} new ones do not fit "
+            f"the model's {context} positions; {remedy}"
+        )
+    if min(request.tokens) < 0 or max(request.tokens) >= vocabulary:
+        raise UsageError(f"request {number}: ids outside of 0 to {vocabulary - 1}; is the tokenizer the model's?")

@@ -1,0 +1,213 @@
+"""A rollout engine that is vLLM: ids in, ids and log-probabilities of the sampled distribution out.
+
+Each completion is a request of its own, and vLLM computes a prompt's whole blocks once for its group. Completion i of a
+request draws from a generator of its own, seeded by (seed, i). Its logits can differ in the last bits with what else is
+in the batch, as the local engine's can; the same call again gives the same completions, for what an earlier call left
+in the prefix cache is dropped first.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from groupwise.core.engine import Finished, OnFinish, Precision, Progress, Request, Sampling
+from groupwise.core.errors import RunError
+from groupwise.core.records import Completion
+from groupwise.engines.requests import require_request
+from groupwise.engines.stop_strings import Decode, StopStrings
+from groupwise.engines.vllm.heads import Widening
+from groupwise.engines.vllm.sampling import params_of
+from groupwise.engines.weights import Shapes, require_whole, shapes_of
+from groupwise.models.adjustment import adjustment_of
+
+
+@dataclass(frozen=True)
+class Library:
+    """What is used of vLLM's own.
+
+    params     makes SamplingParams
+    at_end     its kind of output that comes when a completion has ended
+    each_step  its kind of output that comes at each step, with what is new
+    """
+
+    params: Any
+    at_end: Any
+    each_step: Any
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the engine knows of the model.
+
+    eos         ids that end a completion under every sampling
+    vocabulary  ids, of which context may be in a sequence
+    parameters  their shapes, of which every load must have all
+    buffers     their shapes; vLLM makes its own
+    tied_to     the parameter that the output head shares, where vLLM has to be given it as the head's too
+    widening    of its heads
+    """
+
+    eos: frozenset[int]
+    vocabulary: int
+    context: int
+    parameters: Shapes
+    buffers: Shapes
+    tied_to: str | None = None
+    widening: Widening | None = None
+
+
+class VllmEngine:
+    """Samples with a vLLM that lives in this process.
+
+    llm        vLLM's LLM, whose engine runs in this process
+    decode     the text of ids, for stop strings
+    progress   called at each step
+    """
+
+    keeps_support = False
+    routes = False
+    options = frozenset(Sampling.model_fields)
+
+    def __init__(
+        self,
+        llm: Any,
+        library: Library,
+        model: ModelFacts,
+        decode: Decode,
+        precision: Precision,
+        progress: Progress,
+    ) -> None:
+        self._llm: Any = llm
+        self._library, self._model = library, model
+        self._decode, self._progress = decode, progress
+        self.precision: Precision = precision
+        self.version = 0
+        self._calls = 0
+
+    def close(self) -> None:
+        """Leave vLLM to the end of its process. A second call does nothing."""
+        self._llm = None
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace every parameter in place, and drop the keys and values of the old ones.
+
+        Raises RunError where a name or a shape does not match, and nothing is changed.
+        """
+        given = dict(weights)
+        require_whole(shapes_of(given), self._model.parameters, self._model.buffers, keeps=self.version)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._renamed(given)})
+        self._drop_prefixes()
+        self.version = version
+
+    def _renamed(self, given: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The parameters as vLLM's model has them; buffers it makes itself."""
+        widen = self._model.widening or (lambda name, tensor: tensor)
+        for name in self._model.parameters:
+            yield name, widen(name, given[name])
+            if name == self._model.tied_to:
+                yield "lm_head.weight", given[name]
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
+    ) -> list[tuple[Completion, ...]]:
+        """The completions of each request, in order. Raises UsageError before sampling, RunError on bad logits."""
+        if self._llm is None:
+            raise RunError("the engine is closed")
+        model = self._model
+        adjustment_of(sampling, model.eos, model.vocabulary)
+        limits = [sampling.max_new_tokens if r.max_new_tokens is None else r.max_new_tokens for r in requests]
+        for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
+            require_request(number, request, limit, model.context, model.vocabulary)
+        if not requests:
+            return []
+        self._drop_prefixes()
+        rows = self._begin(requests, limits, sampling)
+        self._sample(rows, sampling, on_finish)
+        return [
+            tuple(row.completion(self.version) for row in rows.values() if row.request == number)
+            for number in range(len(requests))
+        ]
+
+    def _begin(self, requests: Sequence[Request], limits: Sequence[int], sampling: Sampling) -> dict[str, "Row"]:
+        """Every completion as a request of vLLM's: its name there -> what there is of it."""
+        library, ends = self._library, self._model.eos.union(sampling.stop_ids)
+        streamed = library.each_step if sampling.stop else library.at_end
+        rows = {}
+        self._calls += 1
+        for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
+            for sample in range(request.samples):
+                params = params_of(sampling, library.params, ends, limit, request.seed, sample, streamed)
+                name = f"{self._calls}-{number}-{sample}"
+                self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(request.tokens)}, params)
+                rows[name] = Row(number, sample)
+        return rows
+
+    def _sample(self, rows: Mapping[str, "Row"], sampling: Sampling, on_finish: OnFinish | None) -> None:
+        """Steps until every completion has ended."""
+        engine = self._llm.llm_engine
+        strings = StopStrings(sampling.stop, self._decode) if sampling.stop else None
+        while engine.has_unfinished_requests():
+            self._progress()
+            for output in engine.step():
+                row, new = rows[output.request_id], output.outputs[0]
+                if row.finish:
+                    continue
+                begun = len(row.tokens)
+                row.append(new)
+                if not all(map(math.isfinite, row.logp[begun:])):
+                    self.close()  # NaN that lies in its cache would reach later completions, whatever is loaded
+                    raise RunError(
+                        f"the model's logits are NaN or infinite (weights version {self.version}): the weights are "
+                        "broken; go back to an earlier checkpoint, and lower the learning rate if it happens again"
+                    )
+                if strings is not None and row.end_with(strings, begun, sampling.min_new_tokens) and not new.finished():
+                    engine.abort_request([output.request_id])
+                if row.finish and on_finish is not None:
+                    on_finish(Finished(row.request, row.sample, tuple(row.tokens), row.finish))
+
+    def _drop_prefixes(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise RunError("vLLM did not drop its prefix cache, which holds keys and values of older weights")
+
+
+@dataclass
+class Row:
+    """Completion `sample` of request number `request`, as far as it is sampled.
+
+    finish  "" while it goes on
+    """
+
+    request: int
+    sample: int
+    tokens: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    finish: str = ""
+    stop: str = ""
+
+    def append(self, new: Any) -> None:
+        """What vLLM's output brings."""
+        self.tokens += new.token_ids
+        self.logp += [chances[token].logprob for token, chances in zip(new.token_ids, new.logprobs, strict=True)]
+        self.finish = new.finish_reason or ""
+
+    def end_with(self, strings: StopStrings, begun: int, least: int) -> bool:
+        """Whether a stop string is completed by a token from number `begun` on; then it ends there.
+
+        The first `least` tokens end nothing.
+        """
+        for place in strings.rows(self.tokens[begun:]):
+            length = begun + place + 1
+            if length > least and (stop := strings.completed(tuple(self.tokens[:length]))):
+                del self.tokens[length:], self.logp[length:]
+                self.finish, self.stop = "stop", stop
+                return True
+        return False
+
+    def completion(self, version: int) -> Completion:
+        """The whole of it, sampled by weights `version`."""
+        return Completion.of_one_turn(
+            tuple(self.tokens), logp_engine=tuple(self.logp), finish=self.finish, version=version, stop=self.stop
+        )

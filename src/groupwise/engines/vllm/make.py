@@ -1,0 +1,126 @@
+"""vLLM in this process, for the model of a spec."""
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.core.engine import Precision, Progress
+from groupwise.core.errors import UsageError, one_line
+from groupwise.engines.child.spec import EngineSpec
+from groupwise.engines.requests import positions
+from groupwise.engines.settings import EngineSettings
+from groupwise.engines.vllm.engine import Library, ModelFacts, VllmEngine
+from groupwise.engines.vllm.heads import Widening, widening_for
+from groupwise.engines.weights import shapes_of
+from groupwise.models.folder import read_config
+from groupwise.models.load import load_tokenizer
+from groupwise.models.precision import DTYPES
+
+MIB = 2**20
+#: Most of a cache that is as large as the rows need.
+MOST_CACHE = 1024 * MIB
+#: Tokens of a block of vLLM's cache; the last of a row is rarely full.
+BLOCK = 128
+
+
+def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progress: Progress) -> VllmEngine:
+    """vLLM with weights that are random until the first load.
+
+    Raises UsageError where vLLM is missing, or cannot serve the model.
+    """
+    settings = EngineSettings.model_validate(spec.settings)
+    if spec.routes:
+        raise UsageError(
+            "engine.name = 'vllm': routes are not recorded with it here; set routing.replay = \"learner\", or take "
+            "engine.name = 'local'"
+        )
+    on_cpu = torch.device(spec.device).type == "cpu"
+    if on_cpu and any(".experts." in name for name in spec.parameters):
+        raise UsageError(
+            "engine.name = 'vllm': on a CPU it keeps the experts that it was started with, whatever is loaded; take "
+            "engine.name = 'local'"
+        )
+    config = read_config(folder, "the model of the engine in a child")
+    tokenizer = load_tokenizer(folder, config)
+    widening = widening_for(config) if on_cpu else None
+    embedding = next((name for name in spec.parameters if name.endswith("embed_tokens.weight")), None)
+    shapes = shapes_of(weights)
+    tied = on_cpu and "lm_head.weight" not in spec.parameters
+    model = ModelFacts(
+        eos=frozenset(spec.eos),
+        vocabulary=config.vocab_size,
+        context=positions(config),
+        parameters={name: shape for name, shape in shapes.items() if name in spec.parameters},
+        buffers={name: shape for name, shape in shapes.items() if name not in spec.parameters},
+        tied_to=embedding if tied else None,
+        widening=widening,
+    )
+    dtype = DTYPES.get(settings.precision, getattr(torch, spec.dtype))
+    precision: Precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+    _configure_process(spec.threads)
+    library, make = _import()
+    try:
+        llm = make(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            dtype=str(dtype).removeprefix("torch."),
+            max_model_len=model.context,
+            max_num_seqs=settings.max_rows,
+            kv_cache_memory_bytes=_cache_bytes(config, settings, widening, dtype.itemsize),
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",
+            enforce_eager=on_cpu,
+            hf_overrides=_overrides(config, widening, tied),
+        )
+    except Exception as error:  # vLLM raises whatever it raises
+        words = UsageError(f"engine.name = 'vllm': it cannot serve this model: {one_line(error)}")
+        raise words from error
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    return VllmEngine(llm, library, model, decode, precision, progress)
+
+
+def _configure_process(threads: int) -> None:
+    """What vLLM reads from the environment, of this process alone."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, so that its end is the engine's
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the run's own threads need cores too
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def _import() -> tuple[Library, Any]:
+    """vLLM's parts, and what makes an LLM. Raises UsageError where it is missing."""
+    try:
+        from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UsageError(
+            f"engine.name = 'vllm': vLLM cannot be imported there ({one_line(error)}); make vllm builds an environment "
+            "for it, which engine.python names"
+        ) from None
+    return Library(SamplingParams, RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA), LLM
+
+
+def _overrides(config: Any, widening: Widening | None, tied: bool) -> dict[str, Any]:
+    """Of the configuration. On a CPU vLLM packs an output head once: one that is tied would keep its first weights."""
+    wide = {"head_dim": widening.wide} if widening else {}
+    return wide | ({"tie_word_embeddings": False} if tied else {})
+
+
+def _cache_bytes(config: Any, settings: EngineSettings, widening: Widening | None, itemsize: int) -> int:
+    """Of keys and values: what the recipe says, or what the rows need at their longest, up to MOST_CACHE; and enough
+    for one row.
+    """
+    if settings.cache_mib is not None:
+        return settings.cache_mib * MIB
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kept = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    token = 2 * config.num_hidden_layers * kept * (widening.wide if widening else head) * itemsize
+    row = token * (positions(config) + BLOCK)
+    return max(2 * row, min(settings.max_rows * row, MOST_CACHE))

@@ -1,0 +1,46 @@
+"""Weights by name into a model, whole or not at all."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.core.errors import RunError, listed
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    """The shape of each."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def require_whole(given: Shapes, parameters: Shapes, buffers: Shapes, keeps: int) -> None:
+    """Raises RunError, with the version that the model keeps, unless every parameter is given, and nothing else but
+    buffers, each in its shape.
+    """
+    own = {**parameters, **buffers}
+    problems = {
+        "missing": [name for name in parameters if name not in given],
+        "unexpected": [name for name in given if name not in own],
+        "of another shape": [
+            f"{name} {shape} for {own[name]}" for name, shape in given.items() if name in own and shape != own[name]
+        ],
+    }
+    if any(problems.values()):
+        words = "; ".join(f"{kind}: {listed(names, most=3)}" for kind, names in problems.items() if names)
+        raise RunError(f"these weights are not of the engine's model, which keeps version {keeps}: {words}")
+
+
+def copy_weights(model: nn.Module, given: Mapping[str, Tensor], keeps: int) -> None:
+    """Replaces every parameter, and buffers where named.
+
+    keeps  the version that the model has where a name or a shape does not match
+    Raises RunError then, and nothing is changed.
+    """
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    require_whole(shapes_of(given), shapes_of(parameters), shapes_of(buffers), keeps)
+    own = parameters | buffers
+    with torch.no_grad():
+        for name, tensor in given.items():
+            own[name].copy_(tensor)

@@ -1,0 +1,274 @@
+"""The contract of an engine, against the real vLLM: make test-vllm.
+
+What vLLM and the local engine draw differs, for their random streams do; what they draw from does not. So greedy
+completions are compared with the local engine's, rules of ending included, and log-probabilities with the learner's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from groupwise.core.engine import Finished, Request, Sampling
+from groupwise.core.errors import RunError, UsageError
+from groupwise.core.records import Completion
+from groupwise.engines.make import make_engine, require_engine_support
+from groupwise.engines.settings import EngineSettings
+from groupwise.models.load import Policy, load_policy
+from tests.engines.child.completions import assert_same, fields
+from tests.engines.vllm.conftest import Served, vllm_settings
+from tests.moe_policy import save_moe
+
+pytestmark = pytest.mark.vllm
+
+REQUESTS = [
+    Request((4, 5, 6), samples=3, seed=1),
+    Request((7,), samples=4, seed=2**62),
+    Request((4, 5, 6, 12, 2), samples=2, seed=3, max_new_tokens=5),
+]
+SAMPLINGS = {
+    "plain": Sampling(max_new_tokens=20),
+    "colder": Sampling(max_new_tokens=12, temperature=0.7),
+    "with biases": Sampling(max_new_tokens=12, logit_bias={5: -3.0, 7: 1.5}),
+    "not to end early": Sampling(max_new_tokens=12, min_new_tokens=6, stop_ids=(3, 4)),
+}
+ENDINGS = {
+    "its own end": Sampling(max_new_tokens=30, temperature=0),
+    "ids": Sampling(max_new_tokens=30, temperature=0, stop_ids=(3, 9)),
+    "texts": Sampling(max_new_tokens=30, temperature=0, stop=("1", "=2", "88")),
+    "texts, not early": Sampling(max_new_tokens=30, temperature=0, stop=("1", "2", "3", "4"), min_new_tokens=3),
+    "biases": Sampling(max_new_tokens=30, temperature=0, logit_bias={5: -100.0, 7: 0.7}),
+    "penalised": Sampling(max_new_tokens=30, temperature=0, repetition_penalty=1.3),
+}
+LIMIT = 1e-4  # nats, in float32
+
+
+def logprobs(policy: Policy, request: Request, completion: Completion, sampling: Sampling) -> torch.Tensor:
+    """[tokens] by definition (core/engine.py: Distribution), from one plain forward; the support is not truncated."""
+    ids = torch.tensor([[*request.tokens, *completion.tokens]])
+    with torch.no_grad():
+        logits = policy.model(ids).logits[0, len(request.tokens) - 1 : -1].float()
+    for token, bias in sampling.logit_bias.items():
+        logits[:, token] += bias
+    logits[: sampling.min_new_tokens, sorted(policy.eos.union(sampling.stop_ids))] = -torch.inf
+    tokens = torch.tensor(completion.tokens)
+    return (logits / sampling.temperature).log_softmax(-1)[torch.arange(len(tokens)), tokens]
+
+
+def largest_gap(served: Served, groups: Sequence[Sequence[Completion]], sampling: Sampling) -> float:
+    return max(
+        (logprobs(served.policy, request, c, sampling) - torch.tensor(c.logp_engine)).abs().max().item()
+        for request, group in zip(REQUESTS, groups, strict=True)
+        for c in group
+    )
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_log_probabilities_are_those_of_what_was_sampled(served: Served, sampling: Sampling) -> None:
+    groups = served.vllm.generate(REQUESTS, sampling)
+    assert [len(group) for group in groups] == [3, 4, 2]
+    assert largest_gap(served, groups, sampling) < LIMIT
+    wrong = sampling.replace(temperature=sampling.temperature + 0.1)
+    assert largest_gap(served, groups, wrong) > 10 * LIMIT, "this test could not fail"
+    ends = served.policy.eos.union(sampling.stop_ids)
+    for request, group in zip(REQUESTS, groups, strict=True):
+        limit = request.max_new_tokens or sampling.max_new_tokens
+        for completion in group:
+            *before, last = completion.tokens
+            assert not ends & set(before), "an end id ends"
+            assert completion.finish == ("stop" if last in ends else "length")
+            assert len(completion.tokens) == limit or last in ends
+            assert completion.support is None
+            assert completion.routes is None
+
+
+def test_tokens_are_drawn_with_their_probabilities(served: Served) -> None:
+    """Chi-square of 16,000 first tokens over at most 15 ids: a temperature that is off by 0.1 fails."""
+    request, sampling = Request((4, 5, 6), samples=16_000, seed=11), Sampling(max_new_tokens=1, temperature=1.3)
+    counts = Counter(c.tokens[0] for c in served.vllm.generate([request], sampling)[0])
+    with torch.no_grad():
+        logits = served.policy.model(torch.tensor([request.tokens])).logits[0, -1].float()
+
+    def chi_square(temperature: float) -> float:
+        expected = 16_000 * (logits / temperature).softmax(-1)
+        often = expected > 5
+        seen = torch.tensor([float(counts[i]) for i in range(len(logits))])
+        rest = torch.stack([seen[~often].sum(), expected[~often].sum()])
+        terms = (seen[often] - expected[often]) ** 2 / expected[often]
+        return float(terms.sum() + ((rest[0] - rest[1]) ** 2 / rest[1] if rest[1] > 5 else 0.0))
+
+    assert chi_square(sampling.temperature) < 40.0  # 14 degrees of freedom are above with a chance of 3e-4
+    assert chi_square(sampling.temperature - 0.1) > 40.0
+
+
+@pytest.mark.parametrize("sampling", ENDINGS.values(), ids=ENDINGS)
+def test_greedy_completions_end_as_the_local_engines_do(served: Served, sampling: Sampling) -> None:
+    requests = [Request((i, 13 - i, i), samples=1, seed=0) for i in range(2, 12)]
+    for mine, theirs in zip(
+        served.vllm.generate(requests, sampling), served.local.generate(requests, sampling), strict=True
+    ):
+        assert (mine[0].tokens, mine[0].finish, mine[0].stop) == (theirs[0].tokens, theirs[0].finish, theirs[0].stop)
+
+
+def test_completions_depend_on_seed_and_number_and_on_nothing_else(served: Served) -> None:
+    sampling = SAMPLINGS["plain"]
+    groups = served.vllm.generate(REQUESTS, sampling)
+    assert_same(served.vllm.generate(REQUESTS, sampling), groups)
+    assert len({c.tokens for c in groups[1]}) > 1
+    alone = served.vllm.generate([REQUESTS[1]], sampling)[0]
+    assert [c.tokens for c in alone] == [c.tokens for c in groups[1]]
+    fewer = served.vllm.generate([Request((7,), samples=2, seed=2**62)], sampling)[0]
+    assert [c.tokens for c in fewer] == [c.tokens for c in groups[1][:2]]
+    other = served.vllm.generate([Request((7,), samples=4, seed=5)], sampling)[0]
+    assert [c.tokens for c in other] != [c.tokens for c in groups[1]]
+
+
+@pytest.mark.parametrize("sampling", [SAMPLINGS["plain"], Sampling(max_new_tokens=20, stop=("1", "2"))])
+def test_completions_are_told_as_they_end_each_once(served: Served, sampling: Sampling) -> None:
+    told: list[Finished] = []
+    groups = served.vllm.generate(REQUESTS, sampling, told.append)
+    assert len(told) == len({(done.request, done.sample) for done in told}) == sum(map(len, groups))
+    for done in told:
+        completion = groups[done.request][done.sample]
+        assert (done.tokens, done.finish) == (completion.tokens, completion.finish)
+    assert len(told[0].tokens) < max(len(done.tokens) for done in told)
+    assert served.vllm.generate([], sampling) == []
+
+
+def test_loaded_weights_are_those_that_sample_and_nothing_is_kept_of_older_ones(served: Served) -> None:
+    """The prompt has whole blocks, which the prefix cache holds."""
+    policy, sampling = served.policy, Sampling(max_new_tokens=8)
+    room = served.policy.model.config.max_position_embeddings - 8
+    long = [Request(tuple(2 + i % 9 for i in range(min(300, room))), samples=4, seed=3)]
+
+    def gap() -> float:
+        group = served.vllm.generate(long, sampling)[0]
+        gaps = [(logprobs(policy, long[0], c, sampling) - torch.tensor(c.logp_engine)).abs().max() for c in group]
+        return max(gaps).item()
+
+    assert gap() < LIMIT
+    noise = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1 + 0.1 * torch.randn(parameter.shape, generator=noise))
+    assert gap() > 10 * LIMIT, "these weights are not there yet"
+    served.vllm.load_weights(policy.model.named_parameters(), version=7)
+    served.local.load_weights(policy.model.named_parameters(), version=7)
+    assert gap() < LIMIT
+    assert {c.version for c in served.vllm.generate(long, sampling)[0]} == {7}
+
+
+def test_weights_that_do_not_arrive_whole_change_nothing_and_say_why(served: Served) -> None:
+    greedy = Sampling(max_new_tokens=8, temperature=0)
+    before, version = served.vllm.generate(REQUESTS, greedy), served.vllm.version
+    given = {name: parameter.detach() * 1.5 for name, parameter in served.policy.model.named_parameters()}
+    name = list(given)[3]
+    for wrong, words in (
+        ({other: tensor for other, tensor in given.items() if other != name}, f"missing: {name}"),
+        ({**given, "no.such": torch.zeros(2)}, "unexpected: no.such"),
+        ({**given, name: torch.zeros(2)}, f"of another shape: {name} (2,) for "),
+    ):
+        with pytest.raises(RunError) as error:
+            served.vllm.load_weights(wrong.items(), version=9)
+        assert f"which keeps version {version}: {words}" in str(error.value)
+        assert "\n" not in str(error.value)
+    assert_same(served.vllm.generate(REQUESTS, greedy), before)
+    served.vllm.load_weights(served.policy.model.named_parameters(), version)
+    assert_same(served.vllm.generate(REQUESTS, greedy), before)
+
+
+def test_what_the_local_engine_refuses_is_refused_in_the_same_words(served: Served) -> None:
+    asked = [
+        ([], Sampling(stop_ids=(99,))),
+        ([Request((4,) * 600, 1, 0)], Sampling(max_new_tokens=9)),
+        ([Request((99,), 1, 0)], Sampling(max_new_tokens=9)),
+    ]
+    for requests, sampling in asked:
+        words = []
+        for engine in (served.local, served.vllm):
+            with pytest.raises(UsageError) as error:
+                engine.generate(requests, sampling)
+            words.append(str(error.value))
+        assert words[0] == words[1]
+    with pytest.raises(UsageError, match="does not return the ids that were left to draw from"):
+        require_engine_support(served.vllm, Sampling(top_p=0.9))
+
+
+def test_killed_while_it_decodes_it_answers_with_the_same_completions(served: Served) -> None:
+    """Also after a load. What was told is not told again."""
+    asked = [
+        *(Request((4, 5, 6), samples=1, seed=limit, max_new_tokens=limit) for limit in range(1, 9)),
+        Request((7, 8), samples=32, seed=9),
+    ]
+    endless = Sampling(max_new_tokens=100, logit_bias={1: -100.0})
+    expected = served.vllm.generate(asked, endless)
+    pid, told, count = served.vllm.pid, [], random.Random(0).randint(1, 8)
+    assert pid is not None
+    served.notes.clear()
+
+    def kill(done: Finished) -> None:
+        told.append(done)
+        if len(told) == count:
+            os.kill(pid, signal.SIGKILL)
+
+    assert_same(served.vllm.generate(asked, endless, kill), expected)
+    assert served.vllm.pid != pid
+    assert len({(done.request, done.sample) for done in told}) == len(told) == sum(map(len, expected))
+    assert [note.split(":")[0] for note in served.notes] == ["engine       its process is lost"]
+
+
+def test_broken_weights_are_said_to_be_and_leave_nothing_behind(served: Served) -> None:
+    """vLLM's cache then holds NaN, which would reach completions of good weights: the engine samples no more."""
+    broken = [(name, parameter.detach() * math.nan) for name, parameter in served.policy.model.named_parameters()]
+    served.vllm.load_weights(broken, version=8)
+    with pytest.raises(RunError, match=r"^the model's logits are NaN or infinite \(weights version 8\)"):
+        served.vllm.generate(REQUESTS, SAMPLINGS["plain"])
+    with pytest.raises(RunError, match=r"^the engine is closed$"):
+        served.vllm.generate(REQUESTS, SAMPLINGS["plain"])
+
+
+@pytest.mark.parametrize(
+    ("routes", "words"),
+    [
+        (True, "routes are not recorded with it here; set routing.replay = \"learner\", or take engine.name = 'local'"),
+        (
+            False,
+            "on a CPU it keeps the experts that it was started with, whatever is loaded; take engine.name = 'local'",
+        ),
+    ],
+)
+def test_experts_are_refused_on_a_cpu(routes: bool, words: str, tmp_path: Path) -> None:
+    policy = load_policy(save_moe(tmp_path / "policy"))
+    with pytest.raises(UsageError, match=f"^engine.name = 'vllm': {re.escape(words)}$"):
+        make_engine(policy=policy, settings=vllm_settings(), routes=routes)
+
+
+def test_in_bfloat16_it_is_near_and_says_so(policy: Policy) -> None:
+    engine = make_engine(policy=policy, settings=vllm_settings(precision="bf16"))
+    try:
+        assert engine.precision == "bf16"
+        completions = engine.generate(REQUESTS, SAMPLINGS["plain"])
+        gaps = [
+            (logprobs(policy, request, c, SAMPLINGS["plain"]) - torch.tensor(c.logp_engine)).abs().mean().item()
+            for request, group in zip(REQUESTS, completions, strict=True)
+            for c in group
+        ]
+        assert LIMIT < max(gaps) < 0.2
+    finally:
+        engine.close()
+
+
+def test_an_environment_without_vllm_is_named_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match=r"^engine.name = 'vllm': the interpreter python3 has no vLLM; make vllm"):
+        EngineSettings(name="vllm", python="python3").placed().require_interpreter()
+    vllm_settings().require_interpreter()
+    assert fields(vllm_settings().process) == fields("child")
