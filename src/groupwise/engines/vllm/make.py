@@ -14,18 +14,13 @@ from groupwise.core.errors import UsageError, one_line
 from groupwise.engines.child.spec import EngineSpec
 from groupwise.engines.requests import positions
 from groupwise.engines.settings import EngineSettings
+from groupwise.engines.vllm.cache import cache_bytes
 from groupwise.engines.vllm.engine import Library, ModelFacts, VllmEngine
 from groupwise.engines.vllm.heads import Widening, widening_for
 from groupwise.engines.weights import shapes_of
 from groupwise.models.folder import read_config
 from groupwise.models.load import load_tokenizer
 from groupwise.models.precision import DTYPES
-
-MIB = 2**20
-#: Most of a cache that is as large as the rows need.
-MOST_CACHE = 1024 * MIB
-#: Tokens of a block of vLLM's cache; the last of a row is rarely full.
-BLOCK = 128
 
 
 def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progress: Progress) -> VllmEngine:
@@ -72,7 +67,7 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
             dtype=str(dtype).removeprefix("torch."),
             max_model_len=model.context,
             max_num_seqs=settings.max_rows,
-            kv_cache_memory_bytes=_cache_bytes(config, settings, widening, dtype.itemsize),
+            kv_cache_memory_bytes=cache_bytes(config, settings.max_rows, settings.cache_mib, dtype.itemsize, on_cpu),
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
             enforce_eager=on_cpu,
@@ -111,16 +106,3 @@ def _overrides(config: Any, widening: Widening | None, tied: bool) -> dict[str, 
     """Of the configuration. On a CPU vLLM packs an output head once: one that is tied would keep its first weights."""
     wide = {"head_dim": widening.wide} if widening else {}
     return wide | ({"tie_word_embeddings": False} if tied else {})
-
-
-def _cache_bytes(config: Any, settings: EngineSettings, widening: Widening | None, itemsize: int) -> int:
-    """Of keys and values: what the recipe says, or what the rows need at their longest, up to MOST_CACHE; and enough
-    for one row.
-    """
-    if settings.cache_mib is not None:
-        return settings.cache_mib * MIB
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kept = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    token = 2 * config.num_hidden_layers * kept * (widening.wide if widening else head) * itemsize
-    row = token * (positions(config) + BLOCK)
-    return max(2 * row, min(settings.max_rows * row, MOST_CACHE))

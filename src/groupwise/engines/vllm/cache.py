@@ -1,0 +1,30 @@
+"""How large vLLM's cache of keys and values is made, and what its process takes beside it."""
+
+from typing import Any
+
+from groupwise.engines.requests import positions
+from groupwise.engines.vllm.heads import WIDTHS
+
+MIB = 2**20
+#: Most of a cache that is as large as the rows need.
+MOST = 1024 * MIB
+#: Tokens of a block; the last of a row is rarely full.
+BLOCK = 128
+#: What a process on a CPU takes beside weights and cache; and how often it holds the weights, packed ones among them.
+PROCESS, WEIGHTS = 760 * MIB, 2
+
+
+def head_channels(config: Any, on_cpu: bool) -> int:
+    """Of a head in the cache; on a CPU the next width that vLLM has."""
+    own = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return next((width for width in WIDTHS if width % own == 0), own) if on_cpu and own not in WIDTHS else own
+
+
+def cache_bytes(config: Any, rows: int, cache_mib: int | None, itemsize: int, on_cpu: bool) -> int:
+    """What the recipe says; else what the rows need at their longest, up to MOST, and enough for two in any case."""
+    if cache_mib is not None:
+        return cache_mib * MIB
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    token = 2 * config.num_hidden_layers * heads * head_channels(config, on_cpu) * itemsize
+    row = token * (positions(config) + BLOCK)
+    return max(2 * row, min(rows * row, MOST))
