@@ -11,8 +11,9 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.clock import BEFORE, LOST, Clock
 from groupwise.core.collate import collate, minibatches
 from groupwise.core.engine import Engine
-from groupwise.core.records import Batch, Evaluation, Group, RolloutResult
+from groupwise.core.records import Batch, Evaluation, Group
 from groupwise.core.seeds import stream
+from groupwise.core.stream import RolloutResult
 from groupwise.diagnostics.checks import Check, Probe, require_passed
 from groupwise.diagnostics.groups import generation_metrics, in_words
 from groupwise.diagnostics.safeguards import MOST_SKIPPED, collapse_ahead, never_finite, require_scores, require_signal

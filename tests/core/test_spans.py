@@ -12,8 +12,9 @@ import groupwise
 from groupwise.algorithms.parts.shaping import at_last_token
 from groupwise.core.collate import collate
 from groupwise.core.dataclass_json import from_json, to_json
-from groupwise.core.records import Completion, Group, Prompt, Span, StreamState, Support
+from groupwise.core.records import Completion, Group, Prompt, Span, Support
 from groupwise.core.samples import Sample
+from groupwise.core.stream import StreamState
 from groupwise.models.logprobs import sequence_logprobs
 
 PROMPT = Prompt(Sample("s", "p", "a"), (2, 3, 4))

@@ -21,10 +21,11 @@ from groupwise.core import jsonl
 from groupwise.core.collate import collate, minibatches
 from groupwise.core.machine import machine_row
 from groupwise.core.metrics import read
-from groupwise.core.records import Batch, Completion, Group, Prompt, RolloutResult, UpdateRecord
+from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import stream
 from groupwise.core.statistics import standard_error
+from groupwise.core.stream import RolloutResult
 from groupwise.diagnostics.groups import group_metrics, rollout_metrics
 from groupwise.diagnostics.updates import engine_gap, loss_metrics
 from groupwise.journal.columns_json import expand, packed

@@ -12,7 +12,7 @@ import pytest
 from groupwise.algorithms.parts.filters import DropUniform
 from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.errors import RunError
-from groupwise.core.records import Sampled, StreamState
+from groupwise.core.stream import Sampled, StreamState
 from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import Rollout
 from tests.engines.child.completions import fields

@@ -15,9 +15,10 @@ from groupwise.core.collate import collate
 from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.engine import Sampling
 from groupwise.core.measure import Measure
-from groupwise.core.records import Completion, Group, Prompt, RolloutResult, StreamState
+from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.statistics import pass_at_k
+from groupwise.core.stream import RolloutResult, StreamState
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import rollout_rows

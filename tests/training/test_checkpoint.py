@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.records import StreamState
+from groupwise.core.stream import StreamState
 from groupwise.training import checkpoint
 from groupwise.training.state import Progress, RunState
 

@@ -100,16 +100,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     limits = run_limits(plan, policy, engine, learner, prompts, journal)
     for line in limits.tolerance.lines():
         view.note(f"tolerance    {line}")
-    rollout = Rollout(
-        engine,
-        scorer,
-        prompts,
-        sampling=recipe.sampling,
-        samples_per_prompt=recipe.samples_per_prompt,
-        filter=plan.algorithm.filter,
-        judge=judge and judge.scores,
-        measure=plan.measure,
-    )
+    rollout = _rollout(plan, engine, scorer, prompts, judge)
     components = Components(
         algorithm=plan.algorithm,
         rollout=rollout,
@@ -124,6 +115,20 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     )
     settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
     return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
+
+
+def _rollout(plan: Plan, engine: Engine, scorer: Scorer, prompts: Prompts, judge: RewardModel | None) -> Rollout:
+    """What samples a step's groups, as the plan says."""
+    return Rollout(
+        engine,
+        scorer,
+        prompts,
+        sampling=plan.recipe.sampling,
+        samples_per_prompt=plan.recipe.samples_per_prompt,
+        filter=plan.algorithm.filter,
+        judge=judge and judge.scores,
+        measure=plan.measure,
+    )
 
 
 def evaluation(

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from groupwise.algorithms.parts.filters import Signal, of_passes, signal
 from groupwise.core.measure import REWARD, Measure, differ, logged_means, values_of
 from groupwise.core.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of, merge
-from groupwise.core.records import Completion, Group, RolloutResult, Sampled
+from groupwise.core.records import Completion, Group
+from groupwise.core.stream import RolloutResult, Sampled
 
 
 def group_metrics(groups: Sequence[Group], measure: Measure = Measure()) -> dict[str, Value]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from groupwise.algorithms.parts.filters import Signal, signal
 from groupwise.core.errors import RunError
 from groupwise.core.measure import CORRECTNESS
-from groupwise.core.records import RolloutResult
+from groupwise.core.stream import RolloutResult
 from groupwise.diagnostics.groups import in_words
 from groupwise.health.symptoms.base import Finding
 

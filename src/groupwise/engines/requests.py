@@ -1,8 +1,9 @@
 """What an engine can be asked: how long a model's sequences may be, and requests that fit into them."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from groupwise.core.engine import Request
+from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import UsageError
 
 
@@ -14,14 +15,19 @@ def positions(config: Any) -> int:
     return min((limit for limit in limits if limit), default=2**31)
 
 
-def require_request(number: int, request: Request, limit: int, context: int, vocabulary: int) -> None:
-    """Raises UsageError for a request that is empty, does not fit, or holds ids that the model does not have.
+def limits_of(requests: Sequence[Request], sampling: Sampling, context: int, vocabulary: int) -> list[int]:
+    """Most tokens of a completion of each request. Raises UsageError for a request that a model cannot be asked.
 
-    number      of the request, for the message
-    limit       most tokens of a completion
     context     positions of the model
     vocabulary  ids of the model
     """
+    limits = [sampling.max_new_tokens if r.max_new_tokens is None else r.max_new_tokens for r in requests]
+    for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
+        _require_request(number, request, limit, context, vocabulary)
+    return limits
+
+
+def _require_request(number: int, request: Request, limit: int, context: int, vocabulary: int) -> None:
     prompt = len(request.tokens)
     if not prompt:
         raise UsageError(f"request {number}: the prompt is empty; give it at least one token, such as the BOS id")

@@ -32,6 +32,14 @@ def require_whole(given: Shapes, parameters: Shapes, buffers: Shapes, keeps: int
         raise RunError(f"these weights are not of the engine's model, which keeps version {keeps}: {words}")
 
 
+def broken(version: int) -> RunError:
+    """Of logits that are not finite under the weights of a version."""
+    return RunError(
+        f"the model's logits are NaN or infinite (weights version {version}): the weights are broken; go back to an "
+        "earlier checkpoint, and lower the learning rate if it happens again"
+    )
+
+
 def copy_weights(model: nn.Module, given: Mapping[str, Tensor], keeps: int) -> None:
     """Replaces every parameter, and buffers where named.
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.core.measure import Measure
-from groupwise.core.records import Batch, Evaluation, RolloutResult
+from groupwise.core.records import Batch, Evaluation
+from groupwise.core.stream import RolloutResult
 from groupwise.health.symptoms.base import Finding
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import ABOUT, LOG, Journal, read_about, sound_metrics

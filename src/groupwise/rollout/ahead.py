@@ -19,8 +19,8 @@ from functools import partial
 from pydantic import Field
 
 from groupwise.core.metrics import Mean
-from groupwise.core.records import Sampled, StreamState
 from groupwise.core.settings import Settings
+from groupwise.core.stream import Sampled, StreamState
 from groupwise.rollout.collect import Rollout
 
 #: Seconds in which a batch that is not waited for any more must have ended, once its engine is closed.

@@ -14,11 +14,12 @@ from groupwise.algorithms.parts.filters import RIGHT, Filter
 from groupwise.core.engine import Distribution, Engine, Request, Sampling, StopIds, Stops
 from groupwise.core.measure import Measure, logged_means, values_of
 from groupwise.core.metrics import Metrics, mean_of, merge, read
-from groupwise.core.records import Completion, Evaluation, Group, Prompt, RolloutResult, StreamState
+from groupwise.core.records import Completion, Evaluation, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
 from groupwise.core.settings import Changeable
 from groupwise.core.statistics import pass_at_k, standard_error
+from groupwise.core.stream import RolloutResult, StreamState
 from groupwise.core.task import Streams
 from groupwise.rollout.scoring import Mix, Scorer, ScoringRound, with_learned
 

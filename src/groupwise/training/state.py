@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.errors import UsageError, one_line
-from groupwise.core.records import StreamState
+from groupwise.core.stream import StreamState
 from groupwise.training import checkpoint
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner

@@ -13,8 +13,9 @@ from groupwise.core.collate import collate
 from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.errors import RunError
 from groupwise.core.metrics import merge, read
-from groupwise.core.records import Completion, Group, Prompt, StreamState
+from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
+from groupwise.core.stream import StreamState
 from groupwise.diagnostics.checks import Verdict, replayed_are_used
 from groupwise.models.moe.metrics import (
     at_trained,

@@ -37,9 +37,9 @@ from groupwise.engines.local.prefill import Prefill
 from groupwise.engines.local.rotary import fuse_rotation
 from groupwise.engines.local.rules import Rulebook, Rules
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
-from groupwise.engines.requests import positions, require_request
+from groupwise.engines.requests import limits_of, positions
 from groupwise.engines.stop_strings import Decode
-from groupwise.engines.weights import copy_weights
+from groupwise.engines.weights import broken, copy_weights
 from groupwise.models.precision import WeightPrecision, cast_weights
 
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
@@ -115,9 +115,7 @@ class LocalEngine:
         if self._model is None:
             raise RunError("the engine is closed")
         rules = self._rules_of(sampling)
-        limits = [sampling.max_new_tokens if r.max_new_tokens is None else r.max_new_tokens for r in requests]
-        for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
-            require_request(number, request, limit, self._context, self._vocabulary)
+        limits = limits_of(requests, sampling, self._context, self._vocabulary)
         if not requests:
             return []
         queue = Queue(requests, limits)
@@ -150,10 +148,7 @@ class LocalEngine:
                 logits = rules.adjusting(logits, scheduler)
             draw, end_sum = rules.drawing(logits, scheduler.uniform(), rules.sampling)
             if not scheduler.record(draw, end_sum):
-                raise RunError(
-                    f"the model's logits are NaN or infinite (weights version {self.version}): the weights are broken; "
-                    "go back to an earlier checkpoint, and lower the learning rate if it happens again"
-                )
+                raise broken(self.version)
             tokens, finished = scheduler.retire(draw.tokens)
             announce(finished)
             logits = self._decode(tokens, scheduler) if scheduler.count else logits[:0]

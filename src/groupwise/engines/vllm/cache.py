@@ -3,7 +3,7 @@
 from typing import Any
 
 from groupwise.engines.requests import positions
-from groupwise.engines.vllm.heads import WIDTHS
+from groupwise.engines.vllm.heads import WIDTHS, head_channels, wide_enough
 
 MIB = 2**20
 #: Most of a cache that is as large as the rows need.
@@ -14,17 +14,13 @@ BLOCK = 128
 PROCESS, WEIGHTS = 760 * MIB, 2
 
 
-def head_channels(config: Any, on_cpu: bool) -> int:
-    """Of a head in the cache; on a CPU the next width that vLLM has."""
-    own = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return next((width for width in WIDTHS if width % own == 0), own) if on_cpu and own not in WIDTHS else own
-
-
 def cache_bytes(config: Any, rows: int, cache_mib: int | None, itemsize: int, on_cpu: bool) -> int:
     """What the recipe says; else what the rows need at their longest, up to MOST, and enough for two in any case."""
     if cache_mib is not None:
         return cache_mib * MIB
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    token = 2 * config.num_hidden_layers * heads * head_channels(config, on_cpu) * itemsize
+    own = head_channels(config)
+    channels = own if own in WIDTHS or not on_cpu else wide_enough(own) or own
+    token = 2 * config.num_hidden_layers * heads * channels * itemsize
     row = token * (positions(config) + BLOCK)
     return max(2 * row, min(rows * row, MOST))

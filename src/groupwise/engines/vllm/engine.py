@@ -16,11 +16,11 @@ from torch import Tensor
 from groupwise.core.engine import Finished, OnFinish, Precision, Progress, Request, Sampling
 from groupwise.core.errors import RunError
 from groupwise.core.records import Completion
-from groupwise.engines.requests import require_request
+from groupwise.engines.requests import limits_of
 from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.engines.vllm.heads import Widening
 from groupwise.engines.vllm.sampling import params_of
-from groupwise.engines.weights import Shapes, require_whole, shapes_of
+from groupwise.engines.weights import Shapes, broken, require_whole, shapes_of
 from groupwise.models.adjustment import adjustment_of
 
 
@@ -96,6 +96,7 @@ class VllmEngine:
 
         Raises RunError where a name or a shape does not match, and nothing is changed.
         """
+        self._require_open()
         given = dict(weights)
         require_whole(shapes_of(given), self._model.parameters, self._model.buffers, keeps=self.version)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._renamed(given)})
@@ -114,22 +115,17 @@ class VllmEngine:
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
     ) -> list[tuple[Completion, ...]]:
         """The completions of each request, in order. Raises UsageError before sampling, RunError on bad logits."""
-        if self._llm is None:
-            raise RunError("the engine is closed")
+        self._require_open()
         model = self._model
         adjustment_of(sampling, model.eos, model.vocabulary)
-        limits = [sampling.max_new_tokens if r.max_new_tokens is None else r.max_new_tokens for r in requests]
-        for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
-            require_request(number, request, limit, model.context, model.vocabulary)
+        limits = limits_of(requests, sampling, model.context, model.vocabulary)
         if not requests:
             return []
         self._drop_prefixes()
         rows = self._begin(requests, limits, sampling)
         self._sample(rows, sampling, on_finish)
-        return [
-            tuple(row.completion(self.version) for row in rows.values() if row.request == number)
-            for number in range(len(requests))
-        ]
+        every = iter(rows.values())  # in the order of requests and their samples
+        return [tuple(next(every).completion(self.version) for _ in range(r.samples)) for r in requests]
 
     def _begin(self, requests: Sequence[Request], limits: Sequence[int], sampling: Sampling) -> dict[str, "Row"]:
         """Every completion as a request of vLLM's: its name there -> what there is of it."""
@@ -159,14 +155,15 @@ class VllmEngine:
                 row.append(new)
                 if not all(map(math.isfinite, row.logp[begun:])):
                     self.close()  # NaN that lies in its cache would reach later completions, whatever is loaded
-                    raise RunError(
-                        f"the model's logits are NaN or infinite (weights version {self.version}): the weights are "
-                        "broken; go back to an earlier checkpoint, and lower the learning rate if it happens again"
-                    )
+                    raise broken(self.version)
                 if strings is not None and row.end_with(strings, begun, sampling.min_new_tokens) and not new.finished():
                     engine.abort_request([output.request_id])
                 if row.finish and on_finish is not None:
                     on_finish(Finished(row.request, row.sample, tuple(row.tokens), row.finish))
+
+    def _require_open(self) -> None:
+        if self._llm is None:
+            raise RunError("the engine is closed")
 
     def _drop_prefixes(self) -> None:
         if not self._llm.reset_prefix_cache():

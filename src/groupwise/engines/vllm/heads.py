@@ -82,15 +82,25 @@ class Widening:
         return tensor if tensor.ndim == 1 else self._rows(tensor.T).T
 
 
+def head_channels(config: Any) -> int:
+    """H of a model."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def wide_enough(narrow: int) -> int | None:
+    """The fewest channels among WIDTHS that hold heads of H, W = s H; None where there are none."""
+    return next((width for width in WIDTHS if width % narrow == 0), None)
+
+
 def widening_for(config: Any) -> Widening | None:
     """What a model needs for its heads to be among WIDTHS; None where they are.
 
     Raises UsageError for a model whose heads cannot be widened.
     """
-    narrow = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    narrow = head_channels(config)
     if narrow in WIDTHS:
         return None
-    wide = next((width for width in WIDTHS if width % narrow == 0), None)
+    wide = wide_enough(narrow)
     rope = getattr(config, "rope_parameters", None) or {}
     plain = rope.get("rope_type", "default") == "default" and rope.get("partial_rotary_factor", 1.0) == 1.0
     if wide is None or not plain or config.model_type not in KNOWN:

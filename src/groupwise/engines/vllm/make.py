@@ -16,7 +16,7 @@ from groupwise.engines.requests import positions
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.vllm.cache import cache_bytes
 from groupwise.engines.vllm.engine import Library, ModelFacts, VllmEngine
-from groupwise.engines.vllm.heads import Widening, widening_for
+from groupwise.engines.vllm.heads import widening_for
 from groupwise.engines.weights import shapes_of
 from groupwise.models.folder import read_config
 from groupwise.models.load import load_tokenizer
@@ -42,19 +42,7 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
         )
     config = read_config(folder, "the model of the engine in a child")
     tokenizer = load_tokenizer(folder, config)
-    widening = widening_for(config) if on_cpu else None
-    embedding = next((name for name in spec.parameters if name.endswith("embed_tokens.weight")), None)
-    shapes = shapes_of(weights)
-    tied = on_cpu and "lm_head.weight" not in spec.parameters
-    model = ModelFacts(
-        eos=frozenset(spec.eos),
-        vocabulary=config.vocab_size,
-        context=positions(config),
-        parameters={name: shape for name, shape in shapes.items() if name in spec.parameters},
-        buffers={name: shape for name, shape in shapes.items() if name not in spec.parameters},
-        tied_to=embedding if tied else None,
-        widening=widening,
-    )
+    model = _facts(spec, config, weights, on_cpu)
     dtype = DTYPES.get(settings.precision, getattr(torch, spec.dtype))
     precision: Precision = "bf16" if dtype == torch.bfloat16 else "fp32"
     _configure_process(spec.threads)
@@ -71,13 +59,28 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
             enforce_eager=on_cpu,
-            hf_overrides=_overrides(config, widening, tied),
+            hf_overrides=_overrides(model),
         )
     except Exception as error:  # vLLM raises whatever it raises
         words = UsageError(f"engine.name = 'vllm': it cannot serve this model: {one_line(error)}")
         raise words from error
     decode = partial(tokenizer.decode, skip_special_tokens=True)
     return VllmEngine(llm, library, model, decode, precision, progress)
+
+
+def _facts(spec: EngineSpec, config: Any, weights: Mapping[str, Tensor], on_cpu: bool) -> ModelFacts:
+    """Of the model. Raises UsageError where its heads are of a width that a CPU cannot be made to compute."""
+    shapes, names = shapes_of(weights), set(spec.parameters)
+    embedding = next((name for name in spec.parameters if name.endswith("embed_tokens.weight")), None)
+    return ModelFacts(
+        eos=frozenset(spec.eos),
+        vocabulary=config.vocab_size,
+        context=positions(config),
+        parameters={name: shape for name, shape in shapes.items() if name in names},
+        buffers={name: shape for name, shape in shapes.items() if name not in names},
+        tied_to=embedding if on_cpu and "lm_head.weight" not in names else None,
+        widening=widening_for(config) if on_cpu else None,
+    )
 
 
 def _configure_process(threads: int) -> None:
@@ -102,7 +105,7 @@ def _import() -> tuple[Library, Any]:
     return Library(SamplingParams, RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA), LLM
 
 
-def _overrides(config: Any, widening: Widening | None, tied: bool) -> dict[str, Any]:
+def _overrides(model: ModelFacts) -> dict[str, Any]:
     """Of the configuration. On a CPU vLLM packs an output head once: one that is tied would keep its first weights."""
-    wide = {"head_dim": widening.wide} if widening else {}
-    return wide | ({"tie_word_embeddings": False} if tied else {})
+    wide = {"head_dim": model.widening.wide} if model.widening else {}
+    return wide | ({"tie_word_embeddings": False} if model.tied_to else {})

@@ -1,0 +1,90 @@
+"""What the stream of prompts gives a step, and where it stands between two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from groupwise.core.records import Group
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """What a step generated and what of it trains.
+
+    groups      the groups that train
+    generated   every group generated in this step, dropped and surplus ones included
+    dropped     groups that the filter took out
+    fallback    dropped groups that train all the same, because the budget of rounds was spent
+    surplus     kept groups beyond what the step needs; they train first in the next step
+    rounds      rounds of generation
+    """
+
+    groups: tuple[Group, ...]
+    generated: tuple[Group, ...]
+    dropped: int
+    fallback: int
+    surplus: tuple[Group, ...]
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One step's generation with all that the step needs of it, also where it comes from a checkpoint.
+
+    every            its groups, each once
+    trains, generated, waits   places in `every` of what RolloutResult calls groups, generated and surplus
+    dropped, fallback, rounds  as there
+    levels           of each source after it, where the task has levels
+    logged           (reward.metric, sum, count) of what reward functions logged of their calls
+    faults           the first scoring fault of each kind, a line each
+    scoring_seconds  that processes have scored; None where there are none
+    """
+
+    every: tuple[Group, ...]
+    trains: tuple[int, ...]
+    generated: tuple[int, ...]
+    waits: tuple[int, ...]
+    dropped: int
+    fallback: int
+    rounds: int
+    levels: Mapping[str, int] = field(default_factory=dict)
+    logged: tuple[tuple[str, float, float], ...] = ()
+    faults: tuple[str, ...] = ()
+    scoring_seconds: float | None = None
+
+    @classmethod
+    def of(cls, result: RolloutResult, **more: Any) -> Sampled:
+        """A result, and what else belongs to it.
+
+        >>> Sampled.of(RolloutResult((), (), dropped=1, fallback=0, surplus=(), rounds=2)).rounds
+        2
+        """
+        every = list({id(g): g for g in (*result.groups, *result.generated, *result.surplus)}.values())
+        place = {id(group): i for i, group in enumerate(every)}
+        trains, generated, waits = (
+            tuple(place[id(group)] for group in some) for some in (result.groups, result.generated, result.surplus)
+        )
+        return cls(tuple(every), trains, generated, waits, result.dropped, result.fallback, result.rounds, **more)
+
+    @property
+    def result(self) -> RolloutResult:
+        """A group that several of its parts have is one object in it."""
+        groups, generated, surplus = (
+            tuple(self.every[i] for i in places) for places in (self.trains, self.generated, self.waits)
+        )
+        return RolloutResult(groups, generated, self.dropped, self.fallback, surplus, self.rounds)
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """Where the stream of prompts stands: how many were drawn, groups waiting, the last share of groups kept, the level
+    of each source of a task that has levels, and a batch that was sampled ahead of its step.
+    """
+
+    cursor: int = 0
+    surplus: tuple[Group, ...] = ()
+    keep_rate: float = 1.0
+    levels: Mapping[str, int] = field(default_factory=dict)
+    ahead: Sampled | None = None
