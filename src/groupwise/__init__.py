@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from groupwise.algorithms.parts.kl import Estimator
     from groupwise.algorithms.parts.mismatch import Mismatch
     from groupwise.algorithms.parts.ratio import Ratio
+    from groupwise.algorithms.parts.rejection import Rejection
     from groupwise.algorithms.parts.shaping import Shaping, overlong_penalty
     from groupwise.algorithms.parts.trust import Surrogate, Trust
     from groupwise.algorithms.settings import algorithm
@@ -49,6 +50,7 @@ __all__ = [
     "Mismatch",
     "Ratio",
     "Recipe",
+    "Rejection",
     "Run",
     "RunError",
     "Sample",
@@ -90,6 +92,7 @@ _HOME = {
     "Mismatch": "algorithms.parts.mismatch",
     "Ratio": "algorithms.parts.ratio",
     "Recipe": "config.recipe",
+    "Rejection": "algorithms.parts.rejection",
     "Run": "commands.run",
     "RunError": "core.errors",
     "Sample": "core.samples",

@@ -27,6 +27,7 @@ from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.parts.kl import K2
 from groupwise.algorithms.parts.mismatch import TIS
 from groupwise.algorithms.parts.ratio import TokenRatio
+from groupwise.algorithms.parts.rejection import TokenBand
 from groupwise.algorithms.parts.shaping import Outcome
 from groupwise.algorithms.parts.trust import Clip
 
@@ -50,6 +51,14 @@ class Keep(KeepAll): pass
 
 @dataclass(frozen=True)
 class Capped(TIS): pass
+
+@dataclass(frozen=True)
+class Band(TokenBand): pass
+
+@dataclass(frozen=True)
+class Halves(groupwise.Rejection):
+    equation = "a = 1/2"
+    def __call__(self, logp_old, logp_engine, mask): return mask / 2.0
 
 @dataclass(frozen=True)
 class Ratio(TokenRatio): pass
@@ -117,6 +126,7 @@ SLOTS = {
     "ratio": "Ratio",
     "trust": "Mine",
     "mismatch": "Capped",
+    "rejection": "Band",
     "kl": "Steep",
     "aggregate": "Weights",
 }
@@ -193,6 +203,13 @@ def test_what_is_wrong_with_a_part_is_said_in_one_line(theirs: Path, changes: di
     with pytest.raises(UsageError, match=re.escape(words)) as told:
         groupwise.algorithm("grpo", changes)
     assert "\n" not in str(told.value)
+
+
+def test_a_rejection_that_weighs_is_told_of(theirs: Path) -> None:
+    row, b = groupwise.algorithm("dapo", {"rejection.use": "mine.py:Halves"}), draw(1)
+    with pytest.raises(groupwise.RunError) as told:
+        row.loss(b.live, b.old, b.advantage, b.mask, logp_engine=b.old)
+    assert "algorithm.rejection: Halves accepted a token by a number other than 0 or 1" in str(told.value)
 
 
 @pytest.mark.parametrize(

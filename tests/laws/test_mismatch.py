@@ -10,7 +10,8 @@ from torch import Tensor
 
 import groupwise
 from groupwise.algorithms.laws.draws import Draw
-from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS
+from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
+from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Batch
 
@@ -23,10 +24,20 @@ ALL = [
     SequenceMIS(),
     SequenceMIS(9.0, 0.1),
     IcePop(),
+    SequenceTIS(),
+    SequenceTIS(cap=0.5),
+    NoRejection(),
+    TokenBand(),
+    SequenceBand(),
+    SequenceBand(9.0, 0.1),
+    GeometricBand(cap=1.1, floor=0.9),
+    Veto(),
+    Veto(floor=0.5),
 ]
-UNCAPPED = [TIS(math.inf), MIS(math.inf), SequenceMIS(math.inf), IcePop(floor=0.0, cap=math.inf)]
-KINDS = ["tis", "mis", "sequence-mis", "icepop"]
+KINDS = ["tis", "mis", "sequence-tis", "sequence-mis", "icepop", "geometric", "veto"]
 VARYING = ["tis", "mis", "icepop"]
+#: Settings of a kind under which the draws of these tests are corrected: their log-ratios have a deviation of 0.5.
+SENSIBLE = {"veto": {"mismatch.floor": 0.5}}
 
 
 def engine(b: Draw, spread: float = 0.5) -> Tensor:
@@ -39,14 +50,27 @@ def written_out(part, b: Draw, logp_engine: Tensor) -> Tensor:
     for i in range(len(b.mask)):
         at = b.mask[i].nonzero()[:, 0].tolist()
         k = [math.exp(b.old[i, t] - logp_engine[i, t]) for t in at]
-        if isinstance(part, SequenceMIS):
+        if isinstance(part, SequenceMIS | SequenceTIS | SequenceBand):
             k = [math.prod(k)] * len(k)
+        elif isinstance(part, GeometricBand):
+            k = [math.prod(k) ** (1 / max(1, len(k)))] * len(k)
+        elif isinstance(part, Veto):
+            k = [min(k, default=1.0)] * len(k)
         for t, one in zip(at, k, strict=True):
-            if isinstance(part, TIS):
-                expected[i, t] = min(one, part.cap)
-            elif not isinstance(part, NoMismatch):
-                expected[i, t] = one if part.floor <= one <= part.cap else 0.0
+            expected[i, t] = of_one(part, one)
     return expected
+
+
+def of_one(part, k: float) -> float:
+    """The correction of a token by the one number that decides of it."""
+    if isinstance(part, NoMismatch | NoRejection):
+        return 1.0
+    if isinstance(part, TIS):
+        return min(k, part.cap)
+    if isinstance(part, Veto):
+        return float(k >= part.floor)
+    inside = part.floor <= k <= part.cap
+    return float(inside) if isinstance(part, TokenBand) else k * inside
 
 
 @pytest.mark.parametrize("part", ALL, ids=repr)
@@ -66,7 +90,7 @@ def test_an_engine_that_agrees_changes_nothing(kind, batch):
 def test_it_scales_the_surrogate_and_nothing_else(kind, batch):
     """The loss with the correction minus the KL's and the entropy's share of it is the corrected surrogate."""
     parts = {"kl.beta": 0.3, "entropy_coefficient": 0.2}
-    algo = groupwise.algorithm("grpo", {**parts, "mismatch.kind": kind})
+    algo = groupwise.algorithm("grpo", {**parts, "mismatch.kind": kind, **SENSIBLE.get(kind, {})})
     plain = groupwise.algorithm("grpo", parts)
     entropy, sampled = torch.rand_like(batch.live), engine(batch)
     columns = (batch.live, batch.old, batch.advantage, batch.mask, batch.ref)
@@ -144,8 +168,63 @@ def test_the_way_out_that_the_message_names_works(kind):
         (MIS, {"cap": 2.0, "floor": 3.0}, "floor = 3.0: must be at least 0 and at most cap"),
         (SequenceMIS, {"floor": -1.0}, "floor = -1.0"),
         (IcePop, {"cap": 0.4}, "floor = 0.5: must be at least 0 and at most cap = 0.4"),
+        (SequenceTIS, {"cap": -1.0}, "cap = -1.0: must be above 0"),
+        (GeometricBand, {"cap": 0.5}, "floor = 0.999: must be at least 0 and at most cap = 0.5"),
+        (Veto, {"floor": 1.5}, "floor = 1.5: must be from 0 to 1"),
     ],
 )
 def test_constants_that_make_no_sense_are_refused(kind, fields, told):
     with pytest.raises(ValueError, match=told):
         kind(**fields)
+
+
+WEIGHTS = {"none": NoMismatch(), "tis": TIS(), "sequence-tis": SequenceTIS(), "icepop": IcePop()}
+REJECTIONS = {"token": TokenBand(), "sequence": SequenceBand(), "geometric": GeometricBand(1.2, 0.8), "veto": Veto(0.5)}
+
+
+@pytest.mark.parametrize("rejection", REJECTIONS)
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_weight_and_rejection_are_two_choices_and_their_product_trains(weight, rejection, batch):
+    keys = {"mismatch.kind": weight, "rejection.kind": rejection}
+    bounds = {f"rejection.{name}": value for name, value in vars(REJECTIONS[rejection]).items()}
+    algo = groupwise.algorithm("dapo", {**keys, **bounds})
+    assert algo.needs_old
+    sampled = engine(batch)
+    correction = algo.credit(table(batch, sampled, logp_old=batch.old)).need("correction")
+    expected = written_out(WEIGHTS[weight], batch, sampled) * written_out(REJECTIONS[rejection], batch, sampled)
+    torch.testing.assert_close(correction, expected, rtol=1e-12, atol=0)
+    assert (correction[batch.mask] == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("both", "one"),
+    [
+        ((TIS(math.inf), TokenBand(2.0, 0.0)), MIS(2.0, 0.0)),
+        ((TIS(math.inf), TokenBand(5.0, 0.5)), IcePop()),
+        ((SequenceTIS(math.inf), SequenceBand(2.0, 0.5)), SequenceMIS(2.0, 0.5)),
+    ],
+    ids=str,
+)
+def test_a_kind_that_weighs_and_rejects_is_the_product_of_the_two(both, one, batch):
+    """mis, icepop and sequence-mis are rows of the two slots."""
+    columns = batch.old, engine(batch), batch.mask
+    weight, rejection = both
+    assert torch.equal(weight(*columns) * rejection(*columns), one(*columns))
+
+
+@pytest.mark.parametrize("name", ["gspo", "rloo", "gmpo"])
+def test_a_rejection_of_tokens_is_refused_where_a_completion_is_one_number(name):
+    with pytest.raises(UsageError, match=r"rejection\.kind .*rejection\.kind = .sequence.*ratio\.level"):
+        groupwise.algorithm(name, {"rejection.kind": "token"})
+    for kind in ("sequence", "geometric", "veto"):
+        assert not groupwise.algorithm(name, {"rejection.kind": kind}).rejection.varies
+
+
+def test_the_geometric_mean_does_not_see_the_length_and_the_product_does():
+    """Every token 0.1 % more likely under the learner: both bands keep 10 tokens, only the mean's keeps 1,000."""
+    for length, product in ((10, 1.0), (1000, 0.0)):
+        mask = torch.ones(1, length, dtype=torch.bool)
+        old = torch.full((1, length), -1.0, dtype=torch.float64)
+        columns = old, old - math.log(1.001), mask
+        assert SequenceBand(cap=2.0)(*columns).unique().tolist() == [product]
+        assert GeometricBand(cap=1.002)(*columns).unique().tolist() == [1.0]

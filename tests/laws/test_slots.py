@@ -16,8 +16,9 @@ from groupwise.algorithms.parts.aggregate import Constant, TokenMean
 from groupwise.algorithms.parts.filters import DropUniform, Filter, KeepAll, Signal, Verdict
 from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return
 from groupwise.algorithms.parts.kl import K2, Estimator
-from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, Mismatch, SequenceMIS
+from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, Mismatch, SequenceMIS, SequenceTIS
 from groupwise.algorithms.parts.ratio import Ratio, TokenRatio, bounded
+from groupwise.algorithms.parts.rejection import GeometricBand, SequenceBand, TokenBand, Veto
 from groupwise.algorithms.parts.shaping import Outcome, Shaping, Steps, at_step_ends
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, SoftGate, Surrogate, Trust
 from groupwise.algorithms.settings import CATALOG, ESTIMATORS, KINDS
@@ -32,7 +33,9 @@ VARIANTS = [
     TIS(cap=0.5),
     MIS(cap=1.5, floor=0.8),
     SequenceMIS(9.0, 0.1),
-    *(kind(cap=math.inf) for kind in (TIS, MIS, SequenceMIS)),
+    *(kind(cap=math.inf) for kind in (TIS, MIS, SequenceMIS, SequenceTIS, TokenBand, SequenceBand)),
+    GeometricBand(cap=1.1, floor=0.9),
+    Veto(floor=0.5),
     IcePop(floor=0.0, cap=math.inf),
     GroupMean(whiten=True),
     *(kind(gamma=0.9, whiten=white) for kind in (GAE, OneStepTD, MonteCarlo, Return) for white in (True, False)),
@@ -170,6 +173,12 @@ class Steady(TIS):
 
 
 @dataclass(frozen=True)
+class Halved(TokenBand):
+    def __call__(self, logp_old, logp_engine, mask):
+        return torch.where(mask, super().__call__(logp_old, logp_engine, mask) / 2, 1.0)
+
+
+@dataclass(frozen=True)
 class Divided(Advantage):
     """Over the deviation alone, which rounding fills where a group is tied, and which a lone completion has not."""
 
@@ -271,6 +280,8 @@ BREAKS: list[tuple[Any, str, str]] = [
     (WholeRatio(), "per_completion says", "per_completion is True, and it is False"),
     (Attached(), "a correction has no gradient", "detach it"),
     (Steady(), "varies says", "varies is False"),
+    (Halved(), "a rejection is 1 or 0", "numbers other than 0 and 1"),
+    (TokenBand(cap=0.9), "where the engine agrees, every token", "a token with k = 1 is rejected"),
     (Divided(), "where it compares within a group, ties", "the advantage of equal rewards["),
     (Alone(), "where it compares within a group, a lone", "of a completion alone in its group[3, 0] is 0.5"),
     (Divided(), "a reward that is NaN", "advantage["),
@@ -304,5 +315,5 @@ def test_every_law_is_broken_by_one_of_them() -> None:
 def test_every_slot_has_laws_and_every_part_a_slot() -> None:
     assert LAWS.keys() == BASES.keys() == {*KINDS, "kl"}
     for slot, kinds in {**KINDS, "kl": ESTIMATORS}.items():
-        assert {slot_of(kind) for kind in kinds.values()} == {slot}
+        assert all(BASES[slot] in kind.__mro__ for kind in kinds.values())
     assert {slot_of(kind) for kind in (Shaping, Ratio, Estimator, int)} == {"shaping", "ratio", "kl", ""}

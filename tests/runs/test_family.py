@@ -147,7 +147,12 @@ class WithoutSteps:
         ),
         (
             {"algorithm.name": "grpo", "logp_old": "engine", "algorithm.mismatch.kind": "tis"},
-            r"logp_old = 'engine': then pi_old / pi_engine is 1 and tis\(cap=2.0\) corrects nothing",
+            r"logp_old = 'engine': then pi_old / pi_engine is 1 and algorithm.mismatch, tis\(cap=2.0\), "
+            "corrects nothing",
+        ),
+        (
+            {"algorithm.name": "grpo", "logp_old": "engine", "algorithm.rejection.kind": "veto"},
+            r"and algorithm.rejection, veto\(floor=0.0001\), corrects nothing; set algorithm.rejection.kind = \"none\"",
         ),
         ({"algorithm.name": "gspo", "algorithm.mismatch.kind": "icepop"}, r"mismatch.kind .*\"sequence-mis\""),
     ],

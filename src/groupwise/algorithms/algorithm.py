@@ -16,6 +16,7 @@ from groupwise.algorithms.parts.filters import Filter, KeepAll
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.mismatch import Mismatch, NoMismatch
 from groupwise.algorithms.parts.ratio import Ratio, bounded
+from groupwise.algorithms.parts.rejection import NoRejection, Rejection
 from groupwise.algorithms.parts.shaping import Outcome, Shaping, at_last_token, sampled_kl
 from groupwise.algorithms.parts.trust import Trust
 from groupwise.core.masked import keep
@@ -59,18 +60,21 @@ class Algorithm:
     shaping: Shaping = Outcome()
     filter: Filter = KeepAll()
     mismatch: Mismatch = NoMismatch()
+    rejection: Rejection = NoRejection()
     entropy_coefficient: float = 0.0
     passes: int = 1
     summary: str = ""
     watch: str = ""
 
     def __post_init__(self) -> None:
-        if self.mismatch.varies and (self.ratio.per_completion or self.trust.per_completion):
+        varying = [slot for slot, part in self.corrections if part.varies]
+        if varying and (self.ratio.per_completion or self.trust.per_completion):
             shared = f"ratio.level ({self.ratio})" if self.ratio.per_completion else f"trust.kind ({self.trust})"
+            remedy = {"mismatch": 'mismatch.kind = "sequence-mis"', "rejection": 'rejection.kind = "sequence"'}
             raise ValueError(
-                f"mismatch.kind ({self.mismatch}) corrects each token for itself, but {shared} is one number per "
-                'completion, gradient included; take mismatch.kind = "sequence-mis", or ratio.level = "sequence-token" '
-                "with a trust region per token"
+                f"{varying[0]}.kind ({getattr(self, varying[0])}) corrects each token for itself, but {shared} is one "
+                f"number per completion, gradient included; take {remedy[varying[0]]}, or "
+                'ratio.level = "sequence-token" with a trust region per token'
             )
         if self.advantage.reads_steps and self.kl.in_reward:
             raise ValueError(
@@ -86,7 +90,17 @@ class Algorithm:
     @property
     def needs_old(self) -> bool:
         """Whether `credit` reads logp_old; several updates on a batch need it all the same."""
-        return self.kl.in_reward or self.mismatch.reads_engine
+        return self.kl.in_reward or self.corrects
+
+    @property
+    def corrections(self) -> tuple[tuple[str, Mismatch], ...]:
+        """(slot, part) of those whose product is the correction for an engine that is not the learner."""
+        return (("mismatch", self.mismatch), ("rejection", self.rejection))
+
+    @property
+    def corrects(self) -> bool:
+        """Whether anything corrects for the engine."""
+        return any(part.reads_engine for _, part in self.corrections)
 
     @property
     def reads_steps(self) -> bool:
@@ -101,7 +115,7 @@ class Algorithm:
     @property
     def parts(self) -> dict[str, Part]:
         """The row, slot by slot, in the order data passes them."""
-        slots = ("shaping", "filter", "advantage", "ratio", "trust", "mismatch", "kl", "aggregate")
+        slots = ("shaping", "filter", "advantage", "ratio", "trust", "mismatch", "rejection", "kl", "aggregate")
         return {slot: getattr(self, slot) for slot in slots}
 
     def credit(self, batch: Batch, weights: Sequence[float] | None = None) -> Batch:
@@ -218,11 +232,14 @@ class Algorithm:
         return LossOut(value, share.detach(), log_ratio.detach(), None if kl is None else kl.detach())
 
     def _correction(self, logp_old: Tensor | None, logp_engine: Tensor | None, mask: Tensor) -> Tensor | None:
-        if not self.mismatch.reads_engine:
+        parts = [(slot, part) for slot, part in self.corrections if part.reads_engine]
+        if not parts:
             return None
         if logp_old is None or logp_engine is None:
-            raise ValueError(f"{self.name} corrects for the engine ({self.mismatch}): needs logp_old and logp_engine")
-        return call("mismatch", self.mismatch, logp_old, logp_engine, mask)
+            words = ", ".join(str(part) for _, part in parts)
+            raise ValueError(f"{self.name} corrects for the engine ({words}): needs logp_old and logp_engine")
+        first, *others = (call(slot, part, logp_old, logp_engine, mask) for slot, part in parts)
+        return first if not others else first * others[0]
 
     def _kl(self, live: Tensor, old: Tensor, logp_ref: Tensor | None, mask: Tensor) -> Tensor | None:
         if not self.kl.in_loss:

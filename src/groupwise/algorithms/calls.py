@@ -74,6 +74,13 @@ def of_mismatch(answer: Any, old: Tensor, engine: Tensor, mask: Tensor) -> str:
     return "returned a correction with a gradient; detach it" if answer.requires_grad else ""
 
 
+def of_rejection(answer: Any, old: Tensor, engine: Tensor, mask: Tensor) -> str:
+    """What is wrong with what is accepted [N,T], which is 1 or 0."""
+    if wrong := of_mismatch(answer, old, engine, mask):
+        return wrong
+    return "" if bool(((answer == 0) | (answer == 1))[mask].all()) else "accepted a token by a number other than 0 or 1"
+
+
 def of_kl(answer: Any, live: Tensor, ref: Tensor, token_log_ratio: Tensor) -> str:
     """What is wrong with an estimate [N,T]."""
     return _column("kl", answer, torch.ones_like(live, dtype=torch.bool)) or _detached("kl", answer, live)
@@ -92,6 +99,7 @@ ANSWERS: Mapping[str, Callable[..., str]] = {
     "ratio": of_ratio,
     "trust": of_trust,
     "mismatch": of_mismatch,
+    "rejection": of_rejection,
     "kl": of_kl,
     "aggregate": of_aggregate,
 }

@@ -82,7 +82,8 @@ def _section(row: Algorithm) -> str:
 
 def objective(row: Algorithm) -> str:
     """What the row maximises, its parts put in: the loss is the negative of it."""
-    correction = "" if _value(row.mismatch) == "1" else "c "
+    factors = {"c": row.mismatch, "a": row.rejection}
+    correction = "".join(f"{name} " for name, part in factors.items() if _value(part) != "1")
     ratio = row.ratio.equation.partition(" = ")[0].removeprefix("log ")
     surrogate = re.sub(r"\br\b", ratio, _value(row.trust))
     inner = f"{correction}({surrogate})" if correction else surrogate

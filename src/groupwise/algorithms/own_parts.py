@@ -15,6 +15,7 @@ from groupwise.algorithms.parts.filters import Filter
 from groupwise.algorithms.parts.kl import Estimator
 from groupwise.algorithms.parts.mismatch import Mismatch
 from groupwise.algorithms.parts.ratio import Ratio
+from groupwise.algorithms.parts.rejection import Rejection
 from groupwise.algorithms.parts.shaping import Shaping
 from groupwise.algorithms.parts.trust import Trust
 from groupwise.core.errors import UsageError, brief
@@ -28,6 +29,7 @@ BASES: Mapping[str, Any] = {
     "advantage": Advantage,
     "ratio": Ratio,
     "trust": Trust,
+    "rejection": Rejection,  # before the class that it is a kind of
     "mismatch": Mismatch,
     "kl": Estimator,
     "aggregate": Aggregate,

@@ -12,8 +12,9 @@ from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMe
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll
 from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return
 from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio, Place
-from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS
+from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
+from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
 from groupwise.algorithms.parts.shaping import Outcome, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 from groupwise.core.errors import UsageError, brief, nearest
@@ -43,7 +44,24 @@ KINDS: Mapping[str, Mapping[str, type]] = {
         "sequence-sum": SequenceSum,
     },
     "trust": {"none": NoTrust, "clip": Clip, "soft": SoftGate, "cispo": Cispo, "geometric": Geometric},
-    "mismatch": {"none": NoMismatch, "tis": TIS, "mis": MIS, "sequence-mis": SequenceMIS, "icepop": IcePop},
+    "mismatch": {
+        "none": NoMismatch,
+        "tis": TIS,
+        "mis": MIS,
+        "sequence-tis": SequenceTIS,
+        "sequence-mis": SequenceMIS,
+        "icepop": IcePop,
+        # A rejection alone: what it accepts has weight 1.
+        "geometric": GeometricBand,
+        "veto": Veto,
+    },
+    "rejection": {
+        "none": NoRejection,
+        "token": TokenBand,
+        "sequence": SequenceBand,
+        "geometric": GeometricBand,
+        "veto": Veto,
+    },
     "aggregate": {
         "sequence-mean": SequenceMean,
         "token-mean": TokenMean,

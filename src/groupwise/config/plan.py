@@ -201,14 +201,15 @@ def _describe_ahead(plan: Plan) -> list[str]:
     row, from_engine = plan.algorithm, plan.recipe.logp_old == "engine"
     if not plan.recipe.rollout.ahead:
         return []
-    corrected = f"{describe(row.mismatch)} corrects pi_old / pi_engine"
+    parts = " and ".join(describe(part) for _, part in row.corrections if part.reads_engine)
+    corrected = f"{parts} corrects pi_old / pi_engine"
     uncorrected = "nothing corrects pi_old / pi_engine (algorithm.mismatch.kind would)"
     return [
         "a batch is sampled while the one before trains, by the weights before that (behaviour: logp_engine)",
         'ratios start from logp_engine itself, so that they see how old it is (logp_old = "engine")'
         if from_engine
         else "ratios start from the weights before its first update (proximal: logp_old); "
-        + (corrected if row.mismatch.reads_engine else uncorrected),
+        + (corrected if row.corrects else uncorrected),
     ]
 
 

@@ -119,7 +119,7 @@ def _require_trainable(sampling: Sampling) -> None:
 def _require_correction(plan: Plan) -> None:
     """Where batches are sampled ahead, something holds or corrects an update on completions of an older policy."""
     row, recipe = plan.algorithm, plan.recipe
-    corrected = row.mismatch.reads_engine or recipe.logp_old == "engine"
+    corrected = row.corrects or recipe.logp_old == "engine"
     if recipe.rollout.ahead and isinstance(row.trust, NoTrust) and not corrected:
         raise UsageError(
             f"rollout.ahead = {recipe.rollout.ahead}: the completions are an older policy's, and {row.name} "
@@ -211,8 +211,9 @@ def _require_sources(plan: Plan) -> None:
     # A run that has begun has a copy of its own.
     if model is not None and not any(folder.is_dir() for folder in (Path(model), plan.folder / REWARD_MODEL)):
         raise UsageError(f"preference.model = {model!r}: there is no such folder")
-    if plan.recipe.logp_old == "engine" and plan.algorithm.mismatch.reads_engine:
-        raise UsageError(
-            f"logp_old = 'engine': then pi_old / pi_engine is 1 and {describe(plan.algorithm.mismatch)} corrects "
-            'nothing; set algorithm.mismatch.kind = "none", or logp_old = "learner"'
-        )
+    for slot, part in plan.algorithm.corrections:
+        if plan.recipe.logp_old == "engine" and part.reads_engine:
+            raise UsageError(
+                f"logp_old = 'engine': then pi_old / pi_engine is 1 and algorithm.{slot}, {describe(part)}, corrects "
+                f'nothing; set algorithm.{slot}.kind = "none", or logp_old = "learner"'
+            )

@@ -60,6 +60,18 @@ def varies_as_it_declares(part: Any, batch: Draw) -> str:
     return "" if varied <= part.varies else "varies is False, and corrections differ inside a completion"
 
 
+def is_zero_or_one(part: Any, batch: Draw) -> str:
+    """A rejection weighs nothing."""
+    old, engine, mask = given_of_engine(part, batch).values()
+    answer = part(old, engine, mask)[mask]
+    return "" if bool(((answer == 0) | (answer == 1)).all()) else "it answers numbers other than 0 and 1"
+
+
+def accepts_what_agrees(part: Any, batch: Draw) -> str:
+    """An engine that is the learner loses no token."""
+    return "" if bool((part(batch.old, batch.old, batch.mask) == 1).all()) else "a token with k = 1 is rejected"
+
+
 RATIO_LAWS = (
     *every.LAWS,
     *columns.laws(RATIO),
@@ -73,4 +85,9 @@ MISMATCH_LAWS = (
     extremes.law(MISMATCH, "logp_old", "logp_engine"),
     Law("a correction has no gradient", carries_no_gradient),
     Law("varies says whether a completion's tokens have different corrections", varies_as_it_declares),
+)
+REJECTION_LAWS = (
+    *MISMATCH_LAWS,
+    Law("a rejection is 1 or 0", is_zero_or_one),
+    Law("where the engine agrees, every token is accepted", accepts_what_agrees),
 )

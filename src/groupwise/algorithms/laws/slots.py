@@ -14,6 +14,7 @@ LAWS: Mapping[str, tuple[Law, ...]] = {
     "ratio": ratio.RATIO_LAWS,
     "trust": trust.LAWS,
     "mismatch": ratio.MISMATCH_LAWS,
+    "rejection": ratio.REJECTION_LAWS,
     "kl": kl.LAWS,
     "aggregate": aggregate.LAWS,
 }

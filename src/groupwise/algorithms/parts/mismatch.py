@@ -1,7 +1,8 @@
 """What the sampler's probabilities differing from the learner's costs: one weight per token, k = pi_old / pi_engine.
 
 A correction carries no gradient, is never renormalised and multiplies the surrogate only: the trust region, the KL
-and the aggregation weights do not see it. k stays within the bounds of every log-ratio.
+and the aggregation weights do not see it. k stays within the bounds of every log-ratio. What is rejected besides is a
+slot of its own (parts/rejection.py): the correction that trains is the product of both.
 """
 
 from dataclasses import dataclass
@@ -57,11 +58,34 @@ class TIS(Mismatch):
     cap: float = 2.0
 
     def __post_init__(self) -> None:
-        _require_band(0.0, self.cap)
+        require_band(0.0, self.cap)
 
     def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
-        k = bounded(_log_k(logp_old, logp_engine, mask)).exp()
+        return self._capped(log_k(logp_old, logp_engine, mask), mask)
+
+    def _capped(self, log_weight: Tensor, mask: Tensor) -> Tensor:
+        k = bounded(log_weight).exp()
         return torch.where(mask, k.clamp(max=self.cap), torch.ones_like(k))
+
+
+@dataclass(frozen=True)
+class SequenceTIS(TIS):
+    """correction = min(K, cap), K the product of k over the completion's trained tokens.
+
+    One number a completion, so it goes with every ratio. Unbiased where no K reaches the cap; its variance grows with
+    the length. Source: truncated importance sampling of whole sequences, Liu & Li 2025.
+
+    >>> old, engine = torch.tensor([[0.5, 0.9]]).log(), torch.tensor([[0.4, 0.6]]).log()
+    >>> SequenceTIS(cap=3.0)(old, engine, torch.tensor([[True, True]]))
+    tensor([[1.8750, 1.8750]])
+    """
+
+    equation = "c = min(k_i, cap),  k_i = prod_t pi_old(t) / pi_engine(t)"
+
+    varies = False
+
+    def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
+        return self._capped(log_product(logp_old, logp_engine, mask), mask)
 
 
 @dataclass(frozen=True)
@@ -85,10 +109,10 @@ class MIS(Mismatch):
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_band(self.floor, self.cap)
+        require_band(self.floor, self.cap)
 
     def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
-        return _within(_log_k(logp_old, logp_engine, mask), self.floor, self.cap, mask)
+        return _within(log_k(logp_old, logp_engine, mask), self.floor, self.cap, mask)
 
 
 @dataclass(frozen=True)
@@ -103,8 +127,7 @@ class SequenceMIS(MIS):
     varies = False
 
     def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
-        product = row_sum(_log_k(logp_old, logp_engine, mask), mask)
-        return _within(product[:, None].expand(mask.shape), self.floor, self.cap, mask)
+        return _within(log_product(logp_old, logp_engine, mask), self.floor, self.cap, mask)
 
 
 @dataclass(frozen=True)
@@ -118,20 +141,31 @@ class IcePop(MIS):
     floor: float = 0.5
 
 
-def _log_k(logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
+def log_k(logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
     """log k [N,T] nats, 0 where masked, without gradient; the engine's column may have another precision."""
     old = keep(logp_old.detach(), mask)
     return old - keep(logp_engine.detach(), mask).to(old.dtype)
 
 
-def _within(log_k: Tensor, floor: float, cap: float, mask: Tensor) -> Tensor:
-    k = bounded(log_k).exp()
-    accepted = torch.where((k >= floor) & (k <= cap), k, torch.zeros_like(k))
-    return torch.where(mask, accepted, torch.ones_like(k))
+def log_product(logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
+    """log K [N,T] nats, the sum of log k over the completion's trained tokens at each of its places."""
+    return row_sum(log_k(logp_old, logp_engine, mask), mask)[:, None].expand(mask.shape)
 
 
-def _require_band(floor: float, cap: float) -> None:
+def accepted(log_weight: Tensor, floor: float, cap: float, mask: Tensor) -> Tensor:
+    """[N,T] 1 where floor <= exp(log_weight) <= cap, and where masked; else 0."""
+    weight = bounded(log_weight).exp()
+    return (((weight >= floor) & (weight <= cap)) | ~mask).to(weight.dtype)
+
+
+def require_band(floor: float, cap: float) -> None:
+    """Raises ValueError for bounds that nothing can lie between."""
     if cap <= 0:
         raise ValueError(f"cap = {cap}: must be above 0")
     if not 0 <= floor <= cap:
         raise ValueError(f"floor = {floor}: must be at least 0 and at most cap = {cap}")
+
+
+def _within(log_weight: Tensor, floor: float, cap: float, mask: Tensor) -> Tensor:
+    weight = torch.where(mask, bounded(log_weight).exp(), torch.ones_like(log_weight))
+    return weight * accepted(log_weight, floor, cap, mask)
