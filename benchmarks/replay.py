@@ -127,7 +127,7 @@ def step(way: Way, number: int) -> dict[str, Any]:
         if number == UNMEASURED:
             return watched(way)
         way.run.clock = Clock()
-        row = loop.train_step(way.run)
+        row, _ = loop.train_step(way.run)
     if number > UNMEASURED:
         way.seconds.append(row["seconds"])
         way.log.append(sum(spent))
@@ -140,7 +140,7 @@ def watched(way: Way) -> dict[str, Any]:
         mock.patch.object(loop, "StepLog", wraps=loop.StepLog) as log,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told,
     ):
-        row = loop.train_step(way.run)
+        row, _ = loop.train_step(way.run)
     way.batch = log.call_args.args[0]
     events = [e for e in told.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
     events.sort(key=lambda event: event.start_ns())

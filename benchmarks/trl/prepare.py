@@ -41,9 +41,9 @@ def main(case: Case, folder: Path) -> None:
             build(case, case.model, target)
     problems = folder / f"{case.name}.jsonl"
     if not problems.exists():
-        rows = products() if case.model is None else words(case, case.model.vocabulary)
+        *rows, heldout = products() if case.model is None else words(case, case.model.vocabulary)
         write(problems, rows)
-        write(folder / f"{case.name}-heldout.jsonl", [{"prompt": f"{rows[0]['prompt']} {rows[1]['prompt']}"}])
+        write(folder / f"{case.name}-heldout.jsonl", [heldout])
 
 
 def write(path: Path, rows: list[dict[str, str]]) -> None:
@@ -51,9 +51,9 @@ def write(path: Path, rows: list[dict[str, str]]) -> None:
 
 
 def words(case: Case, vocabulary: int) -> list[dict[str, str]]:
-    """Different prompts of the case's length, enough for every step."""
+    """Different prompts of the case's length, enough for every step and one to hold out."""
     rng = random.Random(0)
-    count = case.prompts * case.steps
+    count = case.prompts * case.steps + 1
     prompts: dict[str, None] = {}
     while len(prompts) < count:
         prompts[" ".join(f"w{rng.randrange(END + 1, vocabulary)}" for _ in range(case.prompt_tokens))] = None
@@ -61,8 +61,8 @@ def words(case: Case, vocabulary: int) -> list[dict[str, str]]:
 
 
 def products() -> list[dict[str, str]]:
-    """Questions for SmolLM2, whose own end ids say where an answer ends."""
-    pairs = [(a, b) for a in range(2, 13) for b in range(2, 13)]
+    """Questions for SmolLM2, whose own end ids say where an answer ends; the last one is held out."""
+    pairs = [*((a, b) for a in range(2, 13) for b in range(2, 13)), (13, 13)]
     return [{"prompt": question(a, b), "answer": str(a * b)} for a, b in pairs]
 
 

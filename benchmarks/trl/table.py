@@ -19,10 +19,16 @@ def page(rows: Sequence[Row]) -> str:
         parts += [machine(timed), "\n".join(steps_table(timed)), words.PHASES, "\n".join(phases_table(timed))]
         parts += [words.TUNE, "\n".join(tune_table(rows, [pair.case for pair in timed]))]
     if grown:
-        parts += [words.GROWTH, "\n".join(growth_table(grown))]
+        rows_of_growth = [row for pair in grown for row in pair.ours]
+        parts += [words.GROWTH, source(rows_of_growth), "\n".join(growth_table(grown))]
     if learned:
-        parts += [words.CURVES, "\n".join(curves_table(learned))]
+        parts += [words.CURVES, source(learned), "\n".join(curves_table(learned))]
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def source(rows: Sequence[Row]) -> str:
+    """Which source of groupwise these rows are of: each part of the page is made again by itself."""
+    return f"Source {', '.join(dict.fromkeys(row['source'] for row in rows))} of groupwise.\n"
 
 
 def machine(timed: Sequence[Pair]) -> str:

@@ -13,17 +13,19 @@ from groupwise.core.collate import collate, minibatches
 from groupwise.core.engine import Engine
 from groupwise.core.records import Batch, Evaluation, Group
 from groupwise.core.seeds import stream
-from groupwise.core.stream import RolloutResult
-from groupwise.diagnostics.checks import Check, Probe, require_passed
+from groupwise.core.stream import RolloutResult, Sampled
+from groupwise.diagnostics.checks import Check, Probe, no_older, require_passed
 from groupwise.diagnostics.groups import generation_metrics, in_words
 from groupwise.diagnostics.safeguards import MOST_SKIPPED, collapse_ahead, never_finite, require_scores, require_signal
 from groupwise.diagnostics.step import Expected, StepLog, step_row
+from groupwise.diagnostics.timeline import timeline
 from groupwise.diagnostics.tolerance import Limits
 from groupwise.health.symptoms.base import Finding
 from groupwise.journal.output import Output
 from groupwise.journal.per_token import PerToken
 from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import Rollout
+from groupwise.rollout.free import FreeBatches
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
 from groupwise.training.rollback import Guard, Rollback, RollbackSettings
@@ -42,6 +44,8 @@ class LoopSettings:
     guard            what an early warning of collapse does
     rollback         how a run goes back, where that is it
     other_reference  why the reference is not the starting policy, on purpose; "" where it is
+    most_age         versions that a sampled token may be older than the weights that train on it
+    free             whether that holds of groups that waited for a step, too
     """
 
     seed: int
@@ -58,6 +62,8 @@ class LoopSettings:
     guard: Guard = Guard.WARN
     rollback: RollbackSettings = RollbackSettings()
     other_reference: str = ""
+    most_age: int = 0
+    free: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class Components:
 
     algorithm: Algorithm
     rollout: Rollout
-    batches: Batches
+    batches: Batches | FreeBatches
     engine: Engine
     learner: Learner
     critic: Critic | None
@@ -107,7 +113,8 @@ def train(run: Training) -> bool:
             save(run)
     while run.progress.step < settings.steps:
         run.progress.step = step = run.progress.step + 1
-        run.output.step(train_step(run))
+        row, machine = train_step(run)
+        run.output.step(row, machine)
         last = step == settings.steps
         alarms = () if last or settings.guard is Guard.WARN else run.output.alarms()
         back = way_back(run) if alarms and may_go_back(run) else None
@@ -179,8 +186,10 @@ def put_back(run: Training, folder: Path, rollbacks: Sequence[Rollback] | None =
     parts.probe.restart()
 
 
-def train_step(run: Training) -> dict[str, Any]:
-    """Prompts -> groups -> batch -> updates -> weights back to the engine; the step's row of metrics.jsonl."""
+def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Prompts -> groups -> batch -> updates -> weights back to the engine; the step's rows of metrics.jsonl and
+    machine.jsonl.
+    """
     parts, step, phase = run.components, run.progress.step, run.clock.phase
     stream_before, updates_before = parts.batches.state, parts.state.updates
     with phase("generate"):
@@ -210,8 +219,9 @@ def train_step(run: Training) -> dict[str, Any]:
                 raise never_finite(step, saved, has_critic=parts.critic is not None)
     with phase("check"):
         checks = believed(run, log, result)
-    with phase("generate"):
-        parts.batches.finish()
+    if parts.batches.sampling:
+        with phase("wait"):
+            parts.batches.finish()
     with phase("load weights"):
         parts.engine.load_weights(parts.learner.weights(), version=step)
         renew_reference(run)
@@ -225,7 +235,14 @@ def train_step(run: Training) -> dict[str, Any]:
         metrics["rollbacks"] = len(run.progress.rollbacks)
     seconds = run.clock.lap()
     run.progress.seconds_training += math.fsum(value for name, value in seconds.items() if name not in BEFORE)
-    return step_row(step, metrics, checks, seconds)
+    return step_row(step, metrics, checks, seconds), machine_work(run, sampled)
+
+
+def machine_work(run: Training, sampled: Sampled) -> dict[str, Any]:
+    """What the machine did in the step that has ended: who worked when, and with which trouble."""
+    work = timeline(run.clock.take_extents(), beside=run.components.batches.take_extents())
+    ahead = {} if sampled.ahead_seconds is None else {"ahead_seconds": round(sampled.ahead_seconds, 6)}
+    return {"timeline": work, "engine_restarts": run.components.engine.restarts, **ahead}
 
 
 def renew_reference(run: Training) -> None:
@@ -285,7 +302,8 @@ def believed(run: Training, log: StepLog, result: RolloutResult) -> list[Check]:
     checks = log.checks(limits.tolerance)
     if any(check.failed for check in checks) and measured_again(run, result.groups):
         checks = log.checks(limits.tolerance)
-    return checks
+    groups = (*result.generated, *result.groups) if run.settings.free else result.generated
+    return [*checks, no_older(groups, newest=run.progress.step - 1, most=run.settings.most_age)]
 
 
 def probed(run: Training) -> Check:

@@ -47,6 +47,19 @@ def test_a_model_ends_as_often_as_its_case_says(module: Module, vocabulary: int,
         assert float(frequent) == pytest.approx(expected, rel=0.1)
 
 
+def test_every_prompt_and_the_one_held_out_are_as_long_as_the_case_says(module: Module, tmp_path: Path) -> None:
+    prepare, cases = module("prepare"), module("cases")
+    case = replace(cases.CASES["prompts-512"], name="short", prompts=2, samples=2)
+    (tmp_path / case.model_name).mkdir()
+    (tmp_path / case.model_name / "config.json").touch()  # the model is there already
+    prepare.main(case, tmp_path)
+    files = (tmp_path / "short.jsonl", tmp_path / "short-heldout.jsonl")
+    rows, heldout = ([json.loads(line)["prompt"] for line in file.read_text().splitlines()] for file in files)
+    assert (len(rows), len(heldout)) == (case.prompts * case.steps, 1)
+    assert len({*rows, *heldout}) == len(rows) + 1
+    assert {len(text.split()) for text in (*rows, *heldout)} == {case.prompt_tokens}
+
+
 def test_the_operations_of_a_pass_are_those_that_torch_counts(module: Module) -> None:
     prepare, cases, operations = module("prepare"), module("cases"), module("operations")
     model = Qwen3ForCausalLM(prepare.configuration(cases.Shape(2, 64, 100), 16))

@@ -48,7 +48,7 @@ def test_no_name_of_theirs_is_a_key_of_ours():
         ("num_generations", 8, "num_generations: a name of TRL's; here it is samples_per_prompt: "),
         ("learner.lr_scheduler_type", "cosine", "a name of TRL's; here it is learner.schedule: "),
         ("algorithm.epsilon_high", 0.28, "a name of TRL's; here it is algorithm.trust.epsilon_high: "),
-        ("vllm_mode", "colocate", "vllm_mode: a name of TRL's; not here: one engine"),
+        ("vllm_mode", "colocate", "vllm_mode: a name of TRL's; not here: a setting of vLLM"),
         (
             "actor_rollout_ref.actor.kl_loss_coef",
             0.1,

@@ -86,7 +86,9 @@ def test_an_engine_that_lacks_an_option_refuses_it_by_name(policy: Policy) -> No
     few = SimpleNamespace(options=frozenset({"temperature", "max_new_tokens"}), generate=lambda requests, sampling: [])
     require_sampling(few, policy, Sampling(temperature=0.5), "sampling")  # type: ignore[arg-type]
     for key, value in (("min_p", 0.1), ("stop", ("=",)), ("logit_bias", {3: 1.0}), ("top_p", 0.5)):
-        with pytest.raises(UsageError, match=rf"^evaluation.{key} = .*: SimpleNamespace does not have it; take it out"):
+        with pytest.raises(
+            UsageError, match=rf"^evaluation.{key} = .*: the run's engine does not have it; take it out"
+        ):
             require_sampling(few, policy, Sampling(**{key: value}), "evaluation")  # type: ignore[arg-type]
 
 

@@ -52,7 +52,7 @@ class Untold:
 
 @pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5), Sampling(min_p=0.1)])
 def test_training_over_a_support_needs_an_engine_that_returns_it(sampling):
-    with pytest.raises(UsageError, match=r"^sampling.top_p = .*: Untold does not return the ids") as caught:
+    with pytest.raises(UsageError, match=r"^sampling.top_p = .*: the run's engine does not return the ids") as caught:
         require_engine_support(Untold(), sampling)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
     require_engine_support(Untold(), Sampling())  # type: ignore[arg-type]

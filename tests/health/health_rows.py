@@ -161,6 +161,12 @@ PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
     "no entropy left": (planted(entropy_mean=0.002), RECIPE, "0.002 nats"),
     "engine gap": (planted(engine_probability_error=1.2), RECIPE, "factor of 1.2"),
     "few engine samples": (planted(engine_effective_sample_share=0.6), RECIPE, "60 %"),
+    "sampling ahead gains little": (
+        planted(seconds={"wait": 2.0, "annotate": 0.02, "update": 0.1}),
+        recipe(rollout__ahead=1),
+        "2 s of 2.12 s",
+    ),
+    "engine restarted": (planted(4, engine_restarts=2), RECIPE, "again 2 times"),
     "gradient spikes": (planted(1, gradient_norm_max=30.0), RECIPE, "30 at step 40, 100 times"),
     "updates skipped": (planted(1, updates_skipped=1), RECIPE, "1 update had"),
     "gradient stopped": (planted(share_passed=0.7), RECIPE, "40 % of the gradient"),
@@ -221,7 +227,8 @@ def history(rows: Rows, table: Mapping[str, Any] | None = None, compares_within_
     """The rows as a page has them: steps, and evaluations, which have steps of their own."""
     steps = [row for row in rows if "evaluation" not in row]
     evaluations = [row for row in rows if "evaluation" in row]
-    return History(steps, evaluations, table or {}, compares_within_group)
+    machine = [row for row in steps if "engine_restarts" in row]
+    return History(steps, evaluations, table or {}, compares_within_group, machine)
 
 
 def named(findings: tuple[Finding, ...]) -> dict[str, Finding]:

@@ -24,6 +24,12 @@ def seen(row: Row, number: int, name: str) -> np.ndarray:
     return spread(update.get(name), len(row["pieces"]), np.float64 if name == "weight" else np.float32)
 
 
+def versions(row: Row) -> np.ndarray:
+    """The weights that sampled each token of a row."""
+    one = [{"start": 0, "stop": row["tokens"], "version": row["version"]}]
+    return np.concatenate([np.full(s["stop"] - s["start"], s["version"]) for s in row.get("spans", one)])
+
+
 def log_ratio(row: Row, number: int) -> np.ndarray:
     """As the trust region saw it: live - old in float32 where no column says otherwise."""
     (update,) = [u for u in row["updates"] if u["update"] == number]
@@ -184,7 +190,10 @@ def of_batch(rows: Sequence[Row], kl: dict[str, Any]) -> dict[str, float]:
     """Of the rows with fate "trained"; those that do train have pieces."""
     training = [r for r in rows if "pieces" in r]
     newest = max(r["version"] for r in rows)
+    age = together([rows[0]["step"] - 1 - versions(r) for r in training])
     told = {
+        "token_age_mean": age.mean(),
+        "token_age_max": age.max(),
         "reward_mean": mean(r["reward"] for r in training),
         "advantage_abs_mean": np.abs(together([given(r, "advantage") for r in training])).mean(),
         "trained_completions": len(training),
@@ -207,14 +216,18 @@ def of_batch(rows: Sequence[Row], kl: dict[str, Any]) -> dict[str, float]:
 
 
 def of_engine(rows: Sequence[Row], newest: int) -> dict[str, float]:
-    """Rows that the newest weights sampled, against the log-probabilities of the learner with those weights."""
+    """Tokens that the newest weights sampled, against the log-probabilities of the learner with those weights."""
     gaps = []
-    for row in (r for r in rows if "pieces" in r and r["version"] == newest):
+    for row in (r for r in rows if "pieces" in r):
+        new = versions(row) == newest
         if "logp_old" in row["per_token"]:
-            gaps.append(given(row, "logp_old") - given(row, "logp_engine"))
+            gaps.append((given(row, "logp_old") - given(row, "logp_engine"))[new])
         elif any(u["update"] == 1 for u in row["updates"]):
-            gaps.append(seen(row, 1, "logp_live") - given(row, "logp_engine"))
+            gaps.append((seen(row, 1, "logp_live") - given(row, "logp_engine"))[new])
     gap = together(gaps)
+    if not len(gap):
+        names = ("engine_gap_mean", "engine_probability_error", "engine_effective_sample_share")
+        return {"engine_gap_max": 0.0, **dict.fromkeys(names, NOTHING)}
     return {
         "engine_gap_mean": np.abs(gap).mean(),
         "engine_gap_max": np.abs(gap).max(),

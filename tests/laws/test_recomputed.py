@@ -30,6 +30,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "spent": {"algorithm.name": "dapo", "algorithm.filter.max_rounds": 1},  # groups without signal fill the batch
     "gspo": {"algorithm.name": "gspo"},
     "ppo": {"algorithm.name": "ppo"},  # four passes, a critic, a KL in the reward, scores of steps
+    "turns": {"rollout.turn_tokens": 5, "steps": 5},  # tokens of several versions in a completion
     "tis": {"algorithm.mismatch.kind": "tis"},
     "several": {"rewards.task": {}, "rewards.repetition": {"weight": 0.1}},
     "reward": {
@@ -49,6 +50,7 @@ UNDECIDED = {
     "learning_rate": "the schedule's, a function of the count of updates",
     "updates_skipped": "a gradient that is not finite is not written",
     "rounds": "which groups came in which round is not written",
+    "completions_going_on": "what has not ended has no line yet",
     "value_loss": "the critic's values during its updates are not written, only those before",
     "value_clipped_share": "the critic's values during its updates are not written, only those before",
     "critic_gradient_norm": "gradients are not written",
@@ -131,6 +133,7 @@ def test_the_runs_show_what_they_are_for(folders: dict[str, Path]):
     assert most("ppo", "updates") == 8
     assert most("grpo", "kl_mean") > 0
     assert most("tis", "correction_mean") > 0
+    assert most("turns", "token_age_max") > 1 > min(row["token_age_mean"] for row in steps(folders["turns"]))
     assert most("several", "rewards.repetition.spread_within_groups") >= 0
     assert most("learned", "learned_mean") != most("learned", "score_mean")
     assert most("reward", "groups_dropped") > 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from groupwise.diagnostics.timeline import WORK
 from groupwise.reports.page import page as pages
 from groupwise.reports.page.plots import DASHES, PLOTS, SECTIONS, plots_for, static_columns
 from groupwise.reports.records import Curves, Live, Page, Plot, RunPage, Series, Status, Text
@@ -26,6 +27,7 @@ DERIVED = {
     "train_tokens_per_second",
     "memory_peak_mib",
     "device_memory_peak_mib",
+    *(f"timeline.{work}.{end}" for work in {*WORK.values()} for end in ("begin", "end")),
     "low",
     "high",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -47,7 +48,7 @@ def of_steps(rollout: Rollout, ahead: int, steps: int) -> list[Sampled]:
     """The batches of a run's steps."""
     batches, taken = Batches(rollout, ahead), []
     for step in range(1, steps + 1):
-        taken.append(batches.take(WANTED))
+        taken.append(dataclasses.replace(batches.take(WANTED), ahead_seconds=None))
         if step < steps:
             batches.begin(WANTED)
         batches.finish()

@@ -16,6 +16,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.engines.make import make_engine
 from groupwise.journal.journal import read_metrics
+from groupwise.reports.folder.columns import steps as curves
 from tests.rollout.test_ahead import Slow
 from tests.runs.test_run import CORES, assert_same_run, kill_again_and_again, start
 from tests.runs.tiny_runs import cut_back, tiny_run
@@ -47,6 +48,25 @@ def test_which_of_both_is_faster_changes_no_bit(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(build, "make_engine", lambda **given: Slow(make_engine(**given), 0.2))
     slow = groupwise.train("quickstart", tiny_run(tmp_path, name="slow", **CHANGES)).folder
     assert_same_run(quick, slow)
+
+
+def test_the_timeline_says_that_sampling_lies_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "make_engine", lambda **given: Slow(make_engine(**given), 0.2))
+    folder = groupwise.train("quickstart", tiny_run(tmp_path, **CHANGES, journal__report=True)).folder
+    lines = [json.loads(line) for line in (folder / "machine.jsonl").read_text().splitlines()]
+    work = [line["timeline"] for line in lines]
+    assert all(step["sampling"]["begin"] < step["training"]["end"] for step in work[:-1])
+    for step in work[:-1]:  # no batch is sampled for a step after the last
+        assert step["sampling"]["end"] - step["sampling"]["begin"] > 0.2
+        assert step["training"]["end"] <= step["waiting"]["begin"] <= step["waiting"]["end"] <= step["loading"]["begin"]
+    assert "waiting" not in work[-1]
+    rows_of_steps = [row for row in read_metrics(folder) if "checks" in row]
+    columns = curves(rows_of_steps, lines).columns
+    assert columns["timeline.waiting.end"][:-1] == [step["waiting"]["end"] for step in work[:-1]]
+    assert [line.get("ahead_seconds", 0) > 0.2 for line in lines] == [False] + [True] * 4
+    rate = rows_of_steps[1]["generated_tokens"] / lines[1]["ahead_seconds"]
+    assert columns["generate_tokens_per_second"][1] == pytest.approx(rate)
+    assert "Who worked when, within a step" in (folder / "report.html").read_text()
 
 
 def test_dapos_filter_and_refill_ahead(tmp_path: Path) -> None:

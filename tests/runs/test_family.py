@@ -87,7 +87,7 @@ def test_every_row_trains(name: str, small):
         assert 0 < row["share_passed"] <= 1
     measured = {n for n, verdict in first_checks(run.folder).items() if verdict == "pass"}
     everywhere = set(first_checks(run.folder)) - {KL_AT_START}
-    assert len(everywhere) == 4
+    assert len(everywhere) == 5
     assert measured == everywhere | ({KL_AT_START} if plan.algorithm.kl.beta else set())
 
     start, end = first_weights(plan), final_weights(run.folder)

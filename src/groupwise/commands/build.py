@@ -47,6 +47,7 @@ from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import HeldoutAnswers, Prompts, Rollout, heldout_answers, measured
+from groupwise.rollout.free import FreeBatches
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection
 from groupwise.training.adapted import AdaptedLearner
@@ -104,7 +105,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     components = Components(
         algorithm=plan.algorithm,
         rollout=rollout,
-        batches=Batches(rollout, recipe.rollout.ahead),
+        batches=_batches(plan, rollout),
         engine=engine,
         learner=learner,
         critic=critic,
@@ -128,7 +129,16 @@ def _rollout(plan: Plan, engine: Engine, scorer: Scorer, prompts: Prompts, judge
         filter=plan.algorithm.filter,
         judge=judge and judge.scores,
         measure=plan.measure,
+        turn_tokens=plan.recipe.rollout.turn_tokens,
     )
+
+
+def _batches(plan: Plan, rollout: Rollout) -> Batches | FreeBatches:
+    """What gives each step its batch."""
+    settings = plan.recipe.rollout
+    if settings.free is not None:
+        return FreeBatches(rollout, lag=settings.free, wanted=plan.recipe.prompts_per_step)
+    return Batches(rollout, settings.ahead)
 
 
 def evaluation(
@@ -175,6 +185,8 @@ def loop_settings(plan: Plan, pad: int, other_reference: str = "") -> LoopSettin
         guard=recipe.guard,
         rollback=recipe.rollback,
         other_reference=other_reference,
+        most_age=plan.most_age,
+        free=recipe.rollout.free is not None,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from groupwise.commands.selected import selected
 from groupwise.config.plan import Plan
-from groupwise.config.recipe import dump
+from groupwise.config.recipe import Recipe, dump
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.errors import UsageError
 from groupwise.core.free_memory import free_memory, held_memory
@@ -20,6 +20,7 @@ from groupwise.models.chat import Chat
 from groupwise.models.folder import loading, read_config, require_room, weight_files
 from groupwise.models.load import load_tokenizer, model_folder, positions, require_config
 from groupwise.models.precision import itemsize
+from groupwise.rollout.turns import turns_of
 from groupwise.training.memory import MemoryPlan, RunShape, plan
 from groupwise.training.optimizer import AUTO
 
@@ -70,7 +71,8 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
     """What of the run its memory depends on; a model takes `most` tokens."""
     recipe = run.recipe
     evaluated = sum(run.evaluated.values()) * recipe.evaluation.samples
-    sampled = max(recipe.prompts_per_step * recipe.samples_per_prompt, evaluated)
+    begun = recipe.prompts_per_step * recipe.samples_per_prompt * steps_begun(recipe)
+    sampled = max(begun, evaluated)
     return RunShape(
         prompts=recipe.prompts_per_step,
         samples=recipe.samples_per_prompt,
@@ -84,10 +86,17 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         reference=itemsize(recipe.reference.precision) if run.copies_reference else 0,
         reward_model=recipe.preference is not None,
         child=recipe.engine.process == "child",
-        ahead=recipe.rollout.ahead > 0,
+        ahead=recipe.rollout.beside,
         vllm_rows=recipe.engine.max_rows if recipe.engine.name == "vllm" else 0,
         cache_mib=recipe.engine.cache_mib,
     )
+
+
+def steps_begun(recipe: Recipe) -> int:
+    """Steps whose completions may be sampled side by side, where none has ended."""
+    rollout = recipe.rollout
+    turns = turns_of(recipe.sampling.max_new_tokens, rollout.turn_tokens)
+    return turns if rollout.free is None else rollout.free + 1
 
 
 def with_cuts(run: Plan, memory: MemoryPlan) -> Plan:

@@ -41,6 +41,7 @@ from groupwise.journal.trackers import Sender, tracker
 from groupwise.loop import Training
 from groupwise.reports.make import make
 from groupwise.rollout.ahead import Batches
+from groupwise.rollout.free import FreeBatches
 from groupwise.rollout.scoring import Scorer
 from groupwise.training import checkpoint
 from groupwise.training.reward_report import REPORT, read_report
@@ -140,7 +141,7 @@ def _go(
         view.note(line)
 
     called = Callbacks(callbacks, plan.recipe.steps, plan.folder, say, book.log)
-    opened: list[Scorer | Engine | Batches] = []
+    opened: list[Scorer | Engine | Batches | FreeBatches] = []
     summary: dict[str, Any] | None = None
     try:
         with _signals(stop_signals, view):

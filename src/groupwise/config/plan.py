@@ -107,6 +107,11 @@ class Plan:
     def evaluation_sampling(self) -> Sampling:
         return self.recipe.evaluation.sampling(self.recipe.sampling)
 
+    @property
+    def most_age(self) -> int:
+        """Versions that a sampled token may be older than the weights that train on it."""
+        return self.recipe.rollout.most_age(self.recipe.sampling.max_new_tokens)
+
     def describe(self) -> str:
         """What the run will do, before it does it."""
         recipe, row = self.recipe, self.algorithm
@@ -137,7 +142,7 @@ class Plan:
             f"step         {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples = {completions} "
             f"completions of at most {recipe.sampling.max_new_tokens} tokens",
             f"             {self.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)",
-            *(f"ahead        {line}" for line in _describe_ahead(self)),
+            *(f"ahead        {line}" for line in _describe_age(self)),
             f"run length   {recipe.steps} steps, {self.total_updates} optimizer updates",
             f"evaluation   {_describe_evaluation(self)}",
         ]
@@ -196,16 +201,30 @@ def _in_short(value: object) -> str:
     return listed(map(brief, value)) if isinstance(value, tuple) else f"{value:g}"
 
 
-def _describe_ahead(plan: Plan) -> list[str]:
-    """What sampling ahead means for the objective: which policy sampled, from which ratios start, which is trained."""
-    row, from_engine = plan.algorithm, plan.recipe.logp_old == "engine"
-    if not plan.recipe.rollout.ahead:
+def _describe_age(plan: Plan) -> list[str]:
+    """What older completions mean for the objective: which policy sampled, and from which the ratios start."""
+    row, from_engine, most = plan.algorithm, plan.recipe.logp_old == "engine", plan.most_age
+    if not most:
         return []
+    settings = plan.recipe.rollout
     parts = " and ".join(describe(part) for _, part in row.corrections if part.reads_engine)
     corrected = f"{parts} corrects pi_old / pi_engine"
     uncorrected = "nothing corrects pi_old / pi_engine (algorithm.mismatch.kind would)"
+    ahead = "a batch is sampled while the one before trains, by the weights before that (behaviour: logp_engine)"
+    turns = (
+        f"completions are sampled in turns of {settings.turn_tokens} tokens, one a step; what has not ended goes on "
+        "under the next weights (behaviour: logp_engine)"
+    )
+    if settings.free is not None:
+        each = f"turn after turn of {settings.turn_tokens} tokens" if settings.turn_tokens else "batch after batch"
+        turns = (
+            f"the engine samples {each} while training goes on, under the weights that are there (behaviour: "
+            "logp_engine): which these are is up to the clock, so that a resumed run is not the same to the bit"
+        )
     return [
-        "a batch is sampled while the one before trains, by the weights before that (behaviour: logp_engine)",
+        *([ahead] if settings.ahead else []),
+        *([turns] if most > settings.ahead else []),
+        f"a token is at most {most} version{'s' if most > 1 else ''} older than the weights that train on it",
         'ratios start from logp_engine itself, so that they see how old it is (logp_old = "engine")'
         if from_engine
         else "ratios start from the weights before its first update (proximal: logp_old); "

@@ -117,14 +117,20 @@ def _require_trainable(sampling: Sampling) -> None:
 
 
 def _require_correction(plan: Plan) -> None:
-    """Where batches are sampled ahead, something holds or corrects an update on completions of an older policy."""
+    """Where completions are of an older policy, something holds or corrects an update on them."""
     row, recipe = plan.algorithm, plan.recipe
     corrected = row.corrects or recipe.logp_old == "engine"
-    if recipe.rollout.ahead and isinstance(row.trust, NoTrust) and not corrected:
+    if plan.most_age and isinstance(row.trust, NoTrust) and not corrected:
+        ahead, turn = recipe.rollout.ahead, recipe.rollout.turn_tokens
+        key, remedy = f"turn_tokens = {turn}", "no rollout.turn_tokens"
+        if ahead:
+            key, remedy = f"ahead = {ahead}", "rollout.ahead = 0"
+        if recipe.rollout.free is not None:
+            key, remedy = f"free = {recipe.rollout.free}", "no rollout.free"
         raise UsageError(
-            f"rollout.ahead = {recipe.rollout.ahead}: the completions are an older policy's, and {row.name} "
-            f"({describe(row.trust)}) neither corrects for that nor is held by a trust region; set "
-            'algorithm.mismatch.kind, such as "tis", or logp_old = "engine", or rollout.ahead = 0'
+            f"rollout.{key}: the completions are an older policy's, and {row.name} ({describe(row.trust)}) neither "
+            'corrects for that nor is held by a trust region; set algorithm.mismatch.kind, such as "tis", or '
+            f'logp_old = "engine", or {remedy}'
         )
 
 

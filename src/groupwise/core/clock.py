@@ -1,12 +1,20 @@
 """Wall time by phase: at every moment exactly one phase runs, so phases add up to the whole by construction."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 #: Phases that are no part of a step: everything before the first one, and what an earlier process did in vain.
 START, LOST = "start", "lost"
 BEFORE = (START, LOST)
+
+
+class Extent(NamedTuple):
+    """From when a phase ran first until it ran last, in seconds of time.perf_counter."""
+
+    begin: float
+    end: float
 
 
 class Clock:
@@ -19,10 +27,13 @@ class Clock:
         self.started = self._since = time.perf_counter()
         self.current = phase
         self._seconds: dict[str, float] = {}
+        self._extents: dict[str, Extent] = {}
 
     def switch(self, phase: str) -> None:
         now = time.perf_counter()
         self._seconds[self.current] = self._seconds.get(self.current, 0.0) + now - self._since
+        begin = self._extents[self.current].begin if self.current in self._extents else self._since
+        self._extents[self.current] = Extent(begin, now)
         self.current, self._since = phase, now
 
     @contextmanager
@@ -44,6 +55,12 @@ class Clock:
         self.switch("other")
         seconds, self._seconds = self._seconds, {}
         return {phase: round(value, 6) for phase, value in seconds.items()}
+
+    def take_extents(self) -> Mapping[str, Extent]:
+        """When each phase ran since the last time that this was asked."""
+        self.switch(self.current)
+        extents, self._extents = self._extents, {}
+        return extents
 
     @property
     def total(self) -> float:

@@ -30,10 +30,14 @@ def collate(
     width = max(len(prompt.tokens) + len(c.tokens) for _, prompt, c in rows)
     tokens = torch.full((len(rows), width), pad, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    token_version = torch.full((len(rows), width), -1)
     logp = torch.zeros(len(rows), width)
     length = torch.zeros(len(rows), dtype=torch.long)
     for i, (_, prompt, completion) in enumerate(rows):
         length[i] = _fill_row(tokens[i], mask[i], logp[i], prompt, completion)
+        for span in completion.spans:
+            begin = len(prompt.tokens)
+            token_version[i, begin + span.start : begin + span.stop] = span.version if span.own else -1
         mask[i] &= not (mask_truncated and completion.finish == "length")
     step_score, step_end = _steps(rows, width) if steps or any(c.steps for _, _, c in rows) else (None, None)
     return Batch(
@@ -44,6 +48,7 @@ def collate(
         score=torch.tensor([c.trains_on for _, _, c in rows], dtype=torch.float64),
         version=torch.tensor([c.version for _, _, c in rows]),
         logp_engine=logp,
+        token_version=token_version,
         row=torch.arange(len(rows)),
         reward_scores=_reward_scores(rows, reward_names) if reward_names else None,
         support=_per_row(c.support for _, _, c in rows),

@@ -108,20 +108,27 @@ class Sampling(Distribution):
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to be answered `samples` times. Completion i is a function of (weights, tokens, seed, i) alone.
+    """One prompt to be answered `samples` times. Completion i depends on weights, tokens, seed and first + i alone.
 
-    max_new_tokens  a limit of this request's own; None takes the sampling's
+    A completion that was begun before goes on where its `drawn` last tokens end: they count in min_new_tokens, a stop
+    string may have begun in them, and its random numbers are those that follow theirs. What comes back is new.
+
+    max_new_tokens  new tokens at most, a limit of this request's own; None takes the sampling's
+    first           the number of its first completion
+    drawn           how many of the last tokens are its completions' own
     """
 
     tokens: tuple[int, ...]
     samples: int
     seed: int
     max_new_tokens: int | None = None
+    first: int = 0
+    drawn: int = 0
 
 
 class Finished(NamedTuple):
     """A completion that has just ended, while others are still being sampled: completion `sample` of request number
-    `request`, its ids, and "stop" or "length".
+    `request`, its new ids, and "stop" or "length".
     """
 
     request: int
@@ -148,7 +155,11 @@ class Engine(Protocol):
     keeps_support  whether its completions carry the ids that top-p, top-k or min-p left (Completion.support)
     options        the keys of Sampling that it follows
     precision      what it computes in
+    restarts       how often its process was started again; 0 of one that lives in the run's
     """
+
+    @property
+    def restarts(self) -> int: ...
 
     @property
     def version(self) -> int: ...

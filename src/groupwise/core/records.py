@@ -188,6 +188,7 @@ class Batch:
     reward_scores  [N,K] reward units, one column a reward, where they are combined after group normalisation; NaN where
                  one does not vote
     version      [N] int64, the oldest weights that sampled a token of the row
+    token_version  [N,T] int64, the weights that sampled the token; -1 where the policy did not
     row          [N] int64, the place in the batch that the step trains, the same in every part of it
     logp_engine  [N,T] nats (the engine's)
     support      per row, the sampling support of its sampled tokens, or None
@@ -213,6 +214,7 @@ class Batch:
     score: Tensor
     version: Tensor
     logp_engine: Tensor
+    token_version: Tensor | None = None
     row: Tensor | None = None
     reward_scores: Tensor | None = None
     support: tuple[Support | None, ...] | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from groupwise.core.records import Group
+from groupwise.core.records import Completion, Group, Prompt
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class RolloutResult:
     fallback    dropped groups that train all the same, because the budget of rounds was spent
     surplus     kept groups beyond what the step needs; they train first in the next step
     rounds      rounds of generation
+    going_on    completions that were begun and have not ended
     """
 
     groups: tuple[Group, ...]
@@ -27,6 +28,7 @@ class RolloutResult:
     fallback: int
     surplus: tuple[Group, ...]
     rounds: int
+    going_on: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,12 @@ class Sampled:
 
     every            its groups, each once
     trains, generated, waits   places in `every` of what RolloutResult calls groups, generated and surplus
-    dropped, fallback, rounds  as there
+    dropped, fallback, rounds, going_on  as there
     levels           of each source after it, where the task has levels
     logged           (reward.metric, sum, count) of what reward functions logged of their calls
     faults           the first scoring fault of each kind, a line each
     scoring_seconds  that processes have scored; None where there are none
+    ahead_seconds    that it took, where it was sampled ahead
     """
 
     every: tuple[Group, ...]
@@ -49,10 +52,12 @@ class Sampled:
     dropped: int
     fallback: int
     rounds: int
+    going_on: int = 0
     levels: Mapping[str, int] = field(default_factory=dict)
     logged: tuple[tuple[str, float, float], ...] = ()
     faults: tuple[str, ...] = ()
     scoring_seconds: float | None = None
+    ahead_seconds: float | None = None
 
     @classmethod
     def of(cls, result: RolloutResult, **more: Any) -> Sampled:
@@ -66,7 +71,8 @@ class Sampled:
         trains, generated, waits = (
             tuple(place[id(group)] for group in some) for some in (result.groups, result.generated, result.surplus)
         )
-        return cls(tuple(every), trains, generated, waits, result.dropped, result.fallback, result.rounds, **more)
+        counts = (result.dropped, result.fallback, result.rounds, result.going_on)
+        return cls(tuple(every), trains, generated, waits, *counts, **more)
 
     @property
     def result(self) -> RolloutResult:
@@ -74,13 +80,32 @@ class Sampled:
         groups, generated, surplus = (
             tuple(self.every[i] for i in places) for places in (self.trains, self.generated, self.waits)
         )
-        return RolloutResult(groups, generated, self.dropped, self.fallback, surplus, self.rounds)
+        return RolloutResult(groups, generated, self.dropped, self.fallback, surplus, self.rounds, self.going_on)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Groups that are begun in one turn, and end together.
+
+    seeds        of each prompt's completions
+    completions  of each prompt, as far as they are sampled; none before the first turn
+    """
+
+    prompts: tuple[Prompt, ...]
+    seeds: tuple[int, ...]
+    completions: tuple[tuple[Completion, ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class StreamState:
-    """Where the stream of prompts stands: how many were drawn, groups waiting, the last share of groups kept, the level
-    of each source of a task that has levels, and a batch that was sampled ahead of its step.
+    """Where the stream of prompts stands.
+
+    cursor     how many were drawn
+    surplus    kept groups that wait for a step
+    keep_rate  the last share of groups kept
+    levels     of each source, where the task has levels
+    ahead      a batch that was sampled ahead of its step
+    begun      the cohorts that have not ended, oldest first
     """
 
     cursor: int = 0
@@ -88,3 +113,4 @@ class StreamState:
     keep_rate: float = 1.0
     levels: Mapping[str, int] = field(default_factory=dict)
     ahead: Sampled | None = None
+    begun: tuple[Cohort, ...] = ()

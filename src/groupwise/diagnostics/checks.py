@@ -16,6 +16,7 @@ from groupwise.core.seeds import derive
 from groupwise.diagnostics.bias import Estimate, ratio_excess, tilt
 from groupwise.diagnostics.tolerance import SIGMAS, Limits, Rounding, Tolerance
 from groupwise.health.checks import (
+    AGE_IS_BOUNDED,
     ENGINE_IS_LOADED,
     GAP_IS_LEVEL,
     LEARNER_IS_ENGINE,
@@ -138,6 +139,14 @@ def reference_is_start(
 def replayed_are_used(share: float) -> Check:
     """With replay on, the experts that computed are those that were replayed; `share` of them are not."""
     return _check(REPLAYED_ARE_USED, share, 0.0)
+
+
+def no_older(groups: Sequence[Group], newest: int, most: int) -> Check:
+    """No token of what was sampled for a step is more than `most` versions older than the newest weights."""
+    versions = [completion.version for group in groups for completion in group.completions]
+    if not versions:
+        return _unmeasured(AGE_IS_BOUNDED, AGE_IS_BOUNDED.unmeasured)
+    return _check(AGE_IS_BOUNDED, float(newest - min(versions)), float(most))
 
 
 @dataclass

@@ -84,6 +84,7 @@ def rollout_metrics(result: RolloutResult) -> Metrics:
         "groups_dropped": Sum(result.dropped),
         "groups_fallback": Sum(result.fallback),
         "groups_surplus": Last(len(result.surplus)),
+        "completions_going_on": Last(result.going_on),
         "generated_tokens_dropped": Sum(sum(c.length for c in wasted)),
     }
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.metrics import Mean, Metrics, Sum, merge, read
 from groupwise.core.records import Batch, UpdateRecord, UpdateResult
@@ -18,6 +20,7 @@ from groupwise.diagnostics.checks import (
 from groupwise.diagnostics.routing import RoutingLog
 from groupwise.diagnostics.tolerance import Tolerance
 from groupwise.diagnostics.updates import (
+    age_metrics,
     batch_metrics,
     engine_gap,
     reward_kl_metrics,
@@ -81,7 +84,7 @@ class StepLog:
         learner, rows, routes = (
             (seen.logp_live, minibatch, used) if old is None else (old, self._batch, self._batch.routes)
         )
-        fresh = rows.mask & (rows.version == expected.newest)[:, None]
+        fresh = rows.mask & sampled_by(rows, expected.newest)
         sampled = comparable(fresh, routes, rows.routes_engine)
         same_experts = comparable(minibatch.mask, used, minibatch.routes)
         same_own_experts = comparable(minibatch.mask, used, minibatch.routes_own or minibatch.routes)
@@ -107,8 +110,23 @@ class StepLog:
 
     def metrics(self, generation: Metrics) -> dict[str, float]:
         """The whole step's, after those of what it generated."""
-        trained = {**batch_metrics(self._batch), **reward_kl_metrics(self._batch, self._algorithm.kl)}
-        return read(merge([generation, trained, *self._updates, self._routing.metrics(self._expected.newest)]))
+        newest = self._expected.newest
+        trained = {
+            **batch_metrics(self._batch),
+            **age_metrics(self._batch, newest),
+            **reward_kl_metrics(self._batch, self._algorithm.kl),
+        }
+        return read(merge([generation, trained, *self._updates, self._routing.metrics(newest)]))
+
+
+def sampled_by(batch: Batch, version: int) -> Tensor:
+    """[N,T] bool, the tokens that these weights sampled; with routes only rows that are theirs from the first token on,
+    for what other weights routed is replayed and was not what the engine computed later tokens on.
+    """
+    whole = (batch.version == version)[:, None]
+    if batch.token_version is None or batch.routes_engine is not None:
+        return whole.expand(batch.mask.shape)
+    return batch.token_version == version
 
 
 def step_row(

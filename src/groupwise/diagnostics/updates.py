@@ -32,6 +32,13 @@ def batch_metrics(batch: Batch) -> dict[str, Value]:
     }
 
 
+def age_metrics(batch: Batch, newest: int) -> dict[str, Value]:
+    """How many versions older than the weights that train, `newest`, those are that sampled the trained tokens."""
+    versions = batch.version[:, None].expand(batch.mask.shape) if batch.token_version is None else batch.token_version
+    age = (newest - versions[batch.mask]).tolist()
+    return {"token_age_mean": mean_of(age), "token_age_max": Max(float(max(age, default=0)))}
+
+
 def value_metrics(batch: Batch) -> dict[str, Value]:
     """Of the critic's values that credit the batch, before any update on it; explained variance is 1 at best."""
     value, returns = seen_by_loss(batch.need("value")), seen_by_loss(batch.need("returns"))

@@ -44,8 +44,7 @@ def require_sampling(engine: Engine, policy: Policy, sampling: Sampling, section
         value = getattr(sampling, key)
         if key not in engine.options and value != field.default:
             raise UsageError(
-                f"{section}.{key} = {value!r}: {type(engine).__name__} does not have it; take it out, or take another "
-                "engine"
+                f"{section}.{key} = {value!r}: the run's engine does not have it; take it out, or take another engine"
             )
     try:
         require_spelled(policy, sampling.stop)
@@ -61,7 +60,7 @@ def require_engine_support(engine: Engine, sampling: Sampling) -> None:
     if sampling.truncates and not engine.keeps_support:
         raise UsageError(
             f"sampling.top_p = {sampling.top_p:g}, sampling.top_k = {sampling.top_k}, sampling.min_p = "
-            f"{sampling.min_p:g}: {type(engine).__name__} does not return the ids that were left to draw from "
+            f"{sampling.min_p:g}: the run's engine does not return the ids that were left to draw from "
             "(Completion.support), over which training renormalises; set top_p = 1, top_k = 0 and min_p = 0, or take "
-            "an engine that does"
+            'an engine that does: engine.name = "local"'
         )

@@ -16,7 +16,7 @@ def positions(config: Any) -> int:
 
 
 def limits_of(requests: Sequence[Request], sampling: Sampling, context: int, vocabulary: int) -> list[int]:
-    """Most tokens of a completion of each request. Raises UsageError for a request that a model cannot be asked.
+    """Most new tokens of a completion of each request. Raises UsageError for a request that a model cannot be asked.
 
     context     positions of the model
     vocabulary  ids of the model
@@ -34,6 +34,11 @@ def _require_request(number: int, request: Request, limit: int, context: int, vo
     if request.samples < 1 or limit < 1:
         raise UsageError(
             f"request {number}: samples is {request.samples}, max_new_tokens {limit}; both must be 1 or more"
+        )
+    if not (0 <= request.drawn < prompt and request.first >= 0):
+        raise UsageError(
+            f"request {number}: drawn is {request.drawn} of {prompt} tokens, first {request.first}; a prompt has at "
+            "least one token that was not drawn, and completions count from 0"
         )
     if prompt + limit > context:
         remedy = f"set max_new_tokens to at most {context - prompt}" if prompt < context else "shorten the prompt"

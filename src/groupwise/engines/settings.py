@@ -63,12 +63,9 @@ class EngineSettings(Settings):
         """Raises UsageError where there is no such program as `python` names, or it has no vLLM and needs it."""
         if self.python is None:
             return
-        builds = "; make vllm builds it" if self.python == VLLM_PYTHON else ""
         if shutil.which(self.python) is None:
-            raise UsageError(
-                f"engine.python = {self.python!r}: there is no such program{builds}; name an interpreter, such as "
-                f"{VLLM_PYTHON}"
-            )
+            remedy = "make vllm builds it" if self.python == VLLM_PYTHON else f"name one, such as {VLLM_PYTHON}"
+            raise UsageError(f"engine.python = {self.python!r}: there is no such program; {remedy}")
         if self.name == "vllm" and not _succeeds([self.python, "-c", HAS_VLLM]):
             raise UsageError(
                 f"engine.name = 'vllm': the interpreter {self.python} has no vLLM; make vllm builds one that has it, "

@@ -86,6 +86,15 @@ REPLAYED_ARE_USED = Invariant(
     unmeasured="no routes were replayed",
 )
 
+AGE_IS_BOUNDED = Invariant(
+    "tokens are no older than the recipe says",
+    held="Everything that was sampled for a step came from weights no older than rollout.ahead and rollout.turn_tokens "
+    "allow.",
+    cause="completions waited longer than the recipe says, or the engine samples with weights of long ago; look at "
+    "whether each load arrives",
+    unmeasured="nothing was sampled for the step",
+)
+
 INVARIANTS = (
     LIVE_IS_OLD,
     LEARNER_IS_ENGINE,
@@ -95,4 +104,5 @@ INVARIANTS = (
     WEIGHTS_REACH_TOTAL,
     ENGINE_IS_LOADED,
     REPLAYED_ARE_USED,
+    AGE_IS_BOUNDED,
 )

@@ -141,9 +141,9 @@ class Journal:
         for listener in self._listeners:
             listener(row)
 
-    def machine(self, step: int) -> None:
-        """One line of machine.jsonl: what the step took, which differs from run to run."""
-        self._append(MACHINE, [machine_row(step)])
+    def machine(self, step: int, more: Mapping[str, Any]) -> None:
+        """One line of machine.jsonl: what the step took, and `more` that differs from run to run."""
+        self._append(MACHINE, [{**machine_row(step), **more}])
 
     def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """One line of rollouts.jsonl per completion that a step generated or trains."""

@@ -61,10 +61,12 @@ class Output:
         """Every completion of the step."""
         self.journal.rollouts(rollout_rows(step, result, batch, columns, self.token_text, self.measure))
 
-    def step(self, row: Mapping[str, Any]) -> None:
-        """A step's row of metrics.jsonl, and each warning that it makes true for the first time."""
+    def step(self, row: Mapping[str, Any], machine: Mapping[str, Any] | None = None) -> None:
+        """A step's row of metrics.jsonl, and each warning that it makes true for the first time; `machine` is what its
+        line of machine.jsonl has besides.
+        """
         self.journal.metrics(row)
-        self.journal.machine(row["step"])
+        self.journal.machine(row["step"], machine or {})
         self.view.step(row)
         for finding in self.watch(row):
             self.say(row["step"], f"warning, {finding.name}: {finding.words} Try: {finding.advice}.")

@@ -72,6 +72,7 @@ def completion_columns(group: Group, completion: Completion, measure: Measure) -
         **({"fault": completion.fault} if completion.fault else {}),
         "logp_engine": math.fsum(completion.logp_engine),
         "version": completion.version,
+        **({"spans": completion.spans} if len(completion.spans) > 1 else {}),
         **({"steps": completion.steps} if completion.steps else {}),
     }
 

@@ -138,6 +138,7 @@ class RolloutRow:
     """One completion of the browser.
 
     stop     the stop string that ended it; "" where none did
+    spans    the tokens that each version of the weights sampled (start, stop, version), where there are several
     pieces   the text of each token, end token included; empty where the run did not write tokens
     columns  per token, each as long as `pieces`: log_ratio, advantage, share, entropy, logp_old, logp_engine, ...
     measured  the reward that the run is measured by, where it is not the task's score
@@ -151,6 +152,7 @@ class RolloutRow:
     finish: str
     tokens: int
     version: int
+    spans: list[dict[str, Number]] = field(default_factory=list)
     parts: dict[str, Number] = field(default_factory=dict)
     learned: Number = None
     measured: Number = None

@@ -12,16 +12,18 @@ before anything trains; no batch is sampled for a step after the last.
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from groupwise.core.clock import Clock, Extent
 from groupwise.core.metrics import Mean
 from groupwise.core.settings import Settings
-from groupwise.core.stream import Sampled, StreamState
+from groupwise.core.stream import RolloutResult, Sampled, StreamState
 from groupwise.rollout.collect import Rollout
+from groupwise.rollout.turns import turns_of
 
 #: Seconds in which a batch that is not waited for any more must have ended, once its engine is closed.
 FAREWELL = 10.0
@@ -30,10 +32,36 @@ FAREWELL = 10.0
 class RolloutSettings(Settings):
     """The section [rollout].
 
-    ahead  1: each batch is sampled while the one before trains, by the weights before that; 0: they take turns
+    ahead        1: each batch is sampled while the one before trains, by the weights before that; 0: they take turns
+    turn_tokens  tokens that a completion draws in a step at most; what has not ended goes on in the next step, under
+                 its weights. Without this key completions are sampled whole
+    free         in place of a fixed lag: the engine samples turn after turn while training goes on, and begins groups
+                 as long as no token can get older than so many versions; such a run does not resume exactly
     """
 
     ahead: int = Field(default=0, ge=0, le=1)
+    turn_tokens: int | None = Field(default=None, ge=1, le=2**24)
+    free: int | None = Field(default=None, ge=1, le=1000)
+
+    @model_validator(mode="after")
+    def _one_lag(self) -> "RolloutSettings":
+        """Raises ValueError for two lags."""
+        if self.ahead and self.free is not None:
+            raise ValueError(f"ahead = {self.ahead} and free = {self.free} are two lags; take one of them out")
+        return self
+
+    @property
+    def beside(self) -> bool:
+        """Whether the engine samples while the learner trains."""
+        return self.ahead > 0 or self.free is not None
+
+    def most_age(self, limit: int) -> int:
+        """Versions that a token may be older than the weights that train, where completions have `limit` tokens.
+
+        >>> RolloutSettings(ahead=1, turn_tokens=16).most_age(64), RolloutSettings(free=2).most_age(64)
+        (4, 2)
+        """
+        return self.free if self.free is not None else self.ahead + turns_of(limit, self.turn_tokens) - 1
 
 
 class Batches:
@@ -43,6 +71,17 @@ class Batches:
         self._rollout, self._ahead = rollout, ahead
         self._ready: Sampled | None = None
         self._sampling: _InThread | None = None
+        self._extents: Mapping[str, Extent] = {}
+
+    @property
+    def sampling(self) -> bool:
+        """Whether a batch is being sampled ahead."""
+        return self._sampling is not None
+
+    def take_extents(self) -> Mapping[str, Extent]:
+        """When the last batch that was sampled ahead was generated and scored; nothing where none was."""
+        extents, self._extents = self._extents, {}
+        return extents
 
     @property
     def state(self) -> StreamState:
@@ -62,7 +101,7 @@ class Batches:
     def begin(self, wanted: int) -> None:
         """Begins the next step's batch, where one is sampled ahead: the engine keeps its weights until `finish`."""
         if self._ahead:
-            self._sampling = _InThread(partial(self._sample, wanted, lambda phase: None))
+            self._sampling = _InThread(partial(self._sample_beside, wanted))
 
     def finish(self) -> None:
         """Waits for the batch that was begun. Raises what went wrong with it."""
@@ -75,17 +114,26 @@ class Batches:
         if self._sampling is not None:
             self._sampling.join(FAREWELL)
 
+    def _sample_beside(self, wanted: int) -> Sampled:
+        clock = Clock("generate")
+        sampled = self._sample(wanted, clock.switch)
+        self._extents = clock.take_extents()
+        return dataclasses.replace(sampled, ahead_seconds=clock.total)
+
     def _sample(self, wanted: int, during: Callable[[str], None]) -> Sampled:
-        rollout = self._rollout
-        result = rollout.collect(wanted, during)
-        logged = rollout.scorer.take_metrics()
-        return Sampled.of(
-            result,
-            levels=rollout.state.levels,
-            logged=tuple((name, mean.sum, mean.weight) for name, mean in logged.items() if isinstance(mean, Mean)),
-            faults=tuple(rollout.scorer.take_unshown()),
-            scoring_seconds=rollout.scorer.take_seconds(),
-        )
+        return sampled_of(self._rollout, self._rollout.collect(wanted, during))
+
+
+def sampled_of(rollout: Rollout, result: RolloutResult) -> Sampled:
+    """What a rollout has sampled, with what its scorer has to tell since the last time."""
+    logged = rollout.scorer.take_metrics()
+    return Sampled.of(
+        result,
+        levels=rollout.state.levels,
+        logged=tuple((name, mean.sum, mean.weight) for name, mean in logged.items() if isinstance(mean, Mean)),
+        faults=tuple(rollout.scorer.take_unshown()),
+        scoring_seconds=rollout.scorer.take_seconds(),
+    )
 
 
 class _InThread:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from groupwise.algorithms.calls import call
 from groupwise.algorithms.parts.filters import RIGHT, Filter
-from groupwise.core.engine import Distribution, Engine, Request, Sampling, StopIds, Stops
+from groupwise.core.engine import Distribution, Engine, Sampling, StopIds, Stops
 from groupwise.core.measure import Measure, logged_means, values_of
 from groupwise.core.metrics import Metrics, mean_of, merge, read
 from groupwise.core.records import Completion, Evaluation, Group, Prompt
@@ -19,9 +19,10 @@ from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
 from groupwise.core.settings import Changeable
 from groupwise.core.statistics import pass_at_k, standard_error
-from groupwise.core.stream import RolloutResult, StreamState
+from groupwise.core.stream import Cohort, RolloutResult, StreamState
 from groupwise.core.task import Streams
 from groupwise.rollout.scoring import Mix, Scorer, ScoringRound, with_learned
+from groupwise.rollout.turns import Turn, advance, going_on
 
 #: No refill round assumes that fewer than this share of groups will be kept, so that one unlucky step stays affordable.
 LEAST_KEEP_RATE = 0.25
@@ -62,7 +63,10 @@ Judge = Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], list[fl
 
 @dataclass
 class Rollout:
-    """Generates, scores and filters until a step has its groups."""
+    """Generates, scores and filters until a step has its groups.
+
+    turn_tokens  tokens that a completion draws in a round at most; None: it is sampled whole
+    """
 
     engine: Engine
     scorer: Scorer
@@ -72,6 +76,7 @@ class Rollout:
     filter: Filter
     judge: Judge | None = None
     measure: Measure = Measure()
+    turn_tokens: int | None = None
     state: StreamState = field(default_factory=StreamState)
 
     @property
@@ -81,15 +86,17 @@ class Rollout:
 
     def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> RolloutResult:
         """The next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short completions
-        have no head start; what is left over waits for the next step.
+        have no head start; what is left over waits for the next step. Where completions take several turns, each step
+        has one at least, so that none waits.
         """
         keep: list[Group] = list(self.state.surplus)
         generated: list[Group] = []
         dropped: list[Group] = []
         rounds = 0
         rate = self.state.keep_rate
-        while len(keep) < wanted and rounds < self.filter.max_rounds:
-            fresh = self._round(math.ceil((wanted - len(keep)) / max(rate, LEAST_KEEP_RATE)), during)
+        least = 1 if self.turn.count > 1 else 0
+        while rounds < least or (len(keep) < wanted and rounds < self.filter.max_rounds):
+            fresh = self._round(wanted, len(keep), max(rate, LEAST_KEEP_RATE), during)
             verdicts = [call("filter", self.filter, group) for group in fresh]
             keep += [group for group, verdict in zip(fresh, verdicts, strict=True) if verdict.keep]
             dropped += [group for group, verdict in zip(fresh, verdicts, strict=True) if not verdict.keep]
@@ -101,23 +108,81 @@ class Rollout:
         levels = moved(self.prompts.source, self.state.levels, generated)
         self.state = dataclasses.replace(self.state, surplus=surplus, keep_rate=rate, levels=levels)
         groups = (*keep[:wanted], *fallback)
-        return RolloutResult(groups, tuple(generated), len(dropped), len(fallback), surplus, rounds)
-
-    def _round(self, count: int, during: Callable[[str], None]) -> list[Group]:
-        first = self.state.cursor
-        prompts = [self.prompts.draw(first + i, self.state.levels) for i in range(count)]
-        self.state = dataclasses.replace(self.state, cursor=first + count)
-        seeds = [derive(self.prompts.seed, "completions", first + i) for i in range(count)]
-        return scored_groups(
-            self.engine,
-            self.scorer,
-            prompts=prompts,
-            seeds=seeds,
-            samples=self.samples_per_prompt,
-            sampling=self.sampling,
-            judge=self.judge,
-            during=during,
+        return RolloutResult(
+            groups,
+            tuple(generated),
+            dropped=len(dropped),
+            fallback=len(fallback),
+            surplus=surplus,
+            rounds=rounds,
+            going_on=going_on(self.state.begun, self.turn),
         )
+
+    def _round(self, wanted: int, kept: int, rate: float, during: Callable[[str], None]) -> list[Group]:
+        """The groups that end in a turn; the first has turns before it in which none do.
+
+        wanted  groups a step
+        kept    groups that there are for this one
+        rate    the share of new groups that are taken to be kept
+        """
+        while len(self.state.begun) < self.turn.count - 1:
+            during("generate")
+            begun = advance(self.engine, self._with_next(wanted, kept, rate), self.turn)
+            self.state = dataclasses.replace(self.state, begun=tuple(begun))
+        cohorts = self._with_next(wanted, kept, rate)
+        groups, begun = ended(cohorts, self.engine, self.scorer, self.turn, self.judge, during)
+        self.state = dataclasses.replace(self.state, begun=begun)
+        return groups
+
+    def _with_next(self, wanted: int, kept: int, rate: float) -> list[Cohort]:
+        """The cohorts that have not ended, and one of new prompts: as many as bring a step's groups for each cohort,
+        with those that are expected of the others; one at least.
+        """
+        begun = self.state.begun
+        expected = kept + rate * sum(len(cohort.prompts) for cohort in begun)
+        count = max(1, math.ceil((wanted * (len(begun) + 1) - expected) / rate))
+        return [*begun, self.cohort(count)]
+
+    def cohort(self, count: int) -> Cohort:
+        """The next `count` prompts, drawn and not yet begun."""
+        first, seed = self.state.cursor, self.prompts.seed
+        numbers = range(first, first + count)
+        prompts = tuple(self.prompts.draw(i, self.state.levels) for i in numbers)
+        self.state = dataclasses.replace(self.state, cursor=first + count)
+        return Cohort(prompts, tuple(derive(seed, "completions", i) for i in numbers))
+
+    @property
+    def turn(self) -> Turn:
+        """How a round samples."""
+        return Turn(self.samples_per_prompt, self.sampling, self.turn_tokens)
+
+
+def ended(
+    cohorts: Sequence[Cohort],
+    engine: Engine,
+    scorer: Scorer,
+    turn: Turn,
+    judge: Judge | None = None,
+    during: Callable[[str], None] = lambda phase: None,
+) -> tuple[list[Group], tuple[Cohort, ...]]:
+    """The scored groups of the first cohort, which ends in a turn of all -> and the cohorts that go on.
+
+    Slow scores are made beside generation; the phase "score" is what is left.
+    """
+    scoring = ScoringRound(scorer, cohorts[0].prompts)
+    during("generate")
+    done, *others = advance(engine, cohorts, turn, scoring.begin)
+    during("score")
+    return scored_cohort(done, scorer, judge, scoring), tuple(others)
+
+
+def scored_cohort(
+    cohort: Cohort, scorer: Scorer, judge: Judge | None = None, scoring: ScoringRound | None = None
+) -> list[Group]:
+    """The groups of a cohort that has ended; `scoring` has been told of completions as they ended."""
+    scores = (scoring or ScoringRound(scorer, cohort.prompts)).scored(cohort.completions)
+    groups = [Group(prompt, scored) for prompt, scored in zip(cohort.prompts, scores, strict=True)]
+    return groups if judge is None else judged(groups, judge, scorer.mix)
 
 
 def scored_groups(
@@ -128,16 +193,9 @@ def scored_groups(
     samples: int,
     sampling: Sampling,
     judge: Judge | None = None,
-    during: Callable[[str], None] = lambda phase: None,
 ) -> list[Group]:
-    """A scored group for each prompt. Slow scores are made beside generation; the phase "score" is what is left."""
-    requests = [Request(p.tokens, samples, seed) for p, seed in zip(prompts, seeds, strict=True)]
-    scoring = ScoringRound(scorer, prompts)
-    during("generate")
-    completions = engine.generate(requests, sampling, scoring.begin)
-    during("score")
-    groups = [Group(p, scored) for p, scored in zip(prompts, scoring.scored(completions), strict=True)]
-    return groups if judge is None else judged(groups, judge, scorer.mix)
+    """A scored group for each prompt."""
+    return ended([Cohort(tuple(prompts), tuple(seeds))], engine, scorer, Turn(samples, sampling), judge)[0]
 
 
 def judged(groups: Sequence[Group], judge: Judge, mix: Mix) -> list[Group]:

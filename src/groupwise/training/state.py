@@ -55,6 +55,7 @@ class _Stream(BaseModel):
     levels: dict[str, int]
     surplus: list[dict[str, Any]]
     ahead: dict[str, Any] | None = None
+    begun: list[dict[str, Any]] = []
 
 
 class _Saved(BaseModel):

@@ -20,10 +20,13 @@ import torch
 
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.records import Completion
+from groupwise.core.records import Completion, Prompt
+from groupwise.core.samples import Sample
+from groupwise.core.stream import Cohort
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy, load_policy
+from groupwise.rollout.turns import Turn, advance
 from tests.engines.child.completions import assert_same, fields
 from tests.engines.vllm.conftest import Served, vllm_settings
 from tests.moe_policy import save_moe
@@ -50,6 +53,7 @@ ENDINGS = {
     "penalised": Sampling(max_new_tokens=30, temperature=0, repetition_penalty=1.3),
 }
 LIMIT = 1e-4  # nats, in float32
+TURN = 4  # tokens
 
 
 def logprobs(policy: Policy, request: Request, completion: Completion, sampling: Sampling) -> torch.Tensor:
@@ -130,6 +134,37 @@ def test_completions_depend_on_seed_and_number_and_on_nothing_else(served: Serve
     assert [c.tokens for c in fewer] == [c.tokens for c in groups[1][:2]]
     other = served.vllm.generate([Request((7,), samples=4, seed=5)], sampling)[0]
     assert [c.tokens for c in other] != [c.tokens for c in groups[1]]
+
+
+@pytest.mark.parametrize("sampling", ENDINGS.values(), ids=ENDINGS)
+def test_what_goes_on_in_turns_ends_as_a_whole_completion_does(served: Served, sampling: Sampling) -> None:
+    """Greedy, so that a draw cannot differ: the tokens of earlier turns count for ends, strings and penalties."""
+    requests = REQUESTS[:2]
+    whole = served.vllm.generate(requests, sampling)
+    cohort = Cohort(tuple(Prompt(Sample("", "", ""), r.tokens) for r in requests), tuple(r.seed for r in requests))
+    turn = Turn(samples=2, sampling=sampling, tokens=TURN)
+    cohorts = [cohort]
+    for _ in range(turn.count):
+        cohorts = advance(served.vllm, cohorts, turn)
+    several = 0
+    for group, others in zip(cohorts[0].completions, whole, strict=True):
+        for one, other in zip(group, others[:2], strict=True):
+            assert (one.tokens, one.finish, one.stop) == (other.tokens, other.finish, other.stop)
+            assert one.logp_engine == pytest.approx(other.logp_engine, abs=LIMIT)
+            several += len(one.tokens) > TURN
+    assert several
+
+
+def test_what_goes_on_has_numbers_of_its_own(served: Served) -> None:
+    """With the first token's numbers again a turn would draw much the same from much the same chances."""
+    first = served.vllm.generate([Request((7,), 512, seed=4)], Sampling(max_new_tokens=1))[0]
+    later = [Request((7, 7), 1, seed=4, first=i, drawn=1) for i in range(512)]
+    again = [group[0] for group in served.vllm.generate(later, Sampling(max_new_tokens=1))]
+    other = served.vllm.generate([Request((7, 7), 512, seed=4)], Sampling(max_new_tokens=1))[0]
+    same_numbers = sum(a.tokens == b.tokens for a, b in zip(first, other, strict=True))
+    new_numbers = sum(a.tokens == b.tokens for a, b in zip(first, again, strict=True))
+    chance = sum((n / 512) ** 2 for n in Counter(c.tokens for c in other).values()) * 512
+    assert new_numbers < chance + 5 * math.sqrt(chance) < same_numbers
 
 
 @pytest.mark.parametrize("sampling", [SAMPLINGS["plain"], Sampling(max_new_tokens=20, stop=("1", "2"))])

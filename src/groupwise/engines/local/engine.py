@@ -62,6 +62,7 @@ class LocalEngine:
     """
 
     keeps_support = True
+    restarts = 0
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class LocalEngine:
         if not requests:
             return []
         queue = Queue(requests, limits)
-        outputs = Outputs(queue.count, max(limits), rules.stops)
+        outputs = Outputs([r.tokens[len(r.tokens) - r.drawn :] for r in queue.by_slot()], queue.longest, rules.stops)
         cache, self._cache = self._cache, RowCache()
         with torch.inference_mode():
             scheduler = Scheduler(

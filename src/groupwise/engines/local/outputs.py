@@ -16,15 +16,21 @@ from groupwise.engines.local.sampler import Draw
 class Outputs:
     """Steps are appended as they are drawn and written to their completions in one go, by `flush`.
 
-    stops  [V] bool, the ids that end a completion
+    begun    of each completion, the ids that were drawn before; it goes on behind them
+    longest  tokens of the longest one, these included
+    stops    [V] bool, the ids that end a completion
     """
 
-    def __init__(self, count: int, longest: int, stops: Tensor) -> None:
-        self.stops = stops
+    def __init__(self, begun: Sequence[tuple[int, ...]], longest: int, stops: Tensor) -> None:
+        self.stops, count = stops, len(begun)
+        self._drawn = [len(tokens) for tokens in begun]
         # The last column takes what a finished row draws before it leaves; it is never read.
         self._tokens = torch.zeros(count, longest + 1, dtype=torch.long, device=stops.device)
         self._logp = torch.zeros(count, longest + 1, dtype=torch.float64, device=stops.device)
         self._length = torch.zeros(count, dtype=torch.long, device=stops.device)
+        for slot, tokens in enumerate(begun):
+            if tokens:
+                self._tokens[slot, : len(tokens)] = torch.tensor(tokens, device=stops.device)
         self._steps: list[Draw] = []
         # Of each step since the last flush, the rows and ids of its support; then, flushed, (slot, token) and ids.
         self._step_support: list[tuple[Tensor, Tensor]] = []
@@ -82,7 +88,7 @@ class Outputs:
         self._step_routes = []
 
     def sampled(self, slots: Tensor, lengths: Tensor) -> list[tuple[int, ...]]:
-        """The first `lengths` ids of completions that are flushed so far."""
+        """The first `lengths` ids of completions that are flushed so far, with those drawn before."""
         rows = self._tokens[slots].cpu().numpy()  # slices cost less than a tensor's
         return [tuple(row[:length].tolist()) for row, length in zip(rows, lengths.tolist(), strict=True)]
 
@@ -92,28 +98,34 @@ class Outputs:
         self._by_slot.update(zip(slots.tolist(), stops, strict=True))
 
     def texts(self, slots: Tensor) -> list[tuple[tuple[int, ...], str, str]]:
-        """Of completions that are finished and flushed: the ids, "stop" or "length", and the stop string or ""."""
+        """Of completions that are finished and flushed: the new ids, "stop" or "length", and the stop string or ""."""
         lengths = self._length[slots]
         at_end = self.stops[self._tokens[slots, lengths - 1]].tolist()
         stops = [self._by_slot.get(slot, "") for slot in slots.tolist()]
         finishes = ["stop" if end or stop else "length" for end, stop in zip(at_end, stops, strict=True)]
-        return list(zip(self.sampled(slots, lengths), finishes, stops, strict=True))
+        begun = [self._drawn[slot] for slot in slots.tolist()]
+        new = [tokens[drawn:] for tokens, drawn in zip(self.sampled(slots, lengths), begun, strict=True)]
+        return list(zip(new, finishes, stops, strict=True))
 
     def completions(self, version: int) -> list[Completion]:
         """The completions in slot order, sampled by weights `version`. Call outside of inference mode."""
         texts = self.texts(torch.arange(len(self._length), device=self._length.device))
         lengths = [len(tokens) for tokens, _, _ in texts]
-        support = _by_completion(self._support, np.array(lengths)) if self._support else [None] * len(texts)
+        drawn = np.array(self._drawn)
+        support = _by_completion(self._support, drawn, np.array(lengths)) if self._support else [None] * len(texts)
         logp, routes = self._logp.cpu().numpy(), None if self._routes is None else self._routes.cpu()
+        ends = [begun + length for begun, length in zip(self._drawn, lengths, strict=True)]
         return [
             Completion.of_one_turn(
                 tokens,
-                logp_engine=tuple(logp[i, : len(tokens)].tolist()),
+                logp_engine=tuple(logp[i, self._drawn[i] : ends[i]].tolist()),
                 finish=finish,
                 version=version,
                 stop=stop,
                 support=support[i],
-                routes=_joined(self._prompt_routes.get(i), None if routes is None else routes[i, : len(tokens) - 1]),
+                routes=_joined(
+                    self._prompt_routes.get(i), None if routes is None else routes[i, self._drawn[i] : ends[i] - 1]
+                ),
             )
             for i, (tokens, finish, stop) in enumerate(texts)
         ]
@@ -130,10 +142,15 @@ def _joined(prompt: Tensor | None, run: Tensor | None) -> Tensor | None:
     return None if prompt is None else torch.cat([prompt] if run is None else [prompt, run])
 
 
-def _by_completion(steps: Sequence[tuple[np.ndarray, np.ndarray]], length: np.ndarray) -> list[Support]:
-    """Supports as they were drawn, step by step, (slot, token) [n,2] and ids [n] -> one Support per completion."""
+def _by_completion(
+    steps: Sequence[tuple[np.ndarray, np.ndarray]], drawn: np.ndarray, length: np.ndarray
+) -> list[Support]:
+    """Supports as they were drawn, step by step, (slot, token) [n,2] and ids [n] -> one Support per completion, of its
+    new tokens; `drawn` and `length` are how many were drawn before and are new.
+    """
     owner, ids = (np.concatenate(column) for column in zip(*steps, strict=True))
     slot, token = owner.T
+    token = token - drawn[slot]
     order = np.argsort(slot, kind="stable")  # within a completion they are in order already
     ends = np.cumsum(length)
     # The global number of each token; every token has at least one id, so counts are never 0.

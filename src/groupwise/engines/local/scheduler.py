@@ -4,7 +4,7 @@ Shapes: R live rows, N completions, L the longest limit.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -50,6 +50,15 @@ class Queue:
         self._request = 0
         self._sample = 0
 
+    def by_slot(self) -> Iterator[Request]:
+        """The request of each completion."""
+        return (request for request in self.requests for _ in range(request.samples))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest completion that there may be, those drawn before included."""
+        return max(request.drawn + limit for request, limit in zip(self.requests, self.limits, strict=True))
+
     @property
     def waiting(self) -> bool:
         return self._request < len(self.requests)
@@ -75,7 +84,8 @@ class Scheduler:
     """The rows being sampled: which completion each is, and where it began and ends, in columns of the cache.
 
     A row is (slot, born, ended): its completion, the column of the first sampled token, and the column of the last one,
-    which is the limit's while the row lives.
+    which is the limit's while the row lives. What was drawn before lies in columns before the row's first, so that a
+    token's number is its column less `born` there too.
 
     strings  texts that end a completion, though not among its first `least` tokens; None without any
     history  of the rows, where the sampling reads it
@@ -97,8 +107,8 @@ class Scheduler:
         self._device = outputs.stops.device
         self._table = torch.zeros(0, 3, dtype=torch.long, device=self._device)
         # [N,L] one number for each token that may be drawn; shorter limits read the front of their row.
-        streams = ((request.seed, i) for request in queue.requests for i in range(request.samples))
-        self._uniforms = torch.from_numpy(uniforms(streams, max(queue.limits))).to(self._device)
+        streams = ((r.seed, r.first + i) for r in queue.requests for i in range(r.samples))
+        self._uniforms = torch.from_numpy(uniforms(streams, queue.longest)).to(self._device)
         self._coming: list[Tensor] = []
         self._first_coming = 0
         self._horizon = 0
@@ -122,7 +132,7 @@ class Scheduler:
 
     @property
     def youngest(self) -> int:
-        """Tokens that the row admitted last has drawn."""
+        """Tokens that the row admitted last has drawn here; no row has drawn fewer."""
         return self.cache.column - self._last_born
 
     @property
@@ -216,10 +226,11 @@ class Scheduler:
         column, counts = self.cache.column, [t.count for t in takes]
         first = np.array([self.queue.offset[t.request] + t.first for t in takes])
         limit = np.array([self.queue.limits[t.request] for t in takes])
+        born = column - np.array([self.queue.requests[t.request].drawn for t in takes])
         self._horizon = max(self._horizon, column + int(limit.max()))
         before = np.cumsum(counts) - counts
         slots = np.arange(sum(counts)) + np.repeat(first - before, counts)
-        new = np.stack([slots, np.full_like(slots, column), np.repeat(column + limit - 1, counts)], 1)
+        new = np.stack([slots, np.repeat(born, counts), np.repeat(column + limit - 1, counts)], 1)
         self._table = torch.cat([self._table, torch.from_numpy(new).to(self._device)])
         self._last_born = column
         if self.history is not None:

@@ -69,6 +69,7 @@ class VllmEngine:
 
     keeps_support = False
     routes = False
+    restarts = 0
     options = frozenset(Sampling.model_fields)
 
     def __init__(
@@ -135,10 +136,10 @@ class VllmEngine:
         self._calls += 1
         for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
             for sample in range(request.samples):
-                params = params_of(sampling, library.params, ends, limit, request.seed, sample, streamed)
+                params = params_of(sampling, library.params, ends, limit, request, sample, streamed)
                 name = f"{self._calls}-{number}-{sample}"
                 self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(request.tokens)}, params)
-                rows[name] = Row(number, sample)
+                rows[name] = Row(number, sample, request.tokens[len(request.tokens) - request.drawn :])
         return rows
 
     def _sample(self, rows: Mapping[str, "Row"], sampling: Sampling, on_finish: OnFinish | None) -> None:
@@ -174,11 +175,13 @@ class VllmEngine:
 class Row:
     """Completion `sample` of request number `request`, as far as it is sampled.
 
+    before  its tokens that were drawn before
     finish  "" while it goes on
     """
 
     request: int
     sample: int
+    before: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     finish: str = ""
@@ -197,7 +200,8 @@ class Row:
         """
         for place in strings.rows(self.tokens[begun:]):
             length = begun + place + 1
-            if length > least and (stop := strings.completed(tuple(self.tokens[:length]))):
+            drawn = (*self.before, *self.tokens[:length])
+            if len(drawn) > least and (stop := strings.completed(drawn)):
                 del self.tokens[length:], self.logp[length:]
                 self.finish, self.stop = "stop", stop
                 return True

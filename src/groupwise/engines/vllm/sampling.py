@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from groupwise.core.engine import Sampling
+from groupwise.core.engine import Request, Sampling
 from groupwise.core.seeds import derive
 
 #: Makes vLLM's SamplingParams of keywords.
@@ -11,15 +11,16 @@ Params = Callable[..., Any]
 
 
 def params_of(
-    sampling: Sampling, make: Params, ends: Iterable[int], limit: int, seed: int, number: int, streamed: Any
+    sampling: Sampling, make: Params, ends: Iterable[int], limit: int, request: Request, sample: int, streamed: Any
 ) -> Any:
-    """The parameters of one completion: each is a request of its own, with a seed of its own.
+    """The parameters of completion `sample` of a request: each is a request of its own, with a seed of its own.
 
     ends      ids that end it; vLLM knows of no others
-    limit     most tokens of it
-    seed      of its group, in which it has this number
+    limit     most new tokens of it
     streamed  vLLM's kind of output: all at the end, or what is new at each step
     """
+    # vLLM's generators cannot begin in the middle: what goes on has numbers of its own.
+    turn = (request.drawn,) if request.drawn else ()
     return make(
         n=1,
         temperature=sampling.temperature,
@@ -28,11 +29,11 @@ def params_of(
         min_p=sampling.min_p,
         logit_bias=dict(sampling.logit_bias) or None,
         repetition_penalty=sampling.repetition_penalty,
-        min_tokens=min(sampling.min_new_tokens, limit),
+        min_tokens=min(max(0, sampling.min_new_tokens - request.drawn), limit),
         max_tokens=limit,
         stop_token_ids=sorted(ends),
         ignore_eos=True,
-        seed=derive(seed, number),
+        seed=derive(request.seed, request.first + sample, *turn),
         logprobs=0,
         detokenize=False,
         output_kind=streamed,

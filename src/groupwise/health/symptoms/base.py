@@ -41,10 +41,11 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """The steps of a run that are known, in order; its evaluations; its recipe.
+    """The steps of a run that are known, in order; its evaluations; its recipe; what its machine did.
 
     A number that is missing, null, not finite or absurdly large is a gap: it is left out of every mean.
 
+    machine                rows of machine.jsonl, where they are known
     compares_within_group  whether its advantage compares the completions of one prompt, so that a group of equal
                            rewards has advantages of 0; None where that is not known
     """
@@ -53,6 +54,7 @@ class History:
     evaluations: Sequence[Row] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
     compares_within_group: bool | None = None
+    machine: Sequence[Row] = ()
 
     @property
     def recent(self) -> Sequence[Row]:

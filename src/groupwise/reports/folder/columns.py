@@ -18,13 +18,14 @@ def steps(rows: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, Any]
 
     Beside the metrics: seconds_total, the row's; generate_tokens_per_second and train_tokens_per_second, tokens of the
     step over the seconds of that phase, each trained token counted once however many passes there are;
-    dropped_tokens_share, of the generated tokens those in dropped groups; memory_peak_mib and device_memory_peak_mib.
+    dropped_tokens_share, of the generated tokens those in dropped groups; memory_peak_mib and device_memory_peak_mib;
+    timeline.WORK.begin and timeline.WORK.end, seconds from the step's beginning.
 
     >>> steps([{"step": 1, "loss": 0.5}, {"step": 2, "kl_mean": 0.1, "seconds": {"update": 2.0}}]).columns["kl_mean"]
     [None, 0.1]
     """
     of_step = {row["step"]: row for row in machine}
-    return _curves(rows, lambda row: {**_step(row), **_memory(of_step.get(row["step"], {}))})
+    return _curves(rows, lambda row: {**_step(row), **_of_machine(of_step.get(row["step"], {}), row)})
 
 
 def evaluations(rows: Sequence[Mapping[str, Any]]) -> Curves:
@@ -109,8 +110,18 @@ def _step(row: Mapping[str, Any]) -> dict[str, Number]:
     }
 
 
-def _memory(row: Mapping[str, Any]) -> dict[str, Number]:
-    return {name: number(row.get(name)) for name in ("memory_peak_mib", "device_memory_peak_mib")}
+def _of_machine(machine: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Number]:
+    """What a line of machine.jsonl says of a step, `row` its line of metrics.jsonl."""
+    timeline = _numbers({"timeline": machine.get("timeline", {})})
+    ahead = _over(number(row.get("generated_tokens")), number(machine.get("ahead_seconds")))
+    return {
+        **{
+            name: number(machine.get(name)) for name in ("memory_peak_mib", "device_memory_peak_mib", "engine_restarts")
+        },
+        **timeline,
+        # Of a batch that was sampled ahead no phase of the run says how long that took.
+        **({"generate_tokens_per_second": ahead} if "ahead_seconds" in machine else {}),
+    }
 
 
 def _evaluation(row: Mapping[str, Any]) -> dict[str, Number]:

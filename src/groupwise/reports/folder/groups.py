@@ -61,6 +61,7 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
         stop=_text(row.get("stop")),
         tokens=count_of(row.get("tokens")) or len(pieces),
         version=count_of(row.get("version")) or 0,
+        spans=_spans(row.get("spans")),
         parts={name: short(number(value)) for name, value in table(row.get("parts")).items()},
         learned=short(number(row.get("learned"))),
         measured=short(number(row.get("measured"))),
@@ -69,6 +70,12 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
         pieces=shown,
         columns=columns,
     )
+
+
+def _spans(value: object) -> list[dict[str, Number]]:
+    """Which version sampled which tokens; of an odd one nothing is shown."""
+    spans = [table(span) for span in value] if isinstance(value, list) else []
+    return [{name: count_of(span.get(name)) for name in ("start", "stop", "version")} for span in spans]
 
 
 def _table_of(line: bytes) -> dict[str, Any]:

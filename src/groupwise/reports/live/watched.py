@@ -162,7 +162,7 @@ class Watched:
         if of == self._words_of or (stands.state == self._words_of[2] == "going" and began < self._next):
             return self._words
         steps, evaluations = self._steps.rows, self._evaluations.rows
-        self._words = words_of(self._run, now.summary, steps, evaluations, self._example)
+        self._words = words_of(self._run, now.summary, steps, evaluations, self._memory.rows, self._example)
         self._words_of = of
         took = time.monotonic() - began
         self._next = began + took / SHARE

@@ -34,7 +34,7 @@ SECTIONS = (
 PHASES = ("generate", "score", "annotate", "update")
 
 #: Counts of trouble: a flat line at 0 says nothing, so where every number is 0 there is no picture.
-LEFT_OUT_AT_ZERO = frozenset({"groups-fate", "stale", "unscored", "routing-dead"})
+LEFT_OUT_AT_ZERO = frozenset({"groups-fate", "stale", "age", "going-on", "restarts", "unscored", "routing-dead"})
 
 #: The column without which a plot would only repeat what every run has.
 NEEDED = {"reward-model": "learned_mean"}

@@ -48,7 +48,7 @@ def page_of(run: RunFolder, rollouts: Rollouts) -> Page:
 def run_page(run: RunFolder, rollouts: Rollouts) -> RunPage:
     """Everything that a page says of a run."""
     steps = columns.steps(run.step_rows, run.machine_rows)
-    words = words_of(run, run.summary, run.step_rows, run.evaluation_rows, rollouts.groups)
+    words = words_of(run, run.summary, run.step_rows, run.evaluation_rows, run.machine_rows, rollouts.groups)
     return RunPage(
         id="run-1",
         label=run.name,
@@ -69,10 +69,11 @@ def words_of(
     summary: Mapping[str, Any] | None,
     steps: Sequence[Row],
     evaluations: Sequence[Row],
+    machine: Sequence[Row],
     groups: Sequence[RolloutGroup],
 ) -> Words:
     """What is said of a run with these rows."""
-    history = History(steps, evaluations, run.recipe, facts.compares_within_group(run.about))
+    history = History(steps, evaluations, run.recipe, facts.compares_within_group(run.about), machine)
     seen = findings(history)
     known = Known(history, summary is not None, groups, seen)
     return Words(answers(known), check_lines(steps), seen)

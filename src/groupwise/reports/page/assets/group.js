@@ -138,7 +138,12 @@
     return fact(name, `logged.${name}`, oneLine(value, 60), heat.visible(value));
   }
 
+  function spanOf(group, span) {
+    return `tokens ${span.start} to ${span.stop - 1} ${ageOf(group, { version: span.version })}`;
+  }
+
   function ageOf(group, row) {
+    if (row.spans && row.spans.length) return row.spans.map((span) => spanOf(group, span)).join("; ");
     const age = group.step - 1 - row.version;
     if (age <= 0) return `of step ${row.version}, the newest`;
     return `of step ${row.version}, ${age} step${age === 1 ? "" : "s"} old`;

@@ -1,0 +1,181 @@
+"""The batches of an engine that goes on sampling: in the order of their draws, none too old, none thrown away.
+
+With `rollout.free = N`, B groups a step and pi_v the weights after step v:
+
+    admission  the group that would be number i of those that train (from 0; dropped ones do not count) is begun under
+               pi_v once i < (v + 1 + N) B: it trains in step i / B + 1 at the latest, so that no token is more than N
+               versions older than the weights that train on it
+    turns      while a step trains, turn after turn of at most `turn_tokens` of each completion; newer weights are
+               loaded between two turns
+    order      a group trains when all that were drawn before it have trained or were dropped
+
+How many turns a step's training leaves time for is up to the clock, so that a resumed run is not the same to the bit.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+
+from groupwise.algorithms.calls import call
+from groupwise.core.clock import Clock, Extent
+from groupwise.core.records import Group
+from groupwise.core.stream import RolloutResult, Sampled, StreamState
+from groupwise.rollout.ahead import FAREWELL, sampled_of
+from groupwise.rollout.collect import Rollout, moved, scored_cohort
+from groupwise.rollout.turns import advance, going_on, merged
+
+
+class FreeBatches:
+    """Gives each step its batch. A thread samples from `begin` to `finish`, and while `take` waits; at other times
+    nothing does, and the rollout's state is that of the last turn's end.
+
+    lag     versions that a token may be older than the weights that train on it
+    wanted  groups a step
+    """
+
+    def __init__(self, rollout: Rollout, lag: int, wanted: int) -> None:
+        self._rollout, self._lag, self._wanted = rollout, lag, wanted
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._goes, self._in_turn, self._closed = False, False, False
+        self._error: BaseException | None = None
+        self._stops_at: Callable[[], bool] = lambda: False
+        self._ready: list[Group] = []
+        self._generated: list[Group] = []
+        self._dropped: list[Group] = []
+        self._taken = self._turns = 0
+        self._clock = Clock("idle")
+
+    @property
+    def sampling(self) -> bool:
+        """Whether the thread may make a turn."""
+        return self._goes
+
+    @property
+    def state(self) -> StreamState:
+        """Where the stream stands: the groups that wait for a step, and what has not ended."""
+        assert not self._goes
+        return dataclasses.replace(self._rollout.state, surplus=tuple(self._ready))
+
+    @state.setter
+    def state(self, state: StreamState) -> None:
+        self._rollout.state = dataclasses.replace(state, surplus=())
+        self._ready, self._generated, self._dropped, self._turns = list(state.surplus), [], [], 0
+
+    def take(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> Sampled:
+        """The batch of a step that begins, of `wanted` groups, once there are as many. Raises what went wrong."""
+        rollout = self._rollout
+        budget = wanted * rollout.filter.max_rounds
+        self._taken = rollout.engine.version * self._wanted
+        self._go(until=lambda: len(self._ready) >= wanted or len(self._dropped) >= budget)
+        during("wait")
+        self._wait_for_stop()
+        groups, self._ready = self._ready[:wanted], self._ready[wanted:]
+        fallback = self._dropped[: wanted - len(groups)]
+        self._taken += wanted
+        levels = moved(rollout.prompts.source, rollout.state.levels, self._generated)
+        rollout.state = dataclasses.replace(rollout.state, levels=levels)
+        result = RolloutResult(
+            (*groups, *fallback),
+            tuple(self._generated),
+            dropped=len(self._dropped),
+            fallback=len(fallback),
+            surplus=tuple(self._ready),
+            rounds=self._turns,
+            going_on=going_on(rollout.state.begun, rollout.turn),
+        )
+        self._generated, self._dropped, self._turns = [], [], 0
+        return sampled_of(rollout, result)
+
+    def begin(self, wanted: int) -> None:
+        """The thread goes on beside training: the engine keeps its weights until `finish`."""
+        self._go(until=lambda: False)
+
+    def finish(self) -> None:
+        """Waits for the end of the turn. Raises what went wrong."""
+        with self._changed:
+            self._goes = False
+            self._changed.notify_all()
+        self._wait_for_stop()
+
+    def take_extents(self) -> Mapping[str, Extent]:
+        """When the thread has generated and scored since the last call."""
+        with self._changed:
+            return self._clock.take_extents()
+
+    def close(self) -> None:
+        """Ends the thread, whose engine is closed."""
+        with self._changed:
+            self._goes, self._closed = False, True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(FAREWELL)
+
+    def _go(self, until: Callable[[], bool]) -> None:
+        """The thread makes turns, as long as there is work, until this is true at the end of one."""
+        with self._changed:
+            self._stops_at = until
+            self._goes = not until() and self._error is None
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rollout free", daemon=True)
+            self._thread.start()
+
+    def _wait_for_stop(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._goes and not self._in_turn)
+            if self._error is not None:
+                raise self._error
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or (self._goes and self._has_work()))
+                if self._closed:
+                    return
+                self._in_turn = True
+            try:
+                self._turn()
+            except BaseException as error:
+                self._error = error
+            with self._changed:
+                self._in_turn = False
+                self._clock.switch("idle")
+                self._goes = self._goes and self._error is None and not self._stops_at()
+                self._changed.notify_all()
+
+    def _has_work(self) -> bool:
+        return bool(self._rollout.state.begun) or self._admitted() > 0
+
+    def _admitted(self) -> int:
+        """How many groups may be begun now."""
+        begun = sum(len(cohort.prompts) for cohort in self._rollout.state.begun)
+        before = self._taken + len(self._ready) + begun
+        return (self._rollout.engine.version + 1 + self._lag) * self._wanted - before
+
+    def _turn(self) -> None:
+        """A turn of all that has not ended and of what may be begun, a cohort a group; those that have ended, and none
+        before them goes on, are scored.
+        """
+        rollout = self._rollout
+        self._switch("generate")
+        new = [rollout.cohort(1) for _ in range(self._admitted())]
+        cohorts = advance(rollout.engine, [*rollout.state.begun, *new], rollout.turn)
+        self._switch("score")
+        ended = list(takewhile(lambda cohort: not going_on([cohort], rollout.turn), cohorts))
+        if ended:
+            self._keep(scored_cohort(merged(ended), rollout.scorer, rollout.judge))
+        rollout.state = dataclasses.replace(rollout.state, begun=tuple(cohorts[len(ended) :]))
+        self._turns += 1
+
+    def _keep(self, groups: Sequence[Group]) -> None:
+        """Groups that have ended wait for a step, or are dropped by the filter."""
+        for group in groups:
+            kept = call("filter", self._rollout.filter, group).keep
+            (self._ready if kept else self._dropped).append(group)
+        self._generated += groups
+
+    def _switch(self, phase: str) -> None:
+        with self._changed:
+            self._clock.switch(phase)

@@ -1,0 +1,173 @@
+"""Completions sampled in turns of at most C tokens: what has not ended goes on in the next turn, under later weights.
+
+With limit L and K = ceil(L / C), a cohort of groups is begun in each turn, and every completion that has not ended
+draws at most C tokens more. The cohort that was begun K - 1 turns before has ended then, whatever its lengths:
+
+    turn        1    2    3    4        C = L / 3
+    cohort a    x    x    x             trains after turn 3
+    cohort b         x    x    x        trains after turn 4
+    cohort c              x    x  ...
+
+So cohorts train whole and in the order in which they were begun: nothing is dropped, and a short completion has no
+head start. A token is at most K - 1 turns older than the last of its cohort. With K = 1 a cohort begins and ends in
+one turn.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from groupwise.core.engine import Engine, Finished, OnFinish, Request, Sampling
+from groupwise.core.records import Completion, Span, Support
+from groupwise.core.stream import Cohort
+
+
+def turns_of(limit: int, tokens: int | None) -> int:
+    """K, the turns that a completion of `limit` tokens takes; one where nothing bounds a turn.
+
+    >>> turns_of(64, 16), turns_of(65, 16), turns_of(64, 100), turns_of(64, None)
+    (4, 5, 1, 1)
+    """
+    return 1 if tokens is None else math.ceil(limit / tokens)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How a turn samples.
+
+    samples  completions of a prompt
+    tokens   new tokens of a completion at most; None: as many as it has
+    """
+
+    samples: int
+    sampling: Sampling
+    tokens: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Turns that the longest completion takes."""
+        return turns_of(self.sampling.max_new_tokens, self.tokens)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one request of a turn goes on with: completions of a cohort's prompt, new or one that was begun before.
+
+    sample  the number of its first completion
+    before  what there is of it; None where it is new
+    """
+
+    cohort: int
+    prompt: int
+    sample: int
+    before: Completion | None
+    request: Request
+
+
+def advance(engine: Engine, cohorts: Sequence[Cohort], turn: Turn, on_finish: OnFinish | None = None) -> list[Cohort]:
+    """The cohorts after a turn, in which those without completions are begun.
+
+    on_finish  hears of the first cohort's completions as they end, those that ended in earlier turns included
+    """
+    limit = turn.sampling.max_new_tokens
+    pieces = list(_pieces(cohorts, turn))
+    hears = None
+    if on_finish is not None:
+        for done in _ended(cohorts[0], limit):
+            on_finish(done)
+        hears = partial(_pass_on, on_finish, pieces, limit)
+    answers = engine.generate([piece.request for piece in pieces], turn.sampling, hears)
+    completions = [[list(group) for group in cohort.completions or [()] * len(cohort.prompts)] for cohort in cohorts]
+    for piece, answer in zip(pieces, answers, strict=True):
+        group = completions[piece.cohort][piece.prompt]
+        if piece.before is None:
+            group.extend(answer)
+        else:
+            group[piece.sample] = joined(piece.before, answer[0])
+    return [
+        replace(cohort, completions=tuple(map(tuple, groups)))
+        for cohort, groups in zip(cohorts, completions, strict=True)
+    ]
+
+
+def goes_on(completion: Completion, limit: int) -> bool:
+    """Whether it was cut off by a turn's end and not by its limit."""
+    return completion.finish == "length" and completion.length < limit
+
+
+def going_on(cohorts: Sequence[Cohort], turn: Turn) -> int:
+    """How many completions of the cohorts have not ended."""
+    limit = turn.sampling.max_new_tokens
+    return sum(goes_on(c, limit) for cohort in cohorts for group in cohort.completions for c in group)
+
+
+def merged(cohorts: Sequence[Cohort]) -> Cohort:
+    """Cohorts as one."""
+    prompts, seeds, completions = zip(*((c.prompts, c.seeds, c.completions) for c in cohorts), strict=True)
+    return Cohort(sum(prompts, ()), sum(seeds, ()), sum(completions, ()))
+
+
+def joined(before: Completion, new: Completion) -> Completion:
+    """A completion and what was sampled after it, as one: tokens of one version are one span."""
+    begin, count = len(before.tokens), len(new.tokens)
+    spans = list(before.spans)
+    for span in new.spans:
+        later = Span(span.start + begin, span.stop + begin, span.own, span.version)
+        last = spans[-1]
+        if (last.own, last.version) == (later.own, later.version):
+            spans[-1] = replace(last, stop=later.stop)
+        else:
+            spans.append(later)
+    return replace(
+        before,
+        tokens=before.tokens + new.tokens,
+        logp_engine=before.logp_engine + new.logp_engine,
+        finish=new.finish,
+        stop=new.stop,
+        spans=tuple(spans),
+        support=None if before.support is None or new.support is None else _joined(before.support, new.support),
+        # The pass over what was there already has routes of its own, under other weights; those of the draws stay.
+        routes=None
+        if before.routes is None or new.routes is None
+        else torch.cat([before.routes, new.routes[len(new.routes) - count :]]),
+    )
+
+
+def _joined(before: Support, new: Support) -> Support:
+    return Support(torch.cat([before.ids, new.ids]), torch.cat([before.start, new.start[1:] + before.start[-1]]))
+
+
+def _pieces(cohorts: Sequence[Cohort], turn: Turn) -> Iterator[Piece]:
+    """What a turn asks for, the oldest cohort first."""
+    limit = turn.sampling.max_new_tokens
+    most = min(turn.tokens or limit, limit)
+    for number, cohort in enumerate(cohorts):
+        for i, (prompt, seed) in enumerate(zip(cohort.prompts, cohort.seeds, strict=True)):
+            if not cohort.completions:
+                yield Piece(number, i, 0, None, Request(prompt.tokens, turn.samples, seed, most))
+                continue
+            for j, begun in enumerate(cohort.completions[i]):
+                if goes_on(begun, limit):
+                    count = len(begun.tokens)
+                    tokens = (*prompt.tokens, *begun.tokens)
+                    request = Request(tokens, 1, seed, min(most, limit - count), first=j, drawn=count)
+                    yield Piece(number, i, j, begun, request)
+
+
+def _ended(cohort: Cohort, limit: int) -> Iterator[Finished]:
+    """The completions of a cohort that have ended."""
+    for i, group in enumerate(cohort.completions):
+        for j, completion in enumerate(group):
+            if not goes_on(completion, limit):
+                yield Finished(i, j, completion.tokens, completion.finish)
+
+
+def _pass_on(on_finish: OnFinish, pieces: Sequence[Piece], limit: int, done: Finished) -> None:
+    """Tell of a completion of the first cohort that has ended, whole and by its number there."""
+    piece = pieces[done.request]
+    tokens = (*(piece.before.tokens if piece.before else ()), *done.tokens)
+    if piece.cohort == 0 and (done.finish != "length" or len(tokens) == limit):
+        on_finish(Finished(piece.prompt, piece.sample + done.sample, tokens, done.finish))

@@ -1,0 +1,164 @@
+"""Runs whose completions go on from step to step: the ages that the plan says, and the same bits after every stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import groupwise
+from groupwise.commands.train import resume
+from groupwise.config import recipe
+from groupwise.config.resolve import resolve
+from groupwise.core.errors import CheckFailed, UsageError
+from groupwise.journal.journal import read_metrics
+from groupwise.rollout.collect import Rollout
+from tests.runs.test_ahead_run import rows
+from tests.runs.test_run import CORES, assert_same_run, kill_again_and_again
+from tests.runs.tiny_runs import cut_back, tiny_run
+
+#: Completions of at most 4 tokens in turns of 2: a token is one version old at most, and 4 with turns of 1.
+CHANGES: dict[str, Any] = {"steps": 6, "rollout__turn_tokens": 2, "learner__learning_rate": 1e-3}
+AGE = "tokens are no older than the recipe says"
+
+
+def trained(run: Path) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(run) if "checks" in row]
+
+
+def test_turns_as_long_as_completions_change_no_bit(tmp_path: Path) -> None:
+    whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", steps=3)).folder
+    for tokens in (4, 100):
+        turns = {"name": f"turns-{tokens}", "rollout__turn_tokens": tokens}
+        assert_same_run(whole, groupwise.train("quickstart", tiny_run(tmp_path, steps=3, **turns)).folder)
+    assert {(row["checks"][AGE]["value"], row["checks"][AGE]["limit"]) for row in trained(whole)} == {(0.0, 0.0)}
+
+
+@pytest.mark.parametrize(("ahead", "tokens", "most"), [(0, 2, 1), (0, 1, 3), (1, 2, 2)])
+def test_each_token_says_its_version_and_a_stop_changes_nothing(
+    ahead: int, tokens: int, most: int, tmp_path: Path
+) -> None:
+    changes = {**CHANGES, "rollout__turn_tokens": tokens, "rollout__ahead": ahead}
+    whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", **changes)).folder
+    for row in rows(whole):
+        spans = row.get("spans", [{"start": 0, "stop": row["tokens"], "own": True, "version": row["version"]}])
+        began = max(0, row["step"] - 1 - most)
+        turns = -(-row["tokens"] // tokens)
+        versions = [max(0, row["step"] - 1 - most + turn) for turn in range(turns)]
+        assert row["version"] == began
+        assert [v for span in spans for v in [span["version"]] * (span["stop"] - span["start"])] == [
+            versions[at // tokens] for at in range(row["tokens"])
+        ]
+    steps = trained(whole)
+    assert [row["checks"][AGE]["value"] for row in steps] == [min(step, most) for step in range(6)]
+    assert steps[-1]["token_age_max"] == most
+    assert most - 1 <= steps[-1]["token_age_mean"] <= most or tokens == 1
+    assert {row["checks"][AGE]["verdict"] for row in steps} == {"pass"}
+    cut = groupwise.train("quickstart", tiny_run(tmp_path, name="cut", **changes)).folder
+    for step in (5, 2):
+        cut_back(cut, step)
+        assert resume(cut).finished
+        assert_same_run(whole, cut)
+
+
+def test_what_the_newest_weights_sampled_of_a_completion_is_compared_with_the_learner(tmp_path: Path) -> None:
+    """Each step's batch has tokens of the newest weights, in completions that older ones began."""
+    folder = groupwise.train("quickstart", tiny_run(tmp_path, **CHANGES)).folder
+    assert {row["checks"]["learner = engine"]["verdict"] for row in trained(folder)} == {"pass"}
+
+
+def test_dapos_filter_and_refill_in_turns(tmp_path: Path) -> None:
+    changes = {**CHANGES, "algorithm__name": "dapo", "rollout__turn_tokens": 1}
+    whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", **changes)).folder
+    assert {row["checks"][AGE]["verdict"] for row in trained(whole)} == {"pass"}
+    assert {row["fate"] for row in rows(whole)} >= {"trained", "dropped"}
+    cut = groupwise.train("quickstart", tiny_run(tmp_path, name="cut", **changes)).folder
+    cut_back(cut, 4)
+    assert resume(cut).finished
+    assert_same_run(whole, cut)
+
+
+def test_completions_that_wait_longer_than_the_plan_says_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault planted in the engine: in step 3 it has the weights of two versions before."""
+    collect, calls = Rollout.collect, []
+
+    def late(self: Rollout, wanted: int, *more: Any) -> Any:
+        calls.append(wanted)
+        if len(calls) == 3:
+            self.engine.version -= 2  # type: ignore[misc]
+        return collect(self, wanted, *more)
+
+    monkeypatch.setattr(Rollout, "collect", late)
+    with pytest.raises(CheckFailed, match=f"step 3: .*'{AGE}' is 2, limit 1: completions waited longer"):
+        groupwise.train("quickstart", tiny_run(tmp_path, **CHANGES))
+
+
+def test_the_plan_says_how_old_tokens_may_be_and_what_is_corrected() -> None:
+    def said(**changes: Any) -> str:
+        return resolve(recipe.load("quickstart", {key.replace("__", "."): v for key, v in changes.items()})).describe()
+
+    limit = recipe.load("quickstart").sampling.max_new_tokens
+    words = said(rollout__turn_tokens=limit // 2)
+    assert f"completions are sampled in turns of {limit // 2} tokens, one a step" in words
+    assert "a token is at most 1 version older than the weights that train on it" in words
+    assert "nothing corrects pi_old / pi_engine" in words
+    assert "at most 2 versions older" in said(rollout__turn_tokens=limit // 2, rollout__ahead=1)
+    assert "in turns of" not in said(rollout__turn_tokens=limit)
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 2.5, "4"])
+def test_a_turn_has_a_token_at_least(tokens: Any) -> None:
+    with pytest.raises(UsageError, match=rf"rollout\.turn_tokens = {tokens!r}: input should be"):
+        recipe.load("quickstart", {"rollout.turn_tokens": tokens})
+
+
+def test_an_algorithm_without_trust_region_or_correction_is_refused_with_the_remedy() -> None:
+    changes = {"algorithm.name": "reinforce", "rollout.turn_tokens": 1}
+    with pytest.raises(UsageError, match=r"^rollout.turn_tokens = 1: .* or no rollout.turn_tokens"):
+        resolve(recipe.load("quickstart", changes))
+    for remedy in ({"algorithm.mismatch.kind": "tis"}, {"algorithm.rejection.kind": "token"}, {"logp_old": "engine"}):
+        resolve(recipe.load("quickstart", {**changes, **remedy}))
+
+
+def test_the_page_says_which_tokens_are_how_old(tmp_path: Path) -> None:
+    folder = groupwise.train("quickstart", tiny_run(tmp_path, **CHANGES, journal__report=True)).folder
+    page = (folder / "report.html").read_text()
+    assert "Age of the trained tokens" in page
+    assert json.dumps({"start": 0, "stop": 2, "version": 3}, separators=(",", ":")) in page.replace(" ", "")
+
+
+@pytest.mark.slow
+def test_ten_kills_and_resumes_in_turns(tmp_path: Path) -> None:
+    changes = {**CHANGES, "steps": 24, "rollout__turn_tokens": 1}
+    whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", **changes)).folder
+    cut = kill_again_and_again(tiny_run(tmp_path, **changes) | {"name": "cut"}, 10, seed=5, threads=CORES)
+    assert_same_run(whole, cut)
+
+
+FREE: dict[str, Any] = {**CHANGES, "rollout__free": 2, "rollout__turn_tokens": 1}
+
+
+def test_an_engine_that_goes_on_sampling_keeps_to_its_lag_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    folder = groupwise.train("quickstart", tiny_run(tmp_path, **FREE)).folder
+    steps = trained(folder)
+    assert len(steps) == 6
+    assert {(row["checks"][AGE]["verdict"], row["checks"][AGE]["limit"]) for row in steps} == {("pass", 2.0)}
+    assert max(row["token_age_max"] for row in steps) > 0
+    cut_back(folder, 4)
+    assert resume(folder).finished
+    assert [row["step"] for row in trained(folder)] == [1, 2, 3, 4, 5, 6]
+    groups = [(row["step"], row["group"], row["key"]) for row in rows(folder) if row["fate"] == "trained"]
+    assert len({key for *_, key in groups}) * 16 <= len(groups)
+
+
+def test_two_lags_are_refused_and_the_plan_says_what_a_free_one_means() -> None:
+    with pytest.raises(UsageError, match="ahead = 1 and free = 2 are two lags; take one of them out"):
+        recipe.load("quickstart", {"rollout.ahead": 1, "rollout.free": 2})
+    plan = resolve(recipe.load("quickstart", {"rollout.free": 2, "rollout.turn_tokens": 8})).describe()
+    assert "turn after turn of 8 tokens while training goes on" in plan
+    assert "a resumed run is not the same to the bit" in plan
+    assert "at most 2 versions older" in plan
