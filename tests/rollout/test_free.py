@@ -136,7 +136,7 @@ def test_what_goes_wrong_beside_training_is_raised_where_the_step_waits(waits: s
 def test_sampling_lies_beside_training_and_says_when() -> None:
     engine = Lazy(0.0)
     batches = FreeBatches(rollout_of(engine, LIMIT, 4), 2, WANTED)
-    batches.take(WANTED)
+    assert 0 < (batches.take(WANTED).ahead_seconds or 0) < 1
     batches.take_extents()
     engine.version = 1  # more may be begun then
     began = time.perf_counter()
@@ -146,4 +146,7 @@ def test_sampling_lies_beside_training_and_says_when() -> None:
     extents = batches.take_extents()
     assert {"generate", "score"} <= extents.keys()
     assert began <= extents["generate"].begin < extents["score"].end <= time.perf_counter()
+    engine.version = 2
+    spent = batches.take(WANTED).ahead_seconds or 0
+    assert spent <= extents["score"].end - extents["generate"].begin
     batches.close()

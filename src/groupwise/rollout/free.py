@@ -69,7 +69,6 @@ class FreeBatches:
         budget = wanted * rollout.filter.max_rounds
         self._taken = rollout.engine.version * self._wanted
         self._go(until=lambda: len(self._ready) >= wanted or len(self._dropped) >= budget)
-        during("wait")
         self._wait_for_stop()
         groups, self._ready = self._ready[:wanted], self._ready[wanted:]
         fallback = self._dropped[: wanted - len(groups)]
@@ -86,7 +85,7 @@ class FreeBatches:
             going_on=going_on(rollout.state.begun, rollout.turn),
         )
         self._generated, self._dropped, self._turns = [], [], 0
-        return sampled_of(rollout, result)
+        return dataclasses.replace(sampled_of(rollout, result), ahead_seconds=self._take_seconds())
 
     def begin(self, wanted: int) -> None:
         """The thread goes on beside training: the engine keeps its weights until `finish`."""
@@ -103,6 +102,12 @@ class FreeBatches:
         """When the thread has generated and scored since the last call."""
         with self._changed:
             return self._clock.take_extents()
+
+    def _take_seconds(self) -> float:
+        """How long the thread has generated and scored since the last call."""
+        with self._changed:
+            seconds = self._clock.lap()
+        return seconds.get("generate", 0.0) + seconds.get("score", 0.0)
 
     def close(self) -> None:
         """Ends the thread, whose engine is closed."""
