@@ -9,6 +9,7 @@ import pytest
 
 import groupwise
 from groupwise.commands.disk import DiskPlan, disk_plan, require_disk
+from groupwise.commands.policies import base_policy
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
@@ -25,6 +26,15 @@ def test_the_estimate_is_what_a_checkpoint_takes(small: Callable[..., dict[str, 
     written = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
     assert disk.checkpoint == pytest.approx(written, rel=0.05)
     assert disk_plan(plan, policy, None).checkpoint == disk.checkpoint / 2
+
+
+def test_a_checkpoint_of_adapters_holds_these_alone(small: Callable[..., dict[str, Any]]) -> None:
+    changes = small(name="mine", steps=1, algorithm__kl__beta=0.0, adapter__rank=4)
+    folder = folder_of(groupwise.train("quickstart", changes).folder / CHECKPOINTS, 1)
+    plan = resolve(load("quickstart", changes))
+    policy = base_policy(plan, note=lambda line: None).model
+    written = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+    assert disk_plan(plan, policy, None).checkpoint == pytest.approx(written, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from torch import nn
 from groupwise.config.plan import Plan
 from groupwise.core.errors import UsageError
 from groupwise.core.paths import existing_parent
+from groupwise.models.adapters.targets import adapted_weights, adapter_size
 from groupwise.models.precision import itemsize
 from groupwise.training.checkpoint import CHECKPOINTS, steps
 from groupwise.training.rollback import Guard
@@ -41,14 +42,23 @@ class DiskPlan:
 
 def disk_plan(plan: Plan, policy: nn.Module, critic: nn.Module | None) -> DiskPlan:
     """Of a run with these models; `critic` is the critic's."""
-    trained = [p for model in (policy, critic) if model is not None for p in model.parameters() if p.requires_grad]
     reference, settings = plan.recipe.reference, plan.recipe.checkpoint
-    checkpoint = BYTES * sum(p.numel() for p in trained)
+    checkpoint = BYTES * (policy_numbers(plan, policy) + (_trained(critic) if critic is not None else 0))
     if plan.copies_reference and reference.every:
         checkpoint += itemsize(reference.precision) * sum(p.numel() for p in policy.parameters())
     made = -(-plan.recipe.steps // settings.every) + (plan.recipe.guard is Guard.ROLLBACK)  # that one also at step 0
     count = min(settings.keep + 1, made) - len(steps(plan.folder / CHECKPOINTS))
     return DiskPlan(checkpoint, max(1, count) * checkpoint, shutil.disk_usage(existing_parent(plan.folder)).free)
+
+
+def policy_numbers(plan: Plan, policy: nn.Module) -> int:
+    """Numbers of the policy that train: with adapters these alone, which are not in the model yet."""
+    adapter = plan.recipe.adapter
+    return adapter_size(adapted_weights(policy, adapter), adapter.rank) if adapter.rank else _trained(policy)
+
+
+def _trained(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def require_disk(disk: DiskPlan) -> None:

@@ -167,6 +167,14 @@ def test_what_goes_on_has_numbers_of_its_own(served: Served) -> None:
     assert new_numbers < chance + 5 * math.sqrt(chance) < same_numbers
 
 
+def test_more_prompts_than_go_through_the_model_at_once_are_each_answered(served: Served) -> None:
+    """vLLM would run the last of them in parts, and then draw a number too early."""
+    requests = [Request(tuple(2 + (i * j) % 11 for j in range(1, 47)), samples=2, seed=i) for i in range(130)]
+    groups = served.vllm.generate(requests, Sampling(max_new_tokens=2))
+    assert sum(len(r.tokens) for r in requests) > 5000
+    assert [len(group) for group in groups] == [2] * len(requests)
+
+
 @pytest.mark.parametrize("sampling", [SAMPLINGS["plain"], Sampling(max_new_tokens=20, stop=("1", "2"))])
 def test_completions_are_told_as_they_end_each_once(served: Served, sampling: Sampling) -> None:
     told: list[Finished] = []

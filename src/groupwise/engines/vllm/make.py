@@ -22,6 +22,9 @@ from groupwise.models.folder import read_config
 from groupwise.models.load import load_tokenizer
 from groupwise.models.precision import DTYPES
 
+#: Tokens that go through the model at once, at least.
+LEAST_BATCHED = 2048
+
 
 def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progress: Progress) -> VllmEngine:
     """vLLM with weights that are random until the first load.
@@ -60,6 +63,7 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
             generation_config="vllm",
             enforce_eager=on_cpu,
             hf_overrides=_overrides(model),
+            **(_whole_prompts(model) if on_cpu else {}),
         )
     except Exception as error:  # vLLM raises whatever it raises
         words = UsageError(f"engine.name = 'vllm': it cannot serve this model: {one_line(error)}")
@@ -103,6 +107,13 @@ def _import() -> tuple[Library, Any]:
             "for it, which engine.python names"
         ) from None
     return Library(SamplingParams, RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA), LLM
+
+
+def _whole_prompts(model: ModelFacts) -> dict[str, Any]:
+    """Of the scheduler. Of a prompt that is run in parts vLLM takes back the number that it drew too early, which the
+    generators of a CPU cannot do.
+    """
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(LEAST_BATCHED, model.context)}
 
 
 def _overrides(model: ModelFacts) -> dict[str, Any]:
