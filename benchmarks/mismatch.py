@@ -43,7 +43,7 @@ def means(run: Path) -> dict[str, float | None]:
     """The mean of each of the measured metrics over the run's steps."""
     rows = [row for row in read_metrics(run) if "evaluation" not in row]
     values = {name: [row[name] for row in rows if row.get(name) is not None] for name in MEASURED}
-    return {name: fmean(found) if found else None for name, found in values.items()}
+    return {name: fmean(of_steps) if of_steps else None for name, of_steps in values.items()}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -86,17 +86,17 @@ def test_routes_are_those_of_the_draws() -> None:
 
 @pytest.mark.parametrize("tokens", [None, 22, 100])
 def test_turns_as_long_as_the_limit_ask_for_what_whole_completions_ask_for(tokens: int | None) -> None:
-    asked: list[Request] = []
+    requests_seen: list[Request] = []
 
     class Listening:
         def generate(self, requests: Sequence[Request], sampling: Sampling, on_finish: Any) -> Any:
-            asked.extend(requests)
+            requests_seen.extend(requests)
             return engine.generate(requests, sampling, on_finish)
 
     engine = LocalEngine(build(), EOS, pad=0, decode=decode)
     done = advance(Listening(), [Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, SAMPLINGS["plain"], tokens))  # type: ignore[arg-type]
     requests = [Request(p.tokens, SAMPLES, seed) for p, seed in zip(PROMPTS, SEEDS, strict=True)]
-    assert asked == [Request(r.tokens, r.samples, r.seed, 22) for r in requests]
+    assert requests_seen == [Request(r.tokens, r.samples, r.seed, 22) for r in requests]
     assert list(done[0].completions) == engine.generate(requests, SAMPLINGS["plain"])
 
 

@@ -137,7 +137,7 @@ def _batches(plan: Plan, rollout: Rollout) -> Batches | FreeBatches:
     """What gives each step its batch."""
     settings = plan.recipe.rollout
     if settings.free is not None:
-        return FreeBatches(rollout, lag=settings.free, wanted=plan.recipe.prompts_per_step)
+        return FreeBatches(rollout, lag=settings.free)
     return Batches(rollout, settings.ahead)
 
 

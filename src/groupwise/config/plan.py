@@ -142,7 +142,7 @@ class Plan:
             f"step         {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples = {completions} "
             f"completions of at most {recipe.sampling.max_new_tokens} tokens",
             f"             {self.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)",
-            *(f"ahead        {line}" for line in _describe_age(self)),
+            *(f"age          {line}" for line in _describe_age(self)),
             f"run length   {recipe.steps} steps, {self.total_updates} optimizer updates",
             f"evaluation   {_describe_evaluation(self)}",
         ]

@@ -34,10 +34,7 @@ def collate(
     logp = torch.zeros(len(rows), width)
     length = torch.zeros(len(rows), dtype=torch.long)
     for i, (_, prompt, completion) in enumerate(rows):
-        length[i] = _fill_row(tokens[i], mask[i], logp[i], prompt, completion)
-        for span in completion.spans:
-            begin = len(prompt.tokens)
-            token_version[i, begin + span.start : begin + span.stop] = span.version if span.own else -1
+        length[i] = _fill_row(tokens[i], mask[i], logp[i], token_version[i], prompt, completion)
         mask[i] &= not (mask_truncated and completion.finish == "length")
     step_score, step_end = _steps(rows, width) if steps or any(c.steps for _, _, c in rows) else (None, None)
     return Batch(
@@ -58,12 +55,17 @@ def collate(
     )
 
 
-def _fill_row(tokens: Tensor, mask: Tensor, logp: Tensor, prompt: Prompt, completion: Completion) -> int:
+def _fill_row(
+    tokens: Tensor, mask: Tensor, logp: Tensor, version: Tensor, prompt: Prompt, completion: Completion
+) -> int:
+    """Writes a row's columns, [T] each -> its length."""
     start, stop = len(prompt.tokens), len(prompt.tokens) + len(completion.tokens)
     tokens[:start] = torch.tensor(prompt.tokens)
     tokens[start:stop] = torch.tensor(completion.tokens)
     for span in completion.spans:
-        mask[start + span.start : start + span.stop] = span.own and not math.isnan(completion.trains_on)
+        at = slice(start + span.start, start + span.stop)
+        mask[at] = span.own and not math.isnan(completion.trains_on)
+        version[at] = span.version if span.own else -1
     logp[start:stop] = torch.tensor(completion.logp_engine)
     return stop
 

@@ -88,8 +88,7 @@ REPLAYED_ARE_USED = Invariant(
 
 AGE_IS_BOUNDED = Invariant(
     "tokens are no older than the recipe says",
-    held="Everything that was sampled for a step came from weights no older than rollout.ahead and rollout.turn_tokens "
-    "allow.",
+    held="Everything that was sampled for a step came from weights no older than the keys of [rollout] allow.",
     cause="completions waited longer than the recipe says, or the engine samples with weights of long ago; look at "
     "whether each load arrives",
     unmeasured="nothing was sampled for the step",

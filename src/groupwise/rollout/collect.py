@@ -118,28 +118,28 @@ class Rollout:
             going_on=going_on(self.state.begun, self.turn),
         )
 
-    def _round(self, wanted: int, kept: int, rate: float, during: Callable[[str], None]) -> list[Group]:
+    def _round(self, wanted: int, ready: int, rate: float, during: Callable[[str], None]) -> list[Group]:
         """The groups that end in a turn; the first has turns before it in which none do.
 
         wanted  groups a step
-        kept    groups that there are for this one
+        ready   groups that there are for this one
         rate    the share of new groups that are taken to be kept
         """
         while len(self.state.begun) < self.turn.count - 1:
             during("generate")
-            begun = advance(self.engine, self._with_next(wanted, kept, rate), self.turn)
+            begun = advance(self.engine, self._with_next(wanted, ready, rate), self.turn)
             self.state = dataclasses.replace(self.state, begun=tuple(begun))
-        cohorts = self._with_next(wanted, kept, rate)
+        cohorts = self._with_next(wanted, ready, rate)
         groups, begun = ended(cohorts, self.engine, self.scorer, self.turn, self.judge, during)
         self.state = dataclasses.replace(self.state, begun=begun)
         return groups
 
-    def _with_next(self, wanted: int, kept: int, rate: float) -> list[Cohort]:
+    def _with_next(self, wanted: int, ready: int, rate: float) -> list[Cohort]:
         """The cohorts that have not ended, and one of new prompts: as many as bring a step's groups for each cohort,
         with those that are expected of the others; one at least.
         """
         begun = self.state.begun
-        expected = kept + rate * sum(len(cohort.prompts) for cohort in begun)
+        expected = ready + rate * sum(len(cohort.prompts) for cohort in begun)
         count = max(1, math.ceil((wanted * (len(begun) + 1) - expected) / rate))
         return [*begun, self.cohort(count)]
 

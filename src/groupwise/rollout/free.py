@@ -30,12 +30,11 @@ class FreeBatches:
     """Gives each step its batch. A thread samples from `begin` to `finish`, and while `take` waits; at other times
     nothing does, and the rollout's state is that of the last turn's end.
 
-    lag     versions that a token may be older than the weights that train on it
-    wanted  groups a step
+    lag  versions that a token may be older than the weights that train on it
     """
 
-    def __init__(self, rollout: Rollout, lag: int, wanted: int) -> None:
-        self._rollout, self._lag, self._wanted = rollout, lag, wanted
+    def __init__(self, rollout: Rollout, lag: int) -> None:
+        self._rollout, self._lag = rollout, lag
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._goes, self._in_turn, self._closed = False, False, False
@@ -44,7 +43,8 @@ class FreeBatches:
         self._ready: list[Group] = []
         self._generated: list[Group] = []
         self._dropped: list[Group] = []
-        self._taken = self._turns = 0
+        # Groups a step, those that earlier steps have trained, and turns since the last batch.
+        self._wanted = self._taken = self._turns = 0
         self._clock = Clock("idle")
 
     @property
@@ -67,7 +67,7 @@ class FreeBatches:
         """The batch of a step that begins, of `wanted` groups, once there are as many. Raises what went wrong."""
         rollout = self._rollout
         budget = wanted * rollout.filter.max_rounds
-        self._taken = rollout.engine.version * self._wanted
+        self._wanted, self._taken = wanted, rollout.engine.version * wanted
         self._go(until=lambda: len(self._ready) >= wanted or len(self._dropped) >= budget)
         self._wait_for_stop()
         groups, self._ready = self._ready[:wanted], self._ready[wanted:]
@@ -177,8 +177,8 @@ class FreeBatches:
     def _keep(self, groups: Sequence[Group]) -> None:
         """Groups that have ended wait for a step, or are dropped by the filter."""
         for group in groups:
-            kept = call("filter", self._rollout.filter, group).keep
-            (self._ready if kept else self._dropped).append(group)
+            verdict = call("filter", self._rollout.filter, group)
+            (self._ready if verdict.keep else self._dropped).append(group)
         self._generated += groups
 
     def _switch(self, phase: str) -> None:

@@ -4,6 +4,7 @@ A rejection answers 1 or 0 and multiplies the correction of parts/mismatch.py: o
 other whether it trains. A rejected token loses its gradient and keeps its place in the normaliser.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -125,5 +126,5 @@ class Veto(Rejection):
             raise ValueError(f"floor = {self.floor}: must be from 0 to 1")
 
     def __call__(self, logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
-        kept = TokenBand(cap=float("inf"), floor=self.floor)(logp_old, logp_engine, mask)
-        return kept.amin(-1, keepdim=True).expand(mask.shape).where(mask, torch.ones_like(kept))
+        by_token = accepted(log_k(logp_old, logp_engine, mask), self.floor, math.inf, mask)
+        return by_token.amin(-1, keepdim=True).expand(mask.shape).where(mask, torch.ones_like(by_token))
