@@ -53,13 +53,17 @@ class CommandProcess:
     def kill(self) -> None:
         self._process.kill()
 
+    def said(self) -> str:
+        """All that it has said so far."""
+        return self._output.read_text()
+
     def communicate(self, timeout: float = 60) -> str:
         """All that was said, stdout and stderr, after its end. Raises TimeoutError where it does not end."""
         self._process.join(timeout)
         if self.returncode is None:
             self.kill()
-            raise TimeoutError(f"still running after {timeout:g} s: {self._output.read_text()[-2000:]}")
-        said = self._output.read_text()
+            raise TimeoutError(f"still running after {timeout:g} s: {self.said()[-2000:]}")
+        said = self.said()
         self._output.unlink(missing_ok=True)
         return said
 

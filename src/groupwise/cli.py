@@ -4,7 +4,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -183,6 +183,21 @@ def watch(
 
     say = Terminal().print
     watched(run, port, lambda url: say(f"{url} shows {run} and stays fresh; Ctrl-C ends"))
+
+
+@app.command()
+def serve(
+    address: Annotated[
+        str, typer.Argument(metavar="[HOST:]PORT", help="Where to listen; without a host for this machine alone.")
+    ],
+    python: Annotated[str | None, typer.Option(help="The engine's interpreter, such as .venv-vllm/bin/python.")] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Of the engine.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Of the engine; as torch has them.")] = None,
+) -> None:
+    """An engine for a run elsewhere, which says engine.address = "HOST:PORT"; one run at a time."""
+    from groupwise.commands.serve import serve as serve_engine
+
+    serve_engine(address, python, device, threads, Terminal().print)
 
 
 def _rows_place(text: str) -> Path:

@@ -47,7 +47,7 @@ def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
     for key, section in table.items():
         value = getattr(recipe.parse(table, "again"), key)
         if isinstance(value, Settings):
-            unread = {"preference": {"model", "path"}, "engine": OF_A_CHILD | {"cache_mib"}}
+            unread = {"preference": {"model", "path"}, "engine": OF_A_CHILD | {"cache_mib", "address"}}
             unread = {**unread, "rollout": {"turn_tokens", "free"}}.get(key, set())
             assert list(section) == [name for name in type(value).model_fields if name not in unread]
 
@@ -219,8 +219,17 @@ def keys(model: type[Settings], path: str = ""):
             yield path + name
 
 
-#: Keys that have one value here, are refused for training, or are gone through in tests/runs (a critic, a start).
-ELSEWHERE = ("engine.name", "engine.cache_mib", "device", "sampling.repetition_penalty", "critic", "start")
+#: Keys that have one value here, are refused for training, or are gone through in other tests: an address, a critic, a
+#: start.
+ELSEWHERE = (
+    "engine.name",
+    "engine.cache_mib",
+    "engine.address",
+    "device",
+    "sampling.repetition_penalty",
+    "critic",
+    "start",
+)
 
 
 @pytest.mark.parametrize("key", [k for k in keys(Recipe) if k not in ELSEWHERE])

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from groupwise.core.channel import Channel, FrameError, pack, unpack
-from groupwise.core.children import Child, ChildLost
+from groupwise.core.children import Child
+from groupwise.core.peer import PeerLost
 
 ACTS = "tests.core.child_acts"
 
@@ -76,7 +77,7 @@ def test_options_and_descriptors_reach_the_child() -> None:
 def test_a_child_that_does_not_answer_in_time_is_lost(child: Child, act: str) -> None:
     child.send({"act": act})
     started = time.monotonic()
-    with pytest.raises(ChildLost, match=r"^it did not answer for 0\.3 seconds$") as lost:
+    with pytest.raises(PeerLost, match=r"^it did not answer for 0\.3 seconds$") as lost:
         child.receive(0.3)
     assert lost.value.late
     assert 0.3 <= time.monotonic() - started < 2.0
@@ -87,7 +88,7 @@ def test_a_child_that_does_not_answer_in_time_is_lost(child: Child, act: str) ->
 
 def test_a_child_that_reads_nothing_is_lost_when_its_socket_is_full(child: Child) -> None:
     child.send({"act": "sleep"})
-    with pytest.raises(ChildLost, match=r"did not answer for 0\.3 seconds"):
+    with pytest.raises(PeerLost, match=r"did not answer for 0\.3 seconds"):
         child.send({"text": "x" * 10_000_000}, seconds=0.3)
 
 
@@ -106,7 +107,7 @@ def test_a_child_that_reads_nothing_is_lost_when_its_socket_is_full(child: Child
 )
 def test_why_a_child_is_lost_is_said_in_words(child: Child, message: dict[str, object], words: str) -> None:
     child.send(message)
-    with pytest.raises(ChildLost) as lost:
+    with pytest.raises(PeerLost) as lost:
         child.receive(10)
     assert str(lost.value) == words
     assert not lost.value.late
@@ -116,7 +117,7 @@ def test_why_a_child_is_lost_is_said_in_words(child: Child, message: dict[str, o
 def test_a_send_to_a_child_that_has_ended_says_how_it_ended(child: Child) -> None:
     os.kill(child.process.pid, signal.SIGTERM)
     child.process.wait()
-    with pytest.raises(ChildLost, match="it ended: killed by SIGTERM"):
+    with pytest.raises(PeerLost, match="it ended: killed by SIGTERM"):
         child.send({})
 
 
@@ -131,7 +132,7 @@ def test_close_ends_the_whole_group_and_may_be_repeated(child: Child) -> None:
     assert not child.usable
     assert child.process.returncode == -signal.SIGKILL
     assert ended(grandchild)
-    with pytest.raises(ChildLost, match="it was closed"):
+    with pytest.raises(PeerLost, match="it was closed"):
         child.receive(1)
 
 
@@ -221,7 +222,7 @@ def test_another_interpreter_gets_groupwise_and_no_library_of_this_process() -> 
         assert "failed" not in child.receive(20)
         child.close()
     child = Child("groupwise.models.trial_rendering", alone=True, **bare)
-    with pytest.raises(ChildLost, match="exit code 1"):
+    with pytest.raises(PeerLost, match="exit code 1"):
         child.receive(20)
     child.close()
 
@@ -233,7 +234,7 @@ def test_whether_a_child_speaks_is_known_without_taking_what_it_says(child: Chil
     assert child.receive(5) == {"text": "here"}
     os.kill(child.process.pid, signal.SIGKILL)
     assert child.speaks(5), "its end is there to be told"
-    with pytest.raises(ChildLost, match="killed by SIGKILL"):
+    with pytest.raises(PeerLost, match="killed by SIGKILL"):
         child.receive(5)
     child.close()
     assert child.speaks(5)

@@ -16,7 +16,7 @@ from groupwise.core.errors import RunError
 from groupwise.core.stream import Sampled, StreamState
 from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import Rollout
-from tests.engines.child.completions import fields
+from tests.engines.outside.completions import fields
 from tests.rollout.test_collect import make
 
 WANTED = 4

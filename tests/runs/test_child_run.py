@@ -18,7 +18,7 @@ from groupwise.commands.train import resume
 from tests.runs.test_run import assert_same_run
 from tests.runs.tiny_runs import cut_back, tiny_run
 
-SERVER = "groupwise.engines.child.server"
+SERVER = "groupwise.engines.outside.server"
 
 
 def engine_processes() -> list[int]:

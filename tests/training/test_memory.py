@@ -108,9 +108,16 @@ def test_a_frozen_copy_costs_its_weights(change: dict[str, Any], part: str, shar
 
 
 def test_an_engine_in_a_child_costs_its_libraries_and_the_weights_on_their_way():
-    more = planned(shape=dataclasses.replace(SHAPE, child=True))
+    more = planned(shape=dataclasses.replace(SHAPE, outside=True))
     assert (more.parts["engine's process"], more.parts["shared weights"]) == (HELD, weight_bytes(MODEL))
     assert more.peak - planned().peak == HELD + weight_bytes(MODEL)
+
+
+def test_an_engine_on_another_machine_costs_the_weights_on_their_way_alone():
+    more = planned(shape=dataclasses.replace(SHAPE, outside=True, elsewhere=True))
+    parts = ("engine's process", "engine's weights", "engine's cache", "cache between steps", "drawing")
+    assert [more.parts[part] for part in parts] == [0] * 5
+    assert more.parts["shared weights"] == weight_bytes(MODEL)
 
 
 def test_what_samples_ahead_is_held_while_training():

@@ -13,8 +13,9 @@ from typing import Any
 from groupwise.claims import readings
 from groupwise.claims.claim import Effort, Experiment
 from groupwise.config.recipe import recipe_folder
-from groupwise.core.children import Child, ChildLost
+from groupwise.core.children import Child
 from groupwise.core.errors import RunError
+from groupwise.core.peer import PeerLost
 
 #: Laid over every recipe: one thread, so that two runs side by side have the bits of one alone; no page; and as many
 #: tokens a step with their columns as what is read of them needs.
@@ -51,7 +52,7 @@ def _train(
     with closing(Child("groupwise.claims.training_process", options, environment=threads)) as child:
         try:
             answer = child.receive()
-        except ChildLost as lost:
+        except PeerLost as lost:
             raise RunError(f"{lost}; {folder} is gone on with the next time") from None
     if answer["error"]:
         raise RunError(answer["error"])

@@ -130,7 +130,7 @@ class Plan:
             *(f"own code     {source}" for source in self.code),
             f"learning     {_describe_learning(recipe.learner)}",
             f"sampling     {_describe_sampling(recipe.sampling)}",
-            *([f"engine       {recipe.engine}"] if recipe.engine.process == "child" else []),
+            *([f"engine       {recipe.engine}"] if recipe.engine.place != "inside" else []),
             *([f"adapters     {_describe_adapters(recipe)}"] if recipe.adapter.rank else []),
             *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
             f"precision    {_describe_precision(self)}",

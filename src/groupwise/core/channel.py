@@ -68,7 +68,7 @@ class Channel:
         """Sends the message and copies of the descriptors. Raises TimeoutError, or OSError where the peer is gone."""
         data = pack(message)
         self.connection.settimeout(seconds)
-        sent = socket.send_fds(self.connection, [data], list(descriptors))
+        sent = socket.send_fds(self.connection, [data], list(descriptors)) if descriptors else 0
         if sent < len(data):  # to send nothing fails where the peer has read the message and ended
             self.connection.sendall(data[sent:])
 
@@ -93,7 +93,7 @@ class Channel:
             descriptors += passed
         return message, descriptors
 
-    def send_raw(self, data: bytes, seconds: float | None = None) -> None:
+    def send_raw(self, data: memoryview | bytes, seconds: float | None = None) -> None:
         """Sends bytes as they are, behind a message that says how many. Raises as `send` does."""
         self.connection.settimeout(seconds)
         self.connection.sendall(data)

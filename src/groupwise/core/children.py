@@ -2,7 +2,7 @@
 
     child = Child("groupwise.some.module", {"option": 1})    # there: main(channel, option=1)
     child.send({"question": 2})
-    child.receive(seconds=5.0)                               # a dict, or ChildLost
+    child.receive(seconds=5.0)                               # a dict, or PeerLost
     child.close()
 
 A child ends when its parent does, however that ends (groupwise.core.channel.end_with). The standard library only.
@@ -11,18 +11,18 @@ A child ends when its parent does, however that ends (groupwise.core.channel.end
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from groupwise.core.channel import Channel, FrameError
+from groupwise.core.channel import Channel
+from groupwise.core.peer import Peer
 
 #: The folder that this package is imported from.
 ROOT = str(Path(__file__).parents[2])
@@ -46,18 +46,7 @@ run_module(**start)
 _REAP = 1.0  # seconds that a child may take to end after it closed its connection
 
 
-class ChildLost(Exception):
-    """The child is of no further use; the message says why, in words.
-
-    late  it runs, and did not answer in time
-    """
-
-    def __init__(self, why: str, late: bool = False) -> None:
-        super().__init__(why)
-        self.late = late
-
-
-class Child:
+class Child(Peer):
     """A process that runs a module's `main(channel, **options)`, in a process group of its own.
 
     options      what `main` is called with: JSON
@@ -83,7 +72,6 @@ class Child:
         folder: str | None = None,
         stderr: int | None = subprocess.DEVNULL,
     ) -> None:
-        self.lost = False
         with _forking:
             ours, theirs = socket.socketpair()
             tied, lifeline = os.pipe()
@@ -92,7 +80,8 @@ class Child:
                 "package": PACKAGE if alone else "",
                 "connection": theirs.fileno(), "lifeline": tied, "options": options or {},
             }  # fmt: skip
-            self.channel, held = Channel(ours), open(lifeline, "wb", buffering=0)  # noqa: SIM115  until `close`
+            super().__init__(Channel(ours))
+            held = open(lifeline, "wb", buffering=0)  # noqa: SIM115  until `close`
             try:
                 self.process = subprocess.Popen(
                     [*(command or (sys.executable, "-P")), "-c", _BOOT, json.dumps(start)],
@@ -114,34 +103,6 @@ class Child:
             self._end = weakref.finalize(self, _end, self.process, self.channel, held, os.getpid())
             _children.add(self)
 
-    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None) -> None:
-        """Sends a message and copies of the descriptors. Raises ChildLost."""
-        with self._says_why(seconds):
-            self.channel.send(message, descriptors, seconds)
-
-    def receive(self, seconds: float | None = None) -> dict[str, Any]:
-        """The next message from it. Raises ChildLost: it did not answer in time, sent no message, or ended."""
-        with self._says_why(seconds):
-            return self.channel.receive(seconds)
-
-    def send_raw(self, data: bytes, seconds: float | None = None) -> None:
-        """Sends bytes behind a message that says how many. Raises ChildLost."""
-        with self._says_why(seconds):
-            self.channel.send_raw(data, seconds)
-
-    def receive_raw(self, count: int, seconds: float | None = None) -> bytearray:
-        """The bytes behind a message that said how many. Raises ChildLost as `receive` does."""
-        with self._says_why(seconds):
-            return self.channel.receive_raw(count, seconds)
-
-    def speaks(self, seconds: float) -> bool:
-        """Waits until there is a message from it, or its end; False where neither comes so soon."""
-        if self.closed:
-            return True  # `receive` says so
-        poll = select.poll()
-        poll.register(self.channel.connection, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
-
     @property
     def closed(self) -> bool:
         """Whether it was closed here, or this process is a fork of the one that it belongs to."""
@@ -156,24 +117,7 @@ class Child:
         """Kills the process and its group, and waits for its end. Again, or in a fork of this process, does nothing."""
         self._end()
 
-    @contextlib.contextmanager
-    def _says_why(self, seconds: float | None) -> Iterator[None]:
-        try:
-            yield
-        except (EOFError, OSError, FrameError) as error:
-            self.lost = True
-            raise ChildLost(self._why(error, seconds), late=isinstance(error, TimeoutError)) from None
-        except BaseException:  # an interrupt: the answer to what was asked would be taken for the next one's
-            self.lost = True
-            raise
-
-    def _why(self, error: Exception, seconds: float | None) -> str:
-        if self.closed:
-            return "it was closed"
-        if isinstance(error, TimeoutError):
-            return f"it did not answer for {seconds:g} seconds"
-        if isinstance(error, FrameError):
-            return f"it sent {error}"
+    def _gone(self) -> str:
         try:
             return f"it ended: {ending(self.process.wait(_REAP))}"
         except subprocess.TimeoutExpired:

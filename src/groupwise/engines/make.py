@@ -4,9 +4,12 @@ from collections.abc import Callable, Mapping
 
 from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import UsageError
-from groupwise.engines.child.client import ChildEngine, Note
+from groupwise.engines.address import Address
 from groupwise.engines.local.make import local_engine
-from groupwise.engines.settings import EngineSettings
+from groupwise.engines.outside.child import EngineChild
+from groupwise.engines.outside.client import Note, OutsideEngine
+from groupwise.engines.outside.connection import Reaching
+from groupwise.engines.settings import EngineSettings, Place
 from groupwise.engines.stop_strings import require_spelled
 from groupwise.models.load import Policy
 
@@ -18,11 +21,22 @@ def inside(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -
 
 def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> Engine:
     """In a process of its own."""
-    return ChildEngine(policy, settings, routes, note)
+    return OutsideEngine(policy, settings, routes, note, reach=lambda again: EngineChild(settings.python))
+
+
+def at_address(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> Engine:
+    """In a process that a server elsewhere starts."""
+    assert settings.address is not None, "its place says that it has one"
+    reach = Reaching(Address.of(settings.address), settings.start_deadline)
+    return OutsideEngine(policy, settings, routes, note, reach)
 
 
 #: Where an engine lives -> what makes it.
-PLACES: Mapping[str, Callable[[Policy, EngineSettings, bool, Note], Engine]] = {"inside": inside, "child": in_child}
+PLACES: Mapping[Place, Callable[[Policy, EngineSettings, bool, Note], Engine]] = {
+    "inside": inside,
+    "child": in_child,
+    "address": at_address,
+}
 
 
 def make_engine(
@@ -33,7 +47,7 @@ def make_engine(
     note  hears of a process that is started again
     Raises UsageError where the policy's model cannot be sampled, or has no experts to record.
     """
-    return PLACES[settings.process](policy, settings, routes, note)
+    return PLACES[settings.place](policy, settings, routes, note)
 
 
 def require_sampling(engine: Engine, policy: Policy, sampling: Sampling, section: str) -> None:

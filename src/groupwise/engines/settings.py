@@ -8,10 +8,15 @@ from pydantic import Field
 
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Changeable, Location, Settings
+from groupwise.engines.address import Address, AddressText, require_answer
 from groupwise.models.precision import WeightPrecision
 
+#: Where an engine lives.
+Place = Literal["inside", "child", "address"]
 #: The keys that only an engine in a child reads.
 OF_A_CHILD = frozenset({"python", "deadline", "start_deadline", "restarts"})
+#: The keys that an engine at an address leaves unread: its own machine says these.
+OF_THIS_MACHINE = frozenset({"process", "python"})
 #: The interpreter that `make vllm` builds, and what it is asked before a run.
 VLLM_PYTHON = ".venv-vllm/bin/python"
 HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
@@ -24,8 +29,9 @@ class EngineSettings(Settings):
     process         "inside" is the run's own; "child" is one of its own, started again where it ends or stalls
     python          the child's interpreter, which has libraries of its own; without this key it is the run's, and of
                     vLLM the one that `make vllm` builds
+    address         "HOST:PORT" of an engine that another machine runs, where `groupwise serve` listens
     deadline        seconds without a sign of progress after which a child counts as stalled
-    start_deadline  seconds in which a child must have started
+    start_deadline  seconds in which a child must have started, or an address be reached again
     restarts        how often in a row a child is started again; 0: the run stops instead
     max_rows        completions sampled side by side; the others wait for a place
     precision       of the engine's copy of the weights; "same" is as the learner's master weights are
@@ -35,6 +41,7 @@ class EngineSettings(Settings):
     name: Literal["local", "vllm"] = "local"
     process: Literal["inside", "child"] = "inside"
     python: Location | None = None
+    address: Changeable[AddressText | None] = None
     deadline: Changeable[float] = Field(default=120.0, ge=0.1, le=86_400)
     start_deadline: Changeable[float] = Field(default=600.0, ge=0.1, le=86_400)
     restarts: Changeable[int] = Field(default=2, ge=0, le=1000)
@@ -45,12 +52,27 @@ class EngineSettings(Settings):
     @property
     def unread(self) -> set[str]:
         """The keys that nothing reads: without a child those that are about it, without vLLM its own."""
+        of_vllm = set() if self.name == "vllm" else {"cache_mib"}
+        if self.address:
+            return of_vllm | OF_THIS_MACHINE
         in_child = self.process == "child" or self.name == "vllm"
-        return (set() if in_child else set(OF_A_CHILD)) | (set() if self.name == "vllm" else {"cache_mib"})
+        return of_vllm | (set() if in_child else OF_A_CHILD)
+
+    @property
+    def place(self) -> Place:
+        """Where it lives."""
+        return "address" if self.address else self.process
+
+    @property
+    def place_key(self) -> str:
+        """The key that says where it lives, with its value."""
+        if self.address:
+            return f"engine.address = {self.address!r}"
+        return f"engine.python = {self.python!r}" if self.python else f"engine.process = {self.process!r}"
 
     def placed(self) -> "EngineSettings":
         """With what follows from the name: vLLM lives in a child. Raises UsageError where it is to live inside."""
-        if self.name != "vllm":
+        if self.name != "vllm" or self.address:
             return self
         if self.process == "inside" and "process" in self.model_fields_set:
             raise UsageError(
@@ -59,9 +81,13 @@ class EngineSettings(Settings):
             )
         return self.replace(process="child", python=self.python or VLLM_PYTHON)
 
-    def require_interpreter(self) -> None:
-        """Raises UsageError where there is no such program as `python` names, or it has no vLLM and needs it."""
-        if self.python is None:
+    def require_place(self) -> None:
+        """Raises UsageError where there is no such program as `python` names, or it has no vLLM and needs it; or
+        where no engine answers at the address.
+        """
+        if self.address:
+            require_answer(Address.of(self.address))
+        if self.python is None or self.address:
             return
         if shutil.which(self.python) is None:
             remedy = "make vllm builds it" if self.python == VLLM_PYTHON else f"name one, such as {VLLM_PYTHON}"
@@ -73,6 +99,8 @@ class EngineSettings(Settings):
             )
 
     def __str__(self) -> str:
+        if self.address:
+            return f"{self.name}, at {self.address}"
         interpreter = f", run by {self.python}" if self.python else ""
         return f"{self.name}, in a child process{interpreter}" if self.process == "child" else self.name
 

@@ -11,8 +11,9 @@ from functools import lru_cache
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from groupwise.core.channel import Channel
-from groupwise.core.children import Child, ChildLost
+from groupwise.core.children import Child
 from groupwise.core.errors import RunError
+from groupwise.core.peer import PeerLost
 
 #: Seconds in which the process must have started; then the most that a few words may take: seconds, bytes, characters.
 START_SECONDS, SECONDS, MEMORY, LENGTH = 120.0, 10.0, 2**30, 2**20
@@ -31,11 +32,11 @@ def excess(template: str, tokens: str) -> str:
     try:
         try:
             child.receive(START_SECONDS)
-        except ChildLost as lost:
+        except PeerLost as lost:
             raise RunError(f"the process that tries the chat template did not start: {lost}") from None
         child.send({"template": template, "tokens": json.loads(tokens)}, seconds=SECONDS)
         return child.receive(SECONDS)["excess"]
-    except ChildLost as lost:
+    except PeerLost as lost:
         return f"takes more than {SECONDS:g} seconds" if lost.late else f"ends its process ({lost})"
     finally:
         child.close()

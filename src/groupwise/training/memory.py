@@ -58,7 +58,8 @@ class RunShape:
     truncates, adjusts  whether sampling leaves ids out, and whether it changes logits
     engine, reference   bytes of a weight of the engine's copy, and of the frozen one's; 0 where there is none
     reward_model        whether a reward model is held, which is of the policy's size
-    child               whether the engine has a process of its own: libraries once more, and the weights on their way
+    outside             whether the engine has a process of its own: libraries once more, and the weights on their way
+    elsewhere           whether that is on another machine: then the weights on their way are all that is here
     ahead               whether a batch is sampled while another trains
     vllm_rows           completions that vLLM samples side by side; 0 where another engine samples
     cache_mib           of vLLM's cache, where the recipe says it
@@ -75,7 +76,8 @@ class RunShape:
     engine: int
     reference: int
     reward_model: bool
-    child: bool = False
+    outside: bool = False
+    elsewhere: bool = False
     ahead: bool = False
     vllm_rows: int = 0
     cache_mib: int | None = None
@@ -236,11 +238,9 @@ class _Sizes:
             critics, _ = self._activations(self._value_model, cuts, cuts.critic, line=False)
         return {
             "process": held + LATER if on_cpu else 0,
-            "engine's process": (vllm.PROCESS if shape.vllm_rows else held) if on_cpu and shape.child else 0,
-            "shared weights": weights if on_cpu and shape.child else 0,
+            **self._engine(weights, held),
             "weights": weight_bytes(self._model),
             "moments": 2 * trained,
-            "engine's weights": weights * shape.engine // 4 * (vllm.WEIGHTS if on_cpu and shape.vllm_rows else 1),
             "reference": weights * shape.reference // 4,
             "critic": 3 * value_weights,
             "reward model": weights if shape.reward_model else 0,
@@ -254,6 +254,17 @@ class _Sizes:
             "critic's activations": critics,
         }
 
+    def _engine(self, weights: int, held: int) -> dict[str, int]:
+        """The engine's copy of the weights, and what its process takes; beside a GPU that is not counted."""
+        shape, on_cpu = self._shape, self._device == "cpu"
+        packed = vllm.WEIGHTS if on_cpu and shape.vllm_rows else 1
+        process = vllm.PROCESS if shape.vllm_rows else held
+        return {
+            "engine's process": process if on_cpu and shape.outside and not shape.elsewhere else 0,
+            "shared weights": weights if on_cpu and shape.outside else 0,
+            "engine's weights": 0 if shape.elsewhere else weights * shape.engine // 4 * packed,
+        }
+
     def _batch(self) -> int:
         shape = self._shape
         rows = shape.prompts * shape.samples
@@ -262,6 +273,8 @@ class _Sizes:
     def _sampling(self, layer_token: float) -> dict[str, int]:
         """Keys and values, and what a step and a pass over prompts take; a layer takes so much for a token."""
         shape, widths = self._shape, cached_widths(self._base)
+        if shape.elsewhere:
+            return {"engine's cache": 0, "cache between steps": 0, "drawing": 0}
         if shape.vllm_rows:
             on_cpu, config = self._device == "cpu", self._base.config
             taken = vllm.cache_bytes(config, shape.vllm_rows, shape.cache_mib, shape.engine, on_cpu)

@@ -10,8 +10,8 @@ import pytest
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from groupwise.core.engine import Engine
-from groupwise.engines.child.client import ChildEngine
 from groupwise.engines.make import make_engine
+from groupwise.engines.outside.client import OutsideEngine
 from groupwise.engines.settings import VLLM_PYTHON, EngineSettings
 from groupwise.models.load import Policy, load_policy, save_policy
 from groupwise.models.tiny import EOS_ID, PAD_ID, TinySpec
@@ -25,7 +25,7 @@ class Served:
     """A policy, vLLM that serves it, the local engine beside it, and what the run would log."""
 
     policy: Policy
-    vllm: ChildEngine
+    vllm: OutsideEngine
     local: Engine
     notes: list[str] = field(default_factory=list)
 
@@ -69,6 +69,6 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     build: Callable[[Path], Path] = request.param
     policy, notes = load_policy(build(tmp_path_factory.mktemp("served") / "policy")), []
     child = make_engine(policy=policy, settings=vllm_settings(), note=notes.append)
-    assert isinstance(child, ChildEngine)
+    assert isinstance(child, OutsideEngine)
     yield Served(policy, child, make_engine(policy=policy, settings=EngineSettings()), notes)
     child.close()

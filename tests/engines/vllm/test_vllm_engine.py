@@ -27,7 +27,7 @@ from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy, load_policy
 from groupwise.rollout.turns import Turn, advance
-from tests.engines.child.completions import assert_same, fields
+from tests.engines.outside.completions import assert_same, fields
 from tests.engines.vllm.conftest import Served, vllm_settings
 from tests.moe_policy import save_moe
 

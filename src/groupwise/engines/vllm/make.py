@@ -11,7 +11,7 @@ from torch import Tensor
 
 from groupwise.core.engine import Precision, Progress
 from groupwise.core.errors import UsageError, one_line
-from groupwise.engines.child.spec import EngineSpec
+from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.requests import positions
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.vllm.cache import cache_bytes

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupwise.core.channel import FrameError
-from groupwise.core.children import Child, ChildLost
+from groupwise.core.children import Child
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
+from groupwise.core.peer import PeerLost
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.rewards.functions.results import exhausted
 from groupwise.rewards.pool.isolate import Walls
@@ -129,7 +130,7 @@ class Dispatcher:
                     self._watch()
                 self._finish()
         except Exception as error:  # whatever it is: every thread that waits must get it
-            why = "the process that starts them is lost" if isinstance(error, ChildLost) else type(error).__name__
+            why = "the process that starts them is lost" if isinstance(error, PeerLost) else type(error).__name__
             self._break(RunError(f"rewards: the processes that score do not start: {why}: {error}"))
         with self.changed:
             self.changed.notify_all()

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from groupwise.core.children import ChildLost
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.peer import PeerLost
 from groupwise.core.task import Starting
 from groupwise.rewards.sandbox import wire
 from groupwise.rewards.sandbox.job import Job
@@ -132,10 +132,10 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
 
     def _job(self, first: dict[str, Any], stdin: str, limits: Limits | None) -> Job:
         try:
-            with contextlib.suppress(ChildLost):  # killed from outside since the last program
+            with contextlib.suppress(PeerLost):  # killed from outside since the last program
                 return Job(self._ready(), limits or self.limits, first, stdin)
             return Job(self._ready(), limits or self.limits, first, stdin)
-        except ChildLost as lost:
+        except PeerLost as lost:
             raise RunError(f"sandbox: the process that starts programs is lost twice: {lost}") from None
 
     def _ready(self) -> Zygote:

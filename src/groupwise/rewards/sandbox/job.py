@@ -8,7 +8,8 @@ import time
 from typing import Any
 
 from groupwise.core.channel import FrameError, pack, unpack
-from groupwise.core.children import ChildLost, ending, signal_name
+from groupwise.core.children import ending, signal_name
+from groupwise.core.peer import PeerLost
 from groupwise.rewards.sandbox.launch import Zygote
 from groupwise.rewards.sandbox.outcome import REFUSED, Kind, Limits, Outcome
 
@@ -73,7 +74,7 @@ class Job:
             try:
                 code, cpu, killed = self.zygote.reap(self.child, _PATIENCE if self.ended is None else 0.0)
                 kind, detail = self.ended or self._ending(code, cpu, killed, err)
-            except ChildLost as lost:
+            except PeerLost as lost:
                 kind, detail = Kind.CRASH, f"the process above it is lost: {lost}"
             self.outcome = Outcome(kind, out, err, detail, seconds)
         return self.outcome

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from groupwise.core.children import ROOT, Child, ChildLost
+from groupwise.core.children import ROOT, Child
 from groupwise.core.errors import RunError
+from groupwise.core.peer import PeerLost
 from groupwise.rewards.sandbox.outcome import Layers, Limits
 
 _START, _ORDER = 60.0, 20.0  # seconds
@@ -25,7 +26,7 @@ class Zygote(Child):
     outer    what isolates it from outside: "namespaces", "bubblewrap" or "" for neither
     without  layers to leave out
 
-    Raises ChildLost or OSError where it cannot be started so, or not put the layers in place.
+    Raises PeerLost or OSError where it cannot be started so, or not put the layers in place.
     """
 
     def __init__(self, outer: str, without: set[str]) -> None:
@@ -48,7 +49,7 @@ class Zygote(Child):
         try:
             greeting = self.receive(_START)
             if "failed" in greeting:
-                raise ChildLost(greeting["failed"])
+                raise PeerLost(greeting["failed"])
         except BaseException:
             self.close()
             raise
@@ -91,6 +92,6 @@ def start(without: Iterable[str] = ()) -> Zygote:
             continue
         try:
             return Zygote(outer, left_out)
-        except (ChildLost, OSError) as failure:
+        except (PeerLost, OSError) as failure:
             failures.append(f"{outer or 'plain'}: {failure}")
     raise RunError(f"sandbox: its process does not start ({'; '.join(failures)})")

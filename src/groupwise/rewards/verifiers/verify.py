@@ -15,8 +15,9 @@ from functools import lru_cache
 from importlib import import_module
 
 from groupwise.core.channel import Channel
-from groupwise.core.children import Child, ChildLost
+from groupwise.core.children import Child
 from groupwise.core.errors import RunError
+from groupwise.core.peer import PeerLost
 from groupwise.core.task import Starting
 from groupwise.rewards.verifiers.hasten import replacements
 
@@ -76,7 +77,7 @@ class Guard:
                 self._wait_until_ready(child)
                 child.send({"question": [gold, claim]}, seconds=self.deadline)
                 return child.receive(self.deadline)["answer"]
-            except ChildLost as lost:
+            except PeerLost as lost:
                 self.tally.late += lost.late
                 self.tally.died += not lost.late
                 child.close()
@@ -97,7 +98,7 @@ class Guard:
         try:
             with self.starting():
                 child.receive(START_SECONDS)
-        except ChildLost:
+        except PeerLost:
             raise RunError(
                 f"the process that checks answers did not start ({sys.executable} -m {__name__}): "
                 f"run this command by hand to see why"

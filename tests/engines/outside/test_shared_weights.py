@@ -15,7 +15,7 @@ from safetensors.torch import load
 
 from groupwise.core.errors import RunError
 from groupwise.core.tensor_layout import DTYPES
-from groupwise.engines.child.shared_weights import SharedWeights, read_weights
+from groupwise.engines.outside.shared_weights import SharedWeights, mapped, read_weights
 
 NOISE = torch.Generator().manual_seed(0)
 TENSORS = {
@@ -42,13 +42,13 @@ def raw(shared: SharedWeights) -> bytes:
 
 def test_every_tensor_arrives_to_the_bit_and_the_layout_is_the_formats_own(shared: SharedWeights) -> None:
     stamp = shared.write(TENSORS, version=7)
-    mapped = read_weights(shared.descriptor, stamp)
-    for there in (mapped, load(raw(shared))):
+    arrived = read_weights(mapped(shared.descriptor), stamp)
+    for there in (arrived, load(raw(shared))):
         assert there.keys() == TENSORS.keys()
         for name, tensor in TENSORS.items():
             assert there[name].dtype == tensor.dtype
             assert torch.equal(there[name], tensor.detach())
-    assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in mapped.values())
+    assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in arrived.values())
 
 
 def test_another_version_replaces_the_one_before_whatever_its_names_and_sizes(shared: SharedWeights) -> None:
@@ -57,17 +57,17 @@ def test_another_version_replaces_the_one_before_whatever_its_names_and_sizes(sh
     second = shared.write(TENSORS, version=10)
     assert len(raw(shared)) == size, "nothing is reserved again for a version of the same tensors"
     with pytest.raises(RunError, match=r"^the weights of version 9 did not arrive whole: their checksum is "):
-        read_weights(shared.descriptor, first)
-    read_weights(shared.descriptor, second)
+        read_weights(mapped(shared.descriptor), first)
+    read_weights(mapped(shared.descriptor), second)
     third = shared.write({"other": torch.arange(4.0)}, version=11)
     assert len(raw(shared)) < size
-    assert read_weights(shared.descriptor, third)["other"].tolist() == [0, 1, 2, 3]
+    assert read_weights(mapped(shared.descriptor), third)["other"].tolist() == [0, 1, 2, 3]
 
 
 def test_what_is_read_does_not_change_the_memory(shared: SharedWeights) -> None:
     stamp = shared.write(TENSORS, version=1)
-    read_weights(shared.descriptor, stamp)["one"].fill_(5.0)
-    assert read_weights(shared.descriptor, stamp)["one"] == TENSORS["one"]
+    read_weights(mapped(shared.descriptor), stamp)["one"].fill_(5.0)
+    assert read_weights(mapped(shared.descriptor), stamp)["one"] == TENSORS["one"]
 
 
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.999])
@@ -77,15 +77,15 @@ def test_a_byte_that_changed_is_found_wherever_it_is(shared: SharedWeights, plac
     (before,) = os.pread(shared.descriptor, 1, at)
     os.pwrite(shared.descriptor, bytes([before ^ 1]), at)
     with pytest.raises(RunError, match="the weights of version 3 did not arrive whole: their checksum is"):
-        read_weights(shared.descriptor, stamp)
+        read_weights(mapped(shared.descriptor), stamp)
     os.pwrite(shared.descriptor, bytes([before]), at)
-    read_weights(shared.descriptor, stamp)
+    read_weights(mapped(shared.descriptor), stamp)
 
 
 def test_weights_of_another_version_are_not_taken_for_these(shared: SharedWeights) -> None:
     stamp = shared.write(TENSORS, version=3)
     with pytest.raises(RunError, match="of version 4 did not arrive whole: what lies there is of version 3"):
-        read_weights(shared.descriptor, dataclasses.replace(stamp, version=4))
+        read_weights(mapped(shared.descriptor), dataclasses.replace(stamp, version=4))
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def test_memory_that_is_full_is_one_line_and_not_a_signal(shared: SharedWeights)
     assert words.startswith("the weights for the engine's process do not fit into shared memory: 4 MiB: ")
     assert "\n" not in words
     stamp = shared.write({"weight": torch.zeros(1 << 20)}, version=1)
-    assert read_weights(shared.descriptor, stamp)["weight"].sum() == 0
+    assert read_weights(mapped(shared.descriptor), stamp)["weight"].sum() == 0
 
 
 def test_the_memory_has_no_name_in_any_folder(shared: SharedWeights) -> None:

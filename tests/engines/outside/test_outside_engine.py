@@ -20,13 +20,13 @@ import torch
 
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
-from groupwise.engines.child import process
-from groupwise.engines.child.client import ChildEngine
 from groupwise.engines.make import make_engine
+from groupwise.engines.outside import child
+from groupwise.engines.outside.client import OutsideEngine
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy, load_policy
 from tests.core.test_children import ended
-from tests.engines.child.completions import assert_same, fields
+from tests.engines.outside.completions import assert_same, fields
 from tests.moe_policy import save_moe
 
 REQUESTS = [
@@ -63,7 +63,7 @@ def both(experts: Policy) -> Iterator[Any]:
     notes: list[str] = []
     inside = make_engine(policy=experts, settings=EngineSettings(), routes=True)
     child = make_engine(policy=experts, settings=EngineSettings(process="child"), routes=True, note=notes.append)
-    assert isinstance(child, ChildEngine)
+    assert isinstance(child, OutsideEngine)
     yield SimpleNamespace(inside=inside, child=child, notes=notes)
     child.close()
 
@@ -233,11 +233,11 @@ def test_a_listener_that_fails_ends_the_question_and_not_the_engine(both: Any) -
 def test_a_flood_of_output_does_no_harm_and_a_closed_engine_is_gone(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "SERVER", "tests.engines.child.flooding")
+    monkeypatch.setattr(child, "SERVER", "tests.engines.outside.flooding")
     requests = [Request((4, 5, 6), samples=8, seed=1)]
     expected = make_engine(policy=policy, settings=EngineSettings()).generate(requests, SAMPLINGS["plain"])
     flooded = make_engine(policy=policy, settings=EngineSettings(process="child"))
-    assert isinstance(flooded, ChildEngine)
+    assert isinstance(flooded, OutsideEngine)
     for _ in range(3):
         assert_same(flooded.generate(requests, SAMPLINGS["plain"]), expected)
     pid, descriptor = flooded.pid, flooded._shared.descriptor

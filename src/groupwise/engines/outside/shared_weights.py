@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,9 @@ from groupwise.core.tensor_layout import Place, header, layout, size
 PAGE = 4096
 #: Bytes of the file that are summed at once.
 CHUNK = 1 << 26
+
+#: The bytes of a file of weights: shared, or received into memory of this process.
+Memory = mmap.mmap | memoryview
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,11 @@ class SharedWeights:
                 view(memory, place).copy_(ordered[name].detach())
         return Stamp(version, checksum(memory))
 
+    def array(self) -> np.ndarray:
+        """What was written last, where it lies: for a process that shares no memory with this one."""
+        assert self._memory is not None, "weights are written before they are sent"
+        return np.frombuffer(self._memory, np.uint8)
+
     def close(self) -> None:
         """Gives the memory back. A second call does nothing."""
         self._memory = None
@@ -80,23 +89,27 @@ class SharedWeights:
         return self._memory
 
 
-def read_weights(descriptor: int, stamp: Stamp, progress: Progress = silent) -> dict[str, Tensor]:
+def mapped(descriptor: int) -> mmap.mmap:
+    """The file of another process as memory of this one, which that process still writes to."""
+    return mmap.mmap(descriptor, os.fstat(descriptor).st_size, access=mmap.ACCESS_COPY)
+
+
+def read_weights(memory: Memory, stamp: Stamp, progress: Progress = silent) -> dict[str, Tensor]:
     """The tensors of a file that another process wrote, where they lie: to be copied before it writes again.
 
     Raises RunError where it is not the file that the stamp is of.
     """
     what = f"the weights of version {stamp.version} did not arrive whole"
-    memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size, access=mmap.ACCESS_COPY)
     actual = checksum(memory, progress)
     if actual != stamp.checksum:
         raise RunError(f"{what}: their checksum is {actual:08x} and not {stamp.checksum:08x}")
-    stored = layout(memory[: _header_end(memory)])
+    stored = layout(bytes(memory[: _header_end(memory)]))
     if stored.metadata.get("version") != str(stamp.version):
         raise RunError(f"{what}: what lies there is of version {stored.metadata.get('version')}")
     return {name: view(memory, place) for name, place in stored.places.items()}
 
 
-def view(memory: mmap.mmap, place: Place) -> Tensor:
+def view(memory: Memory, place: Place) -> Tensor:
     """The tensor that lies there, without a copy; it holds the memory."""
     if place.begin == place.end:
         return torch.empty(place.shape, dtype=place.dtype)
@@ -104,7 +117,7 @@ def view(memory: mmap.mmap, place: Place) -> Tensor:
     return torch.frombuffer(memory, dtype=place.dtype, count=count, offset=place.begin).view(place.shape)
 
 
-def checksum(memory: mmap.mmap, progress: Progress = silent) -> int:
+def checksum(memory: Memory, progress: Progress = silent) -> int:
     """CRC-32 of all bytes."""
     total = 0
     with memoryview(memory) as every:
@@ -115,8 +128,8 @@ def checksum(memory: mmap.mmap, progress: Progress = silent) -> int:
     return total
 
 
-def _header_end(memory: mmap.mmap) -> int:
-    return 8 + int.from_bytes(memory[:8], "little")
+def _header_end(memory: Memory) -> int:
+    return 8 + int.from_bytes(bytes(memory[:8]), "little")
 
 
 def _file_in_memory() -> int:

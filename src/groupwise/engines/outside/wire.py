@@ -10,6 +10,7 @@ each. Shapes: N completions, T tokens of all of them, L routers, K experts a tok
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,10 +22,16 @@ from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.records import Completion, Span, Support
 
 Arrays = Mapping[str, np.ndarray]
+#: Bytes of an array that are sent at once, each with all the time there is: what is large may take long.
+PART = 1 << 24
+#: Before the name of an array that is a file of a folder.
+FILE = "file:"
+#: The array that is a whole file of weights (shared_weights.py).
+WEIGHTS = "weights"
 
 
 class Line(Protocol):
-    """An end of the connection: a Channel in the child, a Child in the run."""
+    """An end of the connection: a Channel in the engine's process, a Peer in the run."""
 
     def send(
         self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None
@@ -32,7 +39,7 @@ class Line(Protocol):
 
     def receive(self, seconds: float | None = None) -> dict[str, Any]: ...
 
-    def send_raw(self, data: bytes, seconds: float | None = None) -> None: ...
+    def send_raw(self, data: memoryview | bytes, seconds: float | None = None) -> None: ...
 
     def receive_raw(self, count: int, seconds: float | None = None) -> bytearray: ...
 
@@ -44,23 +51,54 @@ class Message(NamedTuple):
     arrays: Arrays
 
 
-def send(line: Line, content: Mapping[str, Any], arrays: Arrays, seconds: float | None = None) -> None:
-    """A message with arrays. Raises as the line does."""
+def send(
+    line: Line,
+    content: Mapping[str, Any],
+    arrays: Arrays,
+    seconds: float | None = None,
+    descriptors: Sequence[int] = (),
+) -> None:
+    """A message with arrays; `seconds` may pass without progress. Raises as the line does."""
     named = {name: [array.dtype.name, list(array.shape)] for name, array in arrays.items()}
-    line.send({**content, "arrays": named}, seconds=seconds)
+    line.send({**content, "arrays": named}, descriptors, seconds)
     for array in arrays.values():
-        line.send_raw(np.ascontiguousarray(array).tobytes(), seconds)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for begin in range(0, len(data), PART):
+            line.send_raw(data[begin : begin + PART].data, seconds)
 
 
 def receive(line: Line, seconds: float | None = None) -> Message:
     """The next message. Raises as the line does."""
     content = line.receive(seconds)
+    return Message(content, arrays_behind(line, content, seconds))
+
+
+def arrays_behind(line: Line, content: dict[str, Any], seconds: float | None = None) -> Arrays:
+    """The arrays of a message of which the JSON has come, where their names are taken out. Raises as the line does."""
     arrays = {}
     for name, (kind, shape) in content.pop("arrays", {}).items():
         dtype = np.dtype(kind)
         data = line.receive_raw(dtype.itemsize * math.prod(shape), seconds)
         arrays[name] = np.frombuffer(data, dtype).reshape(shape)
-    return Message(content, arrays)
+    return arrays
+
+
+def files_in(folder: Path) -> Arrays:
+    """The bytes of each file of a folder, named by its path from there on."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {FILE + path.relative_to(folder).as_posix(): np.frombuffer(path.read_bytes(), np.uint8) for path in files}
+
+
+def write_files(folder: Path, arrays: Arrays) -> None:
+    """Writes the files among the arrays into a folder. Raises ValueError for a name that leads out of it."""
+    for name, data in arrays.items():
+        if not name.startswith(FILE):
+            continue
+        place = folder / name.removeprefix(FILE)
+        if not place.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"a file named {name!r}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data.tobytes())
 
 
 def question(requests: Sequence[Request], sampling: Sampling, listens: bool) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import torch
 from groupwise.core.channel import Channel
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.records import Completion, Span, Support
-from groupwise.engines.child import wire
-from tests.engines.child.completions import assert_same
+from groupwise.engines.outside import wire
+from tests.engines.outside.completions import assert_same
 
 Ends = tuple[Channel, Channel]
 SUPPORT = Support(torch.tensor([1, 5, 7, 2], dtype=torch.int32), torch.tensor([0, 3, 4]))

@@ -7,7 +7,7 @@ import threading
 import time
 
 from groupwise.core.channel import Channel
-from groupwise.engines.child import server
+from groupwise.engines.outside import server
 
 
 def main(run: Channel) -> None:

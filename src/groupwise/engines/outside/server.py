@@ -1,11 +1,13 @@
 """What runs in the child: makes one engine, and answers what the run asks of it until the run is gone."""
 
+import dataclasses
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +16,11 @@ from groupwise.core.channel import Channel
 from groupwise.core.dataclass_json import from_json
 from groupwise.core.engine import Engine, Finished
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, listed, one_line
-from groupwise.engines.child import wire
-from groupwise.engines.child.builders import BUILDERS, library_of
-from groupwise.engines.child.shared_weights import Stamp, read_weights
-from groupwise.engines.child.spec import EngineSpec
-from groupwise.engines.child.wire import Message
+from groupwise.engines.outside import wire
+from groupwise.engines.outside.builders import BUILDERS, library_of
+from groupwise.engines.outside.shared_weights import Stamp, mapped, read_weights
+from groupwise.engines.outside.spec import EngineSpec
+from groupwise.engines.outside.wire import Message
 
 #: Seconds between two signs of progress at least.
 BEAT = 0.25
@@ -30,15 +32,25 @@ def main(run: Channel) -> None:
     Server(run).serve()
 
 
-class Server:
-    """One engine and its line to the run."""
+class Machine(NamedTuple):
+    """Where the engine computes, and on how many threads, where that is not for the run to say."""
 
-    def __init__(self, run: Channel) -> None:
-        self._run = run
+    device: str
+    threads: int
+
+
+class Server:
+    """One engine and its line to the run.
+
+    machine  this one, where it is another than the run's
+    """
+
+    def __init__(self, run: Channel, machine: Machine | None = None) -> None:
+        self._run, self._machine = run, machine
         self._engine: Engine | None = None
         self._parameters: Sequence[str] = ()
         self._beat = 0.0
-        self._verbs: Mapping[str, Callable[[dict[str, Any], Sequence[int]], Message]] = {
+        self._verbs: Mapping[str, Callable[[Message, Sequence[int]], Message]] = {
             "start": self._start,
             "load": self._load,
             "generate": self._generate,
@@ -49,10 +61,11 @@ class Server:
         while True:
             try:
                 content, descriptors = self._run.receive_with(1)
+                question = Message(content, wire.arrays_behind(self._run, content))
             except (EOFError, OSError):
                 os._exit(0)  # the run is gone
             try:
-                answer = self._verbs[content["verb"]](content, descriptors)
+                answer = self._verbs[content["verb"]](question, descriptors)
             except Exception as error:
                 self._run.send({"error": _in_words(error)})
             else:
@@ -61,13 +74,18 @@ class Server:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _start(self, content: dict[str, Any], descriptors: Sequence[int]) -> Message:
+    def _start(self, question: Message, descriptors: Sequence[int]) -> Message:
+        content = question.content
         spec, stamp = from_json(EngineSpec, content["spec"]), from_json(Stamp, content["stamp"])
+        if self._machine is not None:
+            spec = dataclasses.replace(spec, device=self._machine.device, threads=self._machine.threads)
         torch.set_num_threads(spec.threads)
         self._parameters = spec.parameters
-        weights = self._arrived(descriptors[0], stamp)
+        weights = self._arrived(question, descriptors, stamp)
         build = BUILDERS[spec.settings["name"]]
-        self._engine = build(spec, Path(content["folder"]), weights, self._progress)
+        with tempfile.TemporaryDirectory(prefix="groupwise-engine-") as folder:
+            wire.write_files(Path(folder), question.arrays)
+            self._engine = build(spec, Path(folder), weights, self._progress)
         self._engine.load_weights(weights.items(), stamp.version)
         declared = {
             "routes": self._engine.routes,
@@ -79,12 +97,13 @@ class Server:
         }
         return Message(declared, {})
 
-    def _load(self, content: dict[str, Any], descriptors: Sequence[int]) -> Message:
-        stamp = from_json(Stamp, content["stamp"])
-        self._started.load_weights(self._arrived(descriptors[0], stamp).items(), stamp.version)
+    def _load(self, question: Message, descriptors: Sequence[int]) -> Message:
+        stamp = from_json(Stamp, question.content["stamp"])
+        self._started.load_weights(self._arrived(question, descriptors, stamp).items(), stamp.version)
         return Message({"version": self._started.version}, {})
 
-    def _generate(self, content: dict[str, Any], _: Sequence[int]) -> Message:
+    def _generate(self, question: Message, _: Sequence[int]) -> Message:
+        content = question.content
         listener = self._tell if content["listens"] else None
         groups = self._started.generate(wire.requests_of(content), wire.sampling_of(content), listener)
         return wire.completions_message(groups)
@@ -94,9 +113,10 @@ class Server:
         assert self._engine is not None, "the run starts an engine before it asks"
         return self._engine
 
-    def _arrived(self, descriptor: int, stamp: Stamp) -> dict[str, Tensor]:
-        """The weights in the shared memory. Raises RunError where one of the parameters is not among them."""
-        weights = read_weights(descriptor, stamp, self._progress)
+    def _arrived(self, question: Message, descriptors: Sequence[int], stamp: Stamp) -> dict[str, Tensor]:
+        """The weights that came with a question. Raises RunError where one of the parameters is not among them."""
+        memory = mapped(descriptors[0]) if descriptors else question.arrays[wire.WEIGHTS].data
+        weights = read_weights(memory, stamp, self._progress)
         missing = [name for name in self._parameters if name not in weights]
         if missing:
             keeps = f", which keeps version {self._engine.version}" if self._engine else ""

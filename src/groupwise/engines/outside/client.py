@@ -1,17 +1,20 @@
-"""The engine that a run sees where the real one lives in a child: the same calls, the same completions to the bit."""
+"""The engine that a run sees where the real one lives in another process: the same calls, the same completions to the
+bit.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from torch import Tensor
 
-from groupwise.core.children import ChildLost
 from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
+from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion
-from groupwise.engines.child.process import Declared, EngineProcess
-from groupwise.engines.child.shared_weights import SharedWeights
-from groupwise.engines.child.spec import folder_writer, spec_of
+from groupwise.engines.outside.line import Reach
+from groupwise.engines.outside.process import Declared, EngineProcess
+from groupwise.engines.outside.shared_weights import SharedWeights
+from groupwise.engines.outside.spec import folder_writer, spec_of
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 
@@ -22,16 +25,17 @@ TESTED = {"vllm": "0.32."}
 Note = Callable[[str], None]
 
 
-class ChildEngine:
+class OutsideEngine:
     """An engine in a process of its own. Where that ends or stalls it is started again, loaded, and asked again: the
     same requests under the same weights are answered by the same completions.
 
+    reach     makes the connection to such a process
     restarts  how often it was started again
     Raises UsageError where it does not start, or the engine refuses the policy.
     """
 
-    def __init__(self, policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> None:
-        self._settings, self._note = settings, note
+    def __init__(self, policy: Policy, settings: EngineSettings, routes: bool, note: Note, reach: Reach) -> None:
+        self._settings, self._note, self._reach = settings, note, reach
         self._spec, self._write_folder = spec_of(policy, settings, routes), folder_writer(policy)
         # Loads name parameters; a process that is started again needs what the model holds beside them.
         self._buffers = {name: buffer.detach().clone() for name, buffer in policy.model.named_buffers()}
@@ -41,17 +45,17 @@ class ChildEngine:
         self._closed = False
         self.version, self.restarts = 0, 0
         try:
-            declared = self._start()
-        except ChildLost as lost:
-            key = f"engine.python = {settings.python!r}" if settings.python else "engine.process = 'child'"
-            raise _with_notes(UsageError(f"{key}: the engine's process did not start: {lost}"), lost) from None
+            declared = self._start(again=False)
+        except PeerLost as lost:
+            words = f"{settings.place_key}: the engine's process did not start: {lost}"
+            raise _with_notes(UsageError(words), lost) from None
         finally:
             if self._process is None:
                 self.close()
         self.routes, self.keeps_support = declared.routes, declared.keeps_support
         self.options = frozenset(declared.options)
         self.precision: Precision = declared.precision
-        if settings.python:
+        if settings.python or settings.address:
             self._note(f"engine       {_tested(declared.library)}")
 
     @property
@@ -96,18 +100,18 @@ class ChildEngine:
             self._require_open()
             try:
                 if self._process is None:
-                    self._start()
+                    self._start(again=True)
                     self.restarts += 1
                 assert self._process is not None
                 return ask(self._process)
-            except ChildLost as lost:
+            except PeerLost as lost:
                 self._give_up_or_note(lost, lost_before)
             finally:
                 if self._process is not None and not self._process.answered:
                     self._end()  # what it still answers would be taken for the next answer
         raise AssertionError("the last loss is raised")
 
-    def _give_up_or_note(self, lost: ChildLost, lost_before: int) -> None:
+    def _give_up_or_note(self, lost: PeerLost, lost_before: int) -> None:
         most = self._settings.restarts
         if lost_before < most:
             again = f"it is started again ({lost_before + 1} of {most} in a row) and asked the same"
@@ -117,9 +121,9 @@ class ChildEngine:
         words = f"the engine's process is lost, {times}: {lost}; resume the run to go on from its newest checkpoint"
         raise _with_notes(RunError(words), lost) from None
 
-    def _start(self) -> Declared:
+    def _start(self, again: bool) -> Declared:
         """A process with the engine in it; none where that fails."""
-        process = EngineProcess(self._settings.python)
+        process = EngineProcess(self._reach(again))
         try:
             seconds = self._settings.start_deadline
             declared = process.start(self._spec, self._write_folder, self._shared, self._stamp, seconds)
@@ -146,7 +150,7 @@ def _tested(library: str) -> str:
     return library if known is None or version.startswith(known) else f"{library}, which is not tested: {known} is"
 
 
-def _with_notes(error: GroupwiseError, lost: ChildLost) -> GroupwiseError:
+def _with_notes(error: GroupwiseError, lost: PeerLost) -> GroupwiseError:
     for note in getattr(lost, "__notes__", ()):
         error.add_note(note)
     return error

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from groupwise.core.engine import Engine, Progress
-from groupwise.engines.child.spec import EngineSpec
+from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.settings import EngineSettings
 
 #: What the engine is, the folder of its configuration and tokenizer, its first weights, what it calls as it gets on.

@@ -1,8 +1,9 @@
-"""What an engine in a child costs: python benchmarks/child.py [FOLDER OF A MODEL]...
+"""What an engine in another process costs: python benchmarks/outside.py [FOLDER OF A MODEL]...
 
-The quickstart's tiny policy, random, and each model that is named. Both engines get the same requests: 8 prompts of 16
-tokens, 8 completions each of at most 32. They take turns; medians of ROUNDS, in milliseconds, and the ratio of the
-medians. The completions are compared to the bit. A start is the child's: interpreter, libraries, model, first answer.
+The quickstart's tiny policy, random, and each model that is named; an engine inside, one in a child, and one at an
+address, whose server listens on this machine. All get the same requests: 8 prompts of 16 tokens, 8 completions each of
+at most 32. They take turns; medians of ROUNDS, in milliseconds. The completions are compared to the bit. A start is a
+process, its libraries, the model, and the first answer.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,9 @@ import torch
 
 from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.terminal import Terminal
+from groupwise.engines.address import Address
 from groupwise.engines.make import make_engine
+from groupwise.engines.outside.serving import EngineServer
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy, load_policy
 from groupwise.models.tiny import TinySpec
@@ -45,42 +50,46 @@ def bits(engine: Engine, asked: list[Request]) -> list[Any]:
     return [(c.tokens, c.logp_engine, c.finish) for group in engine.generate(asked, SAMPLING) for c in group]
 
 
-def compare(name: str, policy: Policy) -> list[str]:
+def compare(name: str, policy: Policy, server: EngineServer) -> list[str]:
     """The rows of one policy."""
     asked = requests(policy)
+    places = {"child": EngineSettings(process="child"), "address": EngineSettings(address=str(server.address))}
     engines: dict[str, Engine] = {"inside": make_engine(policy=policy, settings=EngineSettings())}
     expected = bits(engines["inside"], asked)
-    began = time.perf_counter()
-    engines["child"] = make_engine(policy=policy, settings=EngineSettings(process="child"))
-    same = "yes" if bits(engines["child"], asked) == expected else "NO"
-    start = time.perf_counter() - began
+    starts = []
+    for place, settings in places.items():
+        began = time.perf_counter()
+        engines[place] = make_engine(policy=policy, settings=settings)
+        same = "the same bits" if bits(engines[place], asked) == expected else "OTHER BITS"
+        starts.append(f"{1000 * (time.perf_counter() - began):,.0f}, {same}")
     times: dict[tuple[str, str], list[float]] = {}
     weights = list(policy.model.named_parameters())
     for version in range(1, ROUNDS + 1):
-        for process, engine in engines.items():
+        for place, engine in engines.items():
             load = milliseconds(lambda: engine.load_weights(weights, version))  # noqa: B023
-            times.setdefault(("load_weights", process), []).append(load)
+            times.setdefault(("load_weights", place), []).append(load)
             generate = milliseconds(lambda: engine.generate(asked, SAMPLING))  # noqa: B023
-            times.setdefault(("generate", process), []).append(generate)
+            times.setdefault(("generate", place), []).append(generate)
     for engine in engines.values():
         engine.close()
-    rows = []
-    for what in ("load_weights", "generate"):
-        inside, child = (statistics.median(times[what, process]) for process in ("inside", "child"))
-        figures = (f"{inside:,.1f}", f"{child:,.1f}", f"{child - inside:+,.1f}", f"{child / inside:.2f}")
-        rows.append(f"| {name} | {what} | {' | '.join(figures)} |")
-    return [*rows, f"| {name} | start, once | | {1000 * start:,.0f} | | same bits: {same} |"]
+    rows = [
+        f"| {name} | {what} | {' | '.join(f'{statistics.median(times[what, place]):,.1f}' for place in engines)} |"
+        for what in ("load_weights", "generate")
+    ]
+    return [*rows, f"| {name} | start, once | | {' | '.join(starts)} |"]
 
 
 def main() -> None:
     say = Terminal().print
-    with tempfile.TemporaryDirectory() as place:
+    server = EngineServer(Address.of("0"), None, "cpu", torch.get_num_threads(), lambda line: None)
+    threading.Thread(target=server.serve).start()
+    with closing(server), tempfile.TemporaryDirectory() as place:
         tiny = Path(place) / "tiny"
         TinySpec().build("0123456789+-=", tiny, seed=0)
-        say("| model | call | inside, ms | in a child, ms | more | ratio |")
-        say("|---|---|---|---|---|---|")
+        say("| model | call | inside, ms | in a child, ms | at an address, ms |")
+        say("|---|---|---|---|---|")
         for folder in (tiny, *map(Path, sys.argv[1:])):
-            for row in compare(folder.name, load_policy(folder)):
+            for row in compare(folder.name, load_policy(folder), server):
                 say(row)
 
 

@@ -1,0 +1,39 @@
+"""Serves an engine to runs on other machines."""
+
+import shutil
+from collections.abc import Callable
+
+import torch
+
+from groupwise.core.errors import UsageError
+from groupwise.engines.address import LOOPBACK, Address
+from groupwise.engines.outside.serving import EngineServer
+
+Say = Callable[[str], None]
+
+
+def serve(address: str, python: str | None, device: str, threads: int | None, say: Say) -> None:
+    """Until an interrupt. Raises UsageError where it cannot listen, or the machine has no such device or program."""
+    try:
+        place = Address.of(address)
+    except ValueError as error:
+        raise UsageError(f"{address!r}: {error}, or a port of this machine") from None
+    if python is not None and shutil.which(python) is None:
+        raise UsageError(f"--python {python}: there is no such program")
+    server = EngineServer(place, python, _device(device), threads or torch.get_num_threads(), say)
+    try:
+        say(f"listens at {server.address}; in a recipe: --set engine.address={server.address}; Ctrl-C ends")
+        if place.host != LOOPBACK:
+            say("whoever reaches this address can use it, and nothing on the way is encrypted: see docs/engines.md")
+        server.serve()
+    except KeyboardInterrupt:
+        say("ends")
+    finally:
+        server.close()
+
+
+def _device(name: str) -> str:
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise UsageError("--device cuda: torch finds no GPU here")
+    return ("cuda" if available else "cpu") if name == "auto" else name

@@ -1,0 +1,91 @@
+"""A process at the other end of a connection: it is asked with a deadline, and why it is lost is said in words."""
+
+import contextlib
+import select
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from groupwise.core.channel import Channel, FrameError
+
+
+class PeerLost(Exception):
+    """The other process is of no further use; the message says why, in words.
+
+    late  it runs, and did not answer in time
+    """
+
+    def __init__(self, why: str, late: bool = False) -> None:
+        super().__init__(why)
+        self.late = late
+
+
+class Peer:
+    """The other process, over a channel to it.
+
+    lost  whether an answer failed to come, so that the next one could be taken for it
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.lost = False
+
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None) -> None:
+        """Sends a message and copies of the descriptors. Raises PeerLost."""
+        with self._says_why(seconds):
+            self.channel.send(message, descriptors, seconds)
+
+    def receive(self, seconds: float | None = None) -> dict[str, Any]:
+        """The next message from it. Raises PeerLost: it did not answer in time, sent no message, or ended."""
+        with self._says_why(seconds):
+            return self.channel.receive(seconds)
+
+    def send_raw(self, data: memoryview | bytes, seconds: float | None = None) -> None:
+        """Sends bytes behind a message that says how many. Raises PeerLost."""
+        with self._says_why(seconds):
+            self.channel.send_raw(data, seconds)
+
+    def receive_raw(self, count: int, seconds: float | None = None) -> bytearray:
+        """The bytes behind a message that said how many. Raises PeerLost as `receive` does."""
+        with self._says_why(seconds):
+            return self.channel.receive_raw(count, seconds)
+
+    def speaks(self, seconds: float) -> bool:
+        """Waits until there is a message from it, or its end; False where neither comes so soon."""
+        if self.closed:
+            return True  # `receive` says so
+        poll = select.poll()
+        poll.register(self.channel.connection, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed here."""
+        return self.channel.connection.fileno() < 0
+
+    def close(self) -> None:
+        """Closes the connection. Again does nothing."""
+        self.channel.close()
+
+    def _gone(self) -> str:
+        """Why its connection has ended."""
+        return "it closed its connection"
+
+    @contextlib.contextmanager
+    def _says_why(self, seconds: float | None) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError, FrameError) as error:
+            self.lost = True
+            raise PeerLost(self._why(error, seconds), late=isinstance(error, TimeoutError)) from None
+        except BaseException:  # an interrupt: the answer to what was asked would be taken for the next one's
+            self.lost = True
+            raise
+
+    def _why(self, error: Exception, seconds: float | None) -> str:
+        if self.closed:
+            return "it was closed"
+        if isinstance(error, TimeoutError):
+            return f"it did not answer for {seconds:g} seconds"
+        if isinstance(error, FrameError):
+            return f"it sent {error}"
+        return self._gone()

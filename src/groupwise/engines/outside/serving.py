@@ -1,0 +1,123 @@
+"""What listens at an address, and gives a run there an engine in a process of its own."""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from groupwise.core.channel import Channel, FrameError
+from groupwise.core.children import Child, ending
+from groupwise.core.errors import UsageError, one_line
+from groupwise.engines.address import PATIENCE, Address, greeting, keep_alive
+
+#: The module that runs in an engine's process.
+MODULE = "groupwise.engines.outside.connected"
+
+
+class EngineServer:
+    """Listens, and serves one run at a time. A run whose connection was lost may come back, and gets a new process.
+
+    python   the interpreter of engines' processes; None is this one
+    device   of the engine
+    threads  of torch there
+    note     hears a line of what happens
+    address  at which it listens, with the port that it was given
+    Raises UsageError where it cannot listen.
+    """
+
+    def __init__(
+        self, address: Address, python: str | None, device: str, threads: int, note: Callable[[str], None]
+    ) -> None:
+        self._python, self._note = python, note
+        self._options = {"device": device, "threads": threads}
+        self._lock = threading.Lock()
+        self._run, self._child = "", None
+        try:
+            self._listening = socket.create_server(address, family=_family(address))
+        except (OSError, OverflowError) as error:
+            words = f"cannot listen at {address}: {_in_words(error)}"
+            raise UsageError(f"{words}; take another port, or 0 for any that is free") from None
+        self.address = Address(address.host, self._listening.getsockname()[1])
+
+    def serve(self) -> None:
+        """Until it is closed, from another thread or by an interrupt."""
+        while True:
+            try:
+                connection, peer = self._listening.accept()
+            except OSError:
+                return
+            name = str(Address(peer[0], peer[1]))
+            threading.Thread(target=self._answer, args=(connection, name), daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the engine's process, and listens no more."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        with self._lock:
+            if self._child is not None:
+                self._child.close()
+
+    def _answer(self, connection: socket.socket, name: str) -> None:
+        """One connection, to its end."""
+        with connection:
+            run = self._run_of(connection)
+            if run is None:
+                return  # it only looked whether there is a server, or was none of a run
+            child = self._process_for(run, connection, name)
+        if child is None:
+            return
+        began = time.monotonic()
+        code = child.process.wait()
+        with self._lock:
+            if self._child is child:
+                self._run, self._child = "", None
+        child.close()
+        how = "has gone" if code == 0 else f"has lost its engine: {ending(code)}"
+        self._note(f"{name} {how}, after {time.monotonic() - began:.0f} s")
+
+    def _run_of(self, connection: socket.socket) -> str | None:
+        """The name that a run gives itself."""
+        channel = Channel(connection)
+        try:
+            keep_alive(connection)
+            channel.send(greeting(), seconds=PATIENCE)
+            return str(channel.receive(PATIENCE)["run"])
+        except (OSError, EOFError, FrameError, KeyError):
+            return None
+
+    def _process_for(self, run: str, connection: socket.socket, name: str) -> Child | None:
+        """A process that has the connection; None where another run has one."""
+        channel = Channel(connection)
+        with self._lock:
+            if self._child is not None and run != self._run:
+                refused = "another run has the engine there; wait for its end, or start a second server"
+                with contextlib.suppress(OSError):
+                    channel.send({"refused": refused}, seconds=PATIENCE)
+                self._note(f"{name} is refused: another run has the engine")
+                return None
+            if self._child is not None:
+                self._child.close()  # the run has lost its connection to that one
+            try:
+                command = [self._python, "-P"] if self._python else ()
+                child = Child(MODULE, self._options, command=command, alone=self._python is not None, stderr=None)
+                channel.send({"welcome": run}, seconds=PATIENCE)
+                child.send({}, [connection.fileno()], PATIENCE)
+            except OSError as error:
+                self._note(f"{name}: no process can be started for it: {error.strerror}")
+                return None
+            self._run, self._child = run, child
+        self._note(f"{name} has an engine now, in process {child.process.pid}")
+        return child
+
+
+def _in_words(error: Exception) -> str:
+    """Without what Python puts behind the system's own words."""
+    number = getattr(error, "errno", None)
+    return (os.strerror(number) if number and number > 0 else one_line(error)).lower()
+
+
+def _family(address: Address) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address.host else socket.AF_INET

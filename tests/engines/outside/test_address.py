@@ -1,0 +1,341 @@
+"""An engine at an address gives the bits of the one inside; what goes wrong on the way there is one line.
+
+One server listens for the whole file, on this machine, with engines in real processes behind real connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import groupwise
+from groupwise.commands.train import resume
+from groupwise.core.channel import pack
+from groupwise.core.engine import Finished, Request
+from groupwise.core.errors import RunError, UsageError
+from groupwise.engines import address as addresses
+from groupwise.engines.address import Address, connect, greeting, require_answer
+from groupwise.engines.make import make_engine
+from groupwise.engines.outside import connection as connections
+from groupwise.engines.outside import wire
+from groupwise.engines.outside.serving import EngineServer
+from groupwise.engines.settings import EngineSettings
+from groupwise.models.load import Policy, load_policy
+from tests.command_process import CommandProcess
+from tests.engines.outside.completions import assert_same
+from tests.engines.outside.test_outside_engine import ENDLESS, LONG, REQUESTS, SAMPLINGS, weights
+from tests.moe_policy import save_moe
+from tests.runs.test_run import assert_same_run
+from tests.runs.tiny_runs import cut_back, tiny_run
+
+
+@contextlib.contextmanager
+def listening(port: int = 0) -> Iterator[SimpleNamespace]:
+    """A server, and what it has noted."""
+    notes: list[str] = []
+    server = EngineServer(Address("127.0.0.1", port), None, "cpu", torch.get_num_threads(), notes.append)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield SimpleNamespace(server=server, notes=notes, address=str(server.address))
+    finally:
+        server.close()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def process_of(server: EngineServer) -> int:
+    """The engine's process that the server has now."""
+    assert server._child is not None
+    return server._child.process.pid
+
+
+def noted(there: Any, words: str) -> list[str]:
+    """The server's notes with these words, of which one may be still to come."""
+    end = time.monotonic() + 5
+    while not (some := [note for note in there.notes if words in note]) and time.monotonic() < end:
+        time.sleep(0.01)
+    return some
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """A mixture of experts, so that routes cross as well, with a buffer that its configuration does not make."""
+    policy = load_policy(save_moe(tmp_path_factory.mktemp("policy") / "moe", max_position_embeddings=512))
+    policy.model.model.rotary_emb.inv_freq.mul_(1.1)
+    return policy
+
+
+@pytest.fixture(scope="module")
+def both(experts: Policy) -> Iterator[Any]:
+    """The engine inside, the one at an address, what the run has noted, and the server."""
+    notes: list[str] = []
+    with listening() as there:
+        inside = make_engine(policy=experts, settings=EngineSettings(), routes=True)
+        settings = EngineSettings(address=there.address)
+        remote = make_engine(policy=experts, settings=settings, routes=True, note=notes.append)
+        yield SimpleNamespace(inside=inside, remote=remote, notes=notes, there=there)
+        remote.close()
+
+
+def test_it_declares_samples_and_loads_as_the_engine_inside(both: Any, experts: Policy) -> None:
+    for name in ("routes", "keeps_support", "options", "precision", "version"):
+        assert getattr(both.remote, name) == getattr(both.inside, name), name
+    for version, sampling in enumerate(SAMPLINGS.values(), start=1):
+        for engine in (both.inside, both.remote):
+            engine.load_weights(weights(experts, 1 + version / 10).items(), version)
+        assert_same(both.remote.generate(REQUESTS, sampling), both.inside.generate(REQUESTS, sampling))
+    with pytest.raises(UsageError, match=r"outside of 0 to"):
+        both.remote.generate([Request((99,), 1, 0)], SAMPLINGS["plain"])
+
+
+def test_weights_that_are_changed_on_their_way_are_refused(
+    both: Any, experts: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, version = both.remote.generate(REQUESTS, SAMPLINGS["plain"]), both.remote.version
+    array = both.remote._shared.array
+
+    def changed() -> np.ndarray:
+        data = array().copy()
+        data[5000] ^= 1
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr(both.remote._shared, "array", changed)
+        with pytest.raises(RunError, match=r"^the weights of version 77 did not arrive whole: their checksum is "):
+            both.remote.load_weights(weights(experts, 3.0).items(), version=77)
+    assert both.remote.version == version
+    assert_same(both.remote.generate(REQUESTS, SAMPLINGS["plain"]), before)
+
+
+def test_an_engine_that_is_killed_there_is_reached_again_and_answers_the_same(both: Any, experts: Policy) -> None:
+    for engine in (both.inside, both.remote):
+        engine.load_weights(weights(experts, 0.9).items(), version=20)
+    expected = both.inside.generate(LONG, ENDLESS)
+    both.notes.clear()
+    killed = process_of(both.there.server)
+    told: list[Finished] = []
+
+    def kill(done: Finished) -> None:
+        told.append(done)
+        if len(told) == 3:
+            os.kill(killed, signal.SIGKILL)
+
+    assert_same(both.remote.generate(LONG, ENDLESS, kill), expected)
+    assert process_of(both.there.server) != killed
+    assert len({(done.request, done.sample) for done in told}) == len(told) == sum(map(len, expected))
+    (note,) = both.notes
+    assert note.startswith("engine       its process is lost: it closed its connection; groupwise serve at 127.0.0.1:")
+    assert note.endswith("it is started again (1 of 2 in a row) and asked the same")
+    assert noted(both.there, "has lost its engine: killed by SIGKILL")
+
+
+def test_an_engine_that_stalls_there_is_named_within_its_deadline(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    both.remote.generate(REQUESTS, SAMPLINGS["plain"])
+    monkeypatch.setattr(both.remote, "_settings", both.remote._settings.replace(deadline=1.0, restarts=0))
+    os.kill(process_of(both.there.server), signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(RunError, match=r"engine.restarts = 0: it gave no sign of progress for 1 seconds; resume"):
+        both.remote.generate(LONG, ENDLESS)
+    assert time.monotonic() - began < 5
+    monkeypatch.undo()
+    assert_same(both.remote.generate(REQUESTS, SAMPLINGS["plain"]), both.inside.generate(REQUESTS, SAMPLINGS["plain"]))
+
+
+def test_one_run_at_a_time_and_the_next_when_it_has_gone(both: Any, policy: Policy) -> None:
+    settings = EngineSettings(address=both.there.address)
+    with pytest.raises(UsageError) as error:
+        make_engine(policy=policy, settings=settings)
+    assert str(error.value) == (
+        f"engine.address = '{both.there.address}': another run has the engine there; wait for its end, or start a "
+        "second server"
+    )
+    pid = process_of(both.there.server)
+    both.remote.generate(REQUESTS, SAMPLINGS["plain"])
+    assert process_of(both.there.server) == pid, "who is refused disturbs no run"
+
+
+def test_a_run_has_the_bits_of_the_run_inside_and_goes_on_when_its_server_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server goes away after step 2, and is there again a moment later, on its port. Then the run is resumed from
+    that step, at another address.
+    """
+    monkeypatch.setattr(connections, "PAUSE", 0.05)
+    changes = {"steps": 4, "algorithm__name": "grpo", "evaluation__every": 2}
+    inside = groupwise.train("quickstart", tiny_run(tmp_path, name="inside", **changes)).folder
+    with contextlib.ExitStack() as stack:
+        there = stack.enter_context(listening())
+        port = there.server.address.port
+
+        def restart(record: Any) -> None:
+            if record.step == 2:
+                there.server.close()
+                threading.Timer(0.3, lambda: stack.enter_context(listening(port))).start()
+
+        recipe = tiny_run(tmp_path, name="remote", engine__address=there.address, **changes)
+        remote = groupwise.train("quickstart", recipe, callbacks=[restart]).folder
+    assert_same_run(inside, remote)
+    log = (remote / "log.txt").read_text()
+    assert "engine       transformers " in log
+    assert log.count("its process is lost") == 1
+    cut_back(remote, 2)
+    with listening() as second:
+        assert resume(remote, {"engine.address": second.address}).finished
+    assert_same_run(inside, remote)
+
+
+def test_a_server_that_does_not_come_back_ends_the_run_in_one_line(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "PAUSE", 0.05)
+    with listening() as there:
+        settings = EngineSettings(address=there.address, start_deadline=60.0, restarts=1)
+        remote: Any = make_engine(policy=policy, settings=settings)
+    remote._reach._seconds = 0.3
+    with pytest.raises(RunError) as error:
+        remote.generate(REQUESTS[:1], SAMPLINGS["plain"])
+    assert str(error.value) == (
+        f"the engine's process is lost, 2 times in a row: engine.address = '{there.address}': nothing listens there; "
+        f"start it on that machine: groupwise serve {there.server.address.port}; resume the run to go on from its "
+        "newest checkpoint"
+    )
+    remote.close()
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Something else that listens -> its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError), listener.accept()[0] as connection:
+                answer(connection)
+                connection.recv(1)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(5)
+
+
+NO_SERVER = "what answers there is no engine's server; start one there: groupwise serve"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n"), NO_SERVER),
+        (lambda connection: connection.sendall(pack({"hello": 1})), NO_SERVER),
+        (lambda connection: connection.shutdown(socket.SHUT_WR), NO_SERVER),
+        (lambda connection: None, NO_SERVER),
+        (
+            lambda connection: connection.sendall(pack({"groupwise": "9.9.9"})),
+            f"groupwise 9.9.9 serves there, and this is {greeting()['groupwise']}: install the same at both ends",
+        ),
+    ],
+    ids=["ssh", "another service", "closes", "silent", "another version"],
+)
+def test_what_else_answers_is_one_line(
+    answer: Callable[[socket.socket], None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "PATIENCE", 0.3)
+    with answering(answer) as port, pytest.raises(UsageError) as error:
+        require_answer(Address("127.0.0.1", port))
+    assert str(error.value).startswith(f"engine.address = '127.0.0.1:{port}': {words}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_host_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(UsageError, match=r"^engine.address = 'no.such.host.invalid:7001': there is no such host$"):
+        require_answer(Address.of("no.such.host.invalid:7001"))
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "host:70000", "a b:7", "http://host:1", "::1:7001", "host:0"])
+def test_what_is_no_address_is_refused_before_anything_is_tried(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"engine.address = "):
+        groupwise.train("quickstart", tiny_run(tmp_path, engine__address=text))
+
+
+@pytest.mark.parametrize("key", ["process", "python"])
+def test_keys_of_this_machine_are_not_for_an_engine_elsewhere(key: str, tmp_path: Path) -> None:
+    given = {"engine__address": "127.0.0.1:1", f"engine__{key}": "child" if key == "process" else "python3"}
+    with pytest.raises(UsageError, match=rf"^engine.{key}: set, but nothing in this run reads it"):
+        groupwise.train("quickstart", tiny_run(tmp_path, **given))
+
+
+def test_a_stranger_that_only_looks_or_talks_nonsense_leaves_the_server_as_it_was(both: Any, policy: Policy) -> None:
+    connect(both.there.server.address).close()
+    for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", pack({"walk": 1}), pack({"run": 1})[:7]):
+        channel = connect(both.there.server.address)
+        channel.send_raw(nonsense)
+        channel.close()
+    assert_same(both.remote.generate(REQUESTS, SAMPLINGS["plain"]), both.inside.generate(REQUESTS, SAMPLINGS["plain"]))
+
+
+def test_files_go_whole_and_none_lands_outside_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "from/deep").mkdir(parents=True)
+    contents = {"config.json": b"{}", "deep/empty": b"", "deep/bytes": bytes(range(256))}
+    for name, data in contents.items():
+        (tmp_path / "from" / name).write_bytes(data)
+    sent = wire.files_in(tmp_path / "from")
+    wire.write_files(tmp_path / "to", {**sent, wire.WEIGHTS: np.zeros(3)})
+    written = {path.relative_to(tmp_path / "to").as_posix(): path for path in (tmp_path / "to").rglob("*")}
+    assert {name: path.read_bytes() for name, path in written.items() if path.is_file()} == contents
+    for name in ("../outside", "/etc/outside", "deep/../../outside"):
+        with pytest.raises(ValueError, match="a file named"):
+            wire.write_files(tmp_path / "to", {wire.FILE + name: np.zeros(1, np.uint8)})
+
+
+def test_the_command_says_where_it_listens_and_ends_with_an_interrupt() -> None:
+    process = CommandProcess("serve", "0")
+    try:
+        end = time.monotonic() + 60
+        while not (said := process.said()).endswith("\n") and time.monotonic() < end:
+            time.sleep(0.05)
+        listens = re.fullmatch(r"listens at (\S+:\d+); in a recipe: --set engine.address=\1; Ctrl-C ends\n", said)
+        assert listens
+        require_answer(Address.of(listens[1]))
+        taken = CommandProcess("serve", listens[1])
+        assert taken.communicate() == (
+            f"groupwise: cannot listen at {listens[1]}: address already in use; take another port, or 0 for any that "
+            "is free\n"
+        )
+        assert taken.returncode == 2
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(20) == f"{said}ends\n"
+        assert process.returncode == 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["x"], "'x': an address is HOST:PORT, such as 127.0.0.1:7001, or a port of this machine"),
+        (["0", "--python", "/no/python"], "--python /no/python: there is no such program"),
+        (["no.such.host.invalid:0"], "cannot listen at no.such.host.invalid:0: "),
+        (["0", "--device", "cuda"], "--device cuda: torch finds no GPU here"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(arguments: list[str], words: str) -> None:
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    refused = CommandProcess("serve", *arguments)
+    said = refused.communicate()
+    assert refused.returncode == 2
+    assert said.startswith(f"groupwise: {words}")
+    assert said.count("\n") == 1
