@@ -143,6 +143,7 @@ def test_an_engine_that_is_killed_there_is_reached_again_and_answers_the_same(bo
     assert noted(both.there, "has lost its engine: killed by SIGKILL")
 
 
+@pytest.mark.slow
 def test_an_engine_that_stalls_there_is_named_within_its_deadline(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     both.remote.generate(REQUESTS, SAMPLINGS["plain"])
     monkeypatch.setattr(both.remote, "_settings", both.remote._settings.replace(deadline=1.0, restarts=0))
@@ -166,6 +167,28 @@ def test_one_run_at_a_time_and_the_next_when_it_has_gone(both: Any, policy: Poli
     pid = process_of(both.there.server)
     both.remote.generate(REQUESTS, SAMPLINGS["plain"])
     assert process_of(both.there.server) == pid, "who is refused disturbs no run"
+
+
+def test_a_run_that_goes_away_in_the_middle_of_an_answer_leaves_the_engine_to_the_next(
+    policy: Policy,
+) -> None:
+    class Broken(Exception):
+        pass
+
+    def fail(_: Finished) -> None:
+        raise Broken
+
+    with listening() as there:
+        settings = EngineSettings(address=there.address)
+        first = make_engine(policy=policy, settings=settings)
+        with pytest.raises(Broken):
+            first.generate(LONG, ENDLESS, fail)
+        first.close()
+        assert noted(there, "has gone")
+        second = make_engine(policy=policy, settings=settings)
+        expected = make_engine(policy=policy, settings=EngineSettings()).generate(REQUESTS[:2], SAMPLINGS["plain"])
+        assert_same(second.generate(REQUESTS[:2], SAMPLINGS["plain"]), expected)
+        second.close()
 
 
 def test_a_run_has_the_bits_of_the_run_inside_and_goes_on_when_its_server_comes_back(

@@ -7,7 +7,8 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,9 +68,9 @@ class Server:
             try:
                 answer = self._verbs[content["verb"]](question, descriptors)
             except Exception as error:
-                self._run.send({"error": _in_words(error)})
+                self._send({"error": _in_words(error)})
             else:
-                wire.send(self._run, {"answer": answer.content}, answer.arrays)
+                self._send({"answer": answer.content}, answer.arrays)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -125,13 +126,19 @@ class Server:
         return weights
 
     def _tell(self, done: Finished) -> None:
-        self._run.send(wire.finished_message(done))
+        self._send(wire.finished_message(done))
 
     def _progress(self) -> None:
         now = time.monotonic()
         if now >= self._beat:
             self._beat = now + BEAT
-            self._run.send({"progress": True})
+            self._send({"progress": True})
+
+    def _send(self, content: Mapping[str, Any], arrays: wire.Arrays = MappingProxyType({})) -> None:
+        try:
+            wire.send(self._run, content, arrays)
+        except OSError:
+            os._exit(0)  # the run is gone
 
 
 def _in_words(error: Exception) -> dict[str, str]:

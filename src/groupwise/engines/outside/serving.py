@@ -10,6 +10,7 @@ from collections.abc import Callable
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.children import Child, ending
 from groupwise.core.errors import UsageError, one_line
+from groupwise.core.peer import PeerLost
 from groupwise.engines.address import PATIENCE, Address, greeting, keep_alive
 
 #: The module that runs in an engine's process.
@@ -34,6 +35,7 @@ class EngineServer:
         self._options = {"device": device, "threads": threads}
         self._lock = threading.Lock()
         self._run, self._child = "", None
+        self._ended: set[Child] = set()  # here, and not of themselves
         try:
             self._listening = socket.create_server(address, family=_family(address))
         except (OSError, OverflowError) as error:
@@ -57,8 +59,7 @@ class EngineServer:
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         with self._lock:
-            if self._child is not None:
-                self._child.close()
+            self._end_process()
 
     def _answer(self, connection: socket.socket, name: str) -> None:
         """One connection, to its end."""
@@ -71,12 +72,15 @@ class EngineServer:
             return
         began = time.monotonic()
         code = child.process.wait()
+        child.close()
         with self._lock:
+            ended_here = child in self._ended
+            self._ended.discard(child)
             if self._child is child:
                 self._run, self._child = "", None
-        child.close()
-        how = "has gone" if code == 0 else f"has lost its engine: {ending(code)}"
-        self._note(f"{name} {how}, after {time.monotonic() - began:.0f} s")
+        if not ended_here:
+            how = "has gone" if code == 0 else f"has lost its engine: {ending(code)}"
+            self._note(f"{name} {how}, after {time.monotonic() - began:.0f} s")
 
     def _run_of(self, connection: socket.socket) -> str | None:
         """The name that a run gives itself."""
@@ -98,19 +102,24 @@ class EngineServer:
                     channel.send({"refused": refused}, seconds=PATIENCE)
                 self._note(f"{name} is refused: another run has the engine")
                 return None
-            if self._child is not None:
-                self._child.close()  # the run has lost its connection to that one
+            self._end_process()  # the run has lost its connection to that one
             try:
                 command = [self._python, "-P"] if self._python else ()
                 child = Child(MODULE, self._options, command=command, alone=self._python is not None, stderr=None)
                 channel.send({"welcome": run}, seconds=PATIENCE)
                 child.send({}, [connection.fileno()], PATIENCE)
-            except OSError as error:
-                self._note(f"{name}: no process can be started for it: {error.strerror}")
+            except (OSError, PeerLost) as error:
+                self._note(f"{name}: no process can be started for it: {_in_words(error)}")
                 return None
             self._run, self._child = run, child
         self._note(f"{name} has an engine now, in process {child.process.pid}")
         return child
+
+    def _end_process(self) -> None:
+        """Of the engine's process, where one lives; the lock is held."""
+        if self._child is not None and self._child.process.poll() is None:
+            self._ended.add(self._child)
+            self._child.close()
 
 
 def _in_words(error: Exception) -> str:
