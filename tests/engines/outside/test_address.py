@@ -23,6 +23,8 @@ import torch
 
 import groupwise
 from groupwise.commands.train import resume
+from groupwise.config import recipe
+from groupwise.config.resolve import resolve
 from groupwise.core.channel import pack
 from groupwise.core.engine import Finished, Request
 from groupwise.core.errors import RunError, UsageError
@@ -47,7 +49,7 @@ def listening(port: int = 0) -> Iterator[SimpleNamespace]:
     """A server, and what it has noted."""
     notes: list[str] = []
     server = EngineServer(Address("127.0.0.1", port), None, "cpu", torch.get_num_threads(), notes.append)
-    thread = threading.Thread(target=server.serve)
+    thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     try:
         yield SimpleNamespace(server=server, notes=notes, address=str(server.address))
@@ -209,8 +211,8 @@ def test_a_run_has_the_bits_of_the_run_inside_and_goes_on_when_its_server_comes_
                 there.server.close()
                 threading.Timer(0.3, lambda: stack.enter_context(listening(port))).start()
 
-        recipe = tiny_run(tmp_path, name="remote", engine__address=there.address, **changes)
-        remote = groupwise.train("quickstart", recipe, callbacks=[restart]).folder
+        overrides = tiny_run(tmp_path, name="remote", engine__address=there.address, **changes)
+        remote = groupwise.train("quickstart", overrides, callbacks=[restart]).folder
     assert_same_run(inside, remote)
     log = (remote / "log.txt").read_text()
     assert "engine       transformers " in log
@@ -285,6 +287,16 @@ def test_what_else_answers_is_one_line(
 def test_a_host_that_is_not_there_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"^engine.address = 'no.such.host.invalid:7001': there is no such host$"):
         require_answer(Address.of("no.such.host.invalid:7001"))
+
+
+def test_an_address_where_nothing_listens_is_refused_before_a_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(UsageError) as error:
+        resolve(recipe.load("quickstart", {"engine.address": f"127.0.0.1:{port}"}))
+    assert str(error.value) == (
+        f"engine.address = '127.0.0.1:{port}': nothing listens there; start it on that machine: groupwise serve {port}"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", "host:70000", "a b:7", "http://host:1", "::1:7001", "host:0"])
