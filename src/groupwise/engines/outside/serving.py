@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from groupwise.engines.address import PATIENCE, Address, greeting, keep_alive
 
 #: The module that runs in an engine's process.
 MODULE = "groupwise.engines.outside.connected"
+#: Seconds in which a process whose connection has ended is seen to have ended too.
+GRACE = 2.0
 
 
 class EngineServer:
@@ -102,7 +105,7 @@ class EngineServer:
                     channel.send({"refused": refused}, seconds=PATIENCE)
                 self._note(f"{name} is refused: another run has the engine")
                 return None
-            self._end_process()  # the run has lost its connection to that one
+            self._end_process(GRACE)  # the run has lost its connection to that one
             try:
                 command = [self._python, "-P"] if self._python else ()
                 child = Child(MODULE, self._options, command=command, alone=self._python is not None, stderr=None)
@@ -115,9 +118,13 @@ class EngineServer:
         self._note(f"{name} has an engine now, in process {child.process.pid}")
         return child
 
-    def _end_process(self) -> None:
-        """Of the engine's process, where one lives; the lock is held."""
-        if self._child is not None and self._child.process.poll() is None:
+    def _end_process(self, grace: float = 0.0) -> None:
+        """Of the engine's process, where one lives; the lock is held. One that is ending has `grace` seconds to."""
+        if self._child is None:
+            return
+        try:
+            self._child.process.wait(grace)
+        except subprocess.TimeoutExpired:
             self._ended.add(self._child)
             self._child.close()
 
