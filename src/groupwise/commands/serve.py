@@ -10,6 +10,9 @@ from groupwise.engines.address import LOOPBACK, Address
 from groupwise.engines.outside.serving import EngineServer
 
 Say = Callable[[str], None]
+#: Hosts at which this machine alone is heard, and those that stand for all of its addresses.
+OWN = frozenset({LOOPBACK, "localhost", "::1"})
+EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
 
 def serve(address: str, python: str | None, device: str, threads: int | None, say: Say) -> None:
@@ -22,14 +25,19 @@ def serve(address: str, python: str | None, device: str, threads: int | None, sa
         raise UsageError(f"--python {python}: there is no such program")
     server = EngineServer(place, python, _device(device), threads or torch.get_num_threads(), say)
     try:
-        say(f"listens at {server.address}; in a recipe: --set engine.address={server.address}; Ctrl-C ends")
-        if place.host != LOOPBACK:
+        say(f"listens at {server.address}; a run takes --set engine.address={_for_a_run(server.address)}; Ctrl-C ends")
+        if place.host not in OWN:
             say("whoever reaches this address can use it, and nothing on the way is encrypted: see docs/engines.md")
         server.serve()
     except KeyboardInterrupt:
         say("ends")
     finally:
         server.close()
+
+
+def _for_a_run(address: Address) -> str:
+    """How a run names it; of a server that listens everywhere the run knows the name."""
+    return f"HOST:{address.port}" if address.host in EVERYWHERE else str(address)
 
 
 def _device(name: str) -> str:

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 import groupwise
+from groupwise.commands.serve import serve
 from groupwise.commands.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
@@ -35,11 +36,10 @@ from groupwise.engines.outside import connection as connections
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.serving import EngineServer
 from groupwise.engines.settings import EngineSettings
-from groupwise.models.load import Policy, load_policy
+from groupwise.models.load import Policy
 from tests.command_process import CommandProcess
 from tests.engines.outside.completions import assert_same
 from tests.engines.outside.test_outside_engine import ENDLESS, LONG, REQUESTS, SAMPLINGS, weights
-from tests.moe_policy import save_moe
 from tests.runs.test_run import assert_same_run
 from tests.runs.tiny_runs import cut_back, tiny_run
 
@@ -71,14 +71,6 @@ def noted(there: Any, words: str) -> list[str]:
     while not (some := [note for note in there.notes if words in note]) and time.monotonic() < end:
         time.sleep(0.01)
     return some
-
-
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """A mixture of experts, so that routes cross as well, with a buffer that its configuration does not make."""
-    policy = load_policy(save_moe(tmp_path_factory.mktemp("policy") / "moe", max_position_embeddings=512))
-    policy.model.model.rotary_emb.inv_freq.mul_(1.1)
-    return policy
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +333,7 @@ def test_the_command_says_where_it_listens_and_ends_with_an_interrupt() -> None:
         end = time.monotonic() + 60
         while not (said := process.said()).endswith("\n") and time.monotonic() < end:
             time.sleep(0.05)
-        listens = re.fullmatch(r"listens at (\S+:\d+); in a recipe: --set engine.address=\1; Ctrl-C ends\n", said)
+        listens = re.fullmatch(r"listens at (\S+:\d+); a run takes --set engine.address=\1; Ctrl-C ends\n", said)
         assert listens
         require_answer(Address.of(listens[1]))
         taken = CommandProcess("serve", listens[1])
@@ -355,6 +347,16 @@ def test_the_command_says_where_it_listens_and_ends_with_an_interrupt() -> None:
         assert process.returncode == 0
     finally:
         process.kill()
+
+
+def test_a_server_for_everyone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineServer, "serve", lambda self: None)
+    for host, shown, warned in (("0.0.0.0", "HOST", True), ("localhost", "localhost", False), ("", "127.0.0.1", False)):
+        lines: list[str] = []
+        serve(f"{host}:0".removeprefix(":"), None, "cpu", 1, lines.append)
+        port = lines[0].split(";")[0].rpartition(":")[2]
+        assert f"engine.address={shown}:{port};" in lines[0]
+        assert any("nothing on the way is encrypted" in line for line in lines) == warned
 
 
 @pytest.mark.parametrize(

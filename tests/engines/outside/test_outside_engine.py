@@ -24,10 +24,9 @@ from groupwise.engines.make import make_engine
 from groupwise.engines.outside import child
 from groupwise.engines.outside.client import OutsideEngine
 from groupwise.engines.settings import EngineSettings
-from groupwise.models.load import Policy, load_policy
+from groupwise.models.load import Policy
 from tests.core.test_children import ended
 from tests.engines.outside.completions import assert_same, fields
-from tests.moe_policy import save_moe
 
 REQUESTS = [
     Request((4, 5, 6), samples=3, seed=1),
@@ -47,14 +46,6 @@ SAMPLINGS = {
     "greedy with biases": Sampling(max_new_tokens=9, temperature=0, logit_bias={5: -100.0, 7: 0.1}),
     "penalised": Sampling(max_new_tokens=9, repetition_penalty=1.3),
 }
-
-
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """A mixture of experts, so that routes cross as well, with a buffer that its configuration does not make."""
-    policy = load_policy(save_moe(tmp_path_factory.mktemp("policy") / "moe", max_position_embeddings=512))
-    policy.model.model.rotary_emb.inv_freq.mul_(1.1)
-    return policy
 
 
 @pytest.fixture(scope="module")
