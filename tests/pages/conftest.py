@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,31 @@ QUIET = (
     "--disable-component-update",
     "--disable-sync",
 )
+#: Seconds that what must come may take, beside whatever else the machine does.
+WAIT = 20.0
 DESKTOP, PHONE = (1280, 900), (390, 844)
+#: Every plot that the window shows a part of is drawn.
+DRAWN_IN_SIGHT = """[...document.querySelectorAll('[data-plot]')].every((plot) => {
+    const { top, bottom } = plot.getBoundingClientRect();
+    return bottom <= 0 || top >= window.innerHeight || plot.dataset.drawn === 'true';
+})"""
+
+
+def until(page: Any, expression: str) -> None:
+    """Asked again and again from outside: the page's own policy allows no script that it did not bring."""
+    end = time.monotonic() + WAIT
+    while not _holds(page, expression):
+        assert time.monotonic() < end, f"not within {WAIT} s: {expression}; {page.locator('body').inner_text()[:300]}"
+        page.wait_for_timeout(25)
+
+
+def _holds(page: Any, expression: str) -> bool:
+    try:
+        return bool(page.evaluate(expression))
+    except Exception as error:
+        if "navigation" not in str(error):
+            raise
+        return False  # it is being loaded
 
 
 @dataclass
@@ -38,11 +63,17 @@ class Seen:
         self.page.evaluate("groupwise.plots.drawAll()")
         self.page.wait_for_selector('[data-plot][data-drawn="true"] .main-svg')
 
+    def darken(self) -> None:
+        """The system's theme turns dark, which the page is told of at its next frame; then every plot again."""
+        self.page.emulate_media(color_scheme="dark")
+        until(self.page, "document.documentElement.dataset.theme === 'dark'")
+        self.draw()
+
     def scroll(self) -> None:
         """From the top to the bottom, as a reader does: what is drawn when it comes in sight is drawn then."""
         for y in range(0, self.page.evaluate("document.documentElement.scrollHeight"), 600):
             self.page.evaluate(f"window.scrollTo(0, {y})")
-            self.page.wait_for_timeout(15)
+            until(self.page, DRAWN_IN_SIGHT)
 
 
 @pytest.fixture(scope="package")

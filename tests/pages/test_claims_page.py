@@ -30,8 +30,7 @@ def test_every_figure_is_drawn_in_light_and_dark_over_its_own_axis(look, tmp_pat
         assert plot.locator(".legend button").count() == len(figure.lines)
         places = plot.evaluate("node => node.querySelector('.area').data.filter((t) => t.fill !== 'toself')[0].x")
         assert places == (list(figure.at) or page.runs[0].points[name].step)
-    seen.page.emulate_media(color_scheme="dark")
-    seen.draw()
+    seen.darken()
     assert check_plots(seen, DESKTOP) != light
     text = seen.page.locator("body").inner_text()
     assert all(claim.title in text for claim in CLAIMS)

@@ -21,14 +21,13 @@ from groupwise.reports.folder.read import LOCK, MACHINE, METRICS, RECIPE, ROLLOU
 from groupwise.reports.live.serve import watch
 from groupwise.reports.live.watched import Watched
 from groupwise.reports.page.page import html
+from tests.pages.conftest import until
 
 #: Longer than the suite's time allows; `make test-slow` has them.
 pytestmark = pytest.mark.slow
 
 #: Seconds between two questions of the page.
 OFTEN = 0.1
-#: Seconds that what must come may take.
-WAIT = 6.0
 
 #: Columns of the rows of steps that the page holds, and points that the plot of the pass rate has drawn.
 STEPS = "groupwise.page.runs[0].steps.step"
@@ -113,23 +112,6 @@ def growing(run_folder: Path, tmp_path: Path) -> Iterator[Copied]:
     run = Copied(run_folder, tmp_path / "run")
     yield run
     run.let_go()
-
-
-def until(page: Any, expression: str) -> None:
-    """Asked again and again from outside: the page's own policy allows no script that it did not bring."""
-    end = time.monotonic() + WAIT
-    while not _holds(page, expression):
-        assert time.monotonic() < end, f"not within {WAIT} s: {expression}; {page.locator('body').inner_text()[:300]}"
-        page.wait_for_timeout(25)
-
-
-def _holds(page: Any, expression: str) -> bool:
-    try:
-        return bool(page.evaluate(expression))
-    except Exception as error:
-        if "navigation" not in str(error):
-            raise
-        return False  # it is being loaded
 
 
 def paths(requests: list[str], address: str) -> set[str]:

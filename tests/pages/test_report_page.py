@@ -32,8 +32,7 @@ def test_every_plot_is_drawn_in_light_and_dark_and_nothing_is_asked_of_the_netwo
     seen.scroll()
     assert seen.page.locator("[data-plot]").count() >= 15
     light = check_plots(seen, size)
-    seen.page.emulate_media(color_scheme="dark")
-    seen.draw()
+    seen.darken()
     assert check_plots(seen, size) != light
     assert seen.complaints == []
     assert seen.requests == []
