@@ -116,6 +116,10 @@ class Request:
     max_new_tokens  new tokens at most, a limit of this request's own; None takes the sampling's
     first           the number of its first completion
     drawn           how many of the last tokens are its completions' own
+    hold            whether a later call may go on from its completions, as the next turn of an episode does: what was
+                    computed for them is worth keeping until the next call
+    held            how many of its first tokens were a prompt with one of its completions in the call before, which
+                    asked to hold it; an engine that does not have them any more computes them again
     """
 
     tokens: tuple[int, ...]
@@ -124,6 +128,8 @@ class Request:
     max_new_tokens: int | None = None
     first: int = 0
     drawn: int = 0
+    hold: bool = False
+    held: int = 0
 
 
 class Finished(NamedTuple):

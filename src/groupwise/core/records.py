@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groupwise.core.environment import Ended, EpisodeTurn
 from groupwise.core.reward import LEARNED, TASK, LoggedValue
 from groupwise.core.samples import Sample
 
@@ -87,7 +88,10 @@ class Completion:
     combined     their weighted sum, which trains then; NaN where no reward votes
     logged       (reward.column, value) of what reward functions tell besides their scores
     fault        why a score is missing, such as "timeout in task"; "" where none is
-    steps        (index into `tokens` of the token that ends the step, score of the step), where steps are scored
+    steps        (index into `tokens` of the token that ends the step, score of the step), where steps are scored; of an
+                 episode its turns are the steps
+    turns        of an episode, what the policy said and what came of it, in order; empty where there is no environment
+    ended        why an episode ended; None where there is no environment
 
     Raises ValueError where spans and log-probabilities do not cover the tokens as said here.
     """
@@ -108,6 +112,8 @@ class Completion:
     logged: tuple[tuple[str, LoggedValue], ...] = ()
     fault: str = ""
     steps: tuple[tuple[int, float], ...] = ()
+    turns: tuple[EpisodeTurn, ...] = ()
+    ended: Ended | None = None
 
     @classmethod
     def of_one_turn(
@@ -200,6 +206,8 @@ class Batch:
     value        [N,T] reward units, the critic's
     step_score   [N,T] reward units, the task's score of the step that ends here, 0 elsewhere
     step_end     [N,T] bool, True where a step of a process reward ends; a step may well score 0
+    step_state   [N,T] int64, at the end of an episode's turn the number, from 1, of the state in which it was spoken:
+                 equal where a prompt's episodes were in the same state; 0 elsewhere, and where states have no names
     reward       [N,T] reward units, after shaping
     advantage    [N,T]
     returns      [N,T] reward units
@@ -226,6 +234,7 @@ class Batch:
     value: Tensor | None = None
     step_score: Tensor | None = None
     step_end: Tensor | None = None
+    step_state: Tensor | None = None
     reward: Tensor | None = None
     advantage: Tensor | None = None
     returns: Tensor | None = None
