@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -18,13 +19,14 @@ from groupwise.core.measure import Measure
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.statistics import pass_at_k
-from groupwise.core.stream import RolloutResult, StreamState
+from groupwise.core.stream import Cohort, RolloutResult, StreamState
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import rollout_rows
 from groupwise.models.chat import Chat
 from groupwise.rollout.collect import Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.scoring import Scorer, ScoringRound
+from groupwise.rollout.turns import advance
 from groupwise.tasks.arithmetic import Arithmetic
 
 ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)
@@ -184,7 +186,11 @@ def test_evaluation_counts_by_hand(policy):
     sampling = Sampling(temperature=1.5, max_new_tokens=6)
     scorer, encode = Scorer(EvenLength(), policy.decode), Chat(policy.tokenizer).encode
     found, again = (
-        measured(heldout_answers(engine, scorer, problems, encode, 4, sampling, seed=3), Measure(), scorer.has_answers)
+        measured(
+            heldout_answers(partial(advance, engine), scorer, problems, encode, 4, sampling, seed=3),
+            Measure(),
+            scorer.has_answers,
+        )
         for _ in range(2)
     )
     assert found == again
@@ -212,7 +218,7 @@ def test_the_standard_error_of_an_evaluation_is_over_problems_by_hand(policy):
     def of(count: int, samples: int):
         scorer = Scorer(OnlyTheFirst(problems[0].key), policy.decode)
         encode = Chat(policy.tokenizer).encode
-        answers = heldout_answers(engine, scorer, problems[:count], encode, samples, sampling, seed=3)
+        answers = heldout_answers(partial(advance, engine), scorer, problems[:count], encode, samples, sampling, seed=3)
         return measured(answers, Measure(), scorer.has_answers)
 
     # Shares 1, 0, 0: deviation sqrt((4/9 + 1/9 + 1/9) / 2), over sqrt(3); more samples of a problem tell nothing new.
@@ -235,7 +241,9 @@ def completion(*tokens: int, finish: str = "stop") -> Completion:
 
 def scored(*tokens: int, prompt: str = "3+1-4+2=", reads_steps: bool = True, task=ARITHMETIC) -> Completion:
     given = Prompt(Sample("a", prompt, "2"), (3,))
-    return ScoringRound(Scorer(task, spell, reads_steps=reads_steps), [given]).scored([[completion(*tokens)]])[0][0]
+    return ScoringRound(Scorer(task, spell, reads_steps=reads_steps), [given]).scored(
+        Cohort((given,), (0,), ((completion(*tokens),),))
+    )[0][0]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from statistics import fmean, stdev
 
 import pytest
@@ -14,6 +15,7 @@ from groupwise.core.measure import CORRECTNESS, REWARD, Measure, metric_value
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
+from groupwise.core.stream import Cohort
 from groupwise.diagnostics.groups import group_metrics, in_words
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.chat import Chat
@@ -22,6 +24,7 @@ from groupwise.rewards.functions.logs import LONGEST_TEXT, MOST_NAMES
 from groupwise.rewards.functions.user import finisher
 from groupwise.rollout.collect import heldout_answers, measured
 from groupwise.rollout.scoring import Mix, Scorer, ScoringRound
+from groupwise.rollout.turns import advance
 from groupwise.tasks.arithmetic import Arithmetic
 
 ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)
@@ -115,8 +118,10 @@ class Silent(Length):
 def scored(mix: Mix, prompts: tuple[str, ...] = ("1+1=", "3-1=")) -> tuple[list[Completion], Scorer]:
     scorer = Scorer(ARITHMETIC, lambda tokens: "=" * len(tokens), mix)
     given = [Prompt(Sample(prompt, prompt, "2"), (3,)) for prompt in prompts]
-    ran = [[Completion.of_one_turn((1, 2), (-0.1, -0.1), "stop", 0)] for _ in prompts]
-    return [group[0] for group in ScoringRound(scorer, given).scored(ran)], scorer
+    ran = tuple((Completion.of_one_turn((1, 2), (-0.1, -0.1), "stop", 0),) for _ in prompts)
+    return [
+        group[0] for group in ScoringRound(scorer, given).scored(Cohort(tuple(given), (0,) * len(given), ran))
+    ], scorer
 
 
 def test_a_reward_that_returns_none_does_not_vote_and_is_no_fault() -> None:
@@ -153,7 +158,7 @@ def test_an_evaluation_measures_what_it_is_told_to_by_hand(policy) -> None:
     sampling = Sampling(temperature=1.5, max_new_tokens=6)
 
     def of(measure: Measure):
-        answers = heldout_answers(engine, scorer, problems, encode, 3, sampling, seed=3)
+        answers = heldout_answers(partial(advance, engine), scorer, problems, encode, 3, sampling, seed=3)
         return measured(answers, measure, scorer.has_answers)
 
     mean, mark = of(Measure(REWARD, None)), of(Measure(REWARD, 4.0))
@@ -169,7 +174,11 @@ def test_an_evaluation_measures_what_it_is_told_to_by_hand(policy) -> None:
     assert by_score.rewards == mean.rewards, "all rewards run, whatever counts"
     assert by_score.score_mean == mean.score_mean
     own = Scorer(ARITHMETIC, policy.decode)
-    alone = measured(heldout_answers(engine, own, problems, encode, 3, sampling, seed=3), Measure(), own.has_answers)
+    alone = measured(
+        heldout_answers(partial(advance, engine), own, problems, encode, 3, sampling, seed=3),
+        Measure(),
+        own.has_answers,
+    )
     assert (alone.avg_at_k, alone.standard_error) == (by_score.avg_at_k, by_score.standard_error)
 
 
@@ -179,7 +188,7 @@ def test_the_standard_error_of_a_mean_reward_is_over_problems(policy) -> None:
     problems = [s for s in ARITHMETIC.samples("heldout") if "-" not in s.prompt][:5]
     scorer = Scorer(ARITHMETIC, policy.decode, Mix({"length": 1.0}, {"length": Length()}))
     sampling, measure = Sampling(temperature=1.5, max_new_tokens=6), Measure(REWARD, None)
-    answers = heldout_answers(engine, scorer, problems, encode, 2, sampling, seed=3)
+    answers = heldout_answers(partial(advance, engine), scorer, problems, encode, 2, sampling, seed=3)
     whole = measured(answers, measure, scorer.has_answers)
     assert whole.measured_mean == pytest.approx(whole.rewards["length"])
     assert whole.standard_error > 0

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from groupwise.commands.disk import disk_plan, require_disk
+from groupwise.commands.episodes import environments_of, episodes_of
 from groupwise.commands.memory import in_words, memory_of, memory_of_folder, picks, record_cuts, with_cuts
 from groupwise.commands.parity import make_probe, run_limits
 from groupwise.commands.policies import base_policy, named_model, reference_policy, starting_model
@@ -47,9 +48,11 @@ from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import HeldoutAnswers, Prompts, Rollout, heldout_answers, measured
+from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.free import FreeBatches
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection
+from groupwise.rollout.turns import Sampler
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
@@ -68,7 +71,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     recipe = plan.recipe
     if "bf16" in (recipe.learner.precision, recipe.engine.precision, recipe.reference.precision):
         keep_few_products()
-    pool = pool_of(plan)
+    pool, environments = pool_of(plan), environments_of(plan)
     for line in reward_forms(plan, pool):
         view.note(line)
     model = starting_model(plan, view.note)
@@ -101,7 +104,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     limits = run_limits(plan, policy, engine, learner, prompts, journal)
     for line in limits.tolerance.lines():
         view.note(f"tolerance    {line}")
-    rollout = _rollout(plan, engine, scorer, prompts, judge)
+    rollout = _rollout(plan, engine, scorer, prompts, judge, episodes_of(plan, policy, chat, engine, environments))
     components = Components(
         algorithm=plan.algorithm,
         rollout=rollout,
@@ -111,14 +114,21 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
         critic=critic,
         probe=make_probe(plan, engine, learner, prompts, policy.pad, limits),
         limits=limits,
-        evaluate=evaluation(plan, engine, scorer, selection, judge) if selection.heldout else None,
+        evaluate=evaluation(plan, rollout.sample, scorer, selection, judge) if selection.heldout else None,
         state=_run_state(plan, policy, learner, critic, reference),
     )
     settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
     return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
 
 
-def _rollout(plan: Plan, engine: Engine, scorer: Scorer, prompts: Prompts, judge: RewardModel | None) -> Rollout:
+def _rollout(
+    plan: Plan,
+    engine: Engine,
+    scorer: Scorer,
+    prompts: Prompts,
+    judge: RewardModel | None,
+    episodes: Episodes | None,
+) -> Rollout:
     """What samples a step's groups, as the plan says."""
     return Rollout(
         engine,
@@ -130,6 +140,7 @@ def _rollout(plan: Plan, engine: Engine, scorer: Scorer, prompts: Prompts, judge
         judge=judge and judge.scores,
         measure=plan.measure,
         turn_tokens=plan.recipe.rollout.turn_tokens,
+        episodes=episodes,
     )
 
 
@@ -142,21 +153,21 @@ def _batches(plan: Plan, rollout: Rollout) -> Batches | FreeBatches:
 
 
 def evaluation(
-    plan: Plan, engine: Engine, scorer: Scorer, selection: Selection, judge: RewardModel | None
+    plan: Plan, sample: Sampler, scorer: Scorer, selection: Selection, judge: RewardModel | None
 ) -> Callable[[], Evaluation]:
     """Samples the held-out problems as the plan says, each time with the same random numbers, and sums them up."""
-    sample = sampled_heldout(plan, engine, scorer, selection, judge)
-    return lambda: measured(sample(), plan.measure, scorer.has_answers)
+    answers = sampled_heldout(plan, sample, scorer, selection, judge)
+    return lambda: measured(answers(), plan.measure, scorer.has_answers)
 
 
 def sampled_heldout(
-    plan: Plan, engine: Engine, scorer: Scorer, selection: Selection, judge: RewardModel | None
+    plan: Plan, sample: Sampler, scorer: Scorer, selection: Selection, judge: RewardModel | None
 ) -> Callable[[], HeldoutAnswers]:
     """Samples the held-out problems as the plan says, each time with the same random numbers."""
     settings = plan.recipe.evaluation
     return partial(
         heldout_answers,
-        engine,
+        sample,
         scorer,
         problems=selection.heldout,
         encode=selection.encode,

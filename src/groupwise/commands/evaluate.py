@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from groupwise.commands.build import pool_of, sampled_heldout
+from groupwise.commands.episodes import environments_of, sampler_of
 from groupwise.commands.policies import policy_after
 from groupwise.commands.selected import selected
 from groupwise.commands.threads import threads, with_threads
@@ -175,12 +176,14 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
     named, policy = _policy(name, plan.recipe.device, note)
     engine = make_engine(policy=policy, settings=plan.recipe.engine, note=note)
     chat = Chat(policy.tokenizer, plan.recipe.chat)
-    with closing(engine), pool_of(plan) or nullcontext() as pool:
+    environments = environments_of(plan)
+    with closing(engine), pool_of(plan) or nullcontext() as pool, closing(environments or nullcontext()):
         require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
         selection = selected(plan, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
         scorer = Scorer(plan.task, policy.decode, plan.mix, pool)
-        answers = sampled_heldout(plan, engine, scorer, selection, _reward_model(plan))()
+        sample = sampler_of(plan, policy, chat, engine, environments)
+        answers = sampled_heldout(plan, sample, scorer, selection, _reward_model(plan))()
     return PolicyResult(named, plan.measure, answers.groups, measured(answers, plan.measure, scorer.has_answers))
 
 

@@ -41,8 +41,8 @@ from groupwise.journal.trackers import Sender, tracker
 from groupwise.loop import Training
 from groupwise.reports.make import make
 from groupwise.rollout.ahead import Batches
+from groupwise.rollout.collect import Rollout
 from groupwise.rollout.free import FreeBatches
-from groupwise.rollout.scoring import Scorer
 from groupwise.training import checkpoint
 from groupwise.training.reward_report import REPORT, read_report
 from groupwise.training.rollback import Guard
@@ -141,13 +141,13 @@ def _go(
         view.note(line)
 
     called = Callbacks(callbacks, plan.recipe.steps, plan.folder, say, book.log)
-    opened: list[Scorer | Engine | Batches | FreeBatches] = []
+    opened: list[Rollout | Engine | Batches | FreeBatches] = []
     summary: dict[str, Any] | None = None
     try:
         with _signals(stop_signals, view):
             clock = Clock(START)
             run = _begun(plan, book, about_row, view, lambda: bool(stop_signals) or called.stop, fresh)
-            opened += [run.components.rollout.scorer, run.components.engine, run.components.batches]
+            opened += [run.components.rollout, run.components.engine, run.components.batches]
             run.clock = clock
             if newest is not None:
                 _restore(run, newest, sound_metrics(plan.folder))

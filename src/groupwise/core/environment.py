@@ -1,9 +1,11 @@
 """What an environment is: it answers what the policy says, turn after turn, and rewards it. No torch here."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Sample
@@ -41,6 +43,7 @@ class Reply:
     state     where it stands after the turn; "" where it names no states
     cause     why there is no answer; None where there is one
     detail    of a fault, for a person
+    seconds   that the answer took
     """
 
     messages: Sequence[Says] = ()
@@ -49,6 +52,73 @@ class Reply:
     state: str = ""
     cause: Cause | None = None
     detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """An episode as far as it is played: all that an answer depends on, so that any process can give it.
+
+    episode   its number, which no other episode of the run has
+    round     of generation: with a later one, all episodes of earlier ones are over
+    said      what the policy said, turn by turn; the last is to be answered. None yet: the episode is to be begun
+    answered  the fingerprint of each answer so far, the opening first; "" where a fault gave none: what was said then
+              is left out when the episode is played again
+    last      whether it is over after this answer, whatever that is
+    """
+
+    sample: Sample
+    episode: int
+    round: int
+    said: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
+    last: bool = False
+
+
+def fingerprint(reply: Reply) -> str:
+    """The same for equal answers, and for no others.
+
+    >>> one = Reply(reward=1.0, seconds=0.1)
+    >>> fingerprint(one) == fingerprint(Reply(reward=1)), fingerprint(one) == fingerprint(Reply())
+    (True, False)
+    """
+    content = [[[m.role, m.text] for m in reply.messages], float(reply.reward), reply.done, reply.state]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+class Environments(Protocol):
+    """Plays episodes, wherever they live: here, or in processes with a deadline.
+
+    begin(conversation)  hands over what is to be answered, and returns at once -> its ticket
+    wait(tickets)        the answers, once all are there
+    with_special         whether they read what the policy said with its special tokens written out
+    """
+
+    @property
+    def with_special(self) -> bool: ...
+
+    def begin(self, conversation: Conversation) -> int: ...
+
+    def wait(self, tickets: Sequence[int]) -> list[Reply]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """Where episodes end, and what becomes of a fault.
+
+    turns        of the policy's at most
+    turn_tokens  that it may say in one turn; 0: as many as the episode has left
+    seconds      that the environment may take for its answers, all turns together; 0: any number
+    on_fault     "mask": an episode whose environment gives no answer ends, and neither trains nor votes; "answer": the
+                 fault is what the policy is answered
+    """
+
+    turns: int = 8
+    turn_tokens: int = 0
+    seconds: float = 0.0
+    on_fault: Literal["mask", "answer"] = "mask"
 
 
 class Ended(StrEnum):
@@ -69,9 +139,11 @@ class EpisodeTurn:
     reward  of this turn, reward units
     state   of the environment in which it was spoken; "" where it names no states
     fault   why the environment gave no answer, such as "timeout"; "" where it gave one
+    detail  of a fault, for a person
     """
 
     stop: int
     reward: float
     state: str = ""
     fault: str = ""
+    detail: str = ""

@@ -15,6 +15,7 @@ class Sample:
     source    which generator or file it comes from, where a task mixes several; "" otherwise
     messages  the conversation so far, {"role": ..., "content": ...} each, where the data has one; empty otherwise
     heldout_set  the held-out set that it is in, where a task has several by name; "" otherwise
+    seed      what an environment's random numbers are drawn from; 0 where the task has no environment
     """
 
     key: str
@@ -24,6 +25,7 @@ class Sample:
     source: str = ""
     messages: Sequence[Mapping[str, str]] = ()
     heldout_set: str = ""
+    seed: int = 0
 
 
 @dataclass(frozen=True)

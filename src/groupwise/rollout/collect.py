@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -21,8 +22,9 @@ from groupwise.core.settings import Changeable
 from groupwise.core.statistics import pass_at_k, standard_error
 from groupwise.core.stream import Cohort, RolloutResult, StreamState
 from groupwise.core.task import Streams
+from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.scoring import Mix, Scorer, ScoringRound, with_learned
-from groupwise.rollout.turns import Turn, advance, going_on
+from groupwise.rollout.turns import Sampler, Turn, advance, going_on
 
 #: No refill round assumes that fewer than this share of groups will be kept, so that one unlucky step stays affordable.
 LEAST_KEEP_RATE = 0.25
@@ -66,6 +68,7 @@ class Rollout:
     """Generates, scores and filters until a step has its groups.
 
     turn_tokens  tokens that a completion draws in a round at most; None: it is sampled whole
+    episodes     plays episodes, where the task has an environment; without it the engine samples completions
     """
 
     engine: Engine
@@ -77,6 +80,7 @@ class Rollout:
     judge: Judge | None = None
     measure: Measure = Measure()
     turn_tokens: int | None = None
+    episodes: Episodes | None = None
     state: StreamState = field(default_factory=StreamState)
 
     @property
@@ -127,10 +131,10 @@ class Rollout:
         """
         while len(self.state.begun) < self.turn.count - 1:
             during("generate")
-            begun = advance(self.engine, self._with_next(wanted, ready, rate), self.turn)
+            begun = self.sample(self._with_next(wanted, ready, rate), self.turn)
             self.state = dataclasses.replace(self.state, begun=tuple(begun))
         cohorts = self._with_next(wanted, ready, rate)
-        groups, begun = ended(cohorts, self.engine, self.scorer, self.turn, self.judge, during)
+        groups, begun = ended(cohorts, self.sample, self.scorer, self.turn, self.judge, during)
         self.state = dataclasses.replace(self.state, begun=begun)
         return groups
 
@@ -151,6 +155,17 @@ class Rollout:
         self.state = dataclasses.replace(self.state, cursor=first + count)
         return Cohort(prompts, tuple(derive(seed, "completions", i) for i in numbers))
 
+    def close(self) -> None:
+        """End the processes that score, and those that episodes live in."""
+        self.scorer.close()
+        if self.episodes is not None:
+            self.episodes.close()
+
+    @property
+    def sample(self) -> Sampler:
+        """What samples a round."""
+        return self.episodes or partial(advance, self.engine)
+
     @property
     def turn(self) -> Turn:
         """How a round samples."""
@@ -159,7 +174,7 @@ class Rollout:
 
 def ended(
     cohorts: Sequence[Cohort],
-    engine: Engine,
+    sample: Sampler,
     scorer: Scorer,
     turn: Turn,
     judge: Judge | None = None,
@@ -171,7 +186,7 @@ def ended(
     """
     scoring = ScoringRound(scorer, cohorts[0].prompts)
     during("generate")
-    done, *others = advance(engine, cohorts, turn, scoring.begin)
+    done, *others = sample(cohorts, turn, scoring.begin)
     during("score")
     return scored_cohort(done, scorer, judge, scoring), tuple(others)
 
@@ -180,13 +195,13 @@ def scored_cohort(
     cohort: Cohort, scorer: Scorer, judge: Judge | None = None, scoring: ScoringRound | None = None
 ) -> list[Group]:
     """The groups of a cohort that has ended; `scoring` has been told of completions as they ended."""
-    scores = (scoring or ScoringRound(scorer, cohort.prompts)).scored(cohort.completions)
+    scores = (scoring or ScoringRound(scorer, cohort.prompts)).scored(cohort)
     groups = [Group(prompt, scored) for prompt, scored in zip(cohort.prompts, scores, strict=True)]
     return groups if judge is None else judged(groups, judge, scorer.mix)
 
 
 def scored_groups(
-    engine: Engine,
+    sample: Sampler,
     scorer: Scorer,
     prompts: Sequence[Prompt],
     seeds: Sequence[int],
@@ -195,7 +210,7 @@ def scored_groups(
     judge: Judge | None = None,
 ) -> list[Group]:
     """A scored group for each prompt."""
-    return ended([Cohort(tuple(prompts), tuple(seeds))], engine, scorer, Turn(samples, sampling), judge)[0]
+    return ended([Cohort(tuple(prompts), tuple(seeds))], sample, scorer, Turn(samples, sampling), judge)[0]
 
 
 def judged(groups: Sequence[Group], judge: Judge, mix: Mix) -> list[Group]:
@@ -279,7 +294,7 @@ class HeldoutAnswers:
 
 
 def heldout_answers(
-    engine: Engine,
+    sample: Sampler,
     scorer: Scorer,
     problems: Sequence[Sample],
     encode: Encode,
@@ -292,7 +307,7 @@ def heldout_answers(
     prompts = [Prompt(s, encode(s)) for s in problems]
     seeds = [derive(seed, "evaluation", i) for i in range(len(prompts))]
     beside = scorer.beside()
-    groups = scored_groups(engine, beside, prompts, seeds, samples, sampling, judge)
+    groups = scored_groups(sample, beside, prompts, seeds, samples, sampling, judge)
     return HeldoutAnswers(groups, beside.take_metrics())
 
 

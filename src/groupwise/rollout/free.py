@@ -23,7 +23,7 @@ from groupwise.core.records import Group
 from groupwise.core.stream import RolloutResult, Sampled, StreamState
 from groupwise.rollout.ahead import FAREWELL, sampled_of
 from groupwise.rollout.collect import Rollout, moved, scored_cohort
-from groupwise.rollout.turns import advance, going_on, merged
+from groupwise.rollout.turns import going_on, merged
 
 
 class FreeBatches:
@@ -166,7 +166,7 @@ class FreeBatches:
         rollout = self._rollout
         self._switch("generate")
         new = [rollout.cohort(1) for _ in range(self._admitted())]
-        cohorts = advance(rollout.engine, [*rollout.state.begun, *new], rollout.turn)
+        cohorts = rollout.sample([*rollout.state.begun, *new], rollout.turn)
         self._switch("score")
         ended = list(takewhile(lambda cohort: not going_on([cohort], rollout.turn), cohorts))
         if ended:

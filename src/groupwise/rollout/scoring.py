@@ -12,11 +12,13 @@ from typing import Literal
 from pydantic import Field
 
 from groupwise.core.engine import Finished
+from groupwise.core.environment import Ended
 from groupwise.core.metrics import Metrics, mean_of
 from groupwise.core.records import Completion, Prompt
-from groupwise.core.reward import LEARNED, TASK, Reward, ScoreResult
+from groupwise.core.reward import LEARNED, TASK, Cause, Reward, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.core.settings import Changeable, Settings
+from groupwise.core.stream import Cohort
 from groupwise.core.task import Answers, ScoresSteps, Task
 from groupwise.rewards.functions.adapters import fault as raised_fault
 from groupwise.rewards.functions.results import score_result, score_results
@@ -98,6 +100,12 @@ class Scorer:
             functions = ", ".join(self.mix.own)
             self._note_once("no vote", f"{functions} gave no score (None) on {sample.key}, so it trains nothing")
 
+    def note_faults(self, episode: Completion) -> None:
+        """Take the first fault of each kind of an environment, to be shown once."""
+        for turn in episode.turns:
+            if turn.fault:
+                self._note_once(f"{turn.fault} in the environment", turn.detail)
+
     def _note_once(self, kind: str, detail: str) -> None:
         if kind not in self._shown:
             self._shown.add(kind)
@@ -141,13 +149,18 @@ class Scorer:
         named = {TASK: self.task.quick, **{name: reward.quick for name, reward in self.mix.own.items()}}
         return [name for name, quick in named.items() if not quick] if self.pool else []
 
-    def quick_results(self, attempts: Sequence[Attempt]) -> dict[str, list[ScoreResult]]:
-        """What is scored here, by name."""
+    def quick_results(
+        self, attempts: Sequence[Attempt], completions: Sequence[Completion]
+    ) -> dict[str, list[ScoreResult]]:
+        """What is scored here, by name; the task's score of an episode is what its turns have brought."""
         results = {}
         if not self.has_answers:
             results[TASK] = [ScoreResult()] * len(attempts)
         elif TASK not in self.slow:
-            results[TASK] = [scored(self.task, attempt) for attempt in attempts]
+            results[TASK] = [
+                scored(self.task, attempt) if completion.ended is None else episode_result(completion)
+                for attempt, completion in zip(attempts, completions, strict=True)
+            ]
         for name, reward in self.mix.own.items():
             if name not in self.slow:
                 results[name] = score_results(reward(attempts), len(attempts))
@@ -160,6 +173,14 @@ def scored(task: Task, attempt: Attempt) -> ScoreResult:
         return score_result(task.score(attempt.sample, attempt.completion))
     except Exception as error:
         return raised_fault(error)
+
+
+def episode_result(episode: Completion) -> ScoreResult:
+    """The sum of an episode's rewards; none where a fault ended it."""
+    if episode.ended is Ended.FAULT:
+        last = episode.turns[-1]
+        return ScoreResult(cause=Cause(last.fault), detail=last.detail)
+    return score_result(math.fsum(turn.reward for turn in episode.turns))
 
 
 class ScoringRound:
@@ -181,13 +202,15 @@ class ScoringRound:
         if pool is not None:
             self._tickets[at] = {name: pool.submit(name, [attempt])[0] for name in self._slow}
 
-    def scored(self, completions: Sequence[Sequence[Completion]]) -> list[tuple[Completion, ...]]:
+    def scored(self, cohort: Cohort) -> list[tuple[Completion, ...]]:
         """The completions of each prompt with text, scores and faults, once every score is there."""
+        self.prompts, completions = cohort.prompts, cohort.completions  # an environment may have added to a prompt
         places = [(i, j) for i, group in enumerate(completions) for j in range(len(group))]
         for i, j in places:
             if (i, j) not in self._attempts:  # an engine need not report completions as they end
                 self.begin(Finished(i, j, completions[i][j].tokens, completions[i][j].finish))
-        results = self.scorer.quick_results([self._attempts[at] for at in places])
+        each = [completions[i][j] for i, j in places]
+        results = self.scorer.quick_results([self._attempts[at] for at in places], each)
         pool = self.scorer.pool
         for name in self._slow:
             assert pool is not None
@@ -201,6 +224,7 @@ class ScoringRound:
     def _finish(self, completion: Completion, attempt: Attempt, results: Mapping[str, ScoreResult]) -> Completion:
         scorer = self.scorer
         scorer.note(attempt.sample, results)
+        scorer.note_faults(completion)
         scores = {name: r.value for name, r in results.items() if r.votes or r.cause is not None}
         columns = ((f"{name}.{key}", value) for name, r in results.items() for key, value in r.columns.items())
         done = dataclasses.replace(
@@ -213,7 +237,7 @@ class ScoringRound:
             logged=tuple(columns),
             fault=fault(results),
         )
-        if scorer.reads_steps and isinstance(scorer.task, ScoresSteps):
+        if scorer.reads_steps and isinstance(scorer.task, ScoresSteps) and completion.ended is None:
             steps = scorer.task.steps(attempt.sample, attempt.completion)
             done = dataclasses.replace(done, steps=_steps_at_tokens(steps, done, scorer.decode))
         return done

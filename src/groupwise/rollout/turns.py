@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -50,6 +51,16 @@ class Turn:
     def count(self) -> int:
         """Turns that the longest completion takes."""
         return turns_of(self.sampling.max_new_tokens, self.tokens)
+
+
+class Sampler(Protocol):
+    """Cohorts -> the same after a turn, in which those without completions are begun.
+
+    on_finish  hears of the first cohort's completions as they end; a sampler that does not know so early need not
+               call it
+    """
+
+    def __call__(self, cohorts: Sequence[Cohort], turn: Turn, on_finish: OnFinish | None = None) -> list[Cohort]: ...
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,8 @@ def advance(engine: Engine, cohorts: Sequence[Cohort], turn: Turn, on_finish: On
 
 
 def goes_on(completion: Completion, limit: int) -> bool:
-    """Whether it was cut off by a turn's end and not by its limit."""
-    return completion.finish == "length" and completion.length < limit
+    """Whether it was cut off by a turn's end and not by its limit. An episode is always whole."""
+    return completion.ended is None and completion.finish == "length" and completion.length < limit
 
 
 def going_on(cohorts: Sequence[Cohort], turn: Turn) -> int:
@@ -112,7 +123,7 @@ def merged(cohorts: Sequence[Cohort]) -> Cohort:
 
 def joined(before: Completion, new: Completion) -> Completion:
     """A completion and what was sampled after it, as one: tokens of one version are one span."""
-    begin, count = len(before.tokens), len(new.tokens)
+    begin = len(before.tokens)
     spans = list(before.spans)
     for span in new.spans:
         later = Span(span.start + begin, span.stop + begin, span.own, span.version)
@@ -132,7 +143,7 @@ def joined(before: Completion, new: Completion) -> Completion:
         # The pass over what was there already has routes of its own, under other weights; those of the draws stay.
         routes=None
         if before.routes is None or new.routes is None
-        else torch.cat([before.routes, new.routes[len(new.routes) - count :]]),
+        else torch.cat([before.routes, new.routes[len(before.routes) :]]),
     )
 
 

@@ -10,6 +10,7 @@ from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.chain import Chain
 from groupwise.tasks.code.task import Code
 from groupwise.tasks.data.task import Data
+from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.gym.task import Gym
 from groupwise.tasks.own import GROUP, offered_task, own_task
 from groupwise.tasks.products import Products
@@ -47,6 +48,11 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     },
 }
 
+#: Environments that come along: name -> keys of the task `environment` that the name sets.
+ENVIRONMENTS: Mapping[str, Mapping[str, object]] = {
+    "guess-number": {"use": "groupwise.tasks.environment.guess_number:GuessNumber", "max_turns": 4},
+}
+
 TASKS: Mapping[str, Any] = {
     "arithmetic": Arithmetic,
     "chain": Chain,
@@ -55,6 +61,8 @@ TASKS: Mapping[str, Any] = {
     "code": Code,
     "data": Data,
     **dict.fromkeys(PRESETS, Data),
+    "environment": EnvironmentTask,
+    **dict.fromkeys(ENVIRONMENTS, EnvironmentTask),
 }
 
 
@@ -80,7 +88,8 @@ def task(name: str | None, settings: Mapping[str, object] | None = None, files: 
         if key not in defaults:
             raise UsageError(f"task.{key}: {name} has no such key; {nearest(key, ['name', *defaults])}")
         require_type(f"task.{key}", value, defaults[key])
-    return TASKS[name](**{**PRESETS.get(name, {}), **keys})
+    own_code = {"files": files} if TASKS[name] is EnvironmentTask else {}
+    return TASKS[name](**{**PRESETS.get(name, {}), **ENVIRONMENTS.get(name, {}), **keys}, **own_code)
 
 
 def chosen_by(problems: Task) -> dict[str, str]:

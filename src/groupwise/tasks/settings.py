@@ -28,7 +28,10 @@ def require_type(key: str, value: object, default: object) -> None:
     may stand for a number, and a list for a pair.
     """
     require_plain(key, value)
-    if isinstance(default, tuple):
+    if default == ():
+        fits = isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value)
+        expected = f'a list of texts, such as ["my_file.py:{key.rpartition(".")[2]}"]'
+    elif isinstance(default, tuple):
         fits = isinstance(value, (list, tuple)) and len(value) == len(default) and all(type(v) is int for v in value)
         expected = f"a list of {len(default)} whole numbers"
     elif isinstance(default, float):

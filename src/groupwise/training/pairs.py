@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from groupwise.core.seeds import derive, stream
 from groupwise.models.load import Policy, prompt_ids, text_ids
 from groupwise.rollout.collect import Prompts, scored_groups
 from groupwise.rollout.scoring import Scorer
+from groupwise.rollout.turns import advance
 
 KEYS = ("prompt", "chosen", "rejected")
 #: Prompts drawn for each pair wanted, after which sampling gives up.
@@ -113,7 +115,9 @@ def sample_pairs(
     while len(distinct) < count and drawn < DRAWS_PER_PAIR * count:
         draws = range(drawn, drawn + min(max(count - len(distinct), LEAST_ROUND), ROUND))
         seeds = [derive(seed, "pairs", i) for i in draws]
-        groups = scored_groups(engine, scorer, [prompts.draw(i) for i in draws], seeds, per_prompt, sampling)
+        groups = scored_groups(
+            partial(advance, engine), scorer, [prompts.draw(i) for i in draws], seeds, per_prompt, sampling
+        )
         by_group = [ranked(group) for group in groups]
         drawn, tied = drawn + len(groups), tied + sum(not pairs for pairs in by_group)
         distinct |= dict.fromkeys(pair for pairs in by_group for pair in pairs)

@@ -9,10 +9,12 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from groupwise.core.channel import FrameError
 from groupwise.core.children import Child
+from groupwise.core.environment import Conversation
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.peer import PeerLost
 from groupwise.core.reward import Cause, ScoreResult
@@ -152,10 +154,18 @@ class Dispatcher:
                 if self.queue[0].fresh and slot.served:
                     slot.end()
                     return
-                self._give(slot, take(self.queue, self.limits.workers, self.single))
+                if entries := take(self.queue, self.limits.workers, self.single, partial(self._may_have, slot)):
+                    self._give(slot, entries)
             starting = sum(not slot.ready and not slot.ending for slot in self.slots)
             for _ in range(min(len(self.queue) - starting, self.limits.workers - len(self.slots))):
                 self._start(zygote)
+
+    def _may_have(self, slot: Slot, entry: Entry) -> bool:
+        """An episode goes on where it lives; elsewhere it would have to be played again from its beginning."""
+        episode = entry.episode
+        if episode is None or entry.fresh:
+            return True
+        return not any(episode in other.episodes for other in self.slots if other is not slot and not other.ending)
 
     def _start(self, zygote: Child) -> None:
         line, theirs = socket.socketpair()
@@ -175,6 +185,7 @@ class Dispatcher:
         head = entries[0]
         load = head.attempt is None
         slot.entries, slot.busy = entries, True
+        slot.play([entry.attempt for entry in entries if isinstance(entry.attempt, Conversation)])
         slot.clock.start()
         try:
             slot.send(("load" if load else "score", head.name, head.rows if load else [e.attempt for e in entries]))

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from groupwise.core.channel import unpack
 from groupwise.core.children import ending
+from groupwise.core.environment import Conversation
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.trace import own_lines
 from groupwise.rewards.pool.isolate import below, stat_fields
@@ -80,6 +82,7 @@ class Slot:
     line     its connection, and what has come over it; `leash` and its buffer are the keeper's (zygote.keep)
     report   what the keeper said last: the worker's wait status and the end of its output
     entries  what it was given and has not answered yet
+    episodes  the numbers of those that live in it, all of one round
     served   whether it has scored anything
     ending   asked to end; `late` where that is because of a deadline, `swarmed` of processes that it started
     """
@@ -99,6 +102,15 @@ class Slot:
     swarmed: bool = False
     looked: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)
+    episodes: set[int] = field(default_factory=set)
+    round: int = 0
+
+    def play(self, conversations: Sequence[Conversation]) -> None:
+        """From now on these episodes live here, and none of earlier rounds does."""
+        for conversation in conversations:
+            if conversation.round != self.round:
+                self.round, self.episodes = conversation.round, set()
+            self.episodes.add(conversation.episode)
 
     def send(self, message: object) -> None:
         """Raises OSError where the worker does not take it."""

@@ -1,9 +1,10 @@
 """What waits for a worker, and how much of it one worker is given."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from groupwise.core.environment import Conversation
 from groupwise.core.samples import Attempt
 
 #: The most attempts a worker is given at once: for one call, and one by one.
@@ -12,7 +13,8 @@ MANY, FEW = 32, 8
 
 @dataclass(frozen=True)
 class Entry:
-    """One attempt on its way to a worker; without one, a reward that is to be loaded and tried on `rows`.
+    """One attempt, or a turn of an episode, on its way to a worker; without either, a reward that is to be loaded and
+    tried on `rows`.
 
     alone  sent by itself, because a call for many that it was in failed
     fresh  sent to a process that has scored nothing yet, because what failed might be another's doing
@@ -20,7 +22,7 @@ class Entry:
 
     ticket: int
     name: str
-    attempt: Attempt | None
+    attempt: Attempt | Conversation | None
     rows: Sequence[Attempt] = ()
     alone: bool = False
     fresh: bool = False
@@ -29,9 +31,22 @@ class Entry:
     def by_itself(self) -> bool:
         return self.attempt is None or self.alone or self.fresh
 
+    @property
+    def episode(self) -> int | None:
+        """The number of the episode that it is a turn of; None of an attempt."""
+        return self.attempt.episode if isinstance(self.attempt, Conversation) else None
 
-def take(queue: deque[Entry], workers: int, single: Mapping[str, bool]) -> list[Entry]:
-    """What the next worker gets, removed from the queue: an even share of the entries that are alike to the first.
+
+def anyone(entry: Entry) -> bool:
+    """Whether this worker may have the entry: yes."""
+    return True
+
+
+def take(
+    queue: deque[Entry], workers: int, single: Mapping[str, bool], may: Callable[[Entry], bool] = anyone
+) -> list[Entry]:
+    """What the next worker gets, removed from the queue: an even share of the entries that are alike to the first that
+    it `may` have; none where there is no such one.
 
     Entries of several rewards come interleaved, as each completion is handed over when it ends.
 
@@ -42,8 +57,10 @@ def take(queue: deque[Entry], workers: int, single: Mapping[str, bool]) -> list[
     >>> [entry.ticket for entry in take(deque(Entry(i, name, attempt) for i, name in enumerate("abba")), 1, {})]
     [0, 3]
     """
-    head = queue[0]
-    together = [entry for entry in queue if entry.name == head.name and not entry.by_itself]
+    head = next(filter(may, queue), None)
+    if head is None:
+        return []
+    together = [entry for entry in queue if entry.name == head.name and not entry.by_itself and may(entry)]
     together = [head] if head.by_itself else together
     even = -(-len(together) // workers)
     one_by_one = single.get(head.name)

@@ -1,0 +1,48 @@
+"""What plays a run's episodes, where its task has an environment."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+
+from groupwise.config.plan import Plan
+from groupwise.core.engine import Engine
+from groupwise.core.environment import Environments, Says
+from groupwise.environments.inline import InlineEnvironments
+from groupwise.environments.pool import PoolEnvironments
+from groupwise.models.chat import Chat
+from groupwise.models.load import Policy, text_ids
+from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rollout.episodes import Episodes
+from groupwise.rollout.turns import Sampler, advance
+from groupwise.tasks.environment.task import EnvironmentTask
+
+
+def environments_of(plan: Plan) -> Environments | None:
+    """Where the run's episodes live; None for a task without an environment. Raises UsageError where its code does not
+    load.
+    """
+    if not isinstance(plan.task, EnvironmentTask):
+        return None
+    game, scoring = plan.task.game, plan.recipe.scoring
+    if game.quick:
+        return InlineEnvironments(game.load(), game.with_special)
+    workers = scoring.workers or os.cpu_count() or 1
+    return PoolEnvironments(game, Limits(workers, scoring.deadline, memory=scoring.memory_mib * 2**20))
+
+
+def episodes_of(
+    plan: Plan, policy: Policy, chat: Chat, engine: Engine, environments: Environments | None
+) -> Episodes | None:
+    """What plays its episodes; None for a task without an environment."""
+    if environments is None or not isinstance(plan.task, EnvironmentTask):
+        return None
+
+    def glue(turn: Sequence[int], messages: Sequence[Says]) -> tuple[int, ...]:
+        return tuple(text_ids(policy.tokenizer, ["".join(m.text for m in messages)], "")[0])
+
+    return Episodes(engine, environments, glue, chat.encode, policy.decode, plan.task.limits)
+
+
+def sampler_of(plan: Plan, policy: Policy, chat: Chat, engine: Engine, environments: Environments | None) -> Sampler:
+    """What samples completions, or plays episodes."""
+    return episodes_of(plan, policy, chat, engine, environments) or partial(advance, engine)

@@ -1,0 +1,73 @@
+"""What is played: a user's class, or tools alone, by name, so that any process can load it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from groupwise.core.errors import UsageError, brief
+from groupwise.core.user_code import NO_FILES, Files, Source, load, source
+from groupwise.environments.adapt import Playable, playable
+
+
+@dataclass(frozen=True)
+class Game:
+    """An environment's class as a recipe names it.
+
+    use       `file.py:Class` or `package.module:Class`; "" where tools alone are the environment
+    settings  given to the class for each episode
+    tools     functions that the policy may call, named in the same way
+    files     the files that they are in, as they were when the run began
+    """
+
+    use: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
+    files: Files = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, use: str, settings: Mapping[str, Any], tools: tuple[str, ...], files: Files = NO_FILES) -> "Game":
+        """The game with its files, read. Raises UsageError where there is no such file."""
+        every = (source(name, f"{key} = {brief(name)}", files) for key, name in _names(use, tools))
+        return cls(use, settings, tools, {file.path: file for file in every if file is not None})
+
+    @property
+    def sources(self) -> list[Source]:
+        """The user's own files."""
+        return list(self.files.values())
+
+    @cached_property
+    def kind(self) -> Any:
+        """The class; None where tools alone are the environment. Raises UsageError where it is none."""
+        if not self.use:
+            return None
+        what = f"task.use = {brief(self.use)}"
+        kind = load(self.use, what, self.files)
+        if not isinstance(kind, type):
+            raise UsageError(f"{what}: a {type(kind).__name__}, not a class; write a class with reset and step")
+        return kind
+
+    @property
+    def quick(self) -> bool:
+        """Whether it says of itself that it takes microseconds and cannot hang: then it is played where the run is."""
+        return self.kind is not None and not self.tools and bool(getattr(self.kind, "quick", False))
+
+    @property
+    def with_special(self) -> bool:
+        """Whether it reads what the policy says with special tokens written out."""
+        return False
+
+    @property
+    def description(self) -> str:
+        """In a few words."""
+        return ", ".join(name for _, name in _names(self.use, self.tools))
+
+    def load(self) -> Callable[[], Playable]:
+        """What makes an environment. Raises UsageError where the class is none, or does not take `settings`."""
+        tools = [load(name, f"task.tools: {brief(name)}", self.files) for name in self.tools]
+        return playable(self.kind, self.settings, tools)
+
+
+def _names(use: str, tools: tuple[str, ...]) -> list[tuple[str, str]]:
+    """(key of the recipe, name) of each."""
+    return [*([("task.use", use)] if use else []), *(("task.tools", name) for name in tools)]

@@ -1,0 +1,101 @@
+"""Episodes that are played in processes with a deadline: a user's own environments."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from groupwise.core.environment import Conversation, Reply, Says
+from groupwise.core.reward import ScoreResult
+from groupwise.core.samples import Sample
+from groupwise.environments.game import Game
+from groupwise.environments.live import LiveEpisodes
+from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.pool import Pool
+
+#: What the processes know the environment by, in messages too.
+NAME = "environment"
+
+
+@dataclass(frozen=True)
+class _OneByOne:
+    """How a process is to call what it has: with one conversation after the other."""
+
+    batched: ClassVar[bool] = False
+
+
+class _Player:
+    """What a process of the pool answers conversations with."""
+
+    form = _OneByOne()
+    asynchronous = False
+    starts = None
+
+    def __init__(self, game: Game) -> None:
+        self.description = game.description
+        self._live = LiveEpisodes(game.load())
+
+    def check(self, sample: Sample) -> None:
+        """Nothing of a sample is asked for before an episode begins."""
+
+    def score(self, attempts: Sequence[Conversation], run: Callable[[Any], Any]) -> Iterator[list[ScoreResult]]:
+        """The answers as results, one after the other."""
+        for conversation in attempts:
+            yield [_as_result(self._live.answer(conversation))]
+
+
+@dataclass(frozen=True)
+class _Loads:
+    """What the processes are sent: the game, to be loaded there."""
+
+    game: Game
+
+    def bind(self) -> Any:
+        return _Player(self.game)
+
+
+class PoolEnvironments:
+    """Episodes live in the pool's processes, each in the one that it began in, and are played again where that is lost.
+
+    A call that takes longer than the deadline, or ends its process, is a fault of that turn alone.
+    """
+
+    def __init__(self, game: Game, limits: Limits) -> None:
+        self.with_special = game.with_special
+        self._pool = Pool({NAME: _Loads(game)}, limits)
+
+    def check(self) -> str:
+        """Loads it in a process -> what it is, in words. Raises UsageError where that cannot be done."""
+        return self._pool.check()[NAME]
+
+    def begin(self, conversation: Conversation) -> int:
+        """Hands it over -> the ticket of its answer."""
+        return self._pool.submit(NAME, [conversation])[0]
+
+    def wait(self, tickets: Sequence[int]) -> list[Reply]:
+        """The answers, once all are there. Each ticket is good for one wait."""
+        return [_as_reply(result) for result in self._pool.wait(tickets)]
+
+    def close(self) -> None:
+        """Ends every process."""
+        self._pool.close()
+
+
+def _as_result(reply: Reply) -> ScoreResult:
+    """An answer as processes send results."""
+    if reply.cause is not None:
+        return ScoreResult(cause=reply.cause, detail=reply.detail)
+    messages = json.dumps([[message.role, message.text] for message in reply.messages])
+    columns = {"messages": messages, "done": float(reply.done), "state": reply.state, "seconds": reply.seconds}
+    return ScoreResult(reply.reward, columns=columns)
+
+
+def _as_reply(result: ScoreResult) -> Reply:
+    """The answer that a result is."""
+    if result.cause is not None:
+        return Reply(cause=result.cause, detail=result.detail)
+    columns: Mapping[str, Any] = result.columns
+    messages = tuple(Says(role, text) for role, text in json.loads(columns["messages"]))
+    reward = 0.0 if math.isnan(result.value) else result.value
+    return Reply(messages, reward, bool(columns["done"]), columns["state"], seconds=columns["seconds"])

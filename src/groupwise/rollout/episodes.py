@@ -1,0 +1,273 @@
+"""Episodes: turns of the policy's and answers of an environment's, all episodes side by side.
+
+    engine        | turn 1 of all | turn 2 of those that live | ...
+    environments  |    answers to what has ended   |  answers  ...
+
+The ids only grow. With prompt p, what the policy sampled in its turns a_1, a_2, ... and the ids g_t of what the
+environment wrote after turn t, with the text of the chat template around it:
+
+    the engine is given   p,   p a_1 g_1,   p a_1 g_1 a_2 g_2,   ...      and the episode is   a_1 g_1 a_2 ... a_T
+
+so the ids of a turn are a prefix of those of the next one, and the sampled ids are those that train. Turn t of
+completion i of a prompt with seed s draws the random numbers of (derive(s, "turn", t), i), those of the first turn
+(s, i): what an episode is depends on weights, sample and seed alone, and one of one turn is a plain completion.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from groupwise.core.engine import Engine, Finished, OnFinish, Request
+from groupwise.core.environment import (
+    Conversation,
+    Ended,
+    Environments,
+    EpisodeLimits,
+    EpisodeTurn,
+    Reply,
+    Says,
+    fingerprint,
+)
+from groupwise.core.records import Completion, Prompt, Span
+from groupwise.core.samples import Sample
+from groupwise.core.seeds import derive
+from groupwise.core.stream import Cohort
+from groupwise.rollout.turns import Turn, joined
+
+#: (ids of a turn of the policy's, what the environment says) -> the ids between this turn and the next.
+Glue = Callable[[Sequence[int], Sequence[Says]], tuple[int, ...]]
+
+
+@dataclass
+class Episode:
+    """One that is being played.
+
+    place         (cohort, prompt, sample)
+    conversation  what was said, for the environment
+    completion    the policy's turns so far, with what the environment wrote between them
+    state         of the environment, after its last answer
+    request       of its present turn
+    ticket        of the environment's answer to it
+    """
+
+    place: tuple[int, int, int]
+    prompt: Prompt
+    seed: int
+    conversation: Conversation
+    opening: Reply
+    completion: Completion | None = None
+    state: str = ""
+    seconds: float = 0.0
+    request: Request | None = None
+    ticket: int | None = None
+
+    @property
+    def turns(self) -> tuple[EpisodeTurn, ...]:
+        return self.completion.turns if self.completion is not None else ()
+
+    @property
+    def live(self) -> bool:
+        """Whether it goes on."""
+        return self.completion is None or self.completion.ended is None
+
+
+@dataclass
+class Episodes:
+    """Plays the episodes of cohorts to their ends.
+
+    encode  a sample -> the ids of its prompt
+    decode  the ids of a turn -> its text, as the environment hears it
+    """
+
+    engine: Engine
+    environments: Environments
+    glue: Glue
+    encode: Callable[[Sample], tuple[int, ...]]
+    decode: Callable[[tuple[int, ...]], str]
+    limits: EpisodeLimits
+    _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __call__(self, cohorts: Sequence[Cohort], how: Turn, on_finish: OnFinish | None = None) -> list[Cohort]:
+        """The cohorts with all their episodes played."""
+        episodes = self._opened(cohorts, how)
+        while live := [episode for episode in episodes if episode.live]:
+            self._turn(live, how)
+        return [_cohort(number, cohort, episodes) for number, cohort in enumerate(cohorts)]
+
+    def close(self) -> None:
+        """End the processes that episodes live in."""
+        self.environments.close()
+
+    def _opened(self, cohorts: Sequence[Cohort], how: Turn) -> list[Episode]:
+        """All episodes at their beginning, `how.samples` of each prompt, with the environment's opening in it."""
+        round_ = next(self._rounds)
+        places = [(c, p) for c, cohort in enumerate(cohorts) for p in range(len(cohort.prompts))]
+        begun = [
+            [Conversation(cohorts[c].prompts[p].sample, next(self._numbers), round_) for _ in range(how.samples)]
+            for c, p in places
+        ]
+        openings = self.environments.wait([self.environments.begin(each[0]) for each in begun])
+        episodes = []
+        for (c, p), conversations, opening in zip(places, begun, openings, strict=True):
+            prompt = self._with_opening(cohorts[c].prompts[p], opening)
+            answered = (fingerprint(opening),)
+            episodes += [
+                Episode(
+                    (c, p, i),
+                    prompt,
+                    cohorts[c].seeds[p],
+                    replace(one, answered=answered),
+                    opening,
+                    state=opening.state,
+                )
+                for i, one in enumerate(conversations)
+            ]
+        return episodes
+
+    def _with_opening(self, prompt: Prompt, opening: Reply) -> Prompt:
+        """The prompt with what the environment says at first."""
+        text = "".join(message.text for message in opening.messages)
+        if not text:
+            return prompt
+        sample = with_text(prompt.sample, text)
+        return Prompt(sample, self.encode(sample))
+
+    def _turn(self, live: Sequence[Episode], how: Turn) -> None:
+        """One turn of each; the environments answer what has ended while other episodes are still being sampled."""
+        asked = list(_requests(live, how, self.limits))
+        hears = partial(self._heard, asked)
+        answers = self.engine.generate([request for request, _ in asked], how.sampling, hears)
+        for (_, episodes), completions in zip(asked, answers, strict=True):
+            for episode, completion in zip(episodes, completions, strict=True):
+                if episode.ticket is None:  # an engine need not tell of completions as they end
+                    self._say(episode, completion.tokens)
+                episode.completion = _with_turn(episode.completion, completion)
+        waiting = [episode for episode in live if episode.ticket is not None]
+        replies = self.environments.wait([episode.ticket for episode in waiting if episode.ticket is not None])
+        for episode, reply in zip(waiting, replies, strict=True):
+            self._take(episode, reply, how)
+
+    def _heard(self, asked: Sequence[tuple[Request, Sequence[Episode]]], done: Finished) -> None:
+        self._say(asked[done.request][1][done.sample], done.tokens)
+
+    def _say(self, episode: Episode, tokens: tuple[int, ...]) -> None:
+        """Hands what the policy said to the environment."""
+        last = len(episode.turns) + 1 == self.limits.turns
+        before = episode.conversation
+        episode.conversation = replace(before, said=(*before.said, self.decode(tokens)), last=last)
+        episode.ticket = self.environments.begin(episode.conversation)
+
+    def _take(self, episode: Episode, reply: Reply, how: Turn) -> None:
+        """What the environment answered becomes the end of the episode, or ids before its next turn."""
+        assert episode.completion is not None
+        if episode.opening.cause is not None:
+            reply = episode.opening
+        completion = episode.completion
+        end = len(completion.tokens)
+        fault = "" if reply.cause is None else str(reply.cause)
+        turn = EpisodeTurn(end, reply.reward, episode.state, fault, reply.detail)
+        completion = replace(
+            completion, turns=(*completion.turns, turn), steps=(*completion.steps, (end - 1, reply.reward))
+        )
+        episode.seconds += reply.seconds
+        ended, glue = self._what_follows(episode, completion, reply, how.sampling.max_new_tokens)
+        if ended is not None:
+            episode.completion = replace(completion, ended=ended, finish=_finish(ended))
+            return
+        answered = "" if reply.cause is not None else fingerprint(reply)
+        episode.conversation = replace(episode.conversation, answered=(*episode.conversation.answered, answered))
+        episode.completion = _with_answer(completion, glue)
+        episode.state, episode.ticket = reply.state or episode.state, None
+
+    def _what_follows(
+        self, episode: Episode, completion: Completion, reply: Reply, most: int
+    ) -> tuple[Ended | None, tuple[int, ...]]:
+        """Why the episode is over, or None and the ids that come before its next turn."""
+        limits, start = self.limits, episode.completion.turns[-1].stop if episode.completion.turns else 0
+        if reply.cause is not None and limits.on_fault == "mask":
+            return Ended.FAULT, ()
+        if reply.done:
+            return Ended.DONE, ()
+        if len(completion.turns) == limits.turns:
+            return Ended.TURNS, ()
+        if limits.seconds and episode.seconds > limits.seconds:
+            return Ended.SECONDS, ()
+        messages = reply.messages if reply.cause is None else (Says("user", f"error: {reply.cause}"),)
+        glue = self.glue(completion.tokens[start:], messages)
+        return (Ended.TOKENS, ()) if len(completion.tokens) + len(glue) >= most else (None, glue)
+
+
+def with_text(sample: Sample, text: str) -> Sample:
+    """The sample with a text added to what its prompt, or the last message of it, says.
+
+    >>> with_text(Sample("k", "1 to 9.", ""), " Guess.").prompt
+    '1 to 9. Guess.'
+    """
+    if not sample.messages:
+        return replace(sample, prompt=sample.prompt + text)
+    *before, last = sample.messages
+    return replace(sample, prompt=sample.prompt + text, messages=(*before, {**last, "content": last["content"] + text}))
+
+
+def _requests(live: Sequence[Episode], how: Turn, limits: EpisodeLimits) -> Iterator[tuple[Request, list[Episode]]]:
+    """What the engine is asked for a turn, and whose: the first turn of a prompt's episodes is one request."""
+    for (_, _), group in itertools.groupby(live, key=lambda episode: episode.place[:2]):
+        episodes = list(group)
+        number = len(episodes[0].turns)
+        again = number + 1 < limits.turns
+        if number == 0:
+            yield _request(episodes[0], how, limits, samples=len(episodes), hold=again), episodes
+            continue
+        for episode in episodes:
+            yield _request(episode, how, limits, samples=1, hold=again), [episode]
+
+
+def _request(episode: Episode, how: Turn, limits: EpisodeLimits, samples: int, hold: bool) -> Request:
+    """Its next turn, of what the episode has left."""
+    number, before = len(episode.turns), episode.completion
+    begun = before.tokens if before is not None else ()
+    left = how.sampling.max_new_tokens - len(begun)
+    return Request(
+        (*episode.prompt.tokens, *begun),
+        samples,
+        derive(episode.seed, "turn", number) if number else episode.seed,
+        min(left, limits.turn_tokens or left),
+        first=episode.place[2],
+        hold=hold,
+        held=len(episode.prompt.tokens) + episode.turns[-1].stop if number else 0,
+    )
+
+
+def _with_turn(before: Completion | None, turn: Completion) -> Completion:
+    """An episode with a turn of the policy's that was sampled behind it."""
+    return turn if before is None else joined(before, turn)
+
+
+def _with_answer(completion: Completion, ids: tuple[int, ...]) -> Completion:
+    """An episode with the environment's ids behind it."""
+    end = len(completion.tokens)
+    span = Span(end, end + len(ids), False, completion.spans[-1].version)
+    return replace(
+        completion,
+        tokens=completion.tokens + ids,
+        logp_engine=completion.logp_engine + (0.0,) * len(ids),
+        spans=(*completion.spans, span),
+    )
+
+
+def _finish(ended: Ended) -> str:
+    """What an end is for what reads completions: an episode was cut off where its tokens or seconds were used up."""
+    return "length" if ended in (Ended.TOKENS, Ended.SECONDS) else "stop"
+
+
+def _cohort(number: int, cohort: Cohort, episodes: Sequence[Episode]) -> Cohort:
+    """A cohort with its episodes; its prompts have their openings."""
+    own = [episode for episode in episodes if episode.place[0] == number]
+    groups = [list(group) for _, group in itertools.groupby(own, key=lambda episode: episode.place[1])]
+    return replace(
+        cohort,
+        prompts=tuple(group[0].prompt for group in groups),
+        completions=tuple(tuple(e.completion for e in group if e.completion is not None) for group in groups),
+    )

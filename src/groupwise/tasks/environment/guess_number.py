@@ -1,0 +1,100 @@
+"""The environment `guess-number`: find a number between 1 and a largest one; each guess is answered higher or lower.
+
+    9              the prompt: the number lies between 1 and 9
+    4              the policy's first turn
+    higher         the environment's answer
+    7              ...
+
+A number found within the turn limit is worth 1. By halving what is left, 4 turns find any number up to 15; the
+demonstrations guess at random, often what was ruled out already.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from groupwise.core.errors import UsageError
+from groupwise.core.samples import Sample
+from groupwise.core.task import Demonstration
+from groupwise.tasks.splits import hash_fraction, require_split
+
+HIGHER, LOWER, NO_NUMBER = "higher\n", "lower\n", "no number\n"
+
+
+@dataclass
+class GuessNumber:
+    """One episode; its settings are the same for all.
+
+    largest        (smallest, largest) of the numbers that a range may end with
+    heldout_share  the share of ranges held out for evaluation, with all numbers in them
+    guesses        of a demonstration at most
+    """
+
+    largest: Sequence[int] = (8, 15)
+    heldout_share: float = 0.3
+    guesses: int = 4
+    quick: ClassVar[bool] = True
+    alphabet: ClassVar[str] = "0123456789\n" + "".join(sorted(set("higherlowernumber ")))
+
+    def __post_init__(self) -> None:
+        smallest, largest = self.largest
+        if not 2 <= smallest <= largest <= 999:
+            raise UsageError(f"task.settings.largest = {list(self.largest)}: must be [a, b] with 2 <= a <= b <= 999")
+        self._number = 0
+        self._low, self._high = 1, 0
+
+    def samples(self, split: str) -> list[Sample]:
+        """Every range of the split with every number in it, shuffled. A range is in one split: a policy learns which
+        numbers are ever the right one.
+        """
+        require_split(split, "guess-number")
+        smallest, largest = self.largest
+        ends = sorted(range(smallest, largest + 1), key=lambda end: hash_fraction("guess-number", end))
+        count = min(len(ends) - 1, max(1, round(self.heldout_share * len(ends))))
+        chosen = ends[:count] if split == "heldout" else ends[count:]
+        games = [
+            Sample(key=f"{number} of {end}", prompt=f"{end}\n", answer=str(number))
+            for end in chosen
+            for number in range(1, end + 1)
+        ]
+        return sorted(games, key=lambda game: hash_fraction(game.key))
+
+    def reset(self, sample: Sample) -> None:
+        """The number is the sample's answer, its range stands in the prompt."""
+        self._number = int(sample.answer)
+        self._low, self._high = 1, int(sample.prompt)
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        """Where the number lies, seen from the guess; 1 and the end where it is the guess."""
+        guess = text.strip()
+        if not (guess.isascii() and guess.isdecimal()):
+            return NO_NUMBER, 0.0, False
+        if int(guess) == self._number:
+            return "", 1.0, True
+        if int(guess) < self._number:
+            self._low = max(self._low, int(guess) + 1)
+            return HIGHER, 0.0, False
+        self._high = min(self._high, int(guess) - 1)
+        return LOWER, 0.0, False
+
+    def state(self) -> str:
+        """What is left: the range in which the number must lie."""
+        return f"{self._low}-{self._high}"
+
+    def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
+        """Turns of `count` games in which every guess is any number of the range, whatever is known already."""
+        rng, train = random.Random(seed), self.samples("train")
+        return [turn for _ in range(count) for turn in self._game(rng.choice(train), rng)]
+
+    def _game(self, sample: Sample, rng: random.Random) -> list[Demonstration]:
+        turns, history = [], sample.prompt
+        self.reset(sample)
+        for _ in range(self.guesses):
+            guess = f"{rng.randint(1, int(sample.prompt))}\n"
+            turns.append(Demonstration(history, guess))
+            answer, _, done = self.step(guess)
+            history += guess + answer
+            if done:
+                break
+        return turns

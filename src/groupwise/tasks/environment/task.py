@@ -1,0 +1,139 @@
+"""The task `environment`: each problem is an episode, of the policy's turns and an environment's answers."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from groupwise.core.environment import EpisodeLimits
+from groupwise.core.errors import UsageError, brief, nearest
+from groupwise.core.samples import Sample
+from groupwise.core.seeds import derive
+from groupwise.core.task import Demonstration
+from groupwise.core.user_code import NO_FILES, Files, raised
+from groupwise.environments.game import Game
+from groupwise.tasks.data.settings import DataSettings
+from groupwise.tasks.data.task import Data
+from groupwise.tasks.settings import field_defaults
+from groupwise.tasks.splits import SPLITS, require_split
+
+HISTORIES, FAULTS = ("refuse", "grow"), ("mask", "answer")
+#: The keys that say where problems come from, where the environment has none of its own.
+DATA_KEYS = frozenset(field.name for field in dataclasses.fields(DataSettings))
+
+
+@dataclass(frozen=True, repr=False)
+class EnvironmentTask(DataSettings):
+    """Problems from the environment's own `samples(split)`, or, with `path`, those of the task `data`, played in turns.
+
+    use         the class: `file.py:Class` or `package.module:Class`
+    settings    a table that the class is made with, for each episode
+    tools       functions that the policy may call, named as `use` is; alone they are an environment
+    max_turns   of the policy's in an episode
+    turn_tokens  tokens of one turn of the policy's at most; 0: as many as the episode has left
+    seconds     that the environment may take for all answers of an episode; 0: any number
+    on_fault    "mask": an episode whose environment gives no answer ends, and neither trains nor votes; "answer": the
+                fault is what the policy is answered
+    history     of a chat template that rewrites earlier turns: "refuse" it, or "grow": earlier turns stay as they were
+                sampled, whatever the template would make of them
+    """
+
+    use: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
+    max_turns: int = 8
+    turn_tokens: int = 0
+    seconds: float = 0.0
+    on_fault: str = "mask"
+    history: str = "refuse"
+    files: InitVar[Files | None] = None
+    game: ClassVar[Game]  # of the instance: what is played
+    quick: ClassVar[bool] = True  # scores are what turns have brought; what is slow is played in processes
+
+    def __post_init__(self, files: Files | None) -> None:
+        if not self.use and not self.tools:
+            raise UsageError('task.use is missing: an environment such as "my_env.py:GuessNumber", or task.tools')
+        if self.max_turns < 1 or self.turn_tokens < 0 or self.seconds < 0:
+            raise UsageError("task.max_turns must be 1 or more, task.turn_tokens and task.seconds 0 (no limit) or more")
+        for key, choices in (("on_fault", FAULTS), ("history", HISTORIES)):
+            if getattr(self, key) not in choices:
+                near = nearest(getattr(self, key), choices)
+                raise UsageError(f"task.{key} = {brief(getattr(self, key))}: there is no such choice; {near}")
+        object.__setattr__(self, "tools", tuple(self.tools))
+        object.__setattr__(self, "game", Game.of(self.use, self.settings, self.tools, files or NO_FILES))
+        if self.path:
+            super().__post_init__()
+        else:
+            self._require_own_problems()
+
+    def _require_own_problems(self) -> None:
+        defaults = field_defaults(DataSettings)
+        unread = [key for key in DATA_KEYS if key != "seed" and getattr(self, key) != defaults[key]]
+        if unread:
+            raise UsageError(f"task.{min(unread)}: set, but without task.path nothing reads it; take it out")
+        if not callable(getattr(self.game.kind, "samples", None)):
+            raise UsageError(
+                f"task.path is missing: {self.game.description} has no samples(split) of its own; set task.path to a "
+                "file of problems, or give the class the method"
+            )
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        """Where its episodes end."""
+        return EpisodeLimits(self.max_turns, self.turn_tokens, self.seconds, self.on_fault)  # type: ignore[arg-type]
+
+    @property
+    def alphabet(self) -> str:
+        """Every character of prompts, turns and answers, where the class says so; empty where it does not."""
+        return str(getattr(self.game.kind, "alphabet", ""))
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        """The problems of "train" or "heldout"; an environment's random numbers are a function of a problem's key."""
+        require_split(split, "environment")
+        return self._problems[split]
+
+    def score(self, sample: Sample, completion: str) -> float:
+        """What an episode brings whose only turn is the completion."""
+        playable = self.game.load()()
+        playable.reset(sample)
+        return float(playable.reply(completion).reward)
+
+    def demonstrations(self, count: int, seed: int) -> Iterable[Demonstration]:
+        """Those of the environment's class: each a turn, after all that was said before it. Raises UsageError."""
+        show = getattr(self._own, "demonstrations", None)
+        if show is None:
+            raise UsageError(
+                f"warm_start.steps: {self.game.description} has no demonstrations(count, seed) to imitate; set it to 0"
+            )
+        return show(count, seed)
+
+    @cached_property
+    def _own(self) -> Any:
+        """One instance, for the problems that it may have."""
+        try:
+            return self.game.kind(**self.settings)
+        except Exception as error:
+            raise raised(f"task.use = {brief(self.use)}", f"making {self.game.kind.__name__}", error) from None
+
+    @cached_property
+    def _problems(self) -> dict[str, Sequence[Sample]]:
+        if self.path:
+            data = Data(**{key: getattr(self, key) for key in DATA_KEYS})
+            return {split: [_seeded(s, self.seed) for s in data.samples(split)] for split in SPLITS}
+        splits = {split: self._own.samples(split) for split in SPLITS}
+        for split, samples in splits.items():
+            if not samples or not all(isinstance(sample, Sample) for sample in samples):
+                raise UsageError(
+                    f"task.use = {brief(self.use)}: samples({split!r}) must be a list of groupwise.Sample, one at least"
+                )
+        return {split: [_seeded(sample, self.seed) for sample in samples] for split, samples in splits.items()}
+
+    def __repr__(self) -> str:
+        where = f", problems from {self.path}" if self.path else ""
+        return f"environment {self.game.description}{where}, at most {self.max_turns} turns"
+
+
+def _seeded(sample: Sample, seed: int) -> Sample:
+    """The sample with a seed for its environment, where it has none."""
+    return sample if sample.seed else dataclasses.replace(sample, seed=derive(seed, "environment", sample.key))
