@@ -13,6 +13,8 @@ class Playable(Protocol):
 
     def reply(self, text: str) -> Reply: ...
 
+    def state(self) -> str: ...
+
 
 class _Own:
     def __init__(self, inner: Any) -> None:
@@ -21,14 +23,16 @@ class _Own:
     def reset(self, sample: Sample) -> str | None:
         return self.inner.reset(sample)
 
+    def state(self) -> str:
+        return str(self.inner.state()) if hasattr(self.inner, "state") else ""
+
     def reply(self, text: str) -> Reply:
         answer = self.inner.step(text)
         if not (isinstance(answer, tuple) and len(answer) == 3):
             return Reply(cause=Cause.WRONG_TYPE, detail=f"step returned {answer!r:.200}")
         observation, reward, done = answer
-        state = self.inner.state() if hasattr(self.inner, "state") else ""
         messages = (Says("user", observation),) if observation else ()
-        return Reply(messages, float(reward), bool(done), state)
+        return Reply(messages, float(reward), bool(done), self.state())
 
 
 def playable(kind: type, fields: Mapping[str, Any], tools: Sequence[Callable[..., Any]] = ()) -> Callable[[], Playable]:

@@ -1,5 +1,6 @@
 """What is played: a user's class, or tools alone, by name, so that any process can load it."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,10 @@ class Game:
         """The game with its files, read. Raises UsageError where there is no such file."""
         every = (source(name, f"{key} = {brief(name)}", files) for key, name in _names(use, tools))
         return cls(use, settings, tools, {file.path: file for file in every if file is not None})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process loads the class itself."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @property
     def sources(self) -> list[Source]:

@@ -89,10 +89,4 @@ def _next(episode: _Episode, conversation: Conversation) -> Reply:
     if number:
         return episode.playable.reply(conversation.said[number - 1])
     opening = episode.playable.reset(conversation.sample)
-    return Reply((Says("user", opening),) if opening else (), state=_state(episode.playable))
-
-
-def _state(playable: Playable) -> str:
-    """Where it stands before the first turn."""
-    state: Any = getattr(playable, "state", None)
-    return str(state()) if state is not None else ""
+    return Reply((Says("user", opening),) if opening else (), state=episode.playable.state())
