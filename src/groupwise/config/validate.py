@@ -14,7 +14,7 @@ from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.paths import location
 from groupwise.core.reward import TASK
-from groupwise.core.task import Bounded, Notes, ScoresSteps
+from groupwise.core.task import Bounded, Notes, PlaysTurns, ScoresSteps
 from groupwise.health.symptoms.base import RECENT
 from groupwise.models.precision import require_precision
 from groupwise.models.value import POLICY_START, REWARD_START
@@ -202,7 +202,7 @@ def _require_other_scores(plan: Plan) -> None:
 
 def _require_steps(plan: Plan) -> None:
     """An algorithm that reads scores of steps has them; an episode's turns are its steps."""
-    if plan.algorithm.needs_steps and not isinstance(plan.task, ScoresSteps | EnvironmentTask):
+    if plan.algorithm.needs_steps and not isinstance(plan.task, ScoresSteps | PlaysTurns):
         raise UsageError(
             f"algorithm.name = {plan.algorithm.name!r}: it needs scores of steps, and {plan.task} has none"
         )
