@@ -16,7 +16,7 @@ from groupwise.models.control_tokens import ControlTokens, Cut
 
 RENDERING = "set chat.template to a Jinja file that renders them as they are"
 
-_ANSWER = "Zq6"
+_ANSWER = "Zq6a"
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Between:
     before    all that is rendered up to the end of the turn
     around    the texts around the k messages, k + 1 of them
     marks     the k texts that stood for the messages
-    runs      the same as plain texts, each in parts: a text, or the number of a message
-    controls  the control tokens between the runs, one less than there are runs
+    runs      the same text cut at its control tokens: plain texts, each in parts, a text or the number of a message
+    controls  those control tokens, one less than there are runs
     """
 
     before: str
@@ -105,14 +105,23 @@ class Glue:
         head, answer, rest = text.partition(_ANSWER) if self.chat.template is not None else ("", "", text)
         if self.chat.template is not None and (not answer or _ANSWER in rest):
             raise UsageError(f"the chat template drops or changes earlier answers; {RENDERING}")
-        around = re.split("|".join(marks), rest) if marks else [rest]
-        if [m.group() for m in re.finditer("|".join(marks) or "(?!)", rest)] != list(marks):
+        pattern = "|".join(marks) or "(?!)"
+        if re.findall(pattern, rest) != list(marks):
             raise UsageError(f"the chat template drops or changes messages of role {', '.join(roles)}; {RENDERING}")
-        cut = self.controls.cut(rest)
-        numbers = {mark: i for i, mark in enumerate(marks)}
-        pattern = f"({'|'.join(marks)})" if marks else "(?!)"
-        runs = tuple(tuple(numbers.get(part, part) for part in re.split(pattern, run) if part) for run in cut.texts)
-        return Between(head + answer, tuple(around), marks, runs, cut.controls)
+        around = tuple(re.split(pattern, rest))
+        return Between(head + answer, around, marks, *self._runs(around))
+
+    def _runs(self, around: Sequence[str]) -> tuple[tuple[tuple[str | int, ...], ...], tuple[int, ...]]:
+        """Texts around messages, cut at their control tokens: what is between these, and these."""
+        runs: list[tuple[str | int, ...]] = [()]
+        controls: tuple[int, ...] = ()
+        for i, text in enumerate(around):
+            cut = self.controls.cut(text)
+            runs[-1] += (cut.texts[0],)
+            runs += [(part,) for part in cut.texts[1:]]
+            controls += cut.controls
+            runs[-1] += (i,) if i + 1 < len(around) else ()
+        return tuple(runs), controls
 
     def _rendered(self, between: Between, messages: Sequence[Says], at: int) -> str:
         """What the template makes of one message's text, say without the white space around it."""
