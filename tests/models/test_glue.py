@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,12 @@ CASES = [
 ]
 
 
+@cache
 def chat_of(make: Make | None, settings: ChatSettings | None = None) -> Chat:
     return Chat(AutoTokenizer.from_pretrained(REAL) if make is None else tokenizer_of(make), settings)
 
 
+@cache
 def glue_of(chat: Chat) -> Glue:
     return Glue(chat, ends_of(chat.tokenizer))
 
@@ -128,7 +131,7 @@ def test_later_turns_begin_as_the_first_did(make: Make | None, settings: ChatSet
 
 
 def test_messages_of_one_turn_are_put_together_as_the_template_does_and_looked_at_once() -> None:
-    chat = chat_of(QWEN3_MAKE)
+    chat = Chat(tokenizer_of(QWEN3_MAKE))
     glue, rendered = glue_of(chat), []
     two = [Says("tool", "4"), Says("tool", "9")]
     assert chat.tokenizer.decode(glue.glue([5], two)) == (
@@ -239,7 +242,7 @@ def test_a_tokenizer_that_reads_control_tokens_in_any_text_is_refused() -> None:
     class Slow:
         backend_tokenizer = None
 
-    chat = chat_of(PLAIN_MAKE)
+    chat = Chat(tokenizer_of(PLAIN_MAKE))
     chat.tokenizer = Slow()
     with pytest.raises(UsageError, match=r"no tokenizer\.json.*fast tokenizer"):
         Glue(chat, frozenset({1}))
