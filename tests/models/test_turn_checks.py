@@ -1,4 +1,4 @@
-"""Templates of several makes, looked at for episodes of many turns: who may be appended to, and what the others hear."""
+"""Templates of several makes, looked at for episodes of many turns: which can be appended to, and what others hear."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from groupwise.core.environment import Says
+from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.glue import Glue
@@ -23,6 +24,7 @@ from tests.models.turn_templates import (
     PLAIN_MAKE,
     QWEN3_MAKE,
     REFUSES_TOOLS,
+    SCHEMA,
     SMOLLM2,
     SMOLLM2_MAKE,
     Make,
@@ -93,7 +95,7 @@ def test_thoughts_taken_out_of_earlier_turns_are_fatal_unless_episodes_grow(thin
     assert fatal.fatal
     assert "takes the thinking out of earlier turns" in fatal.what
     assert 'task.history = "grow"' in fatal.remedy
-    assert "set chat.template to" in fatal.remedy or "chat.template" in fatal.remedy
+    assert "chat.template to one that only appends" in fatal.remedy
     (note,) = findings(QWEN3_MAKE, ("user",), grows=True, thinking=thinking)
     assert not note.fatal
     assert note.what == fatal.what
@@ -130,3 +132,26 @@ def test_what_passes_is_what_an_episode_really_is() -> None:
             ids += [*turn, *glue.glue(turn, [Says("user", "higher")])]
             talk += [{"role": "assistant", "content": f"Is it {t}?"}, {"role": "user", "content": "higher"}]
             assert tuple(ids) == chat.ids(chat.render(talk))
+
+
+def test_every_message_of_the_page_is_said() -> None:
+    """docs/chat.md shows each finding of the section "Turns" as it is printed."""
+    said = {
+        str(finding)
+        for found in (
+            findings(HOSTILE),
+            findings(COUNTS),
+            findings(DATED),
+            findings(REFUSES_TOOLS + SMOLLM2, ("tool",)),
+            findings(QWEN3_MAKE, ("user",)),
+            findings(QWEN3_MAKE, ("user",), grows=True),
+        )
+        for finding in found
+    }
+    with pytest.raises(UsageError) as refused:
+        Chat(tokenizer_of(SMOLLM2_MAKE), None, [SCHEMA])
+    said = {re.sub("own, [0-9a-f]{8}", "own, 0a1b2c3d", line) for line in (*said, str(refused.value))}
+    page = (ROOT / "docs" / "chat.md").read_text(encoding="utf-8").partition("\n## Turns\n")[2].partition("\n## ")[0]
+    shown = [line.strip() for line in page.splitlines() if line.startswith("    ")]
+    assert len(shown) == 7
+    assert [line for line in shown if line not in said] == []

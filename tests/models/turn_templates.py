@@ -52,8 +52,8 @@ SMOLLM2 = (
 HOSTILE = SMOLLM2.replace(
     "m.content +", "(m.content[:2] if m.role == 'assistant' and loop.revindex > 2 else m.content) +"
 )
-#: Counts the turns where it opens one.
-COUNTS = SMOLLM2.replace("m.role + '\\n'", "m.role + (loop.index | string) + '\\n'")
+#: Counts the user's turns, so that no two openings are alike.
+COUNTS = SMOLLM2.replace("m.role + '\\n'", "m.role + (loop.index | string if m.role == 'user' else '') + '\\n'")
 #: As the first of Llama's with tools have it.
 DATED = "{{ strftime_now('%d %b %Y') }}" + SMOLLM2
 REFUSES_TOOLS = (
