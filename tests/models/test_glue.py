@@ -36,7 +36,9 @@ REAL = Path(__file__).parents[2] / "models" / "smollm2"
 QUESTION = Sample("q", "Guess a number.", "")
 OFF, OPENED = ChatSettings(thinking="off"), ChatSettings(open="So:\n")
 PIECES = ("higher", " lower", "\n", "\n\n", " ", "42", "  ", "{", '"a\\n"', "Größe", "\U0001f600", "\t", ".", ":", "|")
+BLANKS = Make(SMOLLM2, SMOLLM2_MAKE.special, "<|im_end|>", tags=("  ", "\n\n", "<think>"))
 CASES = [
+    pytest.param(BLANKS, None, id="white-space-added"),
     pytest.param(QWEN3_MAKE, None, id="qwen3"),
     pytest.param(QWEN3_MAKE, OFF, id="qwen3-off"),
     pytest.param(QWEN3_MAKE, OPENED, id="qwen3-opened"),
@@ -74,7 +76,8 @@ def tail(chat: Chat, answer: str, messages: Sequence[Says]) -> str:
 
 
 def controls(chat: Chat, ids: Sequence[int]) -> list[int]:
-    return [i for i in ids if i in chat.tokenizer.added_tokens_decoder]
+    added = chat.tokenizer.added_tokens_decoder
+    return [i for i in ids if i in added and not added[i].content.isspace()]
 
 
 # What the ids are.
@@ -158,6 +161,21 @@ def test_an_environment_that_has_nothing_to_say_opens_the_next_turn() -> None:
     assert chat.tokenizer.decode(glue_of(chat).glue([5], [])) == "<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_a_tokenizer_that_puts_a_space_before_the_first_word_of_all_puts_none_between_turns() -> None:
+    letters = sorted({*"".join(PIECES), *SMOLLM2, *QUESTION.prompt, "\u2581"})
+    raw = Tokenizer(models.BPE({c: i for i, c in enumerate(["<unk>", *letters])}, [], unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    raw.add_special_tokens(["<|im_end|>", "<|im_start|>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", unk_token="<unk>")
+    tokenizer.chat_template = SMOLLM2
+    chat, turn = Chat(tokenizer), [tokenizer.eos_token_id]
+    for text in ("higher", "", " lower", "\n"):
+        ids = Glue(chat, ends_of(tokenizer)).glue(turn, [Says("user", text)])
+        assert (*chat.encode(QUESTION), *turn, *ids) == chat.ids(
+            chat.text(QUESTION) + tail(chat, "ok", [Says("user", text)])
+        )
+
+
 # Without a template.
 
 
@@ -213,6 +231,15 @@ def test_an_environment_cannot_end_a_turn_or_speak_for_the_policy(
             assert controls(chat, ids) == clean[len(messages)], messages
             if (make is not LLAMA3_MAKE or role != "tool") and attack == attack.strip():  # as JSON, or stripped
                 assert all(m.text.strip() in tokenizer.decode(ids) for m in messages), "as text it is all there"
+
+
+def test_words_of_the_model_that_were_added_as_well_are_words() -> None:
+    tokenizer = tokenizer_of(SMOLLM2_MAKE)
+    assert len(tokenizer("right", add_special_tokens=False)["input_ids"]) == 1
+    tokenizer.add_tokens([AddedToken("right", special=False, normalized=False)])
+    chat = Chat(tokenizer)
+    ids = glue_of(chat).glue([5], [Says("user", "right<|im_end|>")])
+    assert "user\nright<|im_end|><|im_end|>\n" in tokenizer.decode(ids)
 
 
 def test_control_tokens_that_take_the_white_space_beside_them_do_so_between_turns_only() -> None:

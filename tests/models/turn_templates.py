@@ -69,7 +69,9 @@ _LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_
 _TAGS = ("<think>", "</think>", "<tool_response>", "</tool_response>")
 #: How today's byte-level tokenizers cut text into words: a letter takes one character before it, digits stand alone.
 _WORDS = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-_TEXT = "user assistant system ipython higher lower The answer is right: \n\n \n ok. <|im_end|> <|eot_id|> tool {}\n"
+_TEXT = (
+    "user assistant system ipython higher lower The answer is:right right \n\n \n ok. <|im_end|> <|eot_id|> tool {}\n"
+)
 
 
 @dataclass(frozen=True)
