@@ -63,6 +63,11 @@ class Game:
         return False
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles in which it speaks."""
+        return ("user",)
+
+    @property
     def description(self) -> str:
         """In a few words."""
         return ", ".join(name for _, name in _names(self.use, self.tools))
