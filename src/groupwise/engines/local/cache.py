@@ -122,6 +122,17 @@ class RowCache:
         self.rows, self._mask = end, None
         self._frame()
 
+    def tokens(self, rows: Tensor, end: Tensor) -> tuple[list[Tensor], Tensor]:
+        """What rows [n] hold before the columns `end` [n]: per layer keys, then values, [tokens,H,D], one row behind the
+        other, and tokens of each [n].
+        """
+        start = self.start[rows]
+        length = end - start
+        behind = length.cumsum(0) - length
+        row = rows.repeat_interleave(length)
+        column = torch.arange(len(row), device=row.device) + (start - self._base - behind).repeat_interleave(length)
+        return [memory[row, :, column] for memory in self._memory], length
+
     def move(self, to: Tensor, origin: Tensor, rows: int) -> None:
         """Copy rows `origin` over rows `to`, and keep the first `rows`."""
         for memory in (*self._memory, self.start, *([] if self._mask is None else [self._mask])):
@@ -129,6 +140,16 @@ class RowCache:
         self.rows = rows
         if rows:
             self._frame()
+
+    def sequences(self, rows: Tensor, ends: Tensor) -> list[tuple[Tensor, ...]]:
+        """Of each of these rows a copy of its keys and values, in turn, [H,n,D]: from its start to before column ends[i]."""
+        starts, ends_at = self.start[rows].tolist(), ends.tolist()
+        low, high = min(starts), max(ends_at)
+        blocks = [memory[rows, :, low - self._base : high - self._base] for memory in self._memory]
+        return [
+            tuple(block[i, :, start - low : end - low] for block in blocks)
+            for i, (start, end) in enumerate(zip(starts, ends_at, strict=True))
+        ]
 
     def prepare(self, ahead: int, last: int) -> tuple[Tensor, Tensor | None]:
         """Room for the next step. Its positions, [R,1] or [1,1], and its mask, [R,1,1,W] or None if not needed.
@@ -199,23 +220,30 @@ class RowCache:
 
 
 class PromptCache(Cache):
-    """What the model sees before a prompt: nothing. `memory` is what it gave, keys and values in turn, [P,H,W,D]."""
+    """What the model sees before the tokens that it runs: `past`, keys and values of each layer in turn, or nothing.
 
-    def __init__(self) -> None:
+    memory  past and new ones, [P,H,W,D]
+    """
+
+    def __init__(self, past: Sequence[Tensor] = ()) -> None:
         super().__init__(layers=[])
+        self._past = past
         self.memory: list[Tensor] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
+        if self._past:
+            key_states = torch.cat([self._past[2 * layer_idx], key_states], 2)
+            value_states = torch.cat([self._past[2 * layer_idx + 1], value_states], 2)
         self.memory += [key_states, value_states]
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
+        return self._past[0].shape[2] if self._past else 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
+        return query_length + self.get_seq_length(), 0
 
 
 class ViewCache(Cache):

@@ -4,12 +4,16 @@ A pass over short prompts in float32 is recorded where that is safe (recording.p
 a mask. Longer ones run as the model's plain forward with transformers' attention, which never holds every score, and so
 do those of bfloat16, whose scores it does not round.
 
+A prompt whose first tokens are held (held.py) runs the others only. Beside one that has more of them it runs some of
+its held ones again, in places that were padding otherwise: so what is before the tokens run ends in one column.
+
 Shapes: P prompts, W tokens of the longest, padded on the left.
 """
 
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +22,12 @@ from torch import Tensor, nn
 
 from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
 from groupwise.engines.local.experts import logits_and_experts
+from groupwise.engines.local.held import Before
+from groupwise.engines.local.held import Held, first_tokens, routes_after
 from groupwise.engines.local.recording import Forward, recorded
 from groupwise.models.moe.record import Router, record_routes, require_routers, routers
 
-# The longest prompt whose pass is recorded: its attention holds every score, [P,heads,W,W].
+# The most tokens to run whose pass is recorded: its attention holds every score, [P,heads,B,W].
 SHORT = 128
 
 
@@ -32,18 +38,26 @@ class Prefill:
         self._model, self._pad = model, pad
         self._plain = _Forward(model, require_routers(model) if routes else ())
         self._short: Forward | None = None
+        self._short_onward: Forward | None = None
         with torch.inference_mode():
             self._leave_out()
             if routes:
                 with record_routes(model):  # refuses routers whose output is not understood
                     self._plain(*self._example((1,)))
 
-    def __call__(self, prompts: Sequence[tuple[int, ...]]) -> PrefilledPrompts:
-        short = max(map(len, prompts)) <= SHORT and self._model.dtype == torch.float32
-        forward = self._recording() if short else self._plain
-        ids, positions, mask, length = self._inputs(prompts, always_masked=short)
-        logits, chosen, *memory = forward(ids, positions, mask)
-        routes = _without_padding(chosen, length) if self._plain.routers else ()
+    def __call__(self, prompts: Sequence[tuple[int, ...]], before: Before | None = None) -> PrefilledPrompts:
+        """`before` is what need not be run again of each prompt."""
+        held = [0] * len(prompts) if before is None else [place.length for place in before.places]
+        new = [len(prompt) - count for prompt, count in zip(prompts, held, strict=True)]
+        short = max(new) <= SHORT and self._model.dtype == torch.float32
+        memory = [] if before is None else before.memory
+        forward = self._plain if not short else self._onward(memory) if before else self._recording()
+        masked = short or before is not None
+        ids, positions, mask, length = self._inputs(prompts, always_masked=masked, run=max(new))
+        logits, chosen, *memory = forward(ids, positions, mask, *memory)
+        routes = _without_padding(chosen, new) if self._plain.routers else ()
+        if before is not None:
+            routes = tuple(_joined(place.routes, run) for place, run in zip(before.places, routes, strict=False))
         return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
 
     def _leave_out(self) -> None:
@@ -69,27 +83,49 @@ class Prefill:
             self._short = recorded(self._plain, self._example, (5, 3, 4), (9,) * 5, (1, 1), (2, 7))
         return self._short
 
-    def _example(self, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
-        *inputs, _ = self._inputs([tuple(i % 2 for i in range(length)) for length in lengths], always_masked=True)
+    def _onward(self, memory: Sequence[Tensor]) -> Forward:
+        if self._short_onward is None:
+            example = partial(self._onward_example, memory)
+            self._short_onward = recorded(
+                self._plain, example, (3, (9, 7, 8)), (2, (5,) * 4), (1, (2, 2)), (5, (12, 3))
+            )
+        return self._short_onward
+
+    def _onward_example(self, memory: Sequence[Tensor], shape: tuple[int, tuple[int, ...]]) -> list[Tensor]:
+        """The last `run` tokens of prompts of these lengths, behind keys and values as those of `memory` are."""
+        run, lengths = shape
+        noise = torch.Generator().manual_seed(run)
+        sizes = [(len(lengths), m.shape[1], max(lengths) - run, m.shape[3]) for m in memory]
+        states = [torch.randn(size, generator=noise).to(memory[0]) for size in sizes]
+        return [*self._example(lengths, run), *states]
+
+    def _example(self, lengths: tuple[int, ...], run: int | None = None) -> tuple[Tensor, ...]:
+        prompts = [tuple(i % 2 for i in range(length)) for length in lengths]
+        *inputs, _ = self._inputs(prompts, always_masked=True, run=run)
         return tuple(t for t in inputs if t is not None)
 
     def _inputs(
-        self, prompts: Sequence[tuple[int, ...]], always_masked: bool
+        self, prompts: Sequence[tuple[int, ...]], always_masked: bool, run: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Ids [P,W], positions [P,W] or [1,W], mask [P,1,W,W] or [1,1,W,W] or None, lengths [P] on the CPU."""
+        """Ids [P,B], positions [P,B] or [1,B], mask [P,1,B,W] or [1,1,B,W] or None, lengths [P] on the CPU.
+
+        run  B; None for W
+        """
         device, dtype = self._model.device, self._model.dtype
         length = torch.from_numpy(np.array([len(p) for p in prompts]))
         width = int(length.max())
-        padded = np.array([(self._pad,) * (width - len(p)) + p for p in prompts])  # torch takes four times as long
+        run = width if run is None else run
+        padded = np.array([(self._pad,) * (run - len(p)) + p[-run:] for p in prompts])  # torch takes four times as long
         ids = torch.from_numpy(padded).to(device)
         even = bool((length == width).all())
-        positions = torch.arange(width) - (width - (length[:1] if even else length))[:, None]
-        mask = None if even and not always_masked else _mask(positions, even, dtype).to(device)
+        positions = torch.arange(run) - (run - (length[:1] if even else length))[:, None]
+        mask = None if even and not always_masked else _mask(positions, width, even, dtype).to(device)
         return ids, positions.clamp(min=0).to(device), mask, length
 
 
 class _Forward(nn.Module):
-    """Ids, positions, mask -> logits [P,V], experts [P,W,L,K] (empty for no routers), keys and values of each layer.
+    """Ids, positions, mask, what is before them -> logits [P,V], experts [P,W,L,K] (empty for no routers), keys and
+    values of each layer.
 
     last  modules that are to run on last tokens only: what they make of others is not read. An attention
           still makes every key and value.
@@ -101,8 +137,10 @@ class _Forward(nn.Module):
         self.keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         self.eval()
 
-    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        cache = PromptCache()
+    def forward(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor | None = None, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        cache = PromptCache(past)
         inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, "past_key_values": cache}
         with _on_last_tokens(self.last):
             logits, experts = logits_and_experts(self.model, self.routers, **inputs, **self.keep)
@@ -121,7 +159,7 @@ def _last_modules(model: Any) -> list[nn.Module]:
 
 @contextmanager
 def _on_last_tokens(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """[P,1,D] of what a module would be given, [P,W,D]; an attention asks for the last token only."""
+    """[P,1,D] of what a module would be given, [P,B,D]; an attention asks for the last token only."""
     with ExitStack() as stack:
         for module in modules:
             output = getattr(module, "o_proj", None)
@@ -139,19 +177,25 @@ def _give_last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args[0][:, -1:], *args[1:]
 
 
-def _mask(positions: Tensor, even: bool, dtype: torch.dtype) -> Tensor:
-    """[P,1,W,W] additive causal mask of left-padded prompts; positions [P,W] are negative in the padding.
+def _mask(positions: Tensor, width: int, even: bool, dtype: torch.dtype) -> Tensor:
+    """[P,1,B,W] additive causal mask of left-padded prompts' last B tokens; positions [P,B] are negative in the padding.
 
     A padded place sees itself: a softmax over nothing would be NaN.
     """
-    width = positions.shape[1]
+    run = positions.shape[1]
+    before = width - run
     if even:
-        return torch.full((1, 1, width, width), float("-inf"), dtype=dtype).triu_(1)
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    seen = (causal & (positions >= 0)[:, None, :]) | torch.eye(width, dtype=torch.bool)
+        return torch.full((1, 1, run, width), float("-inf"), dtype=dtype).triu_(1 + before)
+    causal = torch.ones(run, width, dtype=torch.bool).tril(before)
+    visible = torch.arange(width) - before + positions[:, :1] >= 0
+    seen = (causal & visible[:, None, :]) | causal.triu(before)
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[:, None]
 
 
-def _without_padding(routes: Tensor, length: Tensor) -> tuple[Tensor, ...]:
-    """Routes [P,W,L,K] of left-padded prompts -> per prompt [length,L,K] on the CPU."""
-    return tuple(row[len(row) - tokens :] for row, tokens in zip(routes.cpu(), length.tolist(), strict=True))
+def _without_padding(routes: Tensor, length: Sequence[int]) -> tuple[Tensor, ...]:
+    """Routes [P,B,L,K] of left-padded prompts -> per prompt [length,L,K] on the CPU."""
+    return tuple(row[len(row) - tokens :] for row, tokens in zip(routes.cpu(), length, strict=True))
+
+
+def _joined(held: Tensor | None, run: Tensor) -> Tensor:
+    return run if held is None else torch.cat([held, run])
