@@ -1,8 +1,9 @@
 """Functions that a policy may call: what they are in the prompt, and what a call of one is answered."""
 
+import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from types import NoneType, UnionType
