@@ -1,39 +1,321 @@
-"""TEMPORARY: replaced by the tools branch."""
+"""The forms that an environment may have, and how each is played: a class with `step`, TRL's classes whose public
+methods are tools, and tools alone.
+"""
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import contextlib
+import inspect
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MethodType
 from typing import Any, Protocol
 
 from groupwise.core.environment import Reply, Says
+from groupwise.core.errors import UsageError, one_line
+from groupwise.core.jsonl import writable
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Sample
+from groupwise.core.seeds import derive
+from groupwise.environments.tools import Tool, answer, by_name, calls_in, schema_of, without_end
+from groupwise.rewards.functions.adapters import columns, prompt_of
+from groupwise.rewards.functions.results import score_result
+from groupwise.rewards.functions.user import finisher
+
+#: Characters that an environment says at once, at most.
+LONGEST = 2**20
+#: Public methods of a class that are no tools.
+RESERVED = frozenset(("reset", "get_reward", "close", "samples", "demonstrations"))
+#: (sample, what the policy said last) -> a score, reward units.
+Score = Callable[[Sample, str], float]
 
 
 class Playable(Protocol):
+    """One episode, whatever form its class has.
+
+    reset(sample)  begins it -> what is added to the prompt
+    reply(text)    what the policy said -> the answer
+    """
+
     def reset(self, sample: Sample) -> str | None: ...
 
     def reply(self, text: str) -> Reply: ...
 
-    def state(self) -> str: ...
+
+def playable(
+    kind: type | None,
+    fields: Mapping[str, Any],
+    tools: Sequence[Callable[..., Any]] = (),
+    score: Score | None = None,
+    known: Sequence[Mapping[str, Any]] | None = None,
+) -> Callable[[], Playable]:
+    """What makes an episode of a class, or of tools alone. Raises UsageError where the class has none of the forms.
+
+    fields  given to the class for each episode
+    score   of a last turn, where there is no class that rewards it
+    known   `schemas(kind, tools)`, where they are known already
+    """
+    _require_form(kind, tools)
+    if kind is not None:
+        _require_fields(kind, fields)
+        if _has_step(kind):
+            return lambda: _Stepped(kind(**fields))
+    shown = schemas(kind, tools) if known is None else known
+    names = _methods(kind)
+    by_name([*names, *tools], shown)  # type: ignore[list-item]
+
+    def begin() -> Playable:
+        inner = None if kind is None else kind(**fields)
+        functions = [*(getattr(inner, name) for name in names), *tools]
+        return _Called(inner, by_name(functions, shown), score)
+
+    return begin
 
 
-class _Own:
+def schemas(kind: type | None, tools: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
+    """The tools as a chat template is given them, methods first; none of a class with `step`. Raises UsageError."""
+    _require_form(kind, tools)
+    if kind is not None and _has_step(kind):
+        return []
+    step = "" if kind is None else f" ({kind.__name__} has no step(text), so its public methods are its tools)"
+    own = [schema_of(method, f"{kind.__name__}.{name}{step}") for name, method in _methods(kind).items() if kind]
+    return [*own, *(schema_of(tool, f"task.tools: {getattr(tool, '__name__', tool)!s:.60}") for tool in tools)]
+
+
+def roles(kind: type | None, tools: Sequence[Callable[..., Any]]) -> tuple[str, ...]:
+    """The roles that its messages may have."""
+    return (_role(kind),) if kind is not None and _has_step(kind) else ("tool",)
+
+
+def with_special(kind: type | None, tools: Sequence[Callable[..., Any]]) -> bool:
+    """Whether it reads turns with special tokens written out, because what marks a call may be one."""
+    return kind is None or not _has_step(kind)
+
+
+def begun(episode: Playable, sample: Sample) -> Reply:
+    """How an episode opens: the answer before the first turn."""
+    text = episode.reset(sample)
+    if text is not None and not isinstance(text, str):
+        return Reply(cause=Cause.WRONG_TYPE, detail=f"reset returned {_shape(text)}, not a text or None")
+    return _spoken((Says("user", text),) if text else (), 0.0, False, _state(episode))
+
+
+def ended(episode: Playable, reply: Reply) -> Reply:
+    """The answer to a turn behind which there is none: with what the class gives at the end of an episode."""
+    if isinstance(episode, _Called) and not reply.done and reply.cause is None:
+        return episode.with_outcome(reply)
+    return reply
+
+
+class _Finish:
+    """Waits for what is a coroutine, on one loop of an episode's own: sessions of a user's stay bound to it."""
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    def __call__(self, value: Any) -> Any:
+        if not inspect.isawaitable(value):
+            return value
+        self._runner = self._runner or asyncio.Runner()
+        return finisher(self._runner)(value)
+
+    def close(self, inner: Any) -> None:
+        """The episode is over."""
+        close = getattr(inner, "close", None)
+        try:
+            if callable(close):
+                self(close())
+        finally:
+            if self._runner is not None:
+                self._runner.close()
+
+
+class _Stepped:
+    """An episode of a class with `step`: it hears whatever the policy says."""
+
     def __init__(self, inner: Any) -> None:
-        self.inner = inner
+        self._inner, self._finish = inner, _Finish()
 
     def reset(self, sample: Sample) -> str | None:
-        return self.inner.reset(sample)
-
-    def state(self) -> str:
-        return str(self.inner.state()) if hasattr(self.inner, "state") else ""
+        return self._finish(self._inner.reset(sample))
 
     def reply(self, text: str) -> Reply:
-        answer = self.inner.step(text)
-        if not (isinstance(answer, tuple) and len(answer) == 3):
-            return Reply(cause=Cause.WRONG_TYPE, detail=f"step returned {answer!r:.200}")
-        observation, reward, done = answer
-        messages = (Says("user", observation),) if observation else ()
-        return Reply(messages, float(reward), bool(done), self.state())
+        result = self._finish(self._inner.step(text))
+        if not isinstance(result, tuple) or len(result) != 3:
+            return _misshapen(result)
+        observation, reward, done = result
+        if not isinstance(observation, str) or not _is_bool(done):
+            return _misshapen(result)
+        messages = (Says(_role(type(self._inner)), observation),) if observation else ()
+        return _spoken(messages, reward, bool(done), self.state())
+
+    def state(self) -> str:
+        """Where it stands; "" where the class names no states."""
+        state = getattr(self._inner, "state", None)
+        return str(self._finish(state())) if callable(state) else ""
+
+    def close(self) -> None:
+        self._finish.close(self._inner)
 
 
-def playable(kind: type, fields: Mapping[str, Any], tools: Sequence[Callable[..., Any]] = ()) -> Callable[[], Playable]:
-    return lambda: _Own(kind(**fields))
+class _Called:
+    """An episode that is played by calling tools, and is over with a turn that calls none.
+
+    Its reward is, of a class with `get_reward`, what that returns at the end; of a class with the attribute `reward`,
+    by how much each turn has changed it, so that the turns' rewards add up to what it is at the end, wherever that is;
+    else `score` of the last turn.
+    """
+
+    def __init__(self, inner: Any, tools: Mapping[str, Tool], score: Score | None) -> None:
+        self._inner, self._tools, self._score, self._finish = inner, tools, score, _Finish()
+        self._sample, self._answers, self._reward = Sample("", "", ""), 0, 0.0
+
+    def reset(self, sample: Sample) -> str | None:
+        self._sample = sample
+        if self._inner is None:
+            return None
+        with self._random_numbers():
+            return self._finish(self._inner.reset(**_taken(self._inner.reset, sample)))
+
+    def reply(self, text: str) -> Reply:
+        said = without_end(text)
+        calls = calls_in(said)
+        with self._random_numbers():
+            messages = tuple(Says("tool", answer(self._tools, call, self._finish)) for call in calls)
+            reply = self._rewarded(messages, said)
+            return reply if calls or reply.cause is not None else self.with_outcome(replace(reply, done=True))
+
+    def with_outcome(self, reply: Reply) -> Reply:
+        """The last answer, with what `get_reward` returns."""
+        outcome = getattr(self._inner, "get_reward", None)
+        if not callable(outcome):
+            return reply
+        return _spoken(reply.messages, self._finish(outcome()), reply.done, reply.state)
+
+    def close(self) -> None:
+        self._finish.close(self._inner)
+
+    def _rewarded(self, messages: Sequence[Says], said: str) -> Reply:
+        """The answer with the reward of this turn."""
+        if callable(getattr(self._inner, "get_reward", None)):
+            return _spoken(messages, 0.0, False, "")
+        if hasattr(self._inner, "reward") and not callable(self._inner.reward):
+            value = self._inner.reward
+            return self._changed(messages, self._reward if value is None and messages else value)
+        if messages:
+            return _spoken(messages, 0.0, False, "")
+        if self._score is None and self._inner is not None:
+            name = type(self._inner).__name__
+            words = f"{name} has no reward: give it get_reward(self) -> float, with what a reward function reads of it"
+            return Reply(cause=Cause.WRONG_TYPE, detail=words)
+        return _spoken((), 0.0 if self._score is None else self._score(self._sample, said), False, "")
+
+    def _changed(self, messages: Sequence[Says], value: Any) -> Reply:
+        now = _spoken(messages, value, False, "")
+        change, self._reward = now.reward - self._reward, now.reward
+        return now if now.cause is not None else replace(now, reward=change)
+
+    @contextlib.contextmanager
+    def _random_numbers(self) -> Iterator[None]:
+        """Numbers of the module `random` are, inside, a function of the sample and of how many answers there were."""
+        before = random.getstate()
+        random.seed(derive(self._sample.seed, "random", self._answers))
+        self._answers += 1
+        try:
+            yield
+        finally:
+            random.setstate(before)
+
+
+def _spoken(messages: Sequence[Says], reward: Any, done: bool, state: str) -> Reply:
+    """An answer of checked parts: harmless texts that are not too long, and a finite reward."""
+    longest = max((len(message.text) for message in messages), default=0)
+    if longest > LONGEST:
+        return Reply(cause=Cause.TOO_LARGE, detail=f"it says {longest:,} characters at once; {LONGEST:,} are the most")
+    result = score_result(reward)
+    if result.cause is not None or not result.votes:
+        return Reply(cause=result.cause or Cause.WRONG_TYPE, detail=f"its reward: {result.detail or 'None, no number'}")
+    harmless = tuple(Says(message.role, writable(message.text)) for message in messages)
+    return Reply(harmless, result.value, done, writable(state))
+
+
+def _misshapen(result: Any) -> Reply:
+    return Reply(
+        cause=Cause.WRONG_TYPE,
+        detail=f"step returned {_shape(result)}; it must return (text, reward, whether it was the last turn)",
+    )
+
+
+def _shape(value: Any) -> str:
+    """What a value is, in words: `(str, float)`.
+
+    >>> _shape(("", 1.0)), _shape(None)
+    ('(str, float)', 'NoneType')
+    """
+    if isinstance(value, tuple):
+        return f"({', '.join(type(one).__name__ for one in value[:8])}{', ...' if len(value) > 8 else ''})"
+    return type(value).__name__
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"  # numpy's
+
+
+def _state(episode: Playable) -> str:
+    state: Any = getattr(episode, "state", None)
+    return str(state()) if state is not None else ""
+
+
+def _taken(reset: Callable[..., Any], sample: Sample) -> dict[str, Any]:
+    """The columns of a sample's row that `reset` takes: all of them where it has **kwargs."""
+    row = {"prompt": prompt_of(sample), "seed": sample.seed, **columns(sample)}
+    parameters = inspect.signature(reset).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return row
+    return {name: value for name, value in row.items() if name in parameters}
+
+
+def _has_step(kind: type) -> bool:
+    return callable(getattr(kind, "step", None))
+
+
+def _role(kind: type) -> str:
+    return str(getattr(kind, "role", "user"))
+
+
+def _methods(kind: type | None) -> dict[str, Callable[..., Any]]:
+    """The public methods of a class that are tools, as an instance has them."""
+    if kind is None:
+        return {}
+    every = inspect.getmembers_static(
+        kind, lambda member: inspect.isfunction(member) or isinstance(member, classmethod)
+    )
+    return {
+        name: getattr(kind, name) if isinstance(member, classmethod) else MethodType(member, object())
+        for name, member in every
+        if not name.startswith("_") and name not in RESERVED
+    }
+
+
+def _require_form(kind: type | None, tools: Sequence[Callable[..., Any]]) -> None:
+    """Raises UsageError where a class has neither `step` nor tools, or both."""
+    if kind is None:
+        if not tools:
+            raise UsageError("task.use and task.tools are both missing: name a class, or functions that are tools")
+        return
+    if not callable(getattr(kind, "reset", None)):
+        raise UsageError(f"task.use: {kind.__name__} has no reset; an episode begins with reset(sample)")
+    if _has_step(kind) and tools:
+        raise UsageError(f"task.tools: set, but {kind.__name__} has a step(text) that hears all calls; take one out")
+    if not (_has_step(kind) or tools or _methods(kind)):
+        raise UsageError(
+            f"task.use: {kind.__name__} has neither step(text) -> (text, reward, done) nor public methods, to be tools"
+        )
+
+
+def _require_fields(kind: type, fields: Mapping[str, Any]) -> None:
+    with contextlib.suppress(ValueError):  # a class of a library without a signature
+        try:
+            inspect.signature(kind).bind(**fields)
+        except TypeError as error:
+            raise UsageError(f"task.settings: {kind.__name__} cannot be made with them: {one_line(error)}") from None

@@ -1,14 +1,20 @@
 """What is played: a user's class, or tools alone, by name, so that any process can load it."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from groupwise.core.errors import UsageError, brief
+from groupwise.core.samples import Sample
 from groupwise.core.user_code import NO_FILES, Files, Source, load, source
-from groupwise.environments.adapt import Playable, playable
+from groupwise.environments.adapt import Playable, playable, roles, schemas, with_special
+
+
+class Scorer(Protocol):
+    """A task that scores completions."""
+
+    def score(self, sample: Sample, completion: str) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -19,22 +25,31 @@ class Game:
     settings  given to the class for each episode
     tools     functions that the policy may call, named in the same way
     files     the files that they are in, as they were when the run began
+    scorer    what scores the last turn of an episode that no class rewards; None where nothing does
     """
 
     use: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
     files: Files = field(default_factory=dict)
+    scorer: Scorer | None = None
 
     @classmethod
-    def of(cls, use: str, settings: Mapping[str, Any], tools: tuple[str, ...], files: Files = NO_FILES) -> "Game":
+    def of(
+        cls,
+        use: str,
+        settings: Mapping[str, Any],
+        tools: tuple[str, ...],
+        files: Files = NO_FILES,
+        scorer: Scorer | None = None,
+    ) -> "Game":
         """The game with its files, read. Raises UsageError where there is no such file."""
         every = (source(name, f"{key} = {brief(name)}", files) for key, name in _names(use, tools))
-        return cls(use, settings, tools, {file.path: file for file in every if file is not None})
+        return cls(use, settings, tools, {file.path: file for file in every if file is not None}, scorer)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process loads the class itself."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """Its fields and the schemas: another process loads the class itself, and need not make schemas again."""
+        return {**{one.name: getattr(self, one.name) for one in fields(self)}, "schemas": self.schemas}
 
     @property
     def sources(self) -> list[Source]:
@@ -57,15 +72,27 @@ class Game:
         """Whether it says of itself that it takes microseconds and cannot hang: then it is played where the run is."""
         return self.kind is not None and not self.tools and bool(getattr(self.kind, "quick", False))
 
-    @property
-    def with_special(self) -> bool:
-        """Whether it reads what the policy says with special tokens written out."""
-        return False
+    @cached_property
+    def functions(self) -> list[Callable[..., Any]]:
+        """The tools that are no methods of the class. Raises UsageError where one cannot be loaded."""
+        return [load(name, f"task.tools: {brief(name)}", self.files) for name in self.tools]
+
+    @cached_property
+    def schemas(self) -> list[dict[str, Any]]:
+        """Its tools as a chat template is given them; none of a class with `step`. Raises UsageError where the class
+        has no form that can be played, or a tool no type hints.
+        """
+        return schemas(self.kind, self.functions)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles in which it speaks."""
-        return ("user",)
+        """The roles that its messages may have."""
+        return roles(self.kind, self.functions)
+
+    @property
+    def with_special(self) -> bool:
+        """Whether it reads what the policy says with special tokens written out."""
+        return with_special(self.kind, self.functions)
 
     @property
     def description(self) -> str:
@@ -74,8 +101,8 @@ class Game:
 
     def load(self) -> Callable[[], Playable]:
         """What makes an environment. Raises UsageError where the class is none, or does not take `settings`."""
-        tools = [load(name, f"task.tools: {brief(name)}", self.files) for name in self.tools]
-        return playable(self.kind, self.settings, tools)
+        score = None if self.scorer is None else self.scorer.score
+        return playable(self.kind, self.settings, self.functions, score, self.schemas)
 
 
 def _names(use: str, tools: tuple[str, ...]) -> list[tuple[str, str]]:

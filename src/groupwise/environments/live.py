@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from groupwise.core.environment import Conversation, Reply, Says, fingerprint
+from groupwise.core.environment import Conversation, Reply, fingerprint
 from groupwise.core.reward import Cause
 from groupwise.core.trace import own_traceback
-from groupwise.environments.adapt import Playable
+from groupwise.environments.adapt import Playable, begun, ended
 
 
 @dataclass
@@ -53,7 +53,8 @@ class LiveEpisodes:
             self._episodes[conversation.episode] = episode
             if wrong := _play_again(episode, conversation):
                 return wrong
-        return _next(episode, conversation)
+        reply = _next(episode, conversation)
+        return ended(episode.playable, reply) if conversation.last else reply
 
     def _leave(self, *numbers: int) -> None:
         """These episodes are over; an environment that holds something may have a `close`."""
@@ -88,5 +89,4 @@ def _next(episode: _Episode, conversation: Conversation) -> Reply:
     episode.answers += 1
     if number:
         return episode.playable.reply(conversation.said[number - 1])
-    opening = episode.playable.reset(conversation.sample)
-    return Reply((Says("user", opening),) if opening else (), state=episode.playable.state())
+    return begun(episode.playable, conversation.sample)

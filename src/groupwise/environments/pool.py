@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from groupwise.core.environment import Conversation, Reply, Says
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
+from groupwise.core.task import Starts
 from groupwise.environments.game import Game
 from groupwise.environments.live import LiveEpisodes
 from groupwise.rewards.pool.dispatch import Limits
@@ -30,10 +31,10 @@ class _Player:
 
     form = _OneByOne()
     asynchronous = False
-    starts = None
 
     def __init__(self, game: Game) -> None:
         self.description = game.description
+        self.starts = game.scorer if isinstance(game.scorer, Starts) else None
         self._live = LiveEpisodes(game.load())
 
     def check(self, sample: Sample) -> None:
@@ -62,6 +63,8 @@ class PoolEnvironments:
     """
 
     def __init__(self, game: Game, limits: Limits) -> None:
+        """Raises UsageError where the class or a tool cannot be played."""
+        game.load()  # what is wrong with it is said here, and not by every process
         self.with_special = game.with_special
         self._pool = Pool({NAME: _Loads(game)}, limits)
 

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
 from groupwise.engines.local.experts import logits_and_experts
 from groupwise.engines.local.held import Before
-from groupwise.engines.local.held import Held, first_tokens, routes_after
 from groupwise.engines.local.recording import Forward, recorded
 from groupwise.models.moe.record import Router, record_routes, require_routers, routers
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from groupwise.core.engine import Request
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
-from groupwise.engines.local.held import Held, Holding
 from groupwise.engines.local.held import Held, Store
 from groupwise.engines.local.history import History
 from groupwise.engines.local.outputs import Outputs

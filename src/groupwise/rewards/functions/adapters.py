@@ -46,7 +46,8 @@ class Form:
     logs: bool = False
 
 
-def _prompt(sample: Sample) -> Any:
+def prompt_of(sample: Sample) -> Any:
+    """The prompt as TRL's data sets have it: a text, or a conversation."""
     return [dict(message) for message in sample.messages] or sample.prompt
 
 
@@ -55,18 +56,18 @@ def _completion(attempt: Attempt) -> Any:
     return [turn] if attempt.sample.messages else attempt.completion
 
 
-def _columns(sample: Sample) -> dict[str, Any]:
+def columns(sample: Sample) -> dict[str, Any]:
     """A row of the data set as TRL's rewards see it: its own columns first, then what the sample has besides."""
     return {**dict.fromkeys(ANSWERS, sample.answer), "source": sample.source, **sample.extra}
 
 
 def _trl(attempts: Sequence[Attempt]) -> Arguments:
-    rows = [_columns(attempt.sample) for attempt in attempts]
+    rows = [columns(attempt.sample) for attempt in attempts]
     names = dict.fromkeys(name for row in rows for name in row)
     ids = [list(attempt.tokens) for attempt in attempts]
     return {
         **{name: [row.get(name) for row in rows] for name in names},
-        "prompts": [_prompt(attempt.sample) for attempt in attempts],
+        "prompts": [prompt_of(attempt.sample) for attempt in attempts],
         "completions": [_completion(attempt) for attempt in attempts],
         "completion_ids": ids,
         "completions_ids": ids,

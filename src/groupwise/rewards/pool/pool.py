@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groupwise.core.environment import Conversation
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.pool.dispatch import Dispatcher, Limits
@@ -27,8 +28,8 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._dispatcher = Dispatcher(self._rewards, limits or Limits())
         self._end = weakref.finalize(self, self._dispatcher.close)
 
-    def submit(self, name: str, attempts: Sequence[Attempt]) -> list[int]:
-        """Hands attempts over and returns at once, with a ticket for each. Give those of one group together."""
+    def submit(self, name: str, attempts: Sequence[Attempt | Conversation]) -> list[int]:
+        """Hands attempts, or turns of episodes, over and returns at once, with a ticket for each. Give those of one group together."""
         if name not in self._rewards:
             raise KeyError(name)
         return self._dispatcher.put([Entry(next(self._tickets), name, attempt) for attempt in attempts])

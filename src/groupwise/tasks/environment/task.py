@@ -63,10 +63,11 @@ class EnvironmentTask(DataSettings):
         names = {"use": self.use, "tools": tuple(self.tools)}
         for key, value in _with_whole_paths(names, files or NO_FILES).items():
             object.__setattr__(self, key, value)
-        object.__setattr__(self, "game", Game.of(self.use, self.settings, self.tools, files or NO_FILES))
         if self.path:
             super().__post_init__()
-        else:
+        scorer = self._data if self.path and self._data.has_answers else None
+        object.__setattr__(self, "game", Game.of(self.use, self.settings, self.tools, files or NO_FILES, scorer))
+        if not self.path:
             self._require_own_problems()
 
     def _require_own_problems(self) -> None:
@@ -119,10 +120,14 @@ class EnvironmentTask(DataSettings):
             raise raised(f"task.use = {brief(self.use)}", f"making {self.game.kind.__name__}", error) from None
 
     @cached_property
+    def _data(self) -> Data:
+        """The problems of `path`, with the check of their answers."""
+        return Data(**{key: getattr(self, key) for key in DATA_KEYS})
+
+    @cached_property
     def _problems(self) -> dict[str, Sequence[Sample]]:
         if self.path:
-            data = Data(**{key: getattr(self, key) for key in DATA_KEYS})
-            return {split: [_seeded(s, self.seed) for s in data.samples(split)] for split in SPLITS}
+            return {split: [_seeded(s, self.seed) for s in self._data.samples(split)] for split in SPLITS}
         splits = {split: self._own.samples(split) for split in SPLITS}
         for split, samples in splits.items():
             if not samples or not all(isinstance(sample, Sample) for sample in samples):
