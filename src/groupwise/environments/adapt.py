@@ -17,7 +17,9 @@ from groupwise.core.jsonl import writable
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
-from groupwise.environments.tools import Tool, answer, by_name, calls_in, schema_of, without_end
+from groupwise.environments.calls import calls_in, without_end
+from groupwise.environments.tools import Tool, answer
+from groupwise.environments.tools import tools as as_tools
 from groupwise.rewards.functions.adapters import columns, prompt_of
 from groupwise.rewards.functions.results import score_result
 from groupwise.rewards.functions.user import finisher
@@ -47,27 +49,24 @@ def playable(
     fields: Mapping[str, Any],
     tools: Sequence[Callable[..., Any]] = (),
     score: Score | None = None,
-    known: Sequence[Mapping[str, Any]] | None = None,
 ) -> Callable[[], Playable]:
     """What makes an episode of a class, or of tools alone. Raises UsageError where the class has none of the forms.
 
     fields  given to the class for each episode
     score   of a last turn, where there is no class that rewards it
-    known   `schemas(kind, tools)`, where they are known already
     """
     _require_form(kind, tools)
     if kind is not None:
         _require_fields(kind, fields)
         if _has_step(kind):
             return lambda: _Stepped(kind(**fields))
-    shown = schemas(kind, tools) if known is None else known
     names = _methods(kind)
-    by_name([*names, *tools], shown)  # type: ignore[list-item]
+    _tools(kind, tools)
 
     def begin() -> Playable:
         inner = None if kind is None else kind(**fields)
-        functions = [*(getattr(inner, name) for name in names), *tools]
-        return _Called(inner, by_name(functions, shown), score)
+        own = [(getattr(inner, name), name) for name in names]
+        return _Called(inner, as_tools([*own, *((tool, "task.tools") for tool in tools)]), score)
 
     return begin
 
@@ -75,11 +74,7 @@ def playable(
 def schemas(kind: type | None, tools: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
     """The tools as a chat template is given them, methods first; none of a class with `step`. Raises UsageError."""
     _require_form(kind, tools)
-    if kind is not None and _has_step(kind):
-        return []
-    step = "" if kind is None else f" ({kind.__name__} has no step(text), so its public methods are its tools)"
-    own = [schema_of(method, f"{kind.__name__}.{name}{step}") for name, method in _methods(kind).items() if kind]
-    return [*own, *(schema_of(tool, f"task.tools: {getattr(tool, '__name__', tool)!s:.60}") for tool in tools)]
+    return [] if kind is not None and _has_step(kind) else [tool.schema() for tool in _tools(kind, tools)]
 
 
 def roles(kind: type | None, tools: Sequence[Callable[..., Any]]) -> tuple[str, ...]:
@@ -166,8 +161,9 @@ class _Called:
     else `score` of the last turn.
     """
 
-    def __init__(self, inner: Any, tools: Mapping[str, Tool], score: Score | None) -> None:
-        self._inner, self._tools, self._score, self._finish = inner, tools, score, _Finish()
+    def __init__(self, inner: Any, tools: Sequence[Tool], score: Score | None) -> None:
+        self._inner, self._score, self._finish = inner, score, _Finish()
+        self._tools = {tool.name: tool for tool in tools}
         self._sample, self._answers, self._reward = Sample("", "", ""), 0, 0.0
 
     def reset(self, sample: Sample) -> str | None:
@@ -181,7 +177,7 @@ class _Called:
         said = without_end(text)
         calls = calls_in(said)
         with self._random_numbers():
-            messages = tuple(Says("tool", answer(self._tools, call, self._finish)) for call in calls)
+            messages = tuple(Says("tool", answer(call, self._tools, self._finish)) for call in calls)
             reply = self._rewarded(messages, said)
             return reply if calls or reply.cause is not None else self.with_outcome(replace(reply, done=True))
 
@@ -295,6 +291,13 @@ def _methods(kind: type | None) -> dict[str, Callable[..., Any]]:
         for name, member in every
         if not name.startswith("_") and name not in RESERVED
     }
+
+
+def _tools(kind: type | None, tools: Sequence[Callable[..., Any]]) -> tuple[Tool, ...]:
+    """All tools, as they are before there is an instance. Raises UsageError."""
+    what = "" if kind is None else f"task.use: {kind.__name__} has no step(text), so its public methods are tools"
+    own = [(method, what) for method in _methods(kind).values()]
+    return as_tools([*own, *((tool, "task.tools") for tool in tools)])
 
 
 def _require_form(kind: type | None, tools: Sequence[Callable[..., Any]]) -> None:

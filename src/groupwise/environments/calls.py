@@ -1,6 +1,6 @@
 """Tool calls in what a policy said, in the formats that models write them in.
 
-    <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>              Hermes, Qwen, SmolLM2 (a list inside, too)
+    <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>              Hermes, Qwen, SmolLM2; a list, too
     <tool_call><function=add><parameter=a>1</parameter></function></tool_call>  Qwen from 3.5 on, Nemotron
     <|python_tag|>{"name": "add", "parameters": {"a": 1}}                      Llama 3, the tag or not
     [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]                       Mistral
@@ -27,6 +27,8 @@ _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>")
 _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+)?\s*(?:\[ARGS\])?\s*(?=\{)")
 _BARE = re.compile(r'\s*\[?\s*\{\s*"(?:name|type|function)"\s*:')
 _ARGUMENTS = ("arguments", "parameters")
+#: What chat templates end a turn with, where special tokens are written out.
+_TURN_END = re.compile(r"(?:<\|[a-zA-Z_]+\|>|</s>|<end_of_turn>|<eos>)\Z")
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,17 @@ def calls_in(text: str) -> list[Call | Malformed]:
         if (found := form(answer)) is not None:
             return found
     return []
+
+
+def without_end(text: str) -> str:
+    """A turn without the special tokens that end it.
+
+    >>> without_end("4<|im_end|>\\n<|endoftext|>"), without_end("a <|b|> c")
+    ('4', 'a <|b|> c')
+    """
+    while end := _TURN_END.search(text.rstrip()):
+        text = text[: end.start()].rstrip()
+    return text
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ class Game:
         return cls(use, settings, tools, {file.path: file for file in every if file is not None}, scorer)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Its fields and the schemas: another process loads the class itself, and need not make schemas again."""
-        return {**{one.name: getattr(self, one.name) for one in fields(self)}, "schemas": self.schemas}
+        """Its fields alone: another process loads the class itself."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @property
     def sources(self) -> list[Source]:
@@ -102,7 +102,7 @@ class Game:
     def load(self) -> Callable[[], Playable]:
         """What makes an environment. Raises UsageError where the class is none, or does not take `settings`."""
         score = None if self.scorer is None else self.scorer.score
-        return playable(self.kind, self.settings, self.functions, score, self.schemas)
+        return playable(self.kind, self.settings, self.functions, score)
 
 
 def _names(use: str, tools: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -54,7 +54,7 @@ class Tool:
 
         Raises UsageError where transformers cannot make it.
         """
-        from transformers.utils import get_json_schema
+        from transformers.utils.chat_template_utils import get_json_schema  # of runs with tools only: it loads torch
 
         try:
             return get_json_schema(self.function)
@@ -98,7 +98,7 @@ class Tool:
 
 
 def tool(function: Any, what: str) -> Tool:
-    """The function as a tool. Raises UsageError, `what` first, with the first thing that the policy could not know."""
+    """The function as a tool. Raises UsageError, `what` first, with the first thing that a policy could not know."""
     if not (inspect.isfunction(function) or inspect.ismethod(function)):
         raise UsageError(f"{what}: a {type(function).__name__}, not a function; a tool is a function or a method")
     one = Tool(function)

@@ -29,7 +29,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._end = weakref.finalize(self, self._dispatcher.close)
 
     def submit(self, name: str, attempts: Sequence[Attempt | Conversation]) -> list[int]:
-        """Hands attempts, or turns of episodes, over and returns at once, with a ticket for each. Give those of one group together."""
+        """Hands attempts, or turns of episodes, over and returns at once, with a ticket for each. Give those of one
+        group together.
+        """
         if name not in self._rewards:
             raise KeyError(name)
         return self._dispatcher.put([Entry(next(self._tickets), name, attempt) for attempt in attempts])
