@@ -122,17 +122,6 @@ class RowCache:
         self.rows, self._mask = end, None
         self._frame()
 
-    def tokens(self, rows: Tensor, end: Tensor) -> tuple[list[Tensor], Tensor]:
-        """What rows [n] hold before the columns `end` [n]: per layer keys, then values, [tokens,H,D], one row behind the
-        other, and tokens of each [n].
-        """
-        start = self.start[rows]
-        length = end - start
-        behind = length.cumsum(0) - length
-        row = rows.repeat_interleave(length)
-        column = torch.arange(len(row), device=row.device) + (start - self._base - behind).repeat_interleave(length)
-        return [memory[row, :, column] for memory in self._memory], length
-
     def move(self, to: Tensor, origin: Tensor, rows: int) -> None:
         """Copy rows `origin` over rows `to`, and keep the first `rows`."""
         for memory in (*self._memory, self.start, *([] if self._mask is None else [self._mask])):
@@ -142,13 +131,13 @@ class RowCache:
             self._frame()
 
     def sequences(self, rows: Tensor, ends: Tensor) -> list[tuple[Tensor, ...]]:
-        """Of each of these rows a copy of its keys and values, in turn, [H,n,D]: from its start to before column ends[i]."""
-        starts, ends_at = self.start[rows].tolist(), ends.tolist()
-        low, high = min(starts), max(ends_at)
+        """Of each of these rows a copy of its keys and values, in turn, [H,n,D]: its columns before column ends[i]."""
+        starts, stops = self.start[rows].tolist(), ends.tolist()
+        low, high = min(starts), max(stops)
         blocks = [memory[rows, :, low - self._base : high - self._base] for memory in self._memory]
         return [
             tuple(block[i, :, start - low : end - low] for block in blocks)
-            for i, (start, end) in enumerate(zip(starts, ends_at, strict=True))
+            for i, (start, end) in enumerate(zip(starts, stops, strict=True))
         ]
 
     def prepare(self, ahead: int, last: int) -> tuple[Tensor, Tensor | None]:
