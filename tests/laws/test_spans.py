@@ -17,6 +17,7 @@ from tests.laws.episodes import episodes, placed, said
 
 #: Parts that know turns, in rows of others.
 OTHERS = [
+    ("gspo", {"ratio.level": "turn", "advantage.kind": "turn-to-go"}),
     ("grpo", {"advantage.kind": "turn-to-go"}),
     ("rloo", {"advantage.kind": "turn-to-go", "advantage.gamma": 0.5, "ratio.level": "token"}),
 ]

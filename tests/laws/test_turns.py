@@ -98,7 +98,7 @@ def test_chosen_alone_it_reads_the_rewards_of_turns():
 
 
 def test_a_gradient_that_all_tokens_share_is_refused_and_the_remedy_runs_with_the_kl_in_the_reward():
-    with pytest.raises(UsageError, match=r"algorithm\.advantage\.kind \(TurnToGo.*ratio\.level = \"token\""):
+    with pytest.raises(UsageError, match=r"algorithm\.advantage\.kind \(TurnToGo.*ratio\.level = \"turn\""):
         groupwise.algorithm("rloo", {"advantage.kind": "turn-to-go"})
     with pytest.raises(UsageError, match=r"trust\.kind \(Geometric"):
         groupwise.algorithm("gmpo", {"advantage.kind": "turn-to-go"})

@@ -69,12 +69,13 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         varying = [slot for slot, part in self.corrections if part.varies]
-        if varying and (self.ratio.per_completion or self.trust.per_completion):
-            shared = f"ratio.level ({self.ratio})" if self.ratio.per_completion else f"trust.kind ({self.trust})"
+        if varying and (self.ratio.per_completion or self.ratio.per_turn or self.trust.per_completion):
+            shared = f"trust.kind ({self.trust})" if self.trust.per_completion else f"ratio.level ({self.ratio})"
+            unit = "turn" if self.ratio.per_turn and not self.trust.per_completion else "completion"
             remedy = {"mismatch": 'mismatch.kind = "sequence-mis"', "rejection": 'rejection.kind = "sequence"'}
             raise ValueError(
                 f"{varying[0]}.kind ({getattr(self, varying[0])}) corrects each token for itself, but {shared} is one "
-                f"number per completion, gradient included; take {remedy[varying[0]]}, or "
+                f"number per {unit}, gradient included; take {remedy[varying[0]]}, or "
                 'ratio.level = "sequence-token" with a trust region per token'
             )
         self._require_credit_arrives()
@@ -90,8 +91,8 @@ class Algorithm:
             shared = f"ratio.level ({self.ratio})" if self.ratio.per_completion else f"trust.kind ({self.trust})"
             raise ValueError(
                 f"advantage.kind ({self.advantage}) gives each turn an advantage of its own, but {shared} is one "
-                'number per completion, gradient included, and would mix them; take ratio.level = "token" or '
-                '"sequence-token", with a trust region per token'
+                'number per completion, gradient included, and would mix them; take ratio.level = "turn" or '
+                '"token", with a trust region per token'
             )
 
     @property

@@ -13,7 +13,7 @@ from groupwise.algorithms.parts.filters import DropUniform, KeepAll
 from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return
 from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio, Place
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
-from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
+from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
 from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
 from groupwise.algorithms.parts.shaping import Outcome, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
@@ -44,6 +44,7 @@ KINDS: Mapping[str, Mapping[str, type]] = {
         "sequence": SequenceRatio,
         "sequence-token": SequenceTokenRatio,
         "sequence-sum": SequenceSum,
+        "turn": TurnRatio,
     },
     "trust": {"none": NoTrust, "clip": Clip, "soft": SoftGate, "cispo": Cispo, "geometric": Geometric},
     "mismatch": {
