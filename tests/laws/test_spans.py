@@ -17,6 +17,7 @@ from tests.laws.episodes import episodes, placed, said
 
 #: Parts that know turns, in rows of others.
 OTHERS = [
+    ("ppo", {"advantage.level": "turn", "advantage.gamma": 0.9}),
     ("grpo", {"advantage.kind": "gigpo"}),
     ("gspo", {"ratio.level": "turn", "advantage.kind": "turn-to-go"}),
     ("grpo", {"advantage.kind": "turn-to-go"}),
