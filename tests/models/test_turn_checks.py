@@ -101,6 +101,12 @@ def test_thoughts_taken_out_of_earlier_turns_are_fatal_unless_episodes_grow(thin
     assert note.what == fatal.what
 
 
+@pytest.mark.parametrize(("thinking", "fatal"), [("", 0), ("on", 0), ("off", 1)])
+def test_thoughts_stay_between_the_answers_of_tools_and_empty_ones_do_not(thinking: str, fatal: int) -> None:
+    """An empty thought that the prompt opens and closes is not in the next prompt, whoever speaks."""
+    assert sum(finding.fatal for finding in findings(QWEN3_MAKE, ("tool",), thinking=thinking)) == fatal
+
+
 def test_a_template_that_takes_out_more_than_thoughts_is_refused_also_where_episodes_grow() -> None:
     both = QWEN3_MAKE.template or ""
     shorter = Make(both.replace("+ said +", "+ said[:3] +"), QWEN3_MAKE.special, "<|im_end|>", QWEN3_MAKE.tags)
