@@ -114,6 +114,12 @@ def test_a_template_that_takes_out_more_than_thoughts_is_refused_also_where_epis
         assert findings(shorter, ("user",), grows)[0].fatal
 
 
+def test_what_refuses_a_run_is_said_before_what_is_only_noted() -> None:
+    template = REFUSES_TOOLS + (QWEN3_MAKE.template or "")
+    both = findings(Make(template, QWEN3_MAKE.special, "<|im_end|>", QWEN3_MAKE.tags), ("user", "tool"), grows=True)
+    assert [finding.fatal for finding in both] == [True, False]
+
+
 def test_a_tokenizer_that_cannot_tell_text_from_control_tokens_is_refused() -> None:
     chat = Chat(tokenizer_of(SMOLLM2_MAKE))
 
