@@ -13,21 +13,27 @@ Row = dict[str, Any]
 NOTHING = math.nan
 
 
+def own(row: Row) -> np.ndarray:
+    """Which tokens of the row the policy sampled."""
+    one = [{"start": 0, "stop": row["tokens"], "own": True}]
+    return np.concatenate([np.full(s["stop"] - s["start"], s["own"]) for s in row.get("spans", one)])
+
+
 def given(row: Row, name: str) -> np.ndarray:
-    """A column of the row's tokens, float32 as written, NaN where it has none."""
-    return spread(row["per_token"].get(name), len(row["pieces"]), np.float32)
+    """A column of the row's own tokens, float32 as written, NaN where it has none."""
+    return spread(row["per_token"].get(name), len(row["pieces"]), np.float32)[own(row)]
 
 
 def seen(row: Row, number: int, name: str) -> np.ndarray:
-    """What optimizer update `number` saw of the row's tokens."""
+    """What optimizer update `number` saw of the row's own tokens."""
     (update,) = [u for u in row["updates"] if u["update"] == number]
-    return spread(update.get(name), len(row["pieces"]), np.float64 if name == "weight" else np.float32)
+    return spread(update.get(name), len(row["pieces"]), np.float64 if name == "weight" else np.float32)[own(row)]
 
 
 def versions(row: Row) -> np.ndarray:
-    """The weights that sampled each token of a row."""
+    """The weights that sampled each own token of a row."""
     one = [{"start": 0, "stop": row["tokens"], "version": row["version"]}]
-    return np.concatenate([np.full(s["stop"] - s["start"], s["version"]) for s in row.get("spans", one)])
+    return np.concatenate([np.full(s["stop"] - s["start"], s["version"]) for s in row.get("spans", one)])[own(row)]
 
 
 def log_ratio(row: Row, number: int) -> np.ndarray:
@@ -287,6 +293,34 @@ def of_ratios(rows: Sequence[Row], last: int) -> dict[str, float]:
     return {"log_ratio_variance": told["token"].var(), **quantiles}
 
 
+def own_tokens(row: Row, begin: int, stop: int) -> int:
+    spans = row.get("spans") or [{"start": 0, "stop": row["tokens"], "own": True}]
+    return sum(s["stop"] - s["start"] for s in spans if s["own"] and begin <= s["start"] and s["stop"] <= stop)
+
+
+def of_episodes(rows: Sequence[Row]) -> dict[str, float]:
+    if not any("ended" in r for r in rows):
+        return {}
+    longest = max(len(r["turns"]) for r in rows)
+    reasons = ("done", "turns", "tokens", "seconds", "fault")
+    every: dict[str, float] = {
+        "turns_mean": mean(len(r["turns"]) for r in rows),
+        "turns_max": longest,
+        "answer_tokens_mean": mean(r["spans"][-1]["stop"] - r["tokens"] if "spans" in r else 0 for r in rows),
+        **{f"ended.{why}": sum(r["ended"] == why for r in rows) for why in reasons},
+    }
+    for t in range(longest):
+        alive = [r for r in rows if len(r["turns"]) > t]
+        last = [r for r in alive if len(r["turns"]) == t + 1]
+        begins = [r["turns"][t - 1]["stop"] if t else 0 for r in alive]
+        sizes = [own_tokens(r, begin, r["turns"][t]["stop"]) for r, begin in zip(alive, begins, strict=True)]
+        every[f"turns.{t + 1}.alive_share"] = len(alive) / len(rows)
+        every[f"turns.{t + 1}.reward_mean"] = mean(r["turns"][t]["reward"] for r in alive)
+        every[f"turns.{t + 1}.tokens_mean"] = mean(sizes)
+        every[f"turns.{t + 1}.pass_rate"] = mean(right(r) for r in last)
+    return every
+
+
 def recomputed(step: int, rows: Sequence[Row], waiting: int, recipe: dict[str, Any]) -> dict[str, float]:
     """Every metric of the step that its rollouts decide."""
     algorithm, rewards = recipe["algorithm"], recipe.get("rewards", {})
@@ -295,6 +329,7 @@ def recomputed(step: int, rows: Sequence[Row], waiting: int, recipe: dict[str, A
         **of_generated(
             [r for r in rows if r["fresh"]], {name: table.get("weight", 1.0) for name, table in rewards.items()}
         ),
+        **of_episodes([r for r in rows if r["fresh"]]),
         **of_refill(rows, waiting, algorithm["filter"]["kind"] == "drop-uniform"),
         **of_batch(trained, algorithm["kl"]),
         **of_engine(trained, step - 1),

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import groupwise
 from groupwise.algorithms.laws.draws import Draw, draw
-from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
+from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
+from groupwise.core.errors import UsageError
 
-ALL = [TokenRatio(), SequenceRatio(), SequenceTokenRatio(), SequenceSum()]
+ALL = [TokenRatio(), SequenceRatio(), SequenceTokenRatio(), SequenceSum(), TurnRatio()]
 
 
 def value_and_gradient(part, b: Draw, upstream: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,11 +20,27 @@ def value_and_gradient(part, b: Draw, upstream: Tensor) -> tuple[Tensor, Tensor]
     return value.detach(), torch.autograd.grad(value, live, upstream)[0]
 
 
+def runs(at: list[int]) -> list[list[int]]:
+    """Places in order, cut where one is left out."""
+    turns: list[list[int]] = []
+    for t in at:
+        if turns and turns[-1][-1] == t - 1:
+            turns[-1].append(t)
+        else:
+            turns.append([t])
+    return turns
+
+
 def written_out(part, b: Draw, upstream: Tensor) -> tuple[Tensor, Tensor]:
     """Value and gradient, completion by completion: d log r_t / d live_u summed against the upstream gradient."""
     value, gradient = torch.zeros_like(b.live), torch.zeros_like(b.live)
     for i in range(len(b.mask)):
         at = b.mask[i].nonzero()[:, 0].tolist()
+        if isinstance(part, TurnRatio):
+            for turn in runs(at):
+                mean = sum(float(b.live[i, t] - b.old[i, t]) for t in turn) / len(turn)
+                value[i, turn], gradient[i, turn] = mean, float(upstream[i, turn].sum()) / len(turn)
+            continue
         own = [float(b.live[i, t] - b.old[i, t]) for t in at]
         for t, log_ratio in zip(at, own, strict=True):
             share = {TokenRatio: log_ratio, SequenceSum: sum(own)}.get(type(part), sum(own) / len(own))
@@ -58,3 +76,19 @@ def test_used_as_it_is_within_the_limit_and_clamped_without_gradient_beyond(part
 def test_on_policy_every_log_ratio_is_exactly_zero(part):
     b = draw(0)
     assert (part(b.old, b.old, b.mask) == 0).all()
+
+
+def test_with_one_turn_the_turns_ratio_is_the_sequences_in_value_and_gradient(batch):
+    lengths = batch.mask.sum(-1, keepdim=True)
+    batch.mask = (torch.arange(batch.mask.shape[1]) >= 1) & (torch.arange(batch.mask.shape[1]) < 1 + lengths)
+    upstream = torch.randn(batch.mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    turn, sequence = (value_and_gradient(part, batch, upstream) for part in (TurnRatio(), SequenceRatio()))
+    for one, other in zip(turn, sequence, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("correction", [{"mismatch.kind": "tis"}, {"rejection.kind": "token"}], ids=str)
+def test_a_correction_that_varies_within_a_turn_is_refused_and_one_of_the_completion_is_not(correction):
+    with pytest.raises(UsageError, match=r"ratio\.level \(TurnRatio\(\)\) is one number per turn"):
+        groupwise.algorithm("grpo", {"ratio.level": "turn", **correction})
+    groupwise.algorithm("grpo", {"ratio.level": "turn", "mismatch.kind": "sequence-mis"})

@@ -31,6 +31,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "gspo": {"algorithm.name": "gspo"},
     "ppo": {"algorithm.name": "ppo"},  # four passes, a critic, a KL in the reward, scores of steps
     "turns": {"rollout.turn_tokens": 5, "steps": 5},  # tokens of several versions in a completion
+    "episodes": {
+        "task": {"name": "guess-number"},
+        "sampling.stop": ["\n"],
+        "sampling.max_new_tokens": 48,
+        "warm_start.steps": 150,
+    },
     "tis": {"algorithm.mismatch.kind": "tis"},
     "several": {"rewards.task": {}, "rewards.repetition": {"weight": 0.1}},
     "reward": {
@@ -134,6 +140,8 @@ def test_the_runs_show_what_they_are_for(folders: dict[str, Path]):
     assert most("grpo", "kl_mean") > 0
     assert most("tis", "correction_mean") > 0
     assert most("turns", "token_age_max") > 1 > min(row["token_age_mean"] for row in steps(folders["turns"]))
+    assert most("episodes", "turns.3.alive_share") > 0 < most("episodes", "answer_tokens_mean")
+    assert most("episodes", "turns.1.pass_rate") == 1, "only what is solved ends with the first turn"
     assert most("several", "rewards.repetition.spread_within_groups") >= 0
     assert most("learned", "learned_mean") != most("learned", "score_mean")
     assert most("reward", "groups_dropped") > 0

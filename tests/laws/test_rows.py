@@ -32,7 +32,7 @@ def test_settings_are_the_inverse_of_algorithm_whatever_part_is_swapped_in(name,
     try:
         row = groupwise.algorithm(name, chosen)
     except UsageError as refused:
-        assert re.match(r"algorithm\.((mismatch|rejection)\.kind|kl\.place) \(", str(refused))  # noqa: PT017
+        assert re.match(r"algorithm\.((mismatch|rejection|advantage)\.kind|kl\.place) \(", str(refused))  # noqa: PT017
         return
     assert type(getattr(row, slot)) is KINDS[slot][kind]
     assert groupwise.algorithm(name, settings(row)) == row

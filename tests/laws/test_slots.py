@@ -159,6 +159,11 @@ class WholeRatio(TokenRatio):
 
 
 @dataclass(frozen=True)
+class TurnRatioByToken(TokenRatio):
+    per_turn = True
+
+
+@dataclass(frozen=True)
 class Attached(Mismatch):
     equation = "c = k"
 
@@ -277,7 +282,8 @@ BREAKS: list[tuple[Any, str, str]] = [
     (Boasting(), "share is from 0 to 1", "gradient["),
     (Whole(), "per_completion says", "per_completion is True, and it is False"),
     (Shifted(), "it is 0 where the policy has not moved", "is 0.1 instead of 0"),
-    (WholeRatio(), "per_completion says", "per_completion is True, and it is False"),
+    (WholeRatio(), "per_completion and per_turn say", "per_completion is True, and it is False"),
+    (TurnRatioByToken(), "per_completion and per_turn say", "per_turn is True, and it is False"),
     (Attached(), "a correction has no gradient", "detach it"),
     (Steady(), "varies says", "varies is False"),
     (Halved(), "a rejection is 1 or 0", "numbers other than 0 and 1"),

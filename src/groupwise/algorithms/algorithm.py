@@ -47,7 +47,8 @@ class Algorithm:
     watch    what to look at while it trains, and what good looks like
     passes   passes over a batch unless the recipe says otherwise
 
-    Raises ValueError where a correction per token meets a ratio or trust region that is one number per completion.
+    Raises ValueError where a correction per token, or an advantage per turn, meets a ratio or trust region that is one
+    number per completion.
     """
 
     name: str
@@ -68,18 +69,30 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         varying = [slot for slot, part in self.corrections if part.varies]
-        if varying and (self.ratio.per_completion or self.trust.per_completion):
-            shared = f"ratio.level ({self.ratio})" if self.ratio.per_completion else f"trust.kind ({self.trust})"
+        if varying and (self.ratio.per_completion or self.ratio.per_turn or self.trust.per_completion):
+            shared = f"trust.kind ({self.trust})" if self.trust.per_completion else f"ratio.level ({self.ratio})"
+            unit = "turn" if self.ratio.per_turn and not self.trust.per_completion else "completion"
             remedy = {"mismatch": 'mismatch.kind = "sequence-mis"', "rejection": 'rejection.kind = "sequence"'}
             raise ValueError(
                 f"{varying[0]}.kind ({getattr(self, varying[0])}) corrects each token for itself, but {shared} is one "
-                f"number per completion, gradient included; take {remedy[varying[0]]}, or "
+                f"number per {unit}, gradient included; take {remedy[varying[0]]}, or "
                 'ratio.level = "sequence-token" with a trust region per token'
             )
-        if self.advantage.reads_steps and self.kl.in_reward:
+        self._require_credit_arrives()
+        if self.advantage.reads_steps and not self.advantage.by_turn and self.kl.in_reward:
             raise ValueError(
                 f"kl.place ({self.kl.place}) puts a penalty on every token; advantage.kind ({self.advantage}) "
                 'reads rewards at step ends only; take kl.place = "loss"'
+            )
+
+    def _require_credit_arrives(self) -> None:
+        """A gradient that all tokens share would give each turn the mean of the turns' advantages."""
+        if self.advantage.by_turn and (self.ratio.per_completion or self.trust.per_completion):
+            shared = f"ratio.level ({self.ratio})" if self.ratio.per_completion else f"trust.kind ({self.trust})"
+            raise ValueError(
+                f"advantage.kind ({self.advantage}) gives each turn an advantage of its own, but {shared} is one "
+                'number per completion, gradient included, and would mix them; take ratio.level = "turn" or '
+                '"token", with a trust region per token'
             )
 
     @property

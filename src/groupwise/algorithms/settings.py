@@ -13,10 +13,11 @@ from groupwise.algorithms.parts.filters import DropUniform, KeepAll
 from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return
 from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio, Place
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
-from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
+from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
 from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
 from groupwise.algorithms.parts.shaping import Outcome, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
+from groupwise.algorithms.parts.turns import TurnToGo
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.settings import required
 from groupwise.core.user_code import NO_FILES, Files, load, offered_name, raised, use_of
@@ -32,6 +33,7 @@ KINDS: Mapping[str, Mapping[str, type]] = {
         "group-mean": GroupMean,
         "leave-one-out": LeaveOneOut,
         "process-zscore": ProcessZScore,
+        "turn-to-go": TurnToGo,
         "return": Return,
         "gae": GAE,
         "td": OneStepTD,
@@ -42,6 +44,7 @@ KINDS: Mapping[str, Mapping[str, type]] = {
         "sequence": SequenceRatio,
         "sequence-token": SequenceTokenRatio,
         "sequence-sum": SequenceSum,
+        "turn": TurnRatio,
     },
     "trust": {"none": NoTrust, "clip": Clip, "soft": SoftGate, "cispo": Cispo, "geometric": Geometric},
     "mismatch": {
@@ -90,8 +93,9 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None, files: Fi
     """The catalog's row `name`, with the keys a recipe has under [algorithm] laid over it.
 
     A slot's part is chosen by its name (`trust.kind = "soft"`), or by the file that it is in
-    (`trust.use = "my_parts.py:StaleClip"`); `files` are those that a run keeps. Raises UsageError naming the nearest
-    keys or values that exist, or the parts that do not go together.
+    (`trust.use = "my_parts.py:StaleClip"`); `files` are those that a run keeps. Where an advantage is chosen that reads
+    rewards at step ends, and nothing is said of the shaping, the rewards are those of steps. Raises UsageError naming
+    the nearest keys or values that exist, or the parts that do not go together.
 
     >>> algorithm("grpo", {"trust.epsilon_high": 0.28}).trust
     Clip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=0.0)
@@ -108,6 +112,8 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None, files: Fi
         else:
             known = ["name", *KINDS, "kl", "entropy_coefficient"]
             raise UsageError(f"algorithm.{slot}: there is no such key; {nearest(slot, known)}")
+    if "shaping" not in slots and getattr(changed.get("advantage"), "reads_steps", False):
+        changed["shaping"] = row.shaping if row.shaping.reads_steps else Steps()
     try:
         return dataclasses.replace(row, **changed)  # type: ignore[arg-type]
     except ValueError as error:

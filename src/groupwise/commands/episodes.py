@@ -1,16 +1,18 @@
 """What plays a run's episodes, where its task has an environment."""
 
 import os
-from collections.abc import Sequence
 from functools import partial
 
 from groupwise.config.plan import Plan
 from groupwise.core.engine import Engine
-from groupwise.core.environment import Environments, Says
+from groupwise.core.environment import Environments
 from groupwise.environments.inline import InlineEnvironments
 from groupwise.environments.pool import PoolEnvironments
 from groupwise.models.chat import Chat
-from groupwise.models.load import Policy, text_ids
+from groupwise.models.glue import Glue
+from groupwise.models.load import Policy
+from groupwise.models.template_checks import require_no_fatal
+from groupwise.models.turn_checks import check_turns
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.turns import Sampler, advance
@@ -33,14 +35,17 @@ def environments_of(plan: Plan) -> Environments | None:
 def episodes_of(
     plan: Plan, policy: Policy, chat: Chat, engine: Engine, environments: Environments | None
 ) -> Episodes | None:
-    """What plays its episodes; None for a task without an environment."""
+    """What plays its episodes; None for a task without an environment. Raises UsageError for a chat template under
+    which the ids of a conversation do not only grow.
+    """
     if environments is None or not isinstance(plan.task, EnvironmentTask):
         return None
 
-    def glue(turn: Sequence[int], messages: Sequence[Says]) -> tuple[int, ...]:
-        return tuple(text_ids(policy.tokenizer, ["".join(m.text for m in messages)], "")[0])
-
-    return Episodes(engine, environments, glue, chat.encode, policy.decode, plan.task.limits)
+    roles = plan.task.game.roles
+    require_no_fatal(check_turns(chat, policy.eos, roles, grows=plan.task.history == "grow"))
+    glue = Glue(chat, policy.eos).glue
+    decode = policy.decode_all if environments.with_special else policy.decode
+    return Episodes(engine, environments, glue, chat.encode, decode, plan.task.limits)
 
 
 def sampler_of(plan: Plan, policy: Policy, chat: Chat, engine: Engine, environments: Environments | None) -> Sampler:

@@ -13,7 +13,7 @@ from groupwise.config.rewards import describe_mix
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import brief, listed
 from groupwise.core.measure import CORRECTNESS, Measure
-from groupwise.core.task import Notes, ScoresSteps, Task
+from groupwise.core.task import Notes, PlaysTurns, ScoresSteps, Task
 from groupwise.core.user_code import Source
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import Mix
@@ -251,12 +251,14 @@ def _decided_by_the_task(plan: Plan) -> list[str]:
         return []
     row = plan.algorithm
     groups = not isinstance(row.filter, KeepAll) and row.filter.metric == CORRECTNESS
-    steps = row.reads_steps and isinstance(plan.task, ScoresSteps)
+    steps = row.reads_steps and isinstance(plan.task, (ScoresSteps, PlaysTurns))
     decisions = {"which groups train (algorithm.filter)": groups, "step rewards (algorithm.shaping)": steps}
     return [what for what, decided in decisions.items() if decided]
 
 
 def _describe_steps(task: Task) -> str:
+    if isinstance(task, PlaysTurns):
+        return "the rewards of the turns"
     return "by the task" if isinstance(task, ScoresSteps) else "this task has none: rewards come at the end only"
 
 

@@ -20,6 +20,7 @@ from groupwise.core.user_code import NO_FILES, Files, Source, source_of
 from groupwise.journal import code
 from groupwise.rewards.functions.user import FromFile
 from groupwise.rollout.scoring import Mix, has_answers
+from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.make import TASKS, chosen_by, task
 from groupwise.training.critic import CriticSettings
 from groupwise.training.rollback import Guard
@@ -129,7 +130,8 @@ def _own_code(row: Algorithm, problems: Task, mix: Mix) -> list[Source]:
     """The files of the user's own that a run is made of, each once."""
     kinds = [type(part) for part in (*row.parts.values(), row.kl.estimator, problems)]
     of_rewards = [reward.source for reward in mix.own.values() if isinstance(reward, FromFile)]
-    every = [*(source for kind in kinds if (source := source_of(kind))), *of_rewards]
+    of_task = problems.game.sources if isinstance(problems, EnvironmentTask) else []
+    every = [*(source for kind in kinds if (source := source_of(kind))), *of_rewards, *of_task]
     return list({source.path: source for source in every}.values())
 
 

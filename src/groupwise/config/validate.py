@@ -14,11 +14,12 @@ from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.paths import location
 from groupwise.core.reward import TASK
-from groupwise.core.task import Bounded, Notes, ScoresSteps
+from groupwise.core.task import Bounded, Notes, PlaysTurns, ScoresSteps
 from groupwise.health.symptoms.base import RECENT
 from groupwise.models.precision import require_precision
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import has_answers
+from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
 from groupwise.training.initial_policy import check_model
 from groupwise.training.reference import START
@@ -69,6 +70,7 @@ def require_runnable(plan: Plan) -> None:
         require_precision(f"{section}.precision", getattr(recipe, section).precision, recipe.device)
     _require_time_to_score(plan)
     _require_steps(plan)
+    _require_whole_episodes(plan)
     _require_sources(plan)
     _require_scores(plan)
     require_mix(plan.mix, plan.algorithm, recipe.preference is not None)
@@ -199,8 +201,8 @@ def _require_other_scores(plan: Plan) -> None:
 
 
 def _require_steps(plan: Plan) -> None:
-    """An algorithm that reads scores of steps has them."""
-    if plan.algorithm.needs_steps and not isinstance(plan.task, ScoresSteps):
+    """An algorithm that reads scores of steps has them; an episode's turns are its steps."""
+    if plan.algorithm.needs_steps and not isinstance(plan.task, ScoresSteps | PlaysTurns):
         raise UsageError(
             f"algorithm.name = {plan.algorithm.name!r}: it needs scores of steps, and {plan.task} has none"
         )
@@ -208,6 +210,16 @@ def _require_steps(plan: Plan) -> None:
         raise UsageError(
             f"algorithm.advantage.kind: {describe(plan.algorithm.advantage)} reads rewards at step ends, and "
             f'{describe(plan.algorithm.shaping)} gives none there; set algorithm.shaping.kind = "steps"'
+        )
+
+
+def _require_whole_episodes(plan: Plan) -> None:
+    """An episode is played in one go."""
+    tokens = plan.recipe.rollout.turn_tokens
+    if tokens is not None and isinstance(plan.task, EnvironmentTask):
+        raise UsageError(
+            f"rollout.turn_tokens = {tokens}: an episode is played whole and does not wait for newer weights; take it "
+            "out (task.turn_tokens is the limit of a turn)"
         )
 
 

@@ -41,6 +41,16 @@ class ScoresSteps(Protocol):
 
 
 @runtime_checkable
+class PlaysTurns(Protocol):
+    """A task whose completions are episodes: their turns are their steps, and each has its reward.
+
+    max_turns  the policy's in an episode at most
+    """
+
+    max_turns: int
+
+
+@runtime_checkable
 class Streams(Protocol):
     """A task that generates its training problems one by one, harder ones as the policy gets better.
 

@@ -100,6 +100,12 @@ def source(use: str, what: str, files: Files = NO_FILES) -> Source | None:
     return files[path] if path in files else _read(path, what)
 
 
+def whole_use(use: str, what: str, files: Files = NO_FILES) -> str:
+    """The same with the file's absolute path, so that it can be found from any folder; a module's as it is."""
+    file = source(use, what, files)
+    return f"{file.path}:{use.rpartition(':')[2]}" if file else use
+
+
 def load(use: str, what: str, files: Files = NO_FILES) -> Any:
     """What `use` names. Raises UsageError, with the user's traceback as its note, where it cannot be loaded."""
     where, name = _divided(use, what)

@@ -8,6 +8,7 @@ from groupwise.core.measure import REWARD, Measure, differ, logged_means, values
 from groupwise.core.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of, merge
 from groupwise.core.records import Completion, Group
 from groupwise.core.stream import RolloutResult, Sampled
+from groupwise.diagnostics.episodes import episode_metrics
 
 
 def group_metrics(groups: Sequence[Group], measure: Measure = Measure()) -> dict[str, Value]:
@@ -19,6 +20,7 @@ def group_metrics(groups: Sequence[Group], measure: Measure = Measure()) -> dict
         **_part_metrics(groups),
         **_source_metrics(groups, measure),
         **_fault_metrics(completions),
+        **episode_metrics(completions, measure),
         "score_mean": mean_of(scores),
         "length_mean": mean_of([c.length for c in completions]),
         "length_max": Max(max((c.length for c in completions), default=0)),

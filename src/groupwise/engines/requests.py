@@ -40,6 +40,10 @@ def _require_request(number: int, request: Request, limit: int, context: int, vo
             f"request {number}: drawn is {request.drawn} of {prompt} tokens, first {request.first}; a prompt has at "
             "least one token that was not drawn, and completions count from 0"
         )
+    if not 0 <= request.held <= prompt:
+        raise UsageError(
+            f"request {number}: held is {request.held} of {prompt} tokens; it counts the first tokens of the prompt"
+        )
     if prompt + limit > context:
         remedy = f"set max_new_tokens to at most {context - prompt}" if prompt < context else "shorten the prompt"
         raise UsageError(

@@ -25,11 +25,12 @@ def rollout_rows(
     """
     fresh = {id(g) for g in result.generated}
     trained, waiting = {id(g) for g in result.groups}, {id(g) for g in result.surplus}
-    credit = _credit(batch, tokens)
+    credit, by_turn = _credit(batch, tokens), _advantages_of_turns(batch, result.groups)
     for number, group in enumerate([*result.groups, *(g for g in result.generated if id(g) not in trained)]):
         fate = "trained" if id(group) in trained else "surplus" if id(group) in waiting else "dropped"
         for completion in group.completions:
             reward, advantage, by_token = next(credit) if fate == "trained" else (None, None, {})
+            of_turns = next(by_turn) if fate == "trained" else []
             yield {
                 "step": step,
                 "group": number,
@@ -38,6 +39,7 @@ def rollout_rows(
                 "reward": reward,
                 "advantage": advantage,
                 **completion_columns(group, completion, measure),
+                **({"turns": turn_columns(completion, of_turns)} if completion.turns else {}),
                 **({"pieces": spell(completion.tokens)} if by_token else {}),
                 **by_token,
             }
@@ -50,6 +52,28 @@ def _credit(batch: Batch, tokens: PerToken) -> Iterator[tuple[float, float, dict
     by_row = tokens.rows()
     for row, (r, a) in enumerate(zip(reward, advantage, strict=True)):
         yield r, a, by_row.get(row, {})
+
+
+def _advantages_of_turns(batch: Batch, groups: Sequence[Group]) -> Iterator[list[float]]:
+    """Of each row of the batch: the advantage at the last token of each of its turns."""
+    rows = [(len(group.prompt.tokens), completion) for group in groups for completion in group.completions]
+    advantage = batch.need("advantage")
+    for row, (prompt, completion) in enumerate(rows):
+        yield [float(advantage[row, prompt + turn.stop - 1]) for turn in completion.turns]
+
+
+def turn_columns(episode: Completion, advantages: Sequence[float] = ()) -> list[dict[str, Any]]:
+    """What a row says of each turn of an episode."""
+    return [
+        {
+            "stop": turn.stop,
+            "reward": turn.reward,
+            **({"advantage": advantages[i]} if i < len(advantages) else {}),
+            **({"state": turn.state} if turn.state else {}),
+            **({"fault": turn.fault} if turn.fault else {}),
+        }
+        for i, turn in enumerate(episode.turns)
+    ]
 
 
 def completion_columns(group: Group, completion: Completion, measure: Measure) -> dict[str, Any]:
@@ -73,7 +97,8 @@ def completion_columns(group: Group, completion: Completion, measure: Measure) -
         "logp_engine": math.fsum(completion.logp_engine),
         "version": completion.version,
         **({"spans": completion.spans} if len(completion.spans) > 1 else {}),
-        **({"steps": completion.steps} if completion.steps else {}),
+        **({"steps": completion.steps} if completion.steps and not completion.turns else {}),
+        **({"ended": completion.ended} if completion.ended is not None else {}),
     }
 
 

@@ -46,11 +46,16 @@ class ChatSettings(Settings):
 class Chat:
     """A tokenizer and the way samples are put to it. `template` is the Jinja text, None where prompts are plain."""
 
-    def __init__(self, tokenizer: Any, settings: ChatSettings | None = None) -> None:
-        """Raises UsageError where the template is missing, does not render or takes too much for a few words, or a
-        setting has nothing to act on.
+    def __init__(
+        self, tokenizer: Any, settings: ChatSettings | None = None, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """`tools` are JSON schemas of functions that the policy may call, as the template gets them.
+
+        Raises UsageError where the template is missing, does not render or takes too much for a few words, or a
+        setting or the tools have nothing that reads them.
         """
         self.tokenizer, self.settings = tokenizer, settings or ChatSettings()
+        self.tools = [dict(tool) for tool in tools]
         self.template = _template(tokenizer, self.settings.template)
         tokens = json.dumps(tokenizer.special_tokens_map, default=str)
         if self.template is not None and (wrong := excess(self.template, tokens)):
@@ -61,6 +66,7 @@ class Chat:
         #: Whether prompts begin with the tokenizer's BOS, whoever writes it.
         self.has_bos = _begins(tokenizer, self.ids(self.render(QUESTION) if self.template is not None else ""))
         self._take_settings()
+        self._require_tools_read()
 
     def encode(self, sample: Sample) -> tuple[int, ...]:
         """The ids the engine is given: the rendered prompt with exactly one BOS where the tokenizer puts one."""
@@ -95,7 +101,7 @@ class Chat:
             return [{"role": "system", "content": self.settings.system}, *own]
         return list(own)
 
-    def render(self, messages: Sequence[Message], where: str = "", prompt: bool = True, **variables: bool) -> str:
+    def render(self, messages: Sequence[Message], where: str = "", prompt: bool = True, **variables: Any) -> str:
         """The template's text of `messages`, with the generation prompt where it is a `prompt`.
 
         `variables` go to the template as they are. Raises UsageError, `where` and the template's own words, where it
@@ -107,7 +113,7 @@ class Chat:
                 chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=prompt,
-                **{**self._variables, **variables},
+                **{"tools": self.tools or None, **self._variables, **variables},
             )
         except Exception as error:  # a template is a program: it can raise anything
             raise UsageError(
@@ -136,6 +142,8 @@ class Chat:
             parts.append(f"thinking {self.settings.thinking}")
         if self.settings.open:
             parts.append(f"answers begin with {self.settings.open!r}, not trained")
+        if self.tools:
+            parts.append(f"tools {self._tool_names()}")
         return "; ".join(parts)
 
     def _source(self) -> str:
@@ -160,6 +168,22 @@ class Chat:
                 "would change nothing; take it out, and use chat.open to begin the thinking"
             )
         self._variables["enable_thinking"] = self.settings.thinking == "on"
+
+    def _require_tools_read(self) -> None:
+        """Refuse tools that no prompt would mention."""
+        if not self.tools:
+            return
+        if self.template is not None and self.render(QUESTION) != self.render(QUESTION, tools=None):
+            return
+        reads = "there is no chat template" if self.template is None else f"the chat template ({self._source()}) reads"
+        raise UsageError(
+            f"{reads}{' to read' if self.template is None else ' no'} tools, so no prompt would say that there is "
+            f"{self._tool_names()}; set chat.template to a Jinja file that writes each of `tools`, say by "
+            "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+        )
+
+    def _tool_names(self) -> str:
+        return ", ".join(str(tool.get("function", tool).get("name", "?")) for tool in self.tools)
 
 
 def _template(tokenizer: Any, wanted: str) -> str | None:

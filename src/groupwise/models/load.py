@@ -55,6 +55,10 @@ class Policy:
         """A completion's text, without special tokens."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
+    def decode_all(self, tokens: tuple[int, ...]) -> str:
+        """The same with special tokens written out."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
 
 def model_folder(model: str) -> Path:
     """A model's folder, from its path or its id on a model hub (which is downloaded once, then read from the cache).
@@ -166,7 +170,7 @@ def prompt_ids(tokenizer: Any, prompts: list[str], where: str = "") -> list[list
     Raises UsageError, `where` first, where the tokenizer cannot read one.
     """
     end = tokenizer.eos_token_id
-    with _reading(where):
+    with reading(where):
         return [ids[:-1] if ids and ids[-1] == end else ids for ids in tokenizer(prompts)["input_ids"]]
 
 
@@ -175,12 +179,13 @@ def text_ids(tokenizer: Any, texts: list[str], where: str = "") -> list[list[int
 
     Raises UsageError, `where` first, where the tokenizer cannot read one.
     """
-    with _reading(where):
+    with reading(where):
         return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 @contextmanager
-def _reading(where: str) -> Iterator[None]:
+def reading(where: str) -> Iterator[None]:
+    """Raises UsageError, `where` first, for whatever a tokenizer raises over a text."""
     try:
         yield
     except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have

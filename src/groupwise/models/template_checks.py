@@ -92,7 +92,7 @@ def _texts_rendered(chat: Chat, used: Collection[str]) -> Iterator[Finding]:
             text = chat.render(conversation)
         except UsageError as error:
             if role in used:
-                yield _template_finding(f"refuses {_whose(role)}: {error}", _without(role), True)
+                yield template_finding(f"refuses {_whose(role)}: {error}", _without(role), True)
             continue
         for message in conversation:
             earlier = message is _MARKS[1]
@@ -100,10 +100,10 @@ def _texts_rendered(chat: Chat, used: Collection[str]) -> Iterator[Finding]:
             content = message["content"]
             start = text.find(content.split()[0])
             if start < 0:
-                yield _template_finding(f"drops {whose}", _without(message["role"]), role in used)
+                yield template_finding(f"drops {whose}", _without(message["role"]), role in used)
             elif content.strip() not in text:
                 around = text[max(0, start - 5) : start + 40]
-                yield _template_finding(f"changes {whose}: {around!r}", "see that it is meant")
+                yield template_finding(f"changes {whose}: {around!r}", "see that it is meant")
 
 
 def _whose(role: str) -> str:
@@ -128,11 +128,11 @@ def _answer(chat: Chat, ends: Collection[int]) -> Iterator[Finding]:
     try:
         answered = chat.render([_QUESTION, {"role": "assistant", "content": opened}], prompt=False)
     except UsageError as error:
-        yield _template_finding(f"an answered question cannot be checked: {error}", "check its end id")
+        yield template_finding(f"an answered question cannot be checked: {error}", "check its end id")
         return
     before, mark, after = answered.partition(_ANSWER)
     if not mark:
-        yield _template_finding("drops the answer of a question", "the start of answers is unchecked")
+        yield template_finding("drops the answer of a question", "the start of answers is unchecked")
         return
     prompt, start = chat.render([_QUESTION]), before.rstrip().removesuffix(chat.settings.open.strip()).rstrip()
     if prompt == chat.render([_QUESTION], prompt=False) and start != prompt.rstrip():
@@ -140,7 +140,7 @@ def _answer(chat: Chat, ends: Collection[int]) -> Iterator[Finding]:
             f"a template without a generation prompt: after a question it writes {_after(prompt)!r}, but an answered "
             f"one has {_after(before)!r} before the answer"
         )
-        yield _template_finding(what, "add {% if add_generation_prompt %}...{% endif %} to it", True)
+        yield template_finding(what, "add {% if add_generation_prompt %}...{% endif %} to it", True)
         return
     yield from _border(chat, prompt + chat.settings.open, before, answered)
     yield from _ending(chat, ends, after)
@@ -156,21 +156,21 @@ _UNKNOWN = "training is not touched, for nothing is rendered again, but the mode
 def _border(chat: Chat, prompt: str, before: str, answered: str) -> Iterator[Finding]:
     """Prefix preservation: an answered question begins with the very ids that the answer was sampled after."""
     if not answered.startswith(prompt):
-        rendered, expected = _where_they_part(answered, prompt)
+        rendered, expected = where_they_part(answered, prompt)
         what = f"renders an answered question otherwise than the prompt of its answer: {rendered} in place of"
-        yield _template_finding(f"{what} {expected}", _UNKNOWN)
+        yield template_finding(f"{what} {expected}", _UNKNOWN)
         return
     between = before[len(prompt) :]
     if between.replace(OPEN, "").replace(CLOSE, "").strip():  # an empty thinking is the model's to write, or to leave
         what = f"a generation prompt that stops short: an answered question has {between!r} before the answer"
-        yield _template_finding(what, "see that the model writes that by itself")
+        yield template_finding(what, "see that the model writes that by itself")
         return
     head, full = chat.ids(prompt), chat.ids(answered)
     if full[: len(head)] != head:
-        yield _template_finding(f"a token straddles the border after {prompt[-10:]!r}", _UNKNOWN)
+        yield template_finding(f"a token straddles the border after {prompt[-10:]!r}", _UNKNOWN)
 
 
-def _where_they_part(text: str, other: str, reach: int = 30) -> tuple[str, str]:
+def where_they_part(text: str, other: str, reach: int = 30) -> tuple[str, str]:
     """What follows in two texts after what they begin with alike, quoted."""
     shortest = min(len(text), len(other))
     at = next((i for i in range(shortest) if text[i] != other[i]), shortest)
@@ -191,10 +191,10 @@ def _ending(chat: Chat, ends: Collection[int], after: str) -> Iterator[Finding]:
             "run on to the limit"
         )
         remedy = f"add {closing[0]} to eos_token_id in the model's generation_config.json"
-        yield _template_finding(what, remedy, True)
+        yield template_finding(what, remedy, True)
     if not closing:
         what = f"closes an answer with {after!r}, which holds no id that ends a completion"
-        yield _template_finding(what, f"the model itself must end its answers with {named}")
+        yield template_finding(what, f"the model itself must end its answers with {named}")
 
 
 def _special(chat: Chat) -> dict[int, str]:
@@ -219,8 +219,8 @@ def _later_turns(chat: Chat) -> Iterator[Finding]:
         return
     why = "renders earlier turns anew" if "Zq7" in after else "takes the thinking out of earlier answers"
     what = f"{why}: what was sampled in one turn is not what the next turn reads"
-    remedy = "single-turn runs are not touched; a run of several turns would train on other ids than it sampled"
-    yield _template_finding(what, remedy)
+    remedy = "single-turn runs are not touched; those of environments are looked at further"
+    yield template_finding(what, remedy)
 
 
 def _thinking_tags(chat: Chat) -> Iterator[Finding]:
@@ -233,10 +233,11 @@ def _thinking_tags(chat: Chat) -> Iterator[Finding]:
 def _date(chat: Chat) -> Iterator[Finding]:
     if "strftime_now" in (chat.template or ""):
         remedy = "write the date into a copy of the template and set chat.template to it"
-        yield _template_finding("may write today's date: a run goes on with other prompts tomorrow", remedy)
+        yield template_finding("may write today's date: a run goes on with other prompts tomorrow", remedy)
 
 
-def _template_finding(what: str, remedy: str, fatal: bool = False) -> Finding:
+def template_finding(what: str, remedy: str, fatal: bool = False) -> Finding:
+    """What is wrong with a template."""
     return Finding(what, "chat template", remedy, fatal)
 
 
@@ -303,6 +304,6 @@ def _round_trip(chat: Chat, text: str, ids: Sequence[int], where: str) -> Iterat
     back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     before, after = _bare(text, tokenizer.bos_token), _bare(back, tokenizer.bos_token)
     if before != after:
-        written, read = _where_they_part(before, after)
+        written, read = where_they_part(before, after)
         what = f"the tokenizer changes it: {written} is read as {read}"
         yield "round trip", Finding(what, where, "see that nothing is lost that an answer needs", False)

@@ -36,13 +36,16 @@ def begins_at_zero(part: Any, batch: Draw) -> str:
 
 
 def moves_as_it_declares(part: Any, batch: Draw) -> str:
-    """Whether one token's log-probability moves another token's ratio."""
-    at = batch.mask[int(batch.mask.sum(-1).argmax())].nonzero()[:2, 0].tolist()
-    row = int(batch.mask.sum(-1).argmax())
+    """Whether one token's log-probability moves that of another token of its turn, and of another turn."""
+    mask = torch.zeros_like(batch.mask)
+    mask[:, :2] = mask[:, 3:5] = True
     live = batch.live.clone().requires_grad_(True)
-    value = part(live, batch.old, batch.mask)[row, at[1]]
-    shared = value.requires_grad and bool(torch.autograd.grad(value, live)[0][row, at[0]] != 0)
-    return "" if shared == part.per_completion else f"per_completion is {part.per_completion}, and it is {shared}"
+    value = part(live, batch.old, mask)[0, 0]
+    slope = torch.autograd.grad(value, live)[0][0] if value.requires_grad else torch.zeros_like(batch.live[0])
+    whole, turn = bool(slope[3] != 0), bool(slope[1] != 0) and not bool(slope[3] != 0)
+    if whole != part.per_completion:
+        return f"per_completion is {part.per_completion}, and it is {whole}"
+    return "" if turn == part.per_turn else f"per_turn is {part.per_turn}, and it is {turn}"
 
 
 def carries_no_gradient(part: Any, batch: Draw) -> str:
@@ -77,7 +80,7 @@ RATIO_LAWS = (
     *columns.laws(RATIO),
     extremes.law(RATIO, "logp_live", "logp_old"),
     Law("it is 0 where the policy has not moved, with a gradient", begins_at_zero),
-    Law("per_completion says whether tokens share one number", moves_as_it_declares),
+    Law("per_completion and per_turn say whether tokens share one number", moves_as_it_declares),
 )
 MISMATCH_LAWS = (
     *every.LAWS,

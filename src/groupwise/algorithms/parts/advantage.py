@@ -29,12 +29,15 @@ class Advantage(Part, Protocol):
                            rewards give 0
     reads_value            whether a critic's values are read
     reads_steps            whether the ends of steps are read
+    by_turn                whether tokens of different turns have different advantages by design, which a ratio that is
+                           one number per completion would mix
     """
 
     smallest_group: int = 1
     compares_within_group: bool = False
     reads_value: bool = False
     reads_steps: bool = False
+    by_turn: bool = False
 
     def __call__(
         self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
@@ -61,7 +64,7 @@ class WithinGroup(Advantage):
     ) -> tuple[Tensor, Tensor]:
         total, vote = outcome(reward, mask)
         dense, groups = group_ids(group)
-        centred, votes, has_baseline = _centre(total, vote, dense, groups)
+        centred, votes, has_baseline = centre(total, vote, dense, groups)
         advantage = keep(self.scaled(centred, votes, dense)[:, None].expand_as(reward), mask)
         if self.whiten:
             advantage = keep(whiten(advantage, mask & vote[:, None]), has_baseline[:, None])
@@ -157,7 +160,7 @@ class ProcessZScore(Advantage):
         owner = dense[:, None].expand_as(ends)[ends]
         steps = keep(real(reward), ends)
         scaled = torch.zeros_like(steps)
-        centred, votes, _ = _centre(steps[ends], torch.ones_like(owner, dtype=torch.bool), owner, groups)
+        centred, votes, _ = centre(steps[ends], torch.ones_like(owner, dtype=torch.bool), owner, groups)
         scaled[ends] = _z_score(centred, votes, owner, self.epsilon)
         return keep(_to_go(scaled), mask & numbers), keep(_to_go(steps), mask & numbers)
 
@@ -169,7 +172,7 @@ def outcome(reward: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return keep(total, vote), vote
 
 
-def _centre(x: Tensor, vote: Tensor, dense: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+def centre(x: Tensor, vote: Tensor, dense: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     """x, who votes and dense group ids, [S] each -> x minus its group's mean [S], votes [P], who has a baseline [S].
 
     Where there is no baseline (tied, alone or not voting) the centred x is exactly 0.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts import Part
@@ -16,9 +17,11 @@ class Ratio(Part, Protocol):
     """(logp_live [N,T], logp_old [N,T], mask [N,T]) -> log_ratio [N,T]; sequence ratios are broadcast.
 
     per_completion  whether all tokens of a completion share one number, gradient included
+    per_turn        whether those of a turn do, each run of trained tokens being one
     """
 
     per_completion: bool = False
+    per_turn: bool = False
 
     def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor: ...
 
@@ -90,6 +93,32 @@ class SequenceSum(Ratio):
 
     def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
         return _broadcast(bounded(row_sum(_difference(logp_live, logp_old, mask), mask)), mask)
+
+
+@dataclass(frozen=True)
+class TurnRatio(Ratio):
+    """log s_k = mean over the trained tokens of turn k of log r_it, the same for each of them.
+
+    A turn is a run of trained tokens: between two of them an environment spoke. With one turn it is the sequence ratio;
+    with several, what one turn's tokens have become does not clip the others'. Source: GSPO (2507.18071) eq 7, by turn.
+
+    >>> import torch
+    >>> mask = torch.tensor([[True, True, False, True]])
+    >>> TurnRatio()(torch.tensor([[-1.0, -2.0, 9.0, -3.0]]), torch.tensor([[-1.5, -2.0, 9.0, -2.0]]), mask)
+    tensor([[ 0.2500,  0.2500,  0.0000, -1.0000]])
+    """
+
+    equation = "log s_k = mean of log r_t over the tokens of turn k"
+    per_turn = True
+
+    def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
+        before = torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+        turn = (mask & ~before).cumsum(-1)  # from 1; what precedes the first turn is of turn 0, which has no tokens
+        shape = (len(mask), mask.shape[1] + 1)
+        difference = _difference(logp_live, logp_old, mask)
+        total = difference.new_zeros(shape).scatter_add(1, turn, difference)
+        tokens = difference.new_zeros(shape).scatter_add(1, turn, mask.to(difference.dtype))
+        return keep(bounded(total / tokens.clamp(min=1)).gather(1, turn), mask)
 
 
 def bounded(log_ratio: Tensor) -> Tensor:

@@ -130,6 +130,16 @@ class RowCache:
         if rows:
             self._frame()
 
+    def sequences(self, rows: Tensor, ends: Tensor) -> list[tuple[Tensor, ...]]:
+        """Of each of these rows a copy of its keys and values, in turn, [H,n,D]: its columns before column ends[i]."""
+        starts, stops = self.start[rows].tolist(), ends.tolist()
+        low, high = min(starts), max(stops)
+        blocks = [memory[rows, :, low - self._base : high - self._base] for memory in self._memory]
+        return [
+            tuple(block[i, :, start - low : end - low] for block in blocks)
+            for i, (start, end) in enumerate(zip(starts, stops, strict=True))
+        ]
+
     def prepare(self, ahead: int, last: int) -> tuple[Tensor, Tensor | None]:
         """Room for the next step. Its positions, [R,1] or [1,1], and its mask, [R,1,1,W] or None if not needed.
 
@@ -199,23 +209,30 @@ class RowCache:
 
 
 class PromptCache(Cache):
-    """What the model sees before a prompt: nothing. `memory` is what it gave, keys and values in turn, [P,H,W,D]."""
+    """What the model sees before the tokens that it runs: `past`, keys and values of each layer in turn, or nothing.
 
-    def __init__(self) -> None:
+    memory  past and new ones, [P,H,W,D]
+    """
+
+    def __init__(self, past: Sequence[Tensor] = ()) -> None:
         super().__init__(layers=[])
+        self._past = past
         self.memory: list[Tensor] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
+        if self._past:
+            key_states = torch.cat([self._past[2 * layer_idx], key_states], 2)
+            value_states = torch.cat([self._past[2 * layer_idx + 1], value_states], 2)
         self.memory += [key_states, value_states]
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
+        return self._past[0].shape[2] if self._past else 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
+        return query_length + self.get_seq_length(), 0
 
 
 class ViewCache(Cache):

@@ -17,7 +17,6 @@ same bits.
 """
 
 import copy
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -29,9 +28,10 @@ from torch import Tensor
 from groupwise.core.engine import Finished, OnFinish, Precision, Progress, Request, Sampling, silent
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Completion
-from groupwise.engines.local.cache import ATTENTION, RowCache
+from groupwise.engines.local.cache import ATTENTION, PrefilledPrompts, RowCache
 from groupwise.engines.local.decode import Step
 from groupwise.engines.local.experts import make_experts_recordable
+from groupwise.engines.local.held import Store
 from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.prefill import Prefill
 from groupwise.engines.local.rotary import fuse_rotation
@@ -45,6 +45,9 @@ from groupwise.models.precision import WeightPrecision, cast_weights
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
 # of them need, and fresh pages take longer than a second pass (docs/log.md).
 PREFILL_TOKENS, PREFILL_TOKENS_CPU = 2048, 1024
+# Of a pass behind held tokens: tokens, these included, for each one that may be run. What is held of a batch is copied
+# once more for the pass.
+PAST_SHARE = 16
 # A cache up to this many bytes is kept for the next call: fresh pages can cost a small model a tenth of its time.
 KEEP_BYTES = 2**26
 
@@ -59,6 +62,9 @@ class LocalEngine:
     decode     the text of ids, for stop strings; without it they are refused
     precision  what the copy's weights are cast to, and the model computes in; log-probabilities are float32 at least
     progress   called at each step and each pass over prompts
+
+    tokens_run is how many tokens it has computed: of prompts, each once for its group and without those that were held,
+    and of completions all but the last. Padding is not counted, nor what is computed in places that would be padding.
     """
 
     keeps_support = True
@@ -86,7 +92,7 @@ class LocalEngine:
         self._always_masked = self._model.config._attn_implementation != ATTENTION
         make_experts_recordable(self._model)
         fuse_rotation(self._model)
-        self.version, self.routes = 0, routes
+        self.version, self.routes, self.tokens_run = 0, routes, 0
         self.precision: Precision = "bf16" if self._model.dtype == torch.bfloat16 else "fp32"
         self._step: Any = Step(self._model, routes)
         self._prefill: Any = Prefill(self._model, pad, routes)
@@ -97,15 +103,16 @@ class LocalEngine:
         self._rules_of = Rulebook(eos, self._vocabulary, self._device, decode)
         self.options = self._rules_of.options
         self._max_rows, self._progress = max_rows, progress
-        self._cache = RowCache()
+        self._cache, self._held = RowCache(), Store()
 
     def close(self) -> None:
-        """Drop the copy of the model and the cache: it cannot sample any more. A second call does nothing."""
+        """Drop the copy of the model and the caches: it cannot sample any more. A second call does nothing."""
         self._model = self._step = self._prefill = None
-        self._cache = RowCache()
+        self._cache, self._held = RowCache(), Store()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every parameter, and buffers where named; nothing is changed if a name or shape does not match."""
+        self._held = Store()
         copy_weights(self._model, dict(weights), keeps=self.version)
         self.version = version
 
@@ -119,7 +126,8 @@ class LocalEngine:
         limits = limits_of(requests, sampling, self._context, self._vocabulary)
         if not requests:
             return []
-        queue = Queue(requests, limits)
+        queue = Queue(requests, limits, self._held)
+        self._held = Store()
         outputs = Outputs([r.tokens[len(r.tokens) - r.drawn :] for r in queue.by_slot()], queue.longest, rules.stops)
         cache, self._cache = self._cache, RowCache()
         with torch.inference_mode():
@@ -133,6 +141,7 @@ class LocalEngine:
                 history=rules.history(),
             )
             self._sample(scheduler, rules, partial(_announce, queue, outputs, on_finish))
+        self._held = scheduler.held
         if cache.size <= KEEP_BYTES:
             self._cache = cache
         completions = outputs.completions(self.version)
@@ -162,6 +171,7 @@ class LocalEngine:
             mask = cache.mask()
         logits, routes = self._step(tokens[:, None], positions, mask, cache.views())
         scheduler.advance(routes)
+        self.tokens_run += scheduler.live
         return logits
 
     def _admit(self, scheduler: Scheduler) -> list[Tensor]:
@@ -173,9 +183,8 @@ class LocalEngine:
                 prompts, batch = queue.carried, takes[:1]
                 queue.carried = None
             else:
-                batch = _prefill_batch(queue.requests, takes, self._prefill_tokens)
-                # Requests may share a prompt, say where each completion has a limit of its own: one pass serves them.
-                prompts = self._prefill(list(dict.fromkeys(queue.requests[t.request].tokens for t in batch)))
+                batch = _prefill_batch(queue, takes, self._prefill_tokens)
+                prompts = self._run_prompts(queue, [t.request for t in batch])
             takes = takes[len(batch) :]
             number = {tokens: i for i, tokens in enumerate(prompts.tokens)}
             of = [number[queue.requests[t.request].tokens] for t in batch]
@@ -186,22 +195,38 @@ class LocalEngine:
             logits.append(prompts.logits[source])
         return logits
 
+    def _run_prompts(self, queue: Queue, numbers: Sequence[int]) -> PrefilledPrompts:
+        """The prompts of a batch of requests, which all go on from what is held or all do not."""
+        # Requests may share a prompt, say where each completion has a limit of its own: one pass serves them.
+        past = {queue.requests[number].tokens: queue.past[number] for number in numbers}
+        for number in numbers:
+            queue.past[number] = None
+        prompts, held = list(past), [sequence for sequence in past.values() if sequence is not None]
+        self.tokens_run += sum(map(len, prompts)) - sum(len(sequence.tokens) for sequence in held)
+        return self._prefill.after(prompts, held) if held else self._prefill(prompts)
+
 
 def _announce(queue: Queue, outputs: Outputs, on_finish: OnFinish | None, slots: Tensor) -> None:
     """Hand out the completions in `slots`, which are finished and flushed."""
     if on_finish is None or not len(slots):
         return
     for slot, (tokens, finish, _) in zip(slots.tolist(), outputs.texts(slots), strict=True):
-        request = bisect_right(queue.offset, slot) - 1
+        request = queue.number(slot)
         on_finish(Finished(request, slot - queue.offset[request], tokens, finish))
 
 
-def _prefill_batch(requests: Sequence[Request], takes: Sequence[Take], most: int) -> Sequence[Take]:
-    """As many of the takes, from the front, as one forward of at most `most` padded tokens holds; one at least."""
-    width = 0
+def _prefill_batch(queue: Queue, takes: Sequence[Take], most: int) -> Sequence[Take]:
+    """As many of the takes, from the front, as one forward of at most `most` padded tokens holds; one at least.
+
+    Those that go on from what is held and those that do not are never in one batch.
+    """
+    held = queue.past[takes[0].request] is not None
+    width = new = 0
     for count, take in enumerate(takes):
-        width = max(width, len(requests[take.request].tokens))
-        if count and width * (count + 1) > most:
+        past, tokens = queue.past[take.request], len(queue.requests[take.request].tokens)
+        width, new = max(width, tokens), max(new, tokens - (0 if past is None else len(past.tokens)))
+        full = new * (count + 1) > most or (held and width * (count + 1) > PAST_SHARE * most)
+        if count and (full or (past is not None) != held):
             return takes[:count]
     return takes
 

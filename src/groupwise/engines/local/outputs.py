@@ -97,6 +97,13 @@ class Outputs:
         self._length[slots] = lengths
         self._by_slot.update(zip(slots.tolist(), stops, strict=True))
 
+    def routes(self, slot: int, length: int) -> Tensor | None:
+        """[T,L,K] on the CPU, of a completion that is flushed and has `length` tokens, those drawn before included: of
+        its prompt's tokens and its own, all but the last. None where routes are not asked for.
+        """
+        run = None if self._routes is None else self._routes[slot, self._drawn[slot] : length - 1].cpu()
+        return _joined(self._prompt_routes.get(slot), run)
+
     def texts(self, slots: Tensor) -> list[tuple[tuple[int, ...], str, str]]:
         """Of completions that are finished and flushed: the new ids, "stop" or "length", and the stop string or ""."""
         lengths = self._length[slots]

@@ -4,6 +4,9 @@ A pass over short prompts in float32 is recorded where that is safe (recording.p
 a mask. Longer ones run as the model's plain forward with transformers' attention, which never holds every score, and so
 do those of bfloat16, whose scores it does not round.
 
+A prompt whose first tokens are held (held.py) runs the others only. Beside one that has more of them it runs some of
+its held ones again, in places that were padding otherwise: so what is before the tokens run ends in one column.
+
 Shapes: P prompts, W tokens of the longest, padded on the left.
 """
 
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 
 from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
 from groupwise.engines.local.experts import logits_and_experts
+from groupwise.engines.local.held import Held, first_tokens, routes_after
 from groupwise.engines.local.recording import Forward, recorded
 from groupwise.models.moe.record import Router, record_routes, require_routers, routers
 
@@ -44,6 +48,18 @@ class Prefill:
         ids, positions, mask, length = self._inputs(prompts, always_masked=short)
         logits, chosen, *memory = forward(ids, positions, mask)
         routes = _without_padding(chosen, length) if self._plain.routers else ()
+        return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
+
+    def after(self, prompts: Sequence[tuple[int, ...]], held: Sequence[Held]) -> PrefilledPrompts:
+        """The same of prompts of which the first tokens are held: prompt i goes on from held[i]."""
+        new = [len(prompt) - len(sequence.tokens) for prompt, sequence in zip(prompts, held, strict=True)]
+        last = max(new)
+        past = first_tokens(held, [max(len(prompt) - last, 0) for prompt in prompts])
+        ids, positions, mask, length = self._inputs(prompts, always_masked=True, last=last)
+        logits, chosen, *memory = self._plain(ids, positions, mask, *past)
+        routes = ()
+        if self._plain.routers:
+            routes = routes_after(held, _without_padding(chosen, torch.tensor(new)))
         return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
 
     def _leave_out(self) -> None:
@@ -74,22 +90,28 @@ class Prefill:
         return tuple(t for t in inputs if t is not None)
 
     def _inputs(
-        self, prompts: Sequence[tuple[int, ...]], always_masked: bool
+        self, prompts: Sequence[tuple[int, ...]], always_masked: bool, last: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Ids [P,W], positions [P,W] or [1,W], mask [P,1,W,W] or [1,1,W,W] or None, lengths [P] on the CPU."""
+        """Ids [P,Q], positions [P,Q] or [1,Q], mask [P,1,Q,W] or [1,1,Q,W] or None, lengths [P] on the CPU.
+
+        last  Q, how many of the W places are run; None for all
+        """
         device, dtype = self._model.device, self._model.dtype
         length = torch.from_numpy(np.array([len(p) for p in prompts]))
         width = int(length.max())
-        padded = np.array([(self._pad,) * (width - len(p)) + p for p in prompts])  # torch takes four times as long
+        last = width if last is None else last
+        # torch takes four times as long
+        padded = np.array([((self._pad,) * (width - len(p)) + p)[width - last :] for p in prompts])
         ids = torch.from_numpy(padded).to(device)
         even = bool((length == width).all())
         positions = torch.arange(width) - (width - (length[:1] if even else length))[:, None]
-        mask = None if even and not always_masked else _mask(positions, even, dtype).to(device)
-        return ids, positions.clamp(min=0).to(device), mask, length
+        mask = None if even and not always_masked else _mask(positions, even, dtype, last).to(device)
+        return ids, positions[:, width - last :].clamp(min=0).to(device), mask, length
 
 
 class _Forward(nn.Module):
-    """Ids, positions, mask -> logits [P,V], experts [P,W,L,K] (empty for no routers), keys and values of each layer.
+    """Ids, positions, mask, what is before them -> logits [P,V], experts [P,W,L,K] (empty for no routers), keys and
+    values of each layer.
 
     last  modules that are to run on last tokens only: what they make of others is not read. An attention
           still makes every key and value.
@@ -101,8 +123,10 @@ class _Forward(nn.Module):
         self.keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         self.eval()
 
-    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        cache = PromptCache()
+    def forward(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor | None = None, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        cache = PromptCache(past)
         inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, "past_key_values": cache}
         with _on_last_tokens(self.last):
             logits, experts = logits_and_experts(self.model, self.routers, **inputs, **self.keep)
@@ -139,16 +163,19 @@ def _give_last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args[0][:, -1:], *args[1:]
 
 
-def _mask(positions: Tensor, even: bool, dtype: torch.dtype) -> Tensor:
-    """[P,1,W,W] additive causal mask of left-padded prompts; positions [P,W] are negative in the padding.
+def _mask(positions: Tensor, even: bool, dtype: torch.dtype, last: int) -> Tensor:
+    """[P,1,last,W] additive causal mask of the last places of left-padded prompts; positions [P,W] are negative in the
+    padding.
 
     A padded place sees itself: a softmax over nothing would be NaN.
     """
     width = positions.shape[1]
+    before = width - last
     if even:
-        return torch.full((1, 1, width, width), float("-inf"), dtype=dtype).triu_(1)
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    seen = (causal & (positions >= 0)[:, None, :]) | torch.eye(width, dtype=torch.bool)
+        return torch.full((1, 1, last, width), float("-inf"), dtype=dtype).triu_(1 + before)
+    causal = torch.ones(last, width, dtype=torch.bool).tril(before)
+    itself = causal & ~torch.ones(last, width, dtype=torch.bool).tril(before - 1)
+    seen = (causal & (positions >= 0)[:, None, :]) | itself
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[:, None]
 
 

@@ -4,6 +4,7 @@ Shapes: R live rows, N completions, L the longest limit.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from groupwise.core.engine import Request
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
+from groupwise.engines.local.held import Held, Store
 from groupwise.engines.local.history import History
 from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.sampler import END, Draw, uniforms
@@ -39,12 +41,14 @@ class Take(NamedTuple):
 class Queue:
     """Completions that wait, in order. Completion i of request r has the slot offset[r] + i.
 
+    past     what each request goes on from, until its prompt is run; None where nothing is held of it
     carried  the prompt of a request that is admitted in part
     """
 
-    def __init__(self, requests: Sequence[Request], limits: Sequence[int]) -> None:
+    def __init__(self, requests: Sequence[Request], limits: Sequence[int], held: Store | None = None) -> None:
         self.requests = requests
         self.limits = limits
+        self.past = [None if held is None else held.before(request) for request in requests]
         *self.offset, self.count = accumulate((request.samples for request in requests), initial=0)
         self.carried: PrefilledPrompts | None = None
         self._request = 0
@@ -53,6 +57,10 @@ class Queue:
     def by_slot(self) -> Iterator[Request]:
         """The request of each completion."""
         return (request for request in self.requests for _ in range(request.samples))
+
+    def number(self, slot: int) -> int:
+        """Which request a completion is of."""
+        return bisect_right(self.offset, slot) - 1
 
     @property
     def longest(self) -> int:
@@ -89,6 +97,7 @@ class Scheduler:
 
     strings  texts that end a completion, though not among its first `least` tokens; None without any
     history  of the rows, where the sampling reads it
+    held     what was computed for completions that have ended and are to be held
     """
 
     def __init__(
@@ -101,7 +110,9 @@ class Scheduler:
         least: int = 0,
         history: History | None = None,
     ) -> None:
-        self.queue, self.cache, self.history = queue, cache, history
+        self.queue, self.cache, self.history, self.held = queue, cache, history, Store()
+        hold = [request.hold for request in queue.by_slot()]
+        self._hold = torch.tensor(hold) if any(hold) else None
         self._strings, self._least = strings, least
         self._outputs, self._max_rows = outputs, max_rows
         self._device = outputs.stops.device
@@ -124,6 +135,11 @@ class Scheduler:
     def ahead(self) -> int:
         """Columns that the longest row may still need."""
         return self._horizon - self.cache.column
+
+    @property
+    def live(self) -> int:
+        """Rows that are not finished, once `record` has been called."""
+        return self._live
 
     @property
     def age(self) -> Tensor:
@@ -208,6 +224,7 @@ class Scheduler:
         self._flush(self.cache.column + 1)
         alive = self._table[:, 2] > self.cache.column
         dropped = self._table[~alive, 0]
+        self._hold_rows((~alive).nonzero()[:, 0])
         to = (~alive[:live]).nonzero()[:, 0]
         origin = alive[live:].nonzero()[:, 0] + live
         self.cache.move(to, origin, live)
@@ -217,6 +234,22 @@ class Scheduler:
         self._table = self._table[:live]
         self._coming = []
         return tokens[:live], dropped
+
+    def _hold_rows(self, rows: Tensor) -> None:
+        """Hold what was computed for those of these finished rows that are to be: all but their last tokens."""
+        if self._hold is None:
+            return
+        rows = rows[self._hold[self._table[rows, 0].cpu()].to(rows.device)]
+        if not len(rows):
+            return
+        slots, born, ended = self._table[rows].unbind(1)
+        lengths = ended + 1 - born
+        sampled = self._outputs.sampled(slots, lengths)
+        memory = self.cache.sequences(rows, ended)
+        for slot, own, keys_values in zip(slots.tolist(), sampled, memory, strict=True):
+            request = self.queue.requests[self.queue.number(slot)]
+            tokens = request.tokens[: len(request.tokens) - request.drawn] + own[:-1]
+            self.held.add(Held(tokens, keys_values, self._outputs.routes(slot, len(own))))
 
     def admit(self) -> list[Take]:
         """New rows behind the live ones, as many as are free; their prompts' keys and values come by `begin`."""

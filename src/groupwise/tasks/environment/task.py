@@ -11,7 +11,7 @@ from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
 from groupwise.core.task import Demonstration
-from groupwise.core.user_code import NO_FILES, Files, raised
+from groupwise.core.user_code import NO_FILES, Files, raised, whole_use
 from groupwise.environments.game import Game
 from groupwise.tasks.data.settings import DataSettings
 from groupwise.tasks.data.task import Data
@@ -60,7 +60,9 @@ class EnvironmentTask(DataSettings):
             if getattr(self, key) not in choices:
                 near = nearest(getattr(self, key), choices)
                 raise UsageError(f"task.{key} = {brief(getattr(self, key))}: there is no such choice; {near}")
-        object.__setattr__(self, "tools", tuple(self.tools))
+        names = {"use": self.use, "tools": tuple(self.tools)}
+        for key, value in _with_whole_paths(names, files or NO_FILES).items():
+            object.__setattr__(self, key, value)
         if self.path:
             super().__post_init__()
         scorer = self._data if self.path and self._data.has_answers else None
@@ -137,6 +139,15 @@ class EnvironmentTask(DataSettings):
     def __repr__(self) -> str:
         where = f", problems from {self.path}" if self.path else ""
         return f"environment {self.game.description}{where}, at most {self.max_turns} turns"
+
+
+def _with_whole_paths(names: Mapping[str, Any], files: Files) -> dict[str, Any]:
+    """`use` and `tools` as they can be found from any folder. Raises UsageError where there is no such file."""
+    use, tools = names["use"], names["tools"]
+    return {
+        "use": whole_use(use, f"task.use = {brief(use)}", files) if use else "",
+        "tools": tuple(whole_use(tool, f"task.tools = {brief(tool)}", files) for tool in tools),
+    }
 
 
 def _seeded(sample: Sample, seed: int) -> Sample:

@@ -1,0 +1,53 @@
+"""Of the episodes that a step generated, turn by turn: how many came so far, what they said, heard and earned."""
+
+from collections.abc import Sequence
+
+from groupwise.core.environment import Ended
+from groupwise.core.measure import Measure
+from groupwise.core.metrics import Max, Mean, Sum, Value, mean_of
+from groupwise.core.records import Completion
+
+
+def episode_metrics(completions: Sequence[Completion], measure: Measure) -> dict[str, Value]:
+    """Nothing where no completion is an episode."""
+    episodes = [c for c in completions if c.ended is not None]
+    if not episodes:
+        return {}
+    longest = max(len(episode.turns) for episode in episodes)
+    return {
+        "turns_mean": mean_of([len(episode.turns) for episode in episodes]),
+        "turns_max": Max(longest),
+        "answer_tokens_mean": mean_of([len(episode.tokens) - episode.length for episode in episodes]),
+        **{f"ended.{why}": Sum(sum(episode.ended is why for episode in episodes)) for why in Ended},
+        **_fault_metrics(episodes),
+        **{name: value for turn in range(longest) for name, value in _turn_metrics(episodes, turn, measure).items()},
+    }
+
+
+def _fault_metrics(episodes: Sequence[Completion]) -> dict[str, Value]:
+    """How many turns an environment gave no answer to, by cause."""
+    causes = [turn.fault for episode in episodes for turn in episode.turns if turn.fault]
+    return {f"turn_faults.{cause}": Sum(causes.count(cause)) for cause in sorted(set(causes))}
+
+
+def _turn_metrics(episodes: Sequence[Completion], turn: int, measure: Measure) -> dict[str, Value]:
+    """Of one turn, counted from 0, named from 1; the pass rate is that of the episodes that ended with it."""
+    alive = [episode for episode in episodes if len(episode.turns) > turn]
+    last = [episode for episode in alive if len(episode.turns) == turn + 1]
+    rewards = [episode.turns[turn].reward for episode in alive if not episode.turns[turn].fault]
+    name = f"turns.{turn + 1}"
+    values: dict[str, Value] = {
+        f"{name}.alive_share": Mean(len(alive), len(episodes)),
+        f"{name}.reward_mean": mean_of(rewards),
+        f"{name}.tokens_mean": mean_of([tokens_of_turn(episode, turn) for episode in alive]),
+    }
+    if measure.pass_at is not None:
+        values[f"{name}.pass_rate"] = Mean(sum(map(measure.passes, last)), len(last))
+    return values
+
+
+def tokens_of_turn(episode: Completion, turn: int) -> int:
+    """What the policy sampled in a turn, counted from 0: own spans after the turn before, up to this turn's end."""
+    begin = episode.turns[turn - 1].stop if turn else 0
+    own = (span for span in episode.spans if span.own)
+    return sum(span.stop - span.start for span in own if begin <= span.start and span.stop <= episode.turns[turn].stop)

@@ -1,0 +1,157 @@
+"""Templates of several makes, looked at for episodes of many turns: which can be appended to, and what others hear."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from groupwise.core.environment import Says
+from groupwise.core.errors import UsageError
+from groupwise.core.samples import Sample
+from groupwise.models.chat import Chat, ChatSettings
+from groupwise.models.glue import Glue
+from groupwise.models.template_checks import Finding
+from groupwise.models.tiny import ByteSpec
+from groupwise.models.turn_checks import check_turns
+from tests.models.turn_templates import (
+    COUNTS,
+    DATED,
+    HOSTILE,
+    LLAMA3_MAKE,
+    PLAIN_MAKE,
+    QWEN3_MAKE,
+    REFUSES_TOOLS,
+    SCHEMA,
+    SMOLLM2,
+    SMOLLM2_MAKE,
+    Make,
+    ends_of,
+    tokenizer_of,
+)
+
+ROOT = Path(__file__).parents[2]
+BOTH = ("user", "tool")
+
+
+def findings(make: Make | str, roles: tuple[str, ...] = BOTH, grows: bool = False, thinking: str = "") -> list[Finding]:
+    """Of a make, or of a template with SmolLM2's tokens."""
+    whole = Make(make, SMOLLM2_MAKE.special, "<|im_end|>") if isinstance(make, str) else make
+    tokenizer = tokenizer_of(whole)
+    return check_turns(Chat(tokenizer, ChatSettings(thinking=thinking)), ends_of(tokenizer), roles, grows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_templates_that_append_have_no_findings(grows: bool) -> None:
+    for make in (LLAMA3_MAKE, SMOLLM2_MAKE, PLAIN_MAKE):
+        assert findings(make, grows=grows) == []
+    tiny = ByteSpec(max_length=512, chat=True).tokenizer("")
+    assert check_turns(Chat(tiny), ends_of(tiny), BOTH, grows) == []
+
+
+@pytest.mark.skipif(not (ROOT / "models" / "smollm2").exists(), reason="models/smollm2 is not here")
+def test_the_real_smollm2_can_be_appended_to() -> None:
+    real = AutoTokenizer.from_pretrained(ROOT / "models" / "smollm2")
+    assert check_turns(Chat(real), ends_of(real), BOTH, False) == []
+
+
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (HOSTILE, "renders earlier turns anew after a message of role user: "),
+        (SMOLLM2.replace("m.content +", "(m.content if loop.revindex < 4 else '...') +"), "renders earlier turns anew"),
+        ("{{ messages | length }} messages\n" + SMOLLM2, "renders earlier turns anew"),
+        (COUNTS, "writes other text between later turns than between the first two"),
+        (DATED, "writes today's date"),
+        (SMOLLM2.replace("m.content +", "(m.content if m.role == 'user' else '') +"), "drops or changes earlier"),
+        (REFUSES_TOOLS + SMOLLM2, "does not go on after a message of role tool: .* no tool here"),
+    ],
+    ids=["hostile", "forgets", "counts messages", "numbers turns", "dated", "drops answers", "refuses tools"],
+)
+def test_a_template_that_rewrites_is_refused_with_the_remedy(template: str, words: str, grows: bool) -> None:
+    first = findings(template, grows=grows)[0]
+    assert first.fatal
+    assert re.search(words, str(first))
+    assert "set chat.template to" in first.remedy
+    assert "\n" not in str(first)
+
+
+def test_only_the_roles_that_the_environment_has_are_looked_at() -> None:
+    assert findings(REFUSES_TOOLS + SMOLLM2, ("user",)) == []
+    crowd = SMOLLM2.replace("{% for m", "{% for m", 1) + (
+        "{% for m in messages %}{% if m.role == 'tool' and loop.previtem.role == 'tool' %}"
+        "{{ raise_exception('one tool at a time') }}{% endif %}{% endfor %}"
+    )
+    assert findings(crowd, ("user",)) == []
+    assert "after tool and tool messages" in str(findings(crowd, ("tool",))[0])
+
+
+@pytest.mark.parametrize("thinking", ["", "on", "off"])
+def test_thoughts_taken_out_of_earlier_turns_are_fatal_unless_episodes_grow(thinking: str) -> None:
+    (fatal,) = findings(QWEN3_MAKE, ("user",), thinking=thinking)
+    assert fatal.fatal
+    assert "takes the thinking out of earlier turns" in fatal.what
+    assert 'task.history = "grow"' in fatal.remedy
+    assert "chat.template to one that only appends" in fatal.remedy
+    (note,) = findings(QWEN3_MAKE, ("user",), grows=True, thinking=thinking)
+    assert not note.fatal
+    assert note.what == fatal.what
+
+
+def test_a_template_that_takes_out_more_than_thoughts_is_refused_also_where_episodes_grow() -> None:
+    both = QWEN3_MAKE.template or ""
+    shorter = Make(both.replace("+ said +", "+ said[:3] +"), QWEN3_MAKE.special, "<|im_end|>", QWEN3_MAKE.tags)
+    for grows in (False, True):
+        assert findings(shorter, ("user",), grows)[0].fatal
+
+
+def test_a_tokenizer_that_cannot_tell_text_from_control_tokens_is_refused() -> None:
+    chat = Chat(tokenizer_of(SMOLLM2_MAKE))
+
+    class Slow:
+        backend_tokenizer = None
+
+    chat.tokenizer = Slow()
+    (finding,) = check_turns(chat, frozenset({1}), BOTH, True)
+    assert finding.fatal
+    assert "tokenizer.json" in finding.what
+
+
+def test_what_passes_is_what_an_episode_really_is() -> None:
+    """The claim of the check itself: the prompts of a template without findings are those that glue grows."""
+    for make in (LLAMA3_MAKE, SMOLLM2_MAKE):
+        tokenizer = tokenizer_of(make)
+        chat, end = Chat(tokenizer), tokenizer.eos_token_id
+        glue, question = Glue(chat, ends_of(tokenizer)), Sample("q", "Guess.", "")
+        ids, talk = list(chat.encode(question)), list(chat.messages(question))
+        for t in range(5):
+            turn = [*tokenizer(f"Is it {t}?", add_special_tokens=False)["input_ids"], end]
+            ids += [*turn, *glue.glue(turn, [Says("user", "higher")])]
+            talk += [{"role": "assistant", "content": f"Is it {t}?"}, {"role": "user", "content": "higher"}]
+            assert tuple(ids) == chat.ids(chat.render(talk))
+
+
+def test_every_message_of_the_page_is_said() -> None:
+    """docs/chat.md shows each finding of the section "Turns" as it is printed."""
+    said = {
+        str(finding)
+        for found in (
+            findings(HOSTILE),
+            findings(COUNTS),
+            findings(DATED),
+            findings(REFUSES_TOOLS + SMOLLM2, ("tool",)),
+            findings(QWEN3_MAKE, ("user",)),
+            findings(QWEN3_MAKE, ("user",), grows=True),
+        )
+        for finding in found
+    }
+    with pytest.raises(UsageError) as refused:
+        Chat(tokenizer_of(SMOLLM2_MAKE), None, [SCHEMA])
+    said = {re.sub("own, [0-9a-f]{8}", "own, 0a1b2c3d", line) for line in (*said, str(refused.value))}
+    page = (ROOT / "docs" / "chat.md").read_text(encoding="utf-8").partition("\n## Turns\n")[2].partition("\n## ")[0]
+    shown = [line.strip() for line in page.splitlines() if line.startswith("    ")]
+    assert len(shown) == 7
+    assert [line for line in shown if line not in said] == []
