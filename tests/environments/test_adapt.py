@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 from typing import Any
 
 import pytest
@@ -89,6 +90,30 @@ def test_random_numbers_of_a_class_that_draws_them_are_the_samples() -> None:
     first, second = (play(Dice, call("roll"), call("roll")) for _ in range(2))
     assert list(map(texts, first)) == list(map(texts, second))
     assert texts(first[1]) != texts(first[2])
+
+
+def test_turns_that_change_the_attribute_reward_add_up_to_it_exactly() -> None:
+    """0.1 and 0.2 and 0.7 are not 1 in floating point, and 1 is what counts as solved."""
+
+    class Climbs:
+        def reset(self, **kwargs: object) -> None:
+            self.reward = None
+
+        def to(self, height: float) -> float:
+            """
+            Climbs.
+
+            Args:
+                height: how high
+            """
+            self.reward = height
+            return height
+
+    numbers = random.Random(0)
+    for _ in range(200):
+        heights = [round(numbers.random(), 2) for _ in range(numbers.randint(1, 6))]
+        turns = [call("to", height=height) for height in [*heights, 1.0]]
+        assert math.fsum(reply.reward for reply in play(Climbs, *turns, "there")) == 1.0
 
 
 def test_columns_are_what_reset_is_called_with() -> None:

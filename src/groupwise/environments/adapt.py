@@ -5,6 +5,7 @@ methods are tools, and tools alone.
 import asyncio
 import contextlib
 import inspect
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -164,7 +165,8 @@ class _Called:
     def __init__(self, inner: Any, tools: Sequence[Tool], score: Score | None) -> None:
         self._inner, self._score, self._finish = inner, score, _Finish()
         self._tools = {tool.name: tool for tool in tools}
-        self._sample, self._answers, self._reward = Sample("", "", ""), 0, 0.0
+        self._sample, self._answers = Sample("", "", ""), 0
+        self._rewards: list[float] = []
 
     def reset(self, sample: Sample) -> str | None:
         self._sample = sample
@@ -197,7 +199,7 @@ class _Called:
             return _spoken(messages, 0.0, False, "")
         if hasattr(self._inner, "reward") and not callable(self._inner.reward):
             value = self._inner.reward
-            return self._changed(messages, self._reward if value is None and messages else value)
+            return self._changed(messages, math.fsum(self._rewards) if value is None and messages else value)
         if messages:
             return _spoken(messages, 0.0, False, "")
         if self._score is None and self._inner is not None:
@@ -207,9 +209,14 @@ class _Called:
         return _spoken((), 0.0 if self._score is None else self._score(self._sample, said), False, "")
 
     def _changed(self, messages: Sequence[Says], value: Any) -> Reply:
+        """The answer with what is missing in the turns' rewards until they add up to `value`."""
         now = _spoken(messages, value, False, "")
-        change, self._reward = now.reward - self._reward, now.reward
-        return now if now.cause is not None else replace(now, reward=change)
+        if now.cause is not None:
+            return now
+        # In one sum, without what rounding has left out: a final 1 is a sum of exactly 1, which counts as solved.
+        change = math.fsum([now.reward, *(-reward for reward in self._rewards)])
+        self._rewards.append(change)
+        return replace(now, reward=change)
 
     @contextlib.contextmanager
     def _random_numbers(self) -> Iterator[None]:
