@@ -90,6 +90,9 @@ CREDITS: Mapping[str, Algorithm] = {
     "to go, the episode itself in the mean (no part)": _own(ToGoWithItself()),
     "rewards centred by turn index (no part)": _own(ByTurnIndex()),
     "process supervision (`process-zscore`)": _row(advantage__kind="process-zscore"),
+    "state groups, by turn (`gigpo`, no deviations)": _row(
+        advantage__kind="gigpo", advantage__deviation=False, advantage__gamma=1.0
+    ),
     "`turn-to-go` weighed by `sequence-mean`": dataclasses.replace(
         _row(advantage__kind="turn-to-go"), aggregate=algorithm("grpo").aggregate
     ),
@@ -139,6 +142,7 @@ def _every_group(toy: Toy) -> tuple[Batch, Tensor, Tensor]:
         logp_engine=torch.zeros(mask.shape),
         step_score=pays,
         step_end=mask,
+        step_state=mask * (at + 1),
     )
     return batch, torch.where(at < went_on[:, None], 1, -1), torch.tensor(chance, dtype=torch.float64)[ids]
 

@@ -261,6 +261,7 @@ def annotate(run: Training, result: RolloutResult) -> Batch:
         settings.pad,
         mask_truncated=algorithm.filter.mask_truncated,
         steps=algorithm.needs_steps,
+        states=algorithm.advantage.reads_states,
         reward_names=tuple(mix.weights) if mix.each else (),
     )
     several = settings.updates_per_batch * settings.passes_per_batch > 1

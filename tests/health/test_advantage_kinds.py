@@ -22,7 +22,8 @@ REWARD = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
 @pytest.mark.parametrize("kind", KINDS["advantage"])
 def test_a_group_of_equal_rewards_has_no_advantage_exactly_where_the_part_compares_within_it(kind: str) -> None:
     part = KINDS["advantage"][kind]()
-    advantage, _ = part(REWARD, torch.full((4, 2), 0.25), MASK, GROUPS, ENDS)
+    states = (ENDS.long(),) if part.reads_states else ()
+    advantage, _ = part(REWARD, torch.full((4, 2), 0.25), MASK, GROUPS, ENDS, *states)
     assert part.compares_within_group is bool((advantage[:2] == 0).all())
     assert (advantage[2:] != 0).any()
 

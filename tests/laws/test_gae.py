@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import groupwise
 from groupwise.algorithms.parts.advantage import Advantage
 from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return, gae
+from groupwise.core.errors import UsageError
 from groupwise.core.masked import whiten
 
 RAW: list[Advantage] = [
@@ -141,3 +143,41 @@ def test_columns_of_unequal_shape_are_refused():
 def test_a_discount_outside_its_range_is_refused(kind, fields):
     with pytest.raises(ValueError, match=f"^{next(iter(fields))} = .*from 0 to 1$"):
         kind(**fields)
+
+
+def test_over_turns_it_is_gae_of_the_turns_as_actions(batch):
+    """Written out with lists: delta over turns, the value where a turn begins, the rewards of its tokens together."""
+    g = torch.Generator().manual_seed(2)
+    rewards, values = (torch.randn(batch.mask.shape, generator=g, dtype=torch.float64) for _ in range(2))
+    gamma, lam = 0.9, 0.7
+    advantage, returns = GAE(gamma, lam, whiten=False, level="turn")(rewards, values, batch.mask, batch.group, None)
+    longest = 0
+    for i, own in enumerate(batch.mask.tolist()):
+        turns: list[list[int]] = []
+        for t in (t for t, trained in enumerate(own) if trained):
+            if t and own[t - 1]:
+                turns[-1].append(t)
+            else:
+                turns.append([t])
+        longest = max(longest, len(turns))
+        earned = [math.fsum(float(rewards[i, t]) for t in turn) for turn in turns]
+        value = [float(values[i, turn[0]]) for turn in turns] + [0.0]
+        delta = [r + gamma * value[k + 1] - value[k] for k, r in enumerate(earned)]
+        expected, target = torch.zeros_like(rewards[i]), torch.zeros_like(rewards[i])
+        for k, turn in enumerate(turns):
+            expected[turn] = math.fsum((gamma * lam) ** (m - k) * delta[m] for m in range(k, len(turns)))
+            target[turn] = expected[turn] + value[k]
+        close(advantage[i], expected)
+        close(returns[i], target)
+    assert longest > 1
+
+
+def test_over_turns_of_one_token_it_is_gae_over_tokens_and_no_other_level_exists():
+    mask = torch.tensor([[True, False, True, False, False, True, False]])
+    g = torch.Generator().manual_seed(2)
+    rewards, values = (torch.randn(mask.shape, generator=g, dtype=torch.float64) for _ in range(2))
+    one, other = (GAE(0.9, 0.5, level=level)(rewards, values, mask, mask[:, 0], None) for level in ("turn", "token"))
+    close(one[0], other[0])
+    close(one[1], other[1])
+    with pytest.raises(UsageError, match=r'algorithm\.advantage\.level = \'word\': must be "token" or "turn"'):
+        groupwise.algorithm("ppo", {"advantage.level": "word"})

@@ -17,6 +17,8 @@ from tests.laws.episodes import episodes, placed, said
 
 #: Parts that know turns, in rows of others.
 OTHERS = [
+    ("ppo", {"advantage.level": "turn", "advantage.gamma": 0.9}),
+    ("grpo", {"advantage.kind": "gigpo"}),
     ("gspo", {"ratio.level": "turn", "advantage.kind": "turn-to-go"}),
     ("grpo", {"advantage.kind": "turn-to-go"}),
     ("rloo", {"advantage.kind": "turn-to-go", "advantage.gamma": 0.5, "ratio.level": "token"}),
@@ -27,7 +29,7 @@ EVERY = pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
 
 def credited(row: Algorithm, groups: list[Group], elsewhere: float) -> dict[str, torch.Tensor]:
     """What each of the policy's tokens is trained with, in order, and the gradient everywhere else."""
-    batch = collate(groups, pad=0, steps=row.needs_steps)
+    batch = collate(groups, pad=0, steps=row.needs_steps, states=row.advantage.reads_states)
     draws = torch.Generator().manual_seed(4)
     columns = {
         name: placed(batch, torch.randn(said(groups).shape, generator=draws, dtype=torch.float64) - 3, elsewhere)

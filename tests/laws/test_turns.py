@@ -8,10 +8,13 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.algorithms.parts.advantage import LeaveOneOut
+from groupwise.algorithms.parts.advantage import GroupZScore, LeaveOneOut
 from groupwise.algorithms.parts.shaping import Outcome, Steps
-from groupwise.algorithms.parts.turns import TurnToGo
+from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
+from groupwise.core.collate import collate
 from groupwise.core.errors import UsageError
+from groupwise.core.records import Completion, Group
+from tests.laws.episodes import episodes
 from tests.laws.test_advantage import steps_of
 
 F64 = torch.float64
@@ -104,3 +107,61 @@ def test_a_gradient_that_all_tokens_share_is_refused_and_the_remedy_runs_with_th
         groupwise.algorithm("gmpo", {"advantage.kind": "turn-to-go"})
     row = groupwise.algorithm("rloo", {"advantage.kind": "turn-to-go", "ratio.level": "token"})
     assert row.kl.in_reward
+
+
+def z(pool: list[float], x: float, epsilon: float) -> float:
+    """The z-score of one of a pool; 0 where there is nothing to compare."""
+    if len(pool) < 2 or max(pool) - min(pool) <= 1e-6:
+        return 0.0
+    mean = math.fsum(pool) / len(pool)
+    return (x - mean) / (math.sqrt(math.fsum((y - mean) ** 2 for y in pool) / (len(pool) - 1)) + epsilon)
+
+
+@pytest.mark.parametrize(("omega", "gamma"), [(1.0, 0.95), (0.5, 1.0)])
+def test_gigpo_is_the_episodes_z_score_and_that_of_turns_in_the_same_state(batch, omega, gamma):
+    reward, ends = steps_of(batch)
+    state = torch.randint(0, 3, reward.shape, generator=torch.Generator().manual_seed(3))
+    rows, group = spoken(batch.mask, ends), batch.group.tolist()
+    brings = [[math.fsum(float(reward[i, t]) for t in turn) for turn in row] for i, row in enumerate(rows)]
+    to_go = [[math.fsum(gamma**k * r for k, r in enumerate(row[j:])) for j in range(len(row))] for row in brings]
+    named = [[int(state[i, turn[-1]]) if ends[i, turn[-1]] else 0 for turn in row] for i, row in enumerate(rows)]
+    expected = torch.zeros_like(reward)
+    for i, row in enumerate(rows):
+        members = [j for j in range(len(rows)) if group[j] == group[i] and rows[j]]
+        for k, turn in enumerate(row):
+            same = [to_go[j][m] for j in members for m in range(len(rows[j])) if named[j][m] == named[i][k]]
+            by_state = z(same, to_go[i][k], 1e-6) if named[i][k] else 0.0
+            expected[i, turn] = (
+                z([math.fsum(brings[j]) for j in members], math.fsum(brings[i]), 1e-6) + omega * by_state
+            )
+    part = StateGroups(omega=omega, gamma=gamma)
+    advantage, _ = part(reward, None, batch.mask, batch.group, ends, state)
+    torch.testing.assert_close(advantage, expected, rtol=0, atol=1e-11)
+    alone, _ = part(reward, None, batch.mask, batch.group, ends, torch.zeros_like(state))
+    whole, _ = GroupZScore()(reward, None, batch.mask, batch.group, None)
+    torch.testing.assert_close(alone, whole, rtol=0, atol=1e-12)
+    assert (advantage - whole).abs().max() > 0.1
+
+
+def test_states_are_numbers_of_their_group_where_turns_end():
+    groups = episodes(1, 1)
+    batch = collate(groups, pad=0)
+    seen: dict[int, tuple[int, str]] = {}
+    rows = [(g, group.prompt, c) for g, group in enumerate(groups) for c in group.completions]
+    for i, (g, prompt, completion) in enumerate(rows):
+        expected = {len(prompt.tokens) + turn.stop - 1: turn.state for turn in completion.turns if turn.state}
+        assert set(batch.step_state[i].nonzero()[:, 0].tolist()) == set(expected)
+        for at, state in expected.items():
+            assert seen.setdefault(int(batch.step_state[i, at]), (g, state)) == (g, state)
+    assert len(set(seen.values())) == len(seen) > 3
+    assert set(seen) == set(range(1, len(seen) + 1))
+    plain = Completion.of_one_turn((9,), (-1.0,), "stop", 0, score=1.0)
+    without = [Group(groups[0].prompt, (plain,))]
+    assert collate(without, pad=0).step_state is None
+    assert collate(without, pad=0, states=True).step_state.tolist() == [[0] * (1 + len(groups[0].prompt.tokens))]
+
+
+def test_without_states_gigpo_says_what_it_needs():
+    one = torch.ones(1, 1, dtype=torch.bool)
+    with pytest.raises(ValueError, match="use a task that plays turns"):
+        StateGroups()(torch.zeros(1, 1), None, one, torch.zeros(1, dtype=torch.long), one)

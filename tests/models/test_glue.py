@@ -36,7 +36,7 @@ REAL = Path(__file__).parents[2] / "models" / "smollm2"
 QUESTION = Sample("q", "Guess a number.", "")
 OFF, OPENED = ChatSettings(thinking="off"), ChatSettings(open="So:\n")
 PIECES = ("higher", " lower", "\n", "\n\n", " ", "42", "  ", "{", '"a\\n"', "Größe", "\U0001f600", "\t", ".", ":", "|")
-BLANKS = Make(SMOLLM2, SMOLLM2_MAKE.special, "<|im_end|>", tags=("  ", "\n\n", "<think>"))
+BLANKS = Make(SMOLLM2, SMOLLM2_MAKE.special, "<|im_end|>", tags=("<think>", "  ", "\n\n"))
 CASES = [
     pytest.param(BLANKS, None, id="white-space-added"),
     pytest.param(QWEN3_MAKE, None, id="qwen3"),
@@ -243,10 +243,10 @@ def test_words_of_the_model_that_were_added_as_well_are_words() -> None:
 
 
 def test_control_tokens_that_take_the_white_space_beside_them_do_so_between_turns_only() -> None:
-    tokenizer = tokenizer_of(
-        Make(SMOLLM2.replace("'<|im_end|>\\n'", "'  <end>  '"), SMOLLM2_MAKE.special, "<|im_end|>")
-    )
+    template = SMOLLM2.replace("'<|im_end|>\\n'", "'  <end>  '").replace("m.role + '\\n'", "m.role + '<sep>'")
+    tokenizer = tokenizer_of(Make(template, SMOLLM2_MAKE.special, "<|im_end|>"))
     tokenizer.add_special_tokens({"eos_token": AddedToken("<end>", lstrip=True, rstrip=True, special=True)})
+    tokenizer.add_tokens([AddedToken("<sep>", rstrip=True, special=True)])
     chat = Chat(tokenizer)
     turn = [*tokenizer("ok", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     for text in ("higher", " higher ", "<end> <end>"):

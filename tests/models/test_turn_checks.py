@@ -101,11 +101,23 @@ def test_thoughts_taken_out_of_earlier_turns_are_fatal_unless_episodes_grow(thin
     assert note.what == fatal.what
 
 
+@pytest.mark.parametrize(("thinking", "fatal"), [("", 0), ("on", 0), ("off", 1)])
+def test_thoughts_stay_between_the_answers_of_tools_and_empty_ones_do_not(thinking: str, fatal: int) -> None:
+    """An empty thought that the prompt opens and closes is not in the next prompt, whoever speaks."""
+    assert sum(finding.fatal for finding in findings(QWEN3_MAKE, ("tool",), thinking=thinking)) == fatal
+
+
 def test_a_template_that_takes_out_more_than_thoughts_is_refused_also_where_episodes_grow() -> None:
     both = QWEN3_MAKE.template or ""
     shorter = Make(both.replace("+ said +", "+ said[:3] +"), QWEN3_MAKE.special, "<|im_end|>", QWEN3_MAKE.tags)
     for grows in (False, True):
         assert findings(shorter, ("user",), grows)[0].fatal
+
+
+def test_what_refuses_a_run_is_said_before_what_is_only_noted() -> None:
+    template = REFUSES_TOOLS + (QWEN3_MAKE.template or "")
+    both = findings(Make(template, QWEN3_MAKE.special, "<|im_end|>", QWEN3_MAKE.tags), ("user", "tool"), grows=True)
+    assert [finding.fatal for finding in both] == [True, False]
 
 
 def test_a_tokenizer_that_cannot_tell_text_from_control_tokens_is_refused() -> None:

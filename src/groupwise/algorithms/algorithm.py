@@ -153,7 +153,19 @@ class Algorithm:
         return batch.add(reward=reward, advantage=advantage, returns=returns, correction=correction)
 
     def _advantage(self, reward: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        return call("advantage", self.advantage, reward, batch.value, batch.mask, batch.group, batch.step_end)
+        return self._called(reward, batch.value, batch.mask, batch.group, batch.step_end, batch.step_state)
+
+    def _called(
+        self,
+        reward: Tensor,
+        value: Tensor | None,
+        mask: Tensor,
+        group: Tensor,
+        step_end: Tensor | None,
+        step_state: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        states = (step_state,) if self.advantage.reads_states else ()
+        return call("advantage", self.advantage, reward, value, mask, group, step_end, *states)
 
     def weigh(self, minibatch: Batch) -> Batch:
         """Adds `weight` [N,T], made once for the optimizer batch."""
@@ -174,7 +186,12 @@ class Algorithm:
         return (weighted & (minibatch.need("advantage") != 0)).any(1)
 
     def advantages(
-        self, rewards: Tensor, groups: Tensor, mask: Tensor | None = None, step_end: Tensor | None = None
+        self,
+        rewards: Tensor,
+        groups: Tensor,
+        mask: Tensor | None = None,
+        step_end: Tensor | None = None,
+        step_state: Tensor | None = None,
     ) -> Tensor:
         """Rewards [N] (or per token [N,T]) and integer group ids [N] -> advantages of the rewards' shape.
 
@@ -191,7 +208,7 @@ class Algorithm:
         inside = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask
         if rewards.dim() == 1:
             per_token = at_last_token(rewards, inside)
-        advantage, _ = call("advantage", self.advantage, per_token, None, inside, groups, step_end)
+        advantage, _ = self._called(per_token, None, inside, groups, step_end, step_state)
         return advantage if rewards.dim() == 2 else _last(advantage, inside)
 
     def loss(

@@ -17,7 +17,7 @@ from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, Sequenc
 from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
 from groupwise.algorithms.parts.shaping import Outcome, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
-from groupwise.algorithms.parts.turns import TurnToGo
+from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.settings import required
 from groupwise.core.user_code import NO_FILES, Files, load, offered_name, raised, use_of
@@ -34,6 +34,7 @@ KINDS: Mapping[str, Mapping[str, type]] = {
         "leave-one-out": LeaveOneOut,
         "process-zscore": ProcessZScore,
         "turn-to-go": TurnToGo,
+        "gigpo": StateGroups,
         "return": Return,
         "gae": GAE,
         "td": OneStepTD,

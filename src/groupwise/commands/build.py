@@ -15,7 +15,7 @@ from groupwise.commands.memory import in_words, memory_of, memory_of_folder, pic
 from groupwise.commands.parity import make_probe, run_limits
 from groupwise.commands.policies import base_policy, named_model, reference_policy, starting_model
 from groupwise.commands.run_reward_model import run_reward_model
-from groupwise.commands.selected import selected
+from groupwise.commands.selected import chat_of, selected
 from groupwise.config.plan import OWN_CRITIC, REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.engine import Engine
@@ -81,7 +81,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     count_peak_anew()  # a warm start is another kind of work, and another run finds its policy made
     if recipe.adapter.rank:
         view.note(f"adapters     {in_short(policy.model, recipe.adapter)}")
-    chat = Chat(policy.tokenizer, recipe.chat)
+    chat = chat_of(plan, policy.tokenizer)
     selection = _selection(plan, policy, chat, view)
     memory = memory or memory_of(plan, without_memory(policy.model.config), selection.longest)
     view.note(in_words(memory))

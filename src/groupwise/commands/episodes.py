@@ -44,7 +44,8 @@ def episodes_of(
     roles = plan.task.game.roles
     require_no_fatal(check_turns(chat, policy.eos, roles, grows=plan.task.history == "grow"))
     glue = Glue(chat, policy.eos).glue
-    return Episodes(engine, environments, glue, chat.encode, policy.decode, plan.task.limits)
+    decode = policy.decode_all if environments.with_special else policy.decode
+    return Episodes(engine, environments, glue, chat.encode, decode, plan.task.limits)
 
 
 def sampler_of(plan: Plan, policy: Policy, chat: Chat, engine: Engine, environments: Environments | None) -> Sampler:

@@ -11,7 +11,7 @@ from typing import Any
 from groupwise.commands.build import pool_of, sampled_heldout
 from groupwise.commands.episodes import environments_of, sampler_of
 from groupwise.commands.policies import policy_after
-from groupwise.commands.selected import selected
+from groupwise.commands.selected import chat_of, selected
 from groupwise.commands.threads import threads, with_threads
 from groupwise.config import recipe as recipes
 from groupwise.config.given import RecipeLike, given
@@ -26,7 +26,6 @@ from groupwise.engines.make import make_engine, require_sampling
 from groupwise.journal import code
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.rollout_rows import completion_columns
-from groupwise.models.chat import Chat
 from groupwise.models.load import Policy, load_policy, model_folder
 from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.models.template_checks import check_chat, require_no_fatal
@@ -175,7 +174,7 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
     """One policy, loaded, asked and let go."""
     named, policy = _policy(name, plan.recipe.device, note)
     engine = make_engine(policy=policy, settings=plan.recipe.engine, note=note)
-    chat = Chat(policy.tokenizer, plan.recipe.chat)
+    chat = chat_of(plan, policy.tokenizer)
     environments = environments_of(plan)
     with closing(engine), pool_of(plan) or nullcontext() as pool, closing(environments or nullcontext()):
         require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")

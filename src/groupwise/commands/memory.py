@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from groupwise.commands.selected import selected
+from groupwise.commands.selected import chat_of, selected
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe, dump
 from groupwise.config.resolve import resolved_recipe
@@ -16,7 +16,6 @@ from groupwise.core.errors import UsageError
 from groupwise.core.free_memory import free_memory, held_memory
 from groupwise.journal.journal import Journal
 from groupwise.models.activations import without_memory
-from groupwise.models.chat import Chat
 from groupwise.models.folder import loading, read_config, require_room, weight_files
 from groupwise.models.load import load_tokenizer, model_folder, positions, require_config
 from groupwise.models.precision import itemsize
@@ -30,13 +29,12 @@ NAMED = 4
 
 def memory_of_folder(run: Plan, model: str) -> MemoryPlan:
     """Of a run whose policy is in a folder: no weight is read. Raises UsageError as loading it would."""
-    recipe = run.recipe
     folder = model_folder(model)
     where = f"model = {str(folder)!r}"
     what = f"{where}: does not load as a causal language model"
     require_config(folder, where)
     config = read_config(folder, what)
-    longest = selected(run, Chat(load_tokenizer(folder, config), recipe.chat)).longest
+    longest = selected(run, chat_of(run, load_tokenizer(folder, config))).longest
     return memory_of(run, empty_model(folder, config, what), longest)
 
 

@@ -206,6 +206,11 @@ def _require_steps(plan: Plan) -> None:
         raise UsageError(
             f"algorithm.name = {plan.algorithm.name!r}: it needs scores of steps, and {plan.task} has none"
         )
+    if plan.algorithm.advantage.reads_states and not isinstance(plan.task, PlaysTurns):
+        raise UsageError(
+            f"algorithm.advantage.kind: {describe(plan.algorithm.advantage)} compares turns that were spoken in one "
+            f"state, and {plan.task} plays no turns; take another kind"
+        )
     if plan.algorithm.advantage.reads_steps and not plan.algorithm.shaping.reads_steps:
         raise UsageError(
             f"algorithm.advantage.kind: {describe(plan.algorithm.advantage)} reads rewards at step ends, and "

@@ -17,14 +17,15 @@ def collate(
     pad: int,
     mask_truncated: bool = False,
     steps: bool = False,
+    states: bool = False,
     reward_names: Sequence[str] = (),
 ) -> Batch:
     """P groups -> a batch of their N completions, in order; `group` counts 0..P-1.
 
     Trained are the tokens of a completion's own spans. A completion without a score stays as a row, for the record, but
     none of its tokens is trained; so does one that was cut off at the limit, with `mask_truncated`. The step columns
-    are written where a completion has steps, and always with `steps`. `reward_names` are the rewards that get a column
-    each.
+    are written where a completion has steps, and always with `steps`; that of states where one has turns, and always
+    with `states`. `reward_names` are the rewards that get a column each.
     """
     rows = [(g, group.prompt, c) for g, group in enumerate(groups) for c in group.completions]
     width = max(len(prompt.tokens) + len(c.tokens) for _, prompt, c in rows)
@@ -52,6 +53,7 @@ def collate(
         routes_engine=_per_row(c.routes for _, _, c in rows),
         step_score=step_score,
         step_end=step_end,
+        step_state=_states(rows, width) if states or any(c.turns for _, _, c in rows) else None,
     )
 
 
@@ -91,6 +93,18 @@ def _steps(rows: Sequence[tuple[int, Prompt, Completion]], width: int) -> tuple[
             step_score[i, len(prompt.tokens) + index] += score
             step_end[i, len(prompt.tokens) + index] = True
     return step_score, step_end
+
+
+def _states(rows: Sequence[tuple[int, Prompt, Completion]], width: int) -> Tensor:
+    """-> step_state [N,T]: the states of a group by numbers from 1 on, where a turn ends that was spoken in one."""
+    step_state = torch.zeros(len(rows), width, dtype=torch.long)
+    numbers: dict[tuple[int, str], int] = {}
+    for i, (g, prompt, completion) in enumerate(rows):
+        for turn in completion.turns:
+            if turn.state and turn.stop:
+                number = numbers.setdefault((g, turn.state), len(numbers) + 1)
+                step_state[i, len(prompt.tokens) + turn.stop - 1] = number
+    return step_state
 
 
 def minibatches(batch: Batch, count: int, generator: torch.Generator) -> Iterator[Batch]:

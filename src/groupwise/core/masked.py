@@ -28,6 +28,24 @@ def row_mean(x: Tensor, mask: Tensor) -> Tensor:
     return row_sum(x, mask) / mask.sum(-1).clamp(min=1).to(x.dtype)
 
 
+def begins(mask: Tensor) -> Tensor:
+    """[N,T] bool -> [N,T] bool: where a run of trained tokens begins, which is a turn.
+
+    >>> begins(torch.tensor([[True, True, False, True]]))
+    tensor([[ True, False, False,  True]])
+    """
+    return mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+
+
+def by_run(x: Tensor, mask: Tensor, inside: Tensor) -> Tensor:
+    """[N,T], the trained tokens [N,T], which of them count [N,T] -> [N,T+1]: the sum over each run of trained tokens.
+
+    A run's number, from 1, is `begins(mask).cumsum(-1)` at its tokens; 0 has none.
+    """
+    empty = torch.zeros(len(mask), mask.shape[1] + 1, dtype=x.dtype, device=x.device)
+    return empty.scatter_add(1, begins(mask).cumsum(-1), keep(x, inside))
+
+
 def group_ids(group: Tensor) -> tuple[Tensor, int]:
     """Any integer ids in any order [N] -> ids 0..P-1 [N] and P."""
     names, dense = torch.unique(group, return_inverse=True)

@@ -55,6 +55,10 @@ class Policy:
         """A completion's text, without special tokens."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
+    def decode_all(self, tokens: tuple[int, ...]) -> str:
+        """The same with special tokens written out."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
 
 def model_folder(model: str) -> Path:
     """A model's folder, from its path or its id on a model hub (which is downloaded once, then read from the cache).

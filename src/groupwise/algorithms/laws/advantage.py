@@ -14,14 +14,17 @@ from groupwise.algorithms.laws.law import Law, differs, first_of
 
 def given(part: Any, batch: Draw) -> dict[str, Tensor]:
     """Rewards and values a token, and from no to several step ends a completion."""
-    ends = torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(8)) < 0.4
+    numbers = torch.Generator().manual_seed(8)
+    ends = torch.rand(batch.mask.shape, generator=numbers) < 0.4
+    state = torch.randint(0, 3, batch.mask.shape, generator=numbers)
     columns_ = {"reward": like(batch, seed=6), "value": like(batch, seed=7), "mask": batch.mask}
-    return {**columns_, "group": batch.group, "step_end": ends}
+    return {**columns_, "group": batch.group, "step_end": ends, "step_state": state}
 
 
 def call(part: Any, given: Columns) -> Any:
     value = given["value"] if part.reads_value else None
-    return part(given["reward"], value, given["mask"], given["group"], given["step_end"])
+    states = (given["step_state"],) if part.reads_states else ()
+    return part(given["reward"], value, given["mask"], given["group"], given["step_end"], *states)
 
 
 TRIAL = Trial(given, call, ("advantage", "returns"))
@@ -65,7 +68,10 @@ def takes_whole_numbers(part: Any, batch: Draw) -> str:
 
 def _zero(part: Any, reward: Tensor, group: Tensor, words: str) -> str:
     mask = torch.ones_like(reward, dtype=torch.bool)
-    answer = call(part, {"reward": reward, "value": reward, "mask": mask, "group": group, "step_end": mask})
+    answer = call(
+        part,
+        {"reward": reward, "value": reward, "mask": mask, "group": group, "step_end": mask, "step_state": mask.long()},
+    )
     return differs(f"the advantage {words}", answer[0], torch.zeros_like(reward), 0)
 
 

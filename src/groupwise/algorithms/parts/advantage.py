@@ -22,13 +22,14 @@ from groupwise.core.measure import TIE
 
 class Advantage(Part, Protocol):
     """(reward [N,T], value [N,T] or None, mask [N,T], group [N], step_end [N,T] or None)
-    -> advantage [N,T], returns [N,T].
+    -> advantage [N,T], returns [N,T]. One that reads states is given step_state [N,T] or None as well.
 
     smallest_group         completions of one prompt that the baseline needs
     compares_within_group  whether a completion's advantage compares its reward with the others' of its prompt: equal
                            rewards give 0
     reads_value            whether a critic's values are read
     reads_steps            whether the ends of steps are read
+    reads_states           whether the states are read in which turns were spoken
     by_turn                whether tokens of different turns have different advantages by design, which a ratio that is
                            one number per completion would mix
     """
@@ -37,6 +38,7 @@ class Advantage(Part, Protocol):
     compares_within_group: bool = False
     reads_value: bool = False
     reads_steps: bool = False
+    reads_states: bool = False
     by_turn: bool = False
 
     def __call__(
@@ -92,7 +94,7 @@ class GroupZScore(WithinGroup):
         require_within(self, 0, 1, "epsilon")
 
     def scaled(self, centred: Tensor, votes: Tensor, group: Tensor) -> Tensor:
-        return _z_score(centred, votes, group, self.epsilon)
+        return z_score(centred, votes, group, self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class ProcessZScore(Advantage):
         steps = keep(real(reward), ends)
         scaled = torch.zeros_like(steps)
         centred, votes, _ = centre(steps[ends], torch.ones_like(owner, dtype=torch.bool), owner, groups)
-        scaled[ends] = _z_score(centred, votes, owner, self.epsilon)
+        scaled[ends] = z_score(centred, votes, owner, self.epsilon)
         return keep(_to_go(scaled), mask & numbers), keep(_to_go(steps), mask & numbers)
 
 
@@ -183,7 +185,7 @@ def centre(x: Tensor, vote: Tensor, dense: Tensor, groups: int) -> tuple[Tensor,
     return keep(x - mean[dense], has_baseline), votes, has_baseline
 
 
-def _z_score(centred: Tensor, votes: Tensor, dense: Tensor, epsilon: float) -> Tensor:
+def z_score(centred: Tensor, votes: Tensor, dense: Tensor, epsilon: float) -> Tensor:
     """centred / (sample deviation + epsilon) of each group, 0 without a baseline. [S] -> [S]."""
     variance = group_sum(centred**2, dense, len(votes)) / (votes - 1).clamp(min=1)
     return keep(centred / (variance.sqrt() + epsilon)[dense], centred != 0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts.advantage import Advantage
-from groupwise.core.masked import WHITENED, keep, real, row_sum, whiten
+from groupwise.core.masked import WHITENED, begins, by_run, keep, real, row_sum, whiten
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -47,6 +47,29 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     return advantages, keep(advantages + values, mask)
 
 
+def turn_gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """`gae` over turns, each a run of trained tokens and one action. [N,T] each -> advantages, returns [N,T].
+
+    delta_k = r_k + gamma V_(k+1) - V_k ;  A_k = delta_k + gamma lam A_(k+1) ;  return_k = A_k + V_k
+
+    r_k is what the turn's tokens are rewarded together, V_k the value where it begins, at its first token; each of its
+    tokens gets A_k and return_k. gamma and lam are per turn: how long a turn is discounts nothing.
+
+    >>> mask = torch.tensor([[True, True, False, True]])
+    >>> rewards, values = torch.tensor([[0.0, 1.0, 9.0, 2.0]]), torch.tensor([[0.5, 7.0, 9.0, 1.0]])
+    >>> turn_gae(rewards, values, mask, gamma=1.0, lam=0.5)[0]  # the second: 2 - 1; the first: 1 + 1 - 0.5 + 0.5
+    tensor([[2., 2., 0., 1.]])
+    """
+    rewards, values = real(rewards), real(values)
+    turn = begins(mask).cumsum(-1)
+    alive = by_run(torch.ones_like(rewards), mask, mask) > 0
+    each = gae(by_run(rewards, mask, mask), by_run(values, mask, begins(mask)), alive, gamma, lam)
+    advantages, returns = (keep(column.gather(1, turn), mask) for column in each)
+    return advantages, returns
+
+
 class Discounted(Advantage):
     """`gae` with the fields of its subclasses, against a critic's values or, where they are not read, against 0.
 
@@ -55,17 +78,21 @@ class Discounted(Advantage):
     gamma   what a reward is worth one token earlier; from 0 to 1
     lam     0: little variance and all of the critic's error; 1: the reverse; from 0 to 1
     whiten  advantages of the batch are shifted and scaled to mean 0 and deviation 1
+    level   "token", or "turn": a turn is one action, see `turn_gae`
     """
 
     gamma: float
     lam: float
     whiten: bool
+    level = "token"
     reads_value = True
 
     def __post_init__(self) -> None:
         for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be from 0 to 1")
+        if self.level not in ("token", "turn"):
+            raise ValueError(f'level = {self.level!r}: must be "token" or "turn"')
 
     def __call__(
         self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
@@ -74,7 +101,8 @@ class Discounted(Advantage):
         if value is None:
             raise ValueError("this advantage reads a critic's values and there are none; use groupwise.gae with values")
         votes = mask & ~row_sum(reward, mask).isnan()[:, None]
-        advantage, returns = gae(reward, value, votes, self.gamma, self.lam)
+        estimate = turn_gae if self.level == "turn" else gae
+        advantage, returns = estimate(reward, value, votes, self.gamma, self.lam)
         return whiten(advantage, votes) if self.whiten else advantage, returns
 
 
@@ -83,6 +111,7 @@ class GAE(Discounted):
     """A_t = sum_k (gamma lam)^k delta_{t+k} over the trained tokens, then whitened over the batch; see `gae`.
 
     The returns, which the critic learns, are made before the whitening. Source: PPO (1707.06347); 1506.02438.
+    level  "turn": the deltas are over turns, each one action, and a turn's tokens share its advantage; see `turn_gae`
     """
 
     equation = "A_t = d_t + gamma lam A_(t+1),  d_t = r_t + gamma V_(t+1) - V_t" + WHITENED
@@ -90,6 +119,7 @@ class GAE(Discounted):
     gamma: float = 1.0
     lam: float = 0.95
     whiten: bool = True
+    level: str = "token"
 
 
 @dataclass(frozen=True)

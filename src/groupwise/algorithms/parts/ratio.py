@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts import Part
-from groupwise.core.masked import keep, row_mean, row_sum
+from groupwise.core.masked import begins, by_run, keep, row_mean, row_sum
 
 #: Beyond this a log-ratio is clamped and has no gradient: exp(60) is still finite in float32.
 LOG_RATIO_LIMIT = 60.0
@@ -112,13 +112,10 @@ class TurnRatio(Ratio):
     per_turn = True
 
     def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
-        before = torch.nn.functional.pad(mask, (1, 0))[:, :-1]
-        turn = (mask & ~before).cumsum(-1)  # from 1; what precedes the first turn is of turn 0, which has no tokens
-        shape = (len(mask), mask.shape[1] + 1)
         difference = _difference(logp_live, logp_old, mask)
-        total = difference.new_zeros(shape).scatter_add(1, turn, difference)
-        tokens = difference.new_zeros(shape).scatter_add(1, turn, mask.to(difference.dtype))
-        return keep(bounded(total / tokens.clamp(min=1)).gather(1, turn), mask)
+        total = by_run(difference, mask, mask)
+        tokens = by_run(torch.ones_like(difference), mask, mask).clamp(min=1)
+        return keep(bounded(total / tokens).gather(1, begins(mask).cumsum(-1)), mask)
 
 
 def bounded(log_ratio: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts import require_within
-from groupwise.algorithms.parts.advantage import Advantage, centre
+from groupwise.algorithms.parts.advantage import Advantage, centre, outcome, z_score
 from groupwise.core.masked import group_ids, group_sum, keep, real, row_sum
 
 
@@ -22,6 +22,10 @@ class Turns:
     index: Tensor
     alive: Tensor
     to_go: Tensor
+
+    def at_ends(self, column: Tensor, ends: Tensor) -> Tensor:
+        """[N,T], [N,T] -> [N,K]: what a column has where the turn ends, 0 where no step end closes it."""
+        return torch.zeros_like(self.alive, dtype=column.dtype).scatter_add(1, self.index, keep(column, ends))
 
     def at_tokens(self, by_turn: Tensor, mask: Tensor) -> Tensor:
         """[N,K] -> [N,T]: each trained token has its turn's number, 0 elsewhere."""
@@ -109,3 +113,71 @@ def leave_one_out(x: Tensor, vote: Tensor, owner: Tensor) -> Tensor:
     centred, votes, _ = centre(x, vote, dense, owners)
     alone = vote & (votes == 1)[dense]
     return keep(x, alone) + centred * (votes / (votes - 1).clamp(min=1))[dense]
+
+
+@dataclass(frozen=True)
+class StateGroups(Advantage):
+    """A_t = A_episode + omega A_state, the latter among the turns of the group's episodes spoken in the same state.
+
+    Either is (x - mean) / (sample deviation + epsilon): of the episodes' rewards, and of what turns bring to the end,
+    R_t = r_t + gamma R_(t+1). A turn whose state has no name (0), or that no other turn shares, has A_state 0; so have
+    ties. The returns are R.
+
+    omega      what the second is worth beside the first; at least 0
+    gamma      what a reward is worth one turn earlier; from 0 to 1
+    epsilon    keeps the quotients finite; from 0 to 1
+    deviation  False: no division by deviations
+    Raises ValueError without step ends or states. Source: GiGPO (2505.10978).
+
+    >>> one, zero = torch.ones(2, 2, dtype=torch.bool), torch.zeros(2, dtype=int)
+    >>> reward, state = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([[1, 2], [3, 2]])
+    >>> StateGroups(deviation=False)(reward, None, one, zero, one, state)[0]
+    tensor([[ 0.5000,  1.0000],
+            [-0.5000, -1.0000]])
+    """
+
+    equation = (
+        "A_t = z(R_i) over the group + omega z(R_t) over its turns in the same state,  R_t = r_t + gamma R_(t+1);  "
+        "z(x) = (x - mean) / (std + epsilon), or without the quotient"
+    )
+
+    omega: float = 1.0
+    gamma: float = 0.95
+    epsilon: float = 1e-6
+    deviation: bool = True
+    smallest_group = 2
+    compares_within_group = True
+    reads_steps = True
+    reads_states = True
+    by_turn = True
+
+    def __post_init__(self) -> None:
+        require_within(self, 0, 1, "gamma", "epsilon")
+        require_within(self, 0, 1e6, "omega")
+
+    def __call__(
+        self,
+        reward: Tensor,
+        value: Tensor | None,
+        mask: Tensor,
+        group: Tensor,
+        step_end: Tensor | None,
+        step_state: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if step_end is None or step_state is None:
+            raise ValueError("gigpo reads where turns end and in which state; use a task that plays turns")
+        reward = real(reward)
+        total, vote = outcome(reward, mask)
+        votes = mask & vote[:, None]
+        each = turns(reward, votes, step_end, self.gamma)
+        dense, _ = group_ids(group)
+        state = each.at_ends(step_state, votes & step_end)
+        owner = dense[:, None] * (state.amax() + 1) + state
+        by_state = self._scaled(each.to_go.flatten(), (state > 0).flatten(), owner.flatten()).view_as(each.to_go)
+        by_turn = self._scaled(total, vote, dense)[:, None] + self.omega * by_state
+        return each.at_tokens(by_turn, votes), each.at_tokens(each.to_go, votes)
+
+    def _scaled(self, x: Tensor, vote: Tensor, owner: Tensor) -> Tensor:
+        dense, owners = group_ids(owner)
+        centred, count, _ = centre(x, vote, dense, owners)
+        return z_score(centred, count, dense, self.epsilon) if self.deviation else centred

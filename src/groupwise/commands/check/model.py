@@ -14,6 +14,7 @@ from groupwise.commands.disk import REMEDY, disk_plan
 from groupwise.commands.memory import empty_model, in_words, memory_of
 from groupwise.commands.parity import tolerance_on
 from groupwise.commands.policies import named_model
+from groupwise.commands.selected import chat_of
 from groupwise.config.plan import OWN_START, Plan
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request
@@ -80,7 +81,7 @@ def read_files(folder: Path, plan: Plan) -> ModelFiles:
     config, generation = read_config(folder, what), read_generation(folder, what)
     tokenizer = load_tokenizer(folder, config)
     eos, most = end_ids(config, generation, tokenizer, where), positions(SimpleNamespace(config=config))
-    return ModelFiles(folder, Chat(tokenizer, plan.recipe.chat), eos, most)
+    return ModelFiles(folder, chat_of(plan, tokenizer), eos, most)
 
 
 def file_findings(files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]:
