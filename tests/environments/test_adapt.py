@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from groupwise.core.samples import Sample
 from groupwise.environments.adapt import LONGEST, begun, ended, playable, roles, schemas, with_special
 from groupwise.environments.game import Game
 from tests.environments.environment_faults import Dice, half
-from tests.environments.trl_examples import EchoToolEnv, multiply
+from tests.environments.trl_examples import EchoToolEnv, IncrementEnv, async_add, multiply, reward_func
 
 SAMPLE = Sample("k", "6 times 7?", "42", extra={"level": 3}, seed=5)
 
@@ -25,10 +26,13 @@ def call(name: str, **arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def play(kind: type | None, *turns: str, tools: Any = (), score: Any = None, fields: Any = None) -> list[Reply]:
+def play(kind: type | None, *turns: str, tools: Any = (), score: Any = None, reward: Any = None) -> list[Reply]:
     """The answers to the turns, the opening first."""
-    episode = playable(kind, fields or {}, tools, score)()
-    return [begun(episode, SAMPLE), *(episode.reply(turn) for turn in turns)]
+    episode: Any = playable(kind, {}, tools, score, reward)()
+    try:
+        return [begun(episode, SAMPLE), *(episode.reply(turn) for turn in turns)]
+    finally:
+        episode.close()
 
 
 def stepping(result: Any) -> type:
@@ -89,6 +93,74 @@ def test_random_numbers_of_a_class_that_draws_them_are_the_samples() -> None:
     first, second = (play(Dice, call("roll"), call("roll")) for _ in range(2))
     assert list(map(texts, first)) == list(map(texts, second))
     assert texts(first[1]) != texts(first[2])
+
+
+def test_trls_other_documented_example_draws_its_task_itself() -> None:
+    opening = play(IncrementEnv)[0]
+    target = int(texts(opening)[0].removeprefix("Increment the counter by ").removesuffix("."))
+    assert 1 <= target <= 6
+    right = (call("increment", step=target - 1) + call("increment", step=1), "Done.<|im_end|>")
+    *_, counted, last = play(IncrementEnv, *right)
+    assert (texts(counted), counted.reward, last.reward, last.done) == ([str(target - 1), str(target)], 0.0, 1.0, True)
+    assert play(IncrementEnv, call("decrement", step=1), "Done.")[-1].reward == 0.0
+    assert [one["function"]["name"] for one in schemas(IncrementEnv, (multiply, async_add))] == [
+        "increment", "multiply", "async_add",
+    ]  # fmt: skip
+    both = call("async_add", a=2, b=3) + call("multiply", a=2, b=3) + call("increment", step=4)
+    assert texts(play(IncrementEnv, both, tools=[multiply, async_add])[1]) == ["5", "6", "4"]
+
+
+def test_a_reward_function_of_trls_reads_the_environment_at_the_end() -> None:
+    turns = (call("echo", message="hello"), call("echo", message="hi"))
+    _, first, second, last = play(EchoToolEnv, *turns, "Done.", reward=reward_func)
+    assert (first.reward, second.reward, last.reward, last.done) == (0.0, 0.0, 0.2, True)
+    episode = playable(EchoToolEnv, {}, (), None, reward_func)()
+    begun(episode, SAMPLE)
+    assert ended(episode, episode.reply(turns[0])).reward == 0.5
+
+    seen: dict[str, Any] = {}
+
+    def reads(environments: Any, prompts: Any, completions: Any, level: Any, **others: Any) -> list[float | None]:
+        seen.update(prompts=prompts, completions=completions, level=level, others=others)
+        return [len(environments[0].env.base_url) / 100]
+
+    play(EchoToolEnv, turns[1], "Done.<|im_end|>", reward=reads)
+    roles_ = [(message["role"], message["content"]) for message in seen["completions"][0]]
+    assert roles_ == [("assistant", turns[1]), ("tool", "hi"), ("assistant", "Done.")]
+    assert (seen["prompts"], seen["level"], seen["others"]["answer"]) == (["6 times 7?"], [3], ["42"])
+    for wrong, cause in ((["x"], Cause.WRONG_TYPE), ([None], Cause.WRONG_TYPE), ([1, 2], Cause.WRONG_LENGTH)):
+        assert play(EchoToolEnv, "Done.", reward=lambda environments, wrong=wrong: wrong)[-1].cause is cause
+
+
+def test_get_reward_and_a_reward_function_are_added() -> None:
+    turns = (call("increment", step=9), "Done.")
+    assert (
+        play(IncrementEnv, *turns, reward=lambda environments: [e.counter / 4 for e in environments])[-1].reward == 2.25
+    )
+
+
+def test_turns_that_change_the_attribute_reward_add_up_to_it_exactly() -> None:
+    """0.1 and 0.2 and 0.7 are not 1 in floating point, and 1 is what counts as solved."""
+
+    class Climbs:
+        def reset(self, **kwargs: object) -> None:
+            self.reward = None
+
+        def to(self, height: float) -> float:
+            """
+            Climbs.
+
+            Args:
+                height: how high
+            """
+            self.reward = height
+            return height
+
+    numbers = random.Random(0)
+    for _ in range(200):
+        heights = [round(numbers.random(), 2) for _ in range(numbers.randint(1, 6))]
+        turns = [call("to", height=height) for height in [*heights, 1.0]]
+        assert math.fsum(reply.reward for reply in play(Climbs, *turns, "there")) == 1.0
 
 
 def test_columns_are_what_reset_is_called_with() -> None:
@@ -241,6 +313,21 @@ REFUSED = {
     "no function": (None, (3,), {}, "not a function"),
     "unknown settings": (Dice, (), {"sides": 6}, "'sides'"),
 }
+
+
+@pytest.mark.parametrize(
+    ("kind", "reward", "words"),
+    [
+        (stepping(("", 0.0, True)), reward_func, "Mine rewards its turns in step(text)"),
+        (None, reward_func, "tools alone have no environment"),
+        (EchoToolEnv, multiply, "multiply has no parameter `environments`"),
+        (EchoToolEnv, 3, "int has no parameter `environments`"),
+    ],
+)
+def test_a_reward_function_that_has_nothing_to_read_is_refused(kind: type | None, reward: Any, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        playable(kind, {}, [] if kind else [multiply], None, reward)
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize("name", REFUSED)

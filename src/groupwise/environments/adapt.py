@@ -5,6 +5,7 @@ methods are tools, and tools alone.
 import asyncio
 import contextlib
 import inspect
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,13 +15,13 @@ from typing import Any, Protocol
 from groupwise.core.environment import Reply, Says
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.jsonl import writable
-from groupwise.core.reward import Cause
-from groupwise.core.samples import Sample
+from groupwise.core.reward import Cause, ScoreResult
+from groupwise.core.samples import Attempt, Sample
 from groupwise.core.seeds import derive
 from groupwise.environments.calls import calls_in, without_end
 from groupwise.environments.tools import Tool, answer
 from groupwise.environments.tools import tools as as_tools
-from groupwise.rewards.functions.adapters import columns, prompt_of
+from groupwise.rewards.functions.adapters import TRL, Bound, columns, prompt_of
 from groupwise.rewards.functions.results import score_result
 from groupwise.rewards.functions.user import finisher
 
@@ -49,13 +50,17 @@ def playable(
     fields: Mapping[str, Any],
     tools: Sequence[Callable[..., Any]] = (),
     score: Score | None = None,
+    reward: Callable[..., Any] | None = None,
 ) -> Callable[[], Playable]:
     """What makes an episode of a class, or of tools alone. Raises UsageError where the class has none of the forms.
 
     fields  given to the class for each episode
     score   of a last turn, where there is no class that rewards it
+    reward  a reward function of TRL's that reads `environments`
     """
     _require_form(kind, tools)
+    if reward is not None:
+        _require_reads(reward, kind)
     if kind is not None:
         _require_fields(kind, fields)
         if _has_step(kind):
@@ -66,7 +71,7 @@ def playable(
     def begin() -> Playable:
         inner = None if kind is None else kind(**fields)
         own = [(getattr(inner, name), name) for name in names]
-        return _Called(inner, as_tools([*own, *((tool, "task.tools") for tool in tools)]), score)
+        return _Called(inner, as_tools([*own, *((tool, "task.tools") for tool in tools)]), score, reward)
 
     return begin
 
@@ -156,15 +161,21 @@ class _Stepped:
 class _Called:
     """An episode that is played by calling tools, and is over with a turn that calls none.
 
-    Its reward is, of a class with `get_reward`, what that returns at the end; of a class with the attribute `reward`,
-    by how much each turn has changed it, so that the turns' rewards add up to what it is at the end, wherever that is;
-    else `score` of the last turn.
+    Its reward is what is known at the end where there is such a thing: what the class's `get_reward` returns, what a
+    reward function of TRL's says of this environment, of both the sum. Else, of a class with the attribute `reward`, it
+    is by how much each turn has changed it, so that the turns' rewards add up to what it is at the end, wherever that
+    is; else `score` of the last turn.
     """
 
-    def __init__(self, inner: Any, tools: Sequence[Tool], score: Score | None) -> None:
+    def __init__(
+        self, inner: Any, tools: Sequence[Tool], score: Score | None, reward: Callable[..., Any] | None
+    ) -> None:
         self._inner, self._score, self._finish = inner, score, _Finish()
+        self._reward = None if reward is None else Bound(reward, TRL, "task.reward")
         self._tools = {tool.name: tool for tool in tools}
-        self._sample, self._answers, self._reward = Sample("", "", ""), 0, 0.0
+        self._sample, self._answers = Sample("", "", ""), 0
+        self._messages: list[dict[str, str]] = []
+        self._rewards: list[float] = []
 
     def reset(self, sample: Sample) -> str | None:
         self._sample = sample
@@ -178,38 +189,59 @@ class _Called:
         calls = calls_in(said)
         with self._random_numbers():
             messages = tuple(Says("tool", answer(call, self._tools, self._finish)) for call in calls)
+            spoken = ({"role": message.role, "content": message.text} for message in messages)
+            self._messages += [{"role": "assistant", "content": said}, *spoken]
             reply = self._rewarded(messages, said)
             return reply if calls or reply.cause is not None else self.with_outcome(replace(reply, done=True))
 
     def with_outcome(self, reply: Reply) -> Reply:
-        """The last answer, with what `get_reward` returns."""
-        outcome = getattr(self._inner, "get_reward", None)
-        if not callable(outcome):
-            return reply
-        return _spoken(reply.messages, self._finish(outcome()), reply.done, reply.state)
+        """The last answer, with what is known at the end."""
+        results = [score_result(self._finish(self._inner.get_reward()))] if self._rewards_itself else []
+        results += [] if self._reward is None else [self._read(self._reward)]
+        wrong = next((one for one in results if one.cause is not None or not one.votes), None)
+        if wrong is not None:
+            detail = f"its reward: {wrong.detail or 'None, no number'}"
+            return Reply(cause=wrong.cause or Cause.WRONG_TYPE, detail=detail)
+        return replace(reply, reward=math.fsum([reply.reward, *(one.value for one in results)]))
 
     def close(self) -> None:
         self._finish.close(self._inner)
 
+    @property
+    def _rewards_itself(self) -> bool:
+        return callable(getattr(self._inner, "get_reward", None))
+
+    def _read(self, reward: Bound) -> ScoreResult:
+        """What a reward function of TRL's says of this episode, the only one of its batch."""
+        episode = {"environments": [self._inner], "completions": [self._messages]}
+        attempt = Attempt(self._sample, self._messages[-1]["content"] if self._messages else "")
+        ((result,),) = replace(reward, settings=episode).score([attempt], self._finish)
+        return result
+
     def _rewarded(self, messages: Sequence[Says], said: str) -> Reply:
         """The answer with the reward of this turn."""
-        if callable(getattr(self._inner, "get_reward", None)):
+        if self._rewards_itself or self._reward is not None:
             return _spoken(messages, 0.0, False, "")
         if hasattr(self._inner, "reward") and not callable(self._inner.reward):
             value = self._inner.reward
-            return self._changed(messages, self._reward if value is None and messages else value)
+            return self._changed(messages, math.fsum(self._rewards) if value is None and messages else value)
         if messages:
             return _spoken(messages, 0.0, False, "")
         if self._score is None and self._inner is not None:
             name = type(self._inner).__name__
-            words = f"{name} has no reward: give it get_reward(self) -> float, with what a reward function reads of it"
+            words = f"{name} has no reward: set task.reward to a function of its environments, or give it get_reward()"
             return Reply(cause=Cause.WRONG_TYPE, detail=words)
         return _spoken((), 0.0 if self._score is None else self._score(self._sample, said), False, "")
 
     def _changed(self, messages: Sequence[Says], value: Any) -> Reply:
+        """The answer with what is missing in the turns' rewards until they add up to `value`."""
         now = _spoken(messages, value, False, "")
-        change, self._reward = now.reward - self._reward, now.reward
-        return now if now.cause is not None else replace(now, reward=change)
+        if now.cause is not None:
+            return now
+        # In one sum, without what rounding has left out: a final 1 is a sum of exactly 1, which counts as solved.
+        change = math.fsum([now.reward, *(-reward for reward in self._rewards)])
+        self._rewards.append(change)
+        return replace(now, reward=change)
 
     @contextlib.contextmanager
     def _random_numbers(self) -> Iterator[None]:
@@ -313,6 +345,18 @@ def _require_form(kind: type | None, tools: Sequence[Callable[..., Any]]) -> Non
     if not (_has_step(kind) or tools or _methods(kind)):
         raise UsageError(
             f"task.use: {kind.__name__} has neither step(text) -> (text, reward, done) nor public methods, to be tools"
+        )
+
+
+def _require_reads(reward: Callable[..., Any], kind: type | None) -> None:
+    """Raises UsageError where there is no environment that a reward function could read, or it reads none."""
+    if kind is None or _has_step(kind):
+        why = "tools alone have no environment" if kind is None else f"{kind.__name__} rewards its turns in step(text)"
+        raise UsageError(f"task.reward: set, but {why}; a reward of texts is a table [rewards.NAME]")
+    if not callable(reward) or "environments" not in inspect.signature(reward).parameters:
+        name = getattr(reward, "__name__", type(reward).__name__)
+        raise UsageError(
+            f"task.reward: {name} has no parameter `environments`; a reward of texts is a table [rewards.NAME]"
         )
 
 

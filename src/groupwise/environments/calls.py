@@ -1,11 +1,11 @@
 """Tool calls in what a policy said, in the formats that models write them in.
 
-    <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>              Hermes, Qwen, SmolLM2; a list, too
-    <tool_call><function=add><parameter=a>1</parameter></function></tool_call>  Qwen from 3.5 on, Nemotron
-    <|python_tag|>{"name": "add", "parameters": {"a": 1}}                      Llama 3, the tag or not
-    [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]                       Mistral
-    [TOOL_CALLS]add[ARGS]{"a": 1}                                              Mistral, newer
-    <function=add>{"a": 1}</function>                                          Llama 3.1, as its prompt may ask for
+    <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>      Hermes, Qwen, SmolLM2 (a list of calls too)
+    <tool_call><function=add><parameter=a>1</parameter></function></tool_call>      Qwen 3.5, Nemotron 3
+    <|python_tag|>{"name": "add", "parameters": {"a": 1}}              Llama 3, with the tag or without
+    [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]               Mistral
+    [TOOL_CALLS]add[ARGS]{"a": 1}                                      Mistral, later
+    <function=add>{"a": 1}</function>                                  Llama 3.1, where its prompt says so
 
 Some of the tags are special tokens, so the text must have those written out. Without them a text that is nothing but
 calls in JSON is still read.
@@ -23,12 +23,13 @@ MOST_CALLS = 64
 # A policy writes line breaks into its strings as they are.
 _JSON = json.JSONDecoder(strict=False)
 _BETWEEN = re.compile(r"[\s;,]*")
-_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>")
-_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+)?\s*(?:\[ARGS\])?\s*(?=\{)")
-_BARE = re.compile(r'\s*\[?\s*\{\s*"(?:name|type|function)"\s*:')
+_FUNCTION = re.compile(r"\s*+<function=([^>\s]+)>")
+_NAMED = re.compile(r"\s*+([\w.-]++)\s*+(?:\[CALL_ID\]\s*+\w++)?\s*+(?:\[ARGS\])?\s*+(?=\{)")
+_BARE = re.compile(r'\s*+\[?\s*+\{\s*+"(?:name|type|function)"\s*+:')
+#: What chat templates end a turn with, where special tokens are written out, and how long it is at most.
+_END = re.compile(r"(?:<\|[a-zA-Z_]{1,40}\|>|<｜[^｜<>]{1,40}｜>|</s>|<eos>|<end_of_turn>|<turn\|>)$")
+_LONGEST_END = 48
 _ARGUMENTS = ("arguments", "parameters")
-#: What chat templates end a turn with, where special tokens are written out.
-_TURN_END = re.compile(r"(?:<\|[a-zA-Z_]+\|>|</s>|<end_of_turn>|<eos>)\Z")
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,19 @@ def calls_in(text: str) -> list[Call | Malformed]:
 
 
 def without_end(text: str) -> str:
-    """A turn without the special tokens that end it.
+    """What was said, without the special tokens that end a turn.
 
-    >>> without_end("4<|im_end|>\\n<|endoftext|>"), without_end("a <|b|> c")
-    ('4', 'a <|b|> c')
+    >>> without_end("It is 3.<|im_end|> "), without_end("a < b | c")
+    ('It is 3.', 'a < b | c')
     """
-    while end := _TURN_END.search(text.rstrip()):
-        text = text[: end.start()].rstrip()
-    return text
+    end = len(text)
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        last = _END.search(text[max(0, end - _LONGEST_END) : end])
+        if last is None:
+            return text[:end]
+        end -= len(last[0])
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ class Bare:
     """A text that is nothing but calls in JSON: of a model that writes no tag, or whose tag is lost."""
 
     def __call__(self, text: str) -> list[Call | Malformed] | None:
-        if not _BARE.match(text):
+        if not _BARE.match(text) or not any(f'"{key}"' in text for key in _ARGUMENTS):
             return None
         calls, _ = _values(text, 0) or ([], 0)
         plain = [one for one in calls if isinstance(one, Call)]
@@ -175,12 +181,13 @@ def _named(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:
         value, end = _JSON.raw_decode(text, begin.end())
     except (ValueError, RecursionError) as error:
         return [_no_json(error)], begin.end()
-    return [Call(begin[1], value)], end
+    return [_of(begin[1], value)], end
 
 
 def _with_arguments(name: str, body: str) -> Call | Malformed:
+    """A call whose arguments are JSON of their own."""
     try:
-        return Call(name, _JSON.raw_decode(body.lstrip())[0])
+        return _of(name, _JSON.raw_decode(body.lstrip())[0])
     except (ValueError, RecursionError) as error:
         return _no_json(error)
 
@@ -193,9 +200,13 @@ def _call(value: object) -> Call | Malformed:
     arguments = next((inner[key] for key in _ARGUMENTS if inner.get(key) is not None), {})
     if isinstance(arguments, str):  # JSON inside of JSON, as some servers have it
         return _with_arguments(inner["name"], arguments)
-    if not isinstance(arguments, Mapping):
-        return Malformed(f"the arguments of {inner['name']:.60} must be an object of names and values")
-    return Call(inner["name"], arguments)
+    return _of(inner["name"], arguments)
+
+
+def _of(name: str, arguments: object) -> Call | Malformed:
+    if isinstance(arguments, Mapping):
+        return Call(name, arguments)
+    return Malformed(f"the arguments of {name:.60} must be an object of names and values")
 
 
 def _is_broken(calls: Sequence[Call | Malformed]) -> bool:

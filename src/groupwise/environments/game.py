@@ -26,6 +26,7 @@ class Game:
     tools     functions that the policy may call, named in the same way
     files     the files that they are in, as they were when the run began
     scorer    what scores the last turn of an episode that no class rewards; None where nothing does
+    reward    a reward function of TRL's that reads `environments`, named in the same way; "" where there is none
     """
 
     use: str = ""
@@ -33,6 +34,7 @@ class Game:
     tools: tuple[str, ...] = ()
     files: Files = field(default_factory=dict)
     scorer: Scorer | None = None
+    reward: str = ""
 
     @classmethod
     def of(
@@ -42,10 +44,11 @@ class Game:
         tools: tuple[str, ...],
         files: Files = NO_FILES,
         scorer: Scorer | None = None,
+        reward: str = "",
     ) -> "Game":
         """The game with its files, read. Raises UsageError where there is no such file."""
-        every = (source(name, f"{key} = {brief(name)}", files) for key, name in _names(use, tools))
-        return cls(use, settings, tools, {file.path: file for file in every if file is not None}, scorer)
+        every = (source(name, f"{key} = {brief(name)}", files) for key, name in _names(use, tools, reward))
+        return cls(use, settings, tools, {file.path: file for file in every if file is not None}, scorer, reward)
 
     def __getstate__(self) -> dict[str, Any]:
         """Its fields alone: another process loads the class itself."""
@@ -102,9 +105,11 @@ class Game:
     def load(self) -> Callable[[], Playable]:
         """What makes an environment. Raises UsageError where the class is none, or does not take `settings`."""
         score = None if self.scorer is None else self.scorer.score
-        return playable(self.kind, self.settings, self.functions, score)
+        reward = load(self.reward, f"task.reward = {brief(self.reward)}", self.files) if self.reward else None
+        return playable(self.kind, self.settings, self.functions, score, reward)
 
 
-def _names(use: str, tools: tuple[str, ...]) -> list[tuple[str, str]]:
+def _names(use: str, tools: tuple[str, ...], reward: str = "") -> list[tuple[str, str]]:
     """(key of the recipe, name) of each."""
-    return [*([("task.use", use)] if use else []), *(("task.tools", name) for name in tools)]
+    every = [("task.use", use), *(("task.tools", name) for name in tools), ("task.reward", reward)]
+    return [(key, name) for key, name in every if name]

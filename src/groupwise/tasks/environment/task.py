@@ -30,6 +30,8 @@ class EnvironmentTask(DataSettings):
     use         the class: `file.py:Class` or `package.module:Class`
     settings    a table that the class is made with, for each episode
     tools       functions that the policy may call, named as `use` is; alone they are an environment
+    reward      a reward function of TRL's that reads `environments`, named as `use` is: what an episode of a class with
+                tools brings
     max_turns   of the policy's in an episode
     turn_tokens  tokens of one turn of the policy's at most; 0: as many as the episode has left
     seconds     that the environment may take for all answers of an episode; 0: any number
@@ -42,6 +44,7 @@ class EnvironmentTask(DataSettings):
     use: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
+    reward: str = ""
     max_turns: int = 8
     turn_tokens: int = 0
     seconds: float = 0.0
@@ -60,13 +63,14 @@ class EnvironmentTask(DataSettings):
             if getattr(self, key) not in choices:
                 near = nearest(getattr(self, key), choices)
                 raise UsageError(f"task.{key} = {brief(getattr(self, key))}: there is no such choice; {near}")
-        names = {"use": self.use, "tools": tuple(self.tools)}
+        names = {"use": self.use, "tools": tuple(self.tools), "reward": self.reward}
         for key, value in _with_whole_paths(names, files or NO_FILES).items():
             object.__setattr__(self, key, value)
         if self.path:
             super().__post_init__()
         scorer = self._data if self.path and self._data.has_answers else None
-        object.__setattr__(self, "game", Game.of(self.use, self.settings, self.tools, files or NO_FILES, scorer))
+        game = Game.of(self.use, self.settings, self.tools, files or NO_FILES, scorer, self.reward)
+        object.__setattr__(self, "game", game)
         if not self.path:
             self._require_own_problems()
 
@@ -142,11 +146,12 @@ class EnvironmentTask(DataSettings):
 
 
 def _with_whole_paths(names: Mapping[str, Any], files: Files) -> dict[str, Any]:
-    """`use` and `tools` as they can be found from any folder. Raises UsageError where there is no such file."""
-    use, tools = names["use"], names["tools"]
+    """The same names, as they can be found from any folder. Raises UsageError where there is no such file."""
+    use, tools, reward = names["use"], names["tools"], names["reward"]
     return {
         "use": whole_use(use, f"task.use = {brief(use)}", files) if use else "",
         "tools": tuple(whole_use(tool, f"task.tools = {brief(tool)}", files) for tool in tools),
+        "reward": whole_use(reward, f"task.reward = {brief(reward)}", files) if reward else "",
     }
 
 
