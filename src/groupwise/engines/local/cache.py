@@ -122,17 +122,6 @@ class RowCache:
         self.rows, self._mask = end, None
         self._frame()
 
-    def tokens(self, rows: Tensor, end: Tensor) -> tuple[list[Tensor], Tensor]:
-        """What rows [n] hold before the columns `end` [n]: per layer keys, then values, [tokens,H,D], one row behind the
-        other, and tokens of each [n].
-        """
-        start = self.start[rows]
-        length = end - start
-        behind = length.cumsum(0) - length
-        row = rows.repeat_interleave(length)
-        column = torch.arange(len(row), device=row.device) + (start - self._base - behind).repeat_interleave(length)
-        return [memory[row, :, column] for memory in self._memory], length
-
     def move(self, to: Tensor, origin: Tensor, rows: int) -> None:
         """Copy rows `origin` over rows `to`, and keep the first `rows`."""
         for memory in (*self._memory, self.start, *([] if self._mask is None else [self._mask])):

@@ -1,112 +1,79 @@
-"""Keys and values of completions that a later call may go on from, as the next turn of an episode does.
+"""Keys and values of completions that have ended, for requests that go on from them: the earlier turns of an episode.
 
-While a call samples, what its completions leave in the cache is copied out as their rows go; the next call looks its
-requests up by their ids, so that a request never goes on from what is not its own. What is held takes
+A completion's last token has been drawn but not run, so what is held ends before it. A request that goes on runs that
+token and what came behind it:
 
-    tokens x layers x 2 x key-value heads x head size x bytes of a number
+    turn t       p p p p a a a         p prompt, a sampled
+    held         p p p p a a
+    turn t + 1   p p p p a a|a o o     o the environment's; what is behind the bar is run
 
-for the tokens of all held sequences, prompts counted once for each completion: as much as the cache has for these rows.
-It lives until every request of the next call has begun, so that two calls' tokens lie in memory at most. Keys are
-stored as they were turned to their positions, which moving to other columns does not change.
-
-Shapes: T held tokens of all sequences, P prompts, H key-value heads, D head size, W tokens of the longest prompt, of
-which the last B are run.
+Keys are held after their rotation: they are right at their positions, in whatever columns they are put.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from groupwise.core.engine import Request
-from groupwise.core.records import Completion
-from groupwise.engines.local.cache import RowCache
-
-
-class Place(NamedTuple):
-    """Where a sequence is held: tokens `first` to `first + length`; `routes` [length,L,K] where there are any."""
-
-    first: int
-    length: int
-    routes: Tensor | None
-
-
-class Before(NamedTuple):
-    """What lies before the tokens of P prompts that are run.
-
-    memory  per layer keys, then values, [P,H,W-B,D], so that every prompt ends in column W
-    places  of the prompts
-    """
-
-    memory: list[Tensor]
-    places: Sequence[Place]
 
 
 @dataclass(frozen=True)
 class Held:
-    """Sequences of the call before.
+    """What was computed for a sequence of T tokens, under the weights that the engine has.
 
-    memory  per layer keys, then values, [T,H,D]
-    places  prompt and completion -> where they are; the last token has not been run, so it has none
+    tokens  T ids
+    memory  of each layer the keys, then the values, [H,T,D]: H key-value heads, D head size
+    routes  [T,L,K] on the CPU, the experts chosen; None where routes are not asked for
     """
 
-    memory: list[Tensor] = field(default_factory=list)
-    places: Mapping[tuple[int, ...], Place] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Bytes of keys and values."""
-        return sum(m.nbytes for m in self.memory)
-
-    def place(self, request: Request) -> Place | None:
-        """Where the request's first tokens are; None where they are not, whatever the request says."""
-        return self.places.get(request.tokens[: request.held]) if request.held else None
-
-    def before(self, prompts: Sequence[tuple[int, ...]], places: Sequence[Place]) -> Before:
-        """What need not be run of prompts that begin at these places.
-
-        B is the most that a prompt has new: others run some of their held tokens again, in the place of padding.
-        """
-        length = torch.tensor([len(prompt) for prompt in prompts])
-        first, ran = (torch.tensor([place[i] for place in places]) for i in (0, 1))
-        width = int(length.max())
-        # A column that lies before a prompt has any token of it: the mask hides it.
-        token = (torch.arange(width - int((length - ran).max())) - (width - length)[:, None]).clamp_(min=0)
-        index = (first[:, None] + token).to(self.memory[0].device)
-        memory = [m.index_select(0, index.flatten()).unflatten(0, index.shape).transpose(1, 2) for m in self.memory]
-        return Before(memory, places)
+    tokens: tuple[int, ...]
+    memory: tuple[Tensor, ...]
+    routes: Tensor | None = None
 
 
-class Holding:
-    """What a call's completions leave, copied out as they end. `wanted` says of each completion whether to hold it."""
+class Store:
+    """What is held, by its ids."""
 
-    def __init__(self, wanted: Sequence[bool], device: torch.device) -> None:
-        self._wanted = torch.tensor(wanted, device=device)
-        # Of each time that rows went: per layer keys, then values, [tokens,H,D]; the completions, and tokens of each.
-        self._parts: list[list[Tensor]] = []
-        self._slots: list[int] = []
-        self._lengths: list[int] = []
+    def __init__(self) -> None:
+        self._by_tokens: dict[tuple[int, ...], Held] = {}
 
-    def take(self, cache: RowCache, rows: Tensor, slots: Tensor, ends: Tensor) -> None:
-        """Rows [n] of the cache, completions `slots`, are about to go; their last token has the column `ends`."""
-        wanted = self._wanted[slots]
-        if not wanted.any():
-            return
-        memory, length = cache.tokens(rows[wanted], ends[wanted])
-        self._parts.append(memory)
-        self._slots += slots[wanted].tolist()
-        self._lengths += length.tolist()
+    def __len__(self) -> int:
+        return len(self._by_tokens)
 
-    def held(self, requests: Sequence[Request], completions: Sequence[Completion]) -> Held:
-        """The sequences that are held; both are in the order of the completions."""
-        places, first = {}, 0
-        for slot, length in zip(self._slots, self._lengths, strict=True):
-            done = completions[slot]
-            places[requests[slot].tokens + done.tokens] = Place(first, length, done.routes)
-            first += length
-        layers = [list(layer) for layer in zip(*self._parts, strict=True)]
-        self._parts.clear()
-        # One layer after the other, whose parts are let go then.
-        return Held([torch.cat(layers.pop(0)) for _ in range(len(layers))], places)
+    def add(self, sequence: Held) -> None:
+        """Hold it, in place of one of the same ids."""
+        self._by_tokens[sequence.tokens] = sequence
+
+    def before(self, request: Request) -> Held | None:
+        """What is held of the request's first `held` tokens, all but the last; None where it is not there."""
+        return self._by_tokens.get(request.tokens[: request.held - 1]) if request.held else None
+
+
+def first_tokens(sequences: Sequence[Held], counts: Sequence[int]) -> list[Tensor]:
+    """Of each layer the keys, then the values, of the first counts[i] tokens of each sequence, [P,H,W,D].
+
+    W is the largest count; fewer are padded with zeros on the left.
+    """
+    layers = zip(*(sequence.memory for sequence in sequences), strict=True)
+    return [
+        pad_sequence(
+            [tensor[:, :count].transpose(0, 1) for tensor, count in zip(layer, counts, strict=True)],
+            batch_first=True,
+            padding_side="left",
+        ).transpose(1, 2)
+        for layer in layers
+    ]
+
+
+def routes_after(sequences: Sequence[Held], routes: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The routes of whole prompts: what is held of each, [T,L,K], and its new tokens' from the last of routes[i]."""
+    joined = []
+    for sequence, last in zip(sequences, routes, strict=True):
+        assert sequence.routes is not None, "an engine records routes always or never"
+        joined.append(torch.cat([sequence.routes, last]))
+    return tuple(joined)

@@ -13,7 +13,6 @@ Shapes: P prompts, W tokens of the longest, padded on the left.
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,11 @@ from torch import Tensor, nn
 
 from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
 from groupwise.engines.local.experts import logits_and_experts
-from groupwise.engines.local.held import Before
 from groupwise.engines.local.held import Held, first_tokens, routes_after
 from groupwise.engines.local.recording import Forward, recorded
 from groupwise.models.moe.record import Router, record_routes, require_routers, routers
 
-# The most tokens to run whose pass is recorded: its attention holds every score, [P,heads,B,W].
+# The longest prompt whose pass is recorded: its attention holds every score, [P,heads,W,W].
 SHORT = 128
 
 
@@ -38,26 +36,30 @@ class Prefill:
         self._model, self._pad = model, pad
         self._plain = _Forward(model, require_routers(model) if routes else ())
         self._short: Forward | None = None
-        self._short_onward: Forward | None = None
         with torch.inference_mode():
             self._leave_out()
             if routes:
                 with record_routes(model):  # refuses routers whose output is not understood
                     self._plain(*self._example((1,)))
 
-    def __call__(self, prompts: Sequence[tuple[int, ...]], before: Before | None = None) -> PrefilledPrompts:
-        """`before` is what need not be run again of each prompt."""
-        held = [0] * len(prompts) if before is None else [place.length for place in before.places]
-        new = [len(prompt) - count for prompt, count in zip(prompts, held, strict=True)]
-        short = max(new) <= SHORT and self._model.dtype == torch.float32
-        memory = [] if before is None else before.memory
-        forward = self._plain if not short else self._onward(memory) if before else self._recording()
-        masked = short or before is not None
-        ids, positions, mask, length = self._inputs(prompts, always_masked=masked, run=max(new))
-        logits, chosen, *memory = forward(ids, positions, mask, *memory)
-        routes = _without_padding(chosen, new) if self._plain.routers else ()
-        if before is not None:
-            routes = tuple(_joined(place.routes, run) for place, run in zip(before.places, routes, strict=False))
+    def __call__(self, prompts: Sequence[tuple[int, ...]]) -> PrefilledPrompts:
+        short = max(map(len, prompts)) <= SHORT and self._model.dtype == torch.float32
+        forward = self._recording() if short else self._plain
+        ids, positions, mask, length = self._inputs(prompts, always_masked=short)
+        logits, chosen, *memory = forward(ids, positions, mask)
+        routes = _without_padding(chosen, length) if self._plain.routers else ()
+        return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
+
+    def after(self, prompts: Sequence[tuple[int, ...]], held: Sequence[Held]) -> PrefilledPrompts:
+        """The same of prompts of which the first tokens are held: prompt i goes on from held[i]."""
+        new = [len(prompt) - len(sequence.tokens) for prompt, sequence in zip(prompts, held, strict=True)]
+        last = max(new)
+        past = first_tokens(held, [max(len(prompt) - last, 0) for prompt in prompts])
+        ids, positions, mask, length = self._inputs(prompts, always_masked=True, last=last)
+        logits, chosen, *memory = self._plain(ids, positions, mask, *past)
+        routes = ()
+        if self._plain.routers:
+            routes = routes_after(held, _without_padding(chosen, torch.tensor(new)))
         return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
 
     def _leave_out(self) -> None:
@@ -83,44 +85,28 @@ class Prefill:
             self._short = recorded(self._plain, self._example, (5, 3, 4), (9,) * 5, (1, 1), (2, 7))
         return self._short
 
-    def _onward(self, memory: Sequence[Tensor]) -> Forward:
-        if self._short_onward is None:
-            example = partial(self._onward_example, memory)
-            self._short_onward = recorded(
-                self._plain, example, (3, (9, 7, 8)), (2, (5,) * 4), (1, (2, 2)), (5, (12, 3))
-            )
-        return self._short_onward
-
-    def _onward_example(self, memory: Sequence[Tensor], shape: tuple[int, tuple[int, ...]]) -> list[Tensor]:
-        """The last `run` tokens of prompts of these lengths, behind keys and values as those of `memory` are."""
-        run, lengths = shape
-        noise = torch.Generator().manual_seed(run)
-        sizes = [(len(lengths), m.shape[1], max(lengths) - run, m.shape[3]) for m in memory]
-        states = [torch.randn(size, generator=noise).to(memory[0]) for size in sizes]
-        return [*self._example(lengths, run), *states]
-
-    def _example(self, lengths: tuple[int, ...], run: int | None = None) -> tuple[Tensor, ...]:
-        prompts = [tuple(i % 2 for i in range(length)) for length in lengths]
-        *inputs, _ = self._inputs(prompts, always_masked=True, run=run)
+    def _example(self, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
+        *inputs, _ = self._inputs([tuple(i % 2 for i in range(length)) for length in lengths], always_masked=True)
         return tuple(t for t in inputs if t is not None)
 
     def _inputs(
-        self, prompts: Sequence[tuple[int, ...]], always_masked: bool, run: int | None = None
+        self, prompts: Sequence[tuple[int, ...]], always_masked: bool, last: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Ids [P,B], positions [P,B] or [1,B], mask [P,1,B,W] or [1,1,B,W] or None, lengths [P] on the CPU.
+        """Ids [P,Q], positions [P,Q] or [1,Q], mask [P,1,Q,W] or [1,1,Q,W] or None, lengths [P] on the CPU.
 
-        run  B; None for W
+        last  Q, how many of the W places are run; None for all
         """
         device, dtype = self._model.device, self._model.dtype
         length = torch.from_numpy(np.array([len(p) for p in prompts]))
         width = int(length.max())
-        run = width if run is None else run
-        padded = np.array([(self._pad,) * (run - len(p)) + p[-run:] for p in prompts])  # torch takes four times as long
+        last = width if last is None else last
+        # torch takes four times as long
+        padded = np.array([((self._pad,) * (width - len(p)) + p)[width - last :] for p in prompts])
         ids = torch.from_numpy(padded).to(device)
         even = bool((length == width).all())
-        positions = torch.arange(run) - (run - (length[:1] if even else length))[:, None]
-        mask = None if even and not always_masked else _mask(positions, width, even, dtype).to(device)
-        return ids, positions.clamp(min=0).to(device), mask, length
+        positions = torch.arange(width) - (width - (length[:1] if even else length))[:, None]
+        mask = None if even and not always_masked else _mask(positions, even, dtype, last).to(device)
+        return ids, positions[:, width - last :].clamp(min=0).to(device), mask, length
 
 
 class _Forward(nn.Module):
@@ -159,7 +145,7 @@ def _last_modules(model: Any) -> list[nn.Module]:
 
 @contextmanager
 def _on_last_tokens(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """[P,1,D] of what a module would be given, [P,B,D]; an attention asks for the last token only."""
+    """[P,1,D] of what a module would be given, [P,W,D]; an attention asks for the last token only."""
     with ExitStack() as stack:
         for module in modules:
             output = getattr(module, "o_proj", None)
@@ -177,25 +163,22 @@ def _give_last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args[0][:, -1:], *args[1:]
 
 
-def _mask(positions: Tensor, width: int, even: bool, dtype: torch.dtype) -> Tensor:
-    """[P,1,B,W] additive causal mask of left-padded prompts' last B tokens; positions [P,B] are negative in the padding.
+def _mask(positions: Tensor, even: bool, dtype: torch.dtype, last: int) -> Tensor:
+    """[P,1,last,W] additive causal mask of the last places of left-padded prompts; positions [P,W] are negative in the
+    padding.
 
     A padded place sees itself: a softmax over nothing would be NaN.
     """
-    run = positions.shape[1]
-    before = width - run
+    width = positions.shape[1]
+    before = width - last
     if even:
-        return torch.full((1, 1, run, width), float("-inf"), dtype=dtype).triu_(1 + before)
-    causal = torch.ones(run, width, dtype=torch.bool).tril(before)
-    visible = torch.arange(width) - before + positions[:, :1] >= 0
-    seen = (causal & visible[:, None, :]) | causal.triu(before)
+        return torch.full((1, 1, last, width), float("-inf"), dtype=dtype).triu_(1 + before)
+    causal = torch.ones(last, width, dtype=torch.bool).tril(before)
+    itself = causal & ~torch.ones(last, width, dtype=torch.bool).tril(before - 1)
+    seen = (causal & (positions >= 0)[:, None, :]) | itself
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[:, None]
 
 
-def _without_padding(routes: Tensor, length: Sequence[int]) -> tuple[Tensor, ...]:
-    """Routes [P,B,L,K] of left-padded prompts -> per prompt [length,L,K] on the CPU."""
-    return tuple(row[len(row) - tokens :] for row, tokens in zip(routes.cpu(), length, strict=True))
-
-
-def _joined(held: Tensor | None, run: Tensor) -> Tensor:
-    return run if held is None else torch.cat([held, run])
+def _without_padding(routes: Tensor, length: Tensor) -> tuple[Tensor, ...]:
+    """Routes [P,W,L,K] of left-padded prompts -> per prompt [length,L,K] on the CPU."""
+    return tuple(row[len(row) - tokens :] for row, tokens in zip(routes.cpu(), length.tolist(), strict=True))

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from groupwise.core.engine import Request
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
-from groupwise.engines.local.held import Held, Holding
 from groupwise.engines.local.held import Held, Store
 from groupwise.engines.local.history import History
 from groupwise.engines.local.outputs import Outputs
@@ -225,9 +224,6 @@ class Scheduler:
         self._flush(self.cache.column + 1)
         alive = self._table[:, 2] > self.cache.column
         dropped = self._table[~alive, 0]
-        if self._holding is not None:
-            rows = (~alive).nonzero()[:, 0]
-            self._holding.take(self.cache, rows, dropped, self._table[rows, 2])
         self._hold_rows((~alive).nonzero()[:, 0])
         to = (~alive[:live]).nonzero()[:, 0]
         origin = alive[live:].nonzero()[:, 0] + live
