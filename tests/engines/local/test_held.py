@@ -1,8 +1,8 @@
-"""What the local engine holds between the turns of an episode: the same answers as without, for the new tokens' work."""
+"""What the local engine holds between turns of an episode: the same answers as without, for the new tokens' work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.engines.local.test_stopping import decode
 EOS = frozenset({3, 7})
 # Of very different lengths, so that new tokens are padded, held ones too, and rows end and are dropped at odd times.
 PROMPTS = [(5, 9, 11, 2, 8, 20, 14), (4,), (12, 13, 2, 29), (6, 6, 1), (9,) * 17, (21, 4, 8), (2, 10, 22, 23, 24)]
-Turn = list[tuple[Request, Completion]]
+Played = list[tuple[Request, Completion]]
 
 
 def observation(episode: int, turn: int) -> tuple[int, ...]:
@@ -28,24 +28,25 @@ def observation(episode: int, turn: int) -> tuple[int, ...]:
     return tuple(8 + (3 * episode + 5 * turn + i) % 20 for i in range(1 + (episode + turn) % 6))
 
 
-def turns_of(engine: LocalEngine, sampling: Sampling, holds: bool, turns: int = 4, samples: int = 1) -> list[Turn]:
+def turns_of(engine: LocalEngine, sampling: Sampling, holds: bool, turns: int = 4, samples: int = 1) -> Played:
     """Episodes of `turns` turns: a new one begins in each turn, and goes on from the first completion of its last."""
-    history, before, played = list(PROMPTS), [0] * len(PROMPTS), []
+    history, before = list(PROMPTS), [0] * len(PROMPTS)
+    played: Played = []
     for turn in range(turns):
         requests = [
             Request(tokens, samples, seed=episode, first=8 * turn, hold=holds, held=holds * held)
             for episode, (tokens, held) in enumerate(zip(history, before, strict=True))
         ][: len(PROMPTS) - turns + 1 + turn]
         done = [group[-1] for group in engine.generate(requests, sampling)]
-        played.append(list(zip(requests, done, strict=True)))
-        for episode, (request, completion) in enumerate(played[-1]):
+        played += zip(requests, done, strict=True)
+        for episode, (request, completion) in enumerate(zip(requests, done, strict=True)):
             before[episode] = len(request.tokens) + len(completion.tokens)
             history[episode] = request.tokens + completion.tokens + observation(episode, turn)
     return played
 
 
-def assert_same(one: Sequence[Turn], other: Sequence[Turn], atol: float = 1e-5) -> None:
-    for (request, mine), (_, theirs) in zip(sum(one, []), sum(other, []), strict=True):
+def assert_same(one: Played, other: Played, atol: float = 1e-5) -> None:
+    for (request, mine), (_, theirs) in zip(one, other, strict=True):
         assert (mine.tokens, mine.finish, mine.stop) == (theirs.tokens, theirs.finish, theirs.stop), request
         ours, expected = (torch.tensor(done.logp_engine) for done in (mine, theirs))
         torch.testing.assert_close(ours, expected, atol=atol, rtol=0)
@@ -53,9 +54,9 @@ def assert_same(one: Sequence[Turn], other: Sequence[Turn], atol: float = 1e-5) 
         assert mine.routes is None or theirs.routes is None or mine.routes.equal(theirs.routes)
 
 
-def new_tokens(played: Sequence[Turn]) -> int:
+def new_tokens(played: Played) -> int:
     """What must be run of one-sample episodes if nothing is run twice: all but the last token of each."""
-    last = {request.seed: (request, done) for request, done in sum(played, [])}
+    last = {request.seed: (request, done) for request, done in played}
     return sum(len(request.tokens) + len(done.tokens) - 1 for request, done in last.values())
 
 
@@ -68,48 +69,50 @@ HOW = {
     "least tokens": Sampling(max_new_tokens=6, min_new_tokens=4),
 }
 MODELS: dict[str, Callable[[], Any]] = {
-    **{name: lambda name=name: dense.build(name) for name in dense.MODELS},
+    **{name: lambda name=name: dense.build(name) for name in ("llama", "gpt2")},
     "experts": experts.build,
 }
 
 
+@pytest.fixture(scope="module")
+def engine() -> LocalEngine:
+    return LocalEngine(dense.build(), EOS, pad=0, max_rows=3, decode=decode)
+
+
 @pytest.mark.parametrize("how", HOW)
-def test_holding_changes_no_answer(how: str) -> None:
-    engines = [LocalEngine(dense.build(), EOS, pad=0, max_rows=3, decode=decode) for _ in range(2)]
-    held, resent = (turns_of(engine, HOW[how], holds) for engine, holds in zip(engines, (True, False), strict=True))
+def test_holding_changes_no_answer(engine: LocalEngine, how: str) -> None:
+    begin = engine.tokens_run
+    held = turns_of(engine, HOW[how], holds=True)
+    between = engine.tokens_run
+    resent = turns_of(engine, HOW[how], holds=False)
     assert_same(held, resent)
-    assert engines[0].tokens_run == new_tokens(held)
-    assert engines[1].tokens_run == sum(len(r.tokens) + len(done.tokens) - 1 for r, done in sum(resent, []))
+    assert between - begin == new_tokens(held)
+    assert engine.tokens_run - between == sum(len(r.tokens) + len(done.tokens) - 1 for r, done in resent)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_holding_changes_no_answer_of_any_model(name: str) -> None:
     routes = name == "experts"
-    held, resent = (
-        turns_of(LocalEngine(MODELS[name](), EOS, pad=0, routes=routes), HOW["whole vocabulary"], holds)
-        for holds in (True, False)
-    )
+    engine = LocalEngine(MODELS[name](), EOS, pad=0, routes=routes)
+    held, resent = (turns_of(engine, HOW["whole vocabulary"], holds) for holds in (True, False))
     assert_same(held, resent)
-    assert all((done.routes is not None) == routes for _, done in sum(held, []))
+    assert all((done.routes is not None) == routes for _, done in held)
 
 
-@pytest.mark.parametrize("max_rows", [2, 512])
-def test_groups_go_on_from_one_completion(max_rows: int) -> None:
-    held, resent = (
-        turns_of(LocalEngine(dense.build(), EOS, pad=0, max_rows=max_rows), HOW["top-p"], holds, samples=3)
-        for holds in (True, False)
-    )
+def test_groups_go_on_from_one_completion(engine: LocalEngine) -> None:
+    """Of five completions three fit into the engine's rows, so that the others begin later, after the same tokens."""
+    held, resent = (turns_of(engine, HOW["top-p"], holds, samples=5) for holds in (True, False))
     assert_same(held, resent)
 
 
 def test_half_precision_holds_what_it_would_compute() -> None:
     held = turns_of(LocalEngine(dense.build(), EOS, 0, precision="bf16"), HOW["whole vocabulary"], holds=True)
     other, same = LocalEngine(dense.build(), EOS, 0, precision="bf16"), 0
-    for request, mine in sum(held, []):
+    for request, mine in held:
         ((theirs,),) = other.generate([replace(request, hold=False, held=0)], HOW["one token a turn"])
         same += mine.tokens[0] == theirs.tokens[0]
         assert mine.tokens[0] != theirs.tokens[0] or abs(mine.logp_engine[0] - theirs.logp_engine[0]) < 0.05
-    assert same >= 0.9 * len(sum(held, []))
+    assert same >= 0.9 * len(held)
 
 
 def test_a_completion_that_is_cut_short_goes_on_from_what_is_held() -> None:
@@ -119,7 +122,7 @@ def test_a_completion_that_is_cut_short_goes_on_from_what_is_held() -> None:
     tokens = PROMPTS[0] + begun.tokens
     request = Request(tokens, 1, seed=3, drawn=5, held=len(tokens))
     mine, theirs = (e.generate([request], Sampling(max_new_tokens=5)) for e in (engine, resending))
-    assert_same([[(request, mine[0][0])]], [[(request, theirs[0][0])]])
+    assert_same([(request, mine[0][0])], [(request, theirs[0][0])])
     assert engine.tokens_run - run == 5  # the last one drawn before, and all but the last drawn now
 
 
@@ -137,7 +140,7 @@ def test_eight_turns_run_each_token_once() -> None:
 
 
 def goes_on(engine: LocalEngine, between: Callable[[Request], Request]) -> tuple[int, Completion, Request]:
-    """A turn that is held and the next one, changed by `between`: tokens that were run for it, its answer, its request."""
+    """A turn that is held, and the next, changed by `between`: the tokens run for it, its answer, and its request."""
     ((first,),) = engine.generate([Request(PROMPTS[0], 1, seed=1, hold=True)], Sampling(max_new_tokens=4))
     tokens = PROMPTS[0] + first.tokens + (11, 12)
     request = between(Request(tokens, 1, seed=2, held=len(tokens) - 2))
@@ -173,8 +176,7 @@ def test_what_is_held_is_dropped() -> None:
     assert goes_on(engine, lambda request: request)[0] == 3
     for between in (another_call, weights, other_ids, not_held, wrong_count):
         run, done, request = goes_on(engine, between)
-        fresh = LocalEngine(engine._model, frozenset(), pad=0)
-        ((expected,),) = fresh.generate([replace(request, held=0)], Sampling(max_new_tokens=1))
+        ((expected,),) = engine.generate([replace(request, held=0)], Sampling(max_new_tokens=1))
         assert (run, done.tokens, done.logp_engine) == (whole, expected.tokens, expected.logp_engine), between
     goes_on(engine, lambda request: replace(request, hold=True))
     assert len(engine._held) == 1

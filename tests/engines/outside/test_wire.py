@@ -94,7 +94,7 @@ def test_a_peer_that_ends_within_an_array_is_an_end(ends: Ends) -> None:
 
 
 def test_a_question_is_the_one_that_was_asked(ends: Ends) -> None:
-    requests = (Request((5, 9), 4, 2**62 + 1), Request((1,), 1, 0, max_new_tokens=3))
+    requests = (Request((5, 9), 4, 2**62 + 1), Request((1, 6), 1, 0, max_new_tokens=3, hold=True, held=2))
     sampling = Sampling(
         temperature=0.7,
         top_p=0.1 + 0.2,

@@ -131,13 +131,13 @@ class RowCache:
             self._frame()
 
     def sequences(self, rows: Tensor, ends: Tensor) -> list[tuple[Tensor, ...]]:
-        """Of each of these rows a copy of its keys and values, in turn, [H,n,D]: from its start to before column ends[i]."""
-        starts, ends_at = self.start[rows].tolist(), ends.tolist()
-        low, high = min(starts), max(ends_at)
+        """Of each of these rows a copy of its keys and values, in turn, [H,n,D]: its columns before column ends[i]."""
+        starts, stops = self.start[rows].tolist(), ends.tolist()
+        low, high = min(starts), max(stops)
         blocks = [memory[rows, :, low - self._base : high - self._base] for memory in self._memory]
         return [
             tuple(block[i, :, start - low : end - low] for block in blocks)
-            for i, (start, end) in enumerate(zip(starts, ends_at, strict=True))
+            for i, (start, end) in enumerate(zip(starts, stops, strict=True))
         ]
 
     def prepare(self, ahead: int, last: int) -> tuple[Tensor, Tensor | None]:
