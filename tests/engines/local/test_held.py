@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from groupwise.core.engine import Request, Sampling
+from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.local.engine import LocalEngine
@@ -120,10 +120,13 @@ def test_a_completion_that_is_cut_short_goes_on_from_what_is_held() -> None:
     ((begun,),) = engine.generate([Request(PROMPTS[0], 1, seed=3, hold=True)], Sampling(max_new_tokens=5))
     run = engine.tokens_run
     tokens = PROMPTS[0] + begun.tokens
-    request = Request(tokens, 1, seed=3, drawn=5, held=len(tokens))
-    mine, theirs = (e.generate([request], Sampling(max_new_tokens=5)) for e in (engine, resending))
-    assert_same([(request, mine[0][0])], [(request, theirs[0][0])])
+    request = Request(tokens, 1, seed=3, drawn=5, hold=True, held=len(tokens))
+    mine, theirs = (e.generate([request], Sampling(max_new_tokens=5))[0][0] for e in (engine, resending))
+    assert_same([(request, mine)], [(request, theirs)])
     assert engine.tokens_run - run == 5  # the last one drawn before, and all but the last drawn now
+    tokens += (*mine.tokens, 11)
+    engine.generate([Request(tokens, 1, seed=3, held=len(tokens) - 1)], Sampling(max_new_tokens=1))
+    assert engine.tokens_run - run == 5 + 2  # and the last one drawn, with the one behind it
 
 
 def test_eight_turns_run_each_token_once() -> None:
@@ -137,6 +140,16 @@ def test_eight_turns_run_each_token_once() -> None:
         tokens += (*done.tokens, 11, 12)
     assert engine.tokens_run == 4 + 8 * 5 - 2 - 1
     assert len(engine._held) == 0
+
+
+def test_what_a_finished_row_runs_past_its_end_is_not_counted() -> None:
+    """Of forty rows, a few that are finished run on until they are enough to be dropped."""
+    engine = LocalEngine(dense.build(), frozenset(), pad=0)
+    requests = [Request((4, seed % 30), 1, seed, max_new_tokens=1 + min(seed, 13)) for seed in range(40)]
+    requests = [replace(request, hold=request.seed % 4 == 0) for request in requests]
+    engine.generate(requests, Sampling())
+    assert engine.tokens_run == 2 * 30 + sum(min(seed, 13) for seed in range(40))  # thirty prompts
+    assert len(engine._held) == 10
 
 
 def goes_on(engine: LocalEngine, between: Callable[[Request], Request]) -> tuple[int, Completion, Request]:
@@ -164,6 +177,14 @@ def test_what_is_held_is_dropped() -> None:
         engine.load_weights({name: 1.01 * w for name, w in dense.build().named_parameters()}.items(), version=5)
         return request
 
+    def failure(request: Request) -> Request:
+        def fail(done: Finished) -> None:
+            raise ValueError
+
+        with pytest.raises(ValueError):
+            engine.generate([Request((1,), 1, seed=0)], Sampling(max_new_tokens=1), fail)
+        return request
+
     def other_ids(request: Request) -> Request:
         return replace(request, tokens=(request.tokens[0] + 1, *request.tokens[1:]))
 
@@ -174,7 +195,7 @@ def test_what_is_held_is_dropped() -> None:
         return replace(request, held=request.held - 1)
 
     assert goes_on(engine, lambda request: request)[0] == 3
-    for between in (another_call, weights, other_ids, not_held, wrong_count):
+    for between in (another_call, failure, weights, other_ids, not_held, wrong_count):
         run, done, request = goes_on(engine, between)
         ((expected,),) = engine.generate([replace(request, held=0)], Sampling(max_new_tokens=1))
         assert (run, done.tokens, done.logp_engine) == (whole, expected.tokens, expected.logp_engine), between
