@@ -2,8 +2,8 @@
 
 The quickstart's tiny policy, random, with 64 episodes, and each model that is named, with 4. Eight turns: a prompt of
 64 tokens, then 16 sampled and 16 observed tokens a turn, no end ids. One side holds keys and values between the turns,
-the other sends everything again. The sides take turns; seconds are the least of the rounds, for what else the machine does
-only adds to them. The ids sampled are compared.
+the other sends everything again. The sides take turns; seconds are the least of the rounds, for what else the machine
+does only adds to them. The ids sampled are compared.
 """
 
 from __future__ import annotations
