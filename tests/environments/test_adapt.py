@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,8 @@ def test_trls_other_documented_example_draws_its_task_itself() -> None:
     opening = play(IncrementEnv)[0]
     target = int(texts(opening)[0].removeprefix("Increment the counter by ").removesuffix("."))
     assert 1 <= target <= 6
+    openings = [begun(playable(IncrementEnv, {})(), replace(SAMPLE, seed=seed)) for seed in range(100)]
+    assert len({text for one in openings for text in texts(one)}) == 6, "another sample, another target"
     right = (call("increment", step=target - 1) + call("increment", step=1), "Done.<|im_end|>")
     *_, counted, last = play(IncrementEnv, *right)
     assert (texts(counted), counted.reward, last.reward, last.done) == ([str(target - 1), str(target)], 0.0, 1.0, True)
