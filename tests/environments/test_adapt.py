@@ -136,10 +136,10 @@ def test_a_reward_function_of_trls_reads_the_environment_at_the_end() -> None:
 
 
 def test_get_reward_and_a_reward_function_are_added() -> None:
-    turns = (call("increment", step=9), "Done.")
-    assert (
-        play(IncrementEnv, *turns, reward=lambda environments: [e.counter / 4 for e in environments])[-1].reward == 2.25
-    )
+    target = int(texts(play(IncrementEnv)[0])[0].split()[-1].rstrip("."))
+    turns = (call("increment", step=target), "Done.")
+    reads = play(IncrementEnv, *turns, reward=lambda environments: [one.counter / 4 for one in environments])[-1]
+    assert (reads.reward, play(IncrementEnv, *turns)[-1].reward) == (1 + target / 4, 1)
 
 
 def test_turns_that_change_the_attribute_reward_add_up_to_it_exactly() -> None:
