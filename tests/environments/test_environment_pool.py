@@ -23,7 +23,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and /proc
 
 HERE = Path(__file__).parent
 COUNTS = Game.of(f"{HERE / 'environment_faults.py'}:Counts", {}, ())
-FAULTS = {"hang": Cause.TIMEOUT, "crash": Cause.CRASH, "exit": Cause.EXCEPTION, "huge": Cause.TOO_LARGE}
+FAULTS = {"crash": Cause.CRASH, "exit": Cause.EXCEPTION, "huge": Cause.TOO_LARGE}
+#: Seconds that no answer needs: on a busy machine a process may take a while to die.
+MANY = 60.0
 
 
 def play(environments: PoolEnvironments, *episodes: list[str]) -> list[list[Reply]]:
@@ -44,18 +46,21 @@ def states(replies: list[Reply]) -> list[str]:
 
 
 @linux
-def test_every_fault_costs_its_own_turn_and_leaves_nothing(left) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("acts", "seconds"), [([*FAULTS, "flood", "leave"], MANY), (["hang"], 1.0)], ids=["faults", "hang"]
+)
+def test_every_fault_costs_its_own_turn_and_leaves_nothing(left, acts: list[str], seconds: float) -> None:  # type: ignore[no-untyped-def]
     plain = ["a", "b", "c"]
-    acts = [*FAULTS, "flood", "leave"]
     episodes = [turns for act in acts for turns in (plain, ["a", act, "c"])]
-    environments = PoolEnvironments(COUNTS, Limits(workers=2, seconds=2.0))
+    environments = PoolEnvironments(COUNTS, Limits(workers=2, seconds=seconds))
     try:
         given = play(environments, *episodes)
         assert left(), "the mark is not seen: this test would prove nothing"
     finally:
         environments.close()
+    causes = {**FAULTS, "hang": Cause.TIMEOUT}
     for turns, replies in zip(episodes, given, strict=True):
-        cause = FAULTS.get(turns[1])
+        cause = causes.get(turns[1])
         assert [reply.cause for reply in replies] == [None, None, cause, None], (turns, replies)
         after = ["s0", "s1", "s2", "s3"] if cause is None else ["s0", "s1", "", "s2"]
         assert states(replies) == after, "played again without what it failed on, and only without that"
@@ -64,21 +69,24 @@ def test_every_fault_costs_its_own_turn_and_leaves_nothing(left) -> None:  # typ
 
 
 @linux
-def test_what_a_fault_says_is_the_users_own_lines() -> None:
-    environments = PoolEnvironments(COUNTS, Limits(workers=1, seconds=0.5))
+@pytest.mark.parametrize(
+    ("act", "seconds", "words"), [("hang", 0.5, "no score after 0.5 s"), ("crash", MANY, "killed by SIGABRT")]
+)
+def test_what_a_fault_says_is_the_users_own_lines(act: str, seconds: float, words: str) -> None:
+    environments = PoolEnvironments(COUNTS, Limits(workers=1, seconds=seconds))
     try:
-        (late,), (crashed,) = (play(environments, [act])[0][1:] for act in ("hang", "crash"))
+        ((_, fault),) = play(environments, [act])
     finally:
         environments.close()
-    assert "environment_faults.py" in late.detail
-    assert "SIGABRT" in crashed.detail
+    assert "environment_faults.py" in fault.detail
+    assert fault.detail.endswith(words)
 
 
 def test_what_cannot_be_played_is_said_before_any_process() -> None:
     start = time.monotonic()
     with pytest.raises(UsageError, match="has no reset"):
         PoolEnvironments(Game.of("collections:OrderedDict", {}, ()), Limits(workers=1))
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 5.0
 
 
 def test_tools_with_the_score_of_the_data_task_are_played_in_processes(tmp_path: Path) -> None:
@@ -89,7 +97,7 @@ def test_tools_with_the_score_of_the_data_task_are_played_in_processes(tmp_path:
     game = Game.of("", {}, (f"{HERE / 'environment_faults.py'}:half",), scorer=data)
     assert [schema["function"]["name"] for schema in game.schemas] == ["half"]
     sample = Sample("k", "8 over 2?", "4", seed=1)
-    environments = PoolEnvironments(game, Limits(workers=1, seconds=30.0))
+    environments = PoolEnvironments(game, Limits(workers=1, seconds=MANY))
     try:
         assert environments.check() == game.description
         talk = Conversation(sample, 0, 1)
