@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,8 @@ def test_trls_other_documented_example_draws_its_task_itself() -> None:
     opening = play(IncrementEnv)[0]
     target = int(texts(opening)[0].removeprefix("Increment the counter by ").removesuffix("."))
     assert 1 <= target <= 6
+    openings = [begun(playable(IncrementEnv, {})(), replace(SAMPLE, seed=seed)) for seed in range(100)]
+    assert len({text for one in openings for text in texts(one)}) == 6, "another sample, another target"
     right = (call("increment", step=target - 1) + call("increment", step=1), "Done.<|im_end|>")
     *_, counted, last = play(IncrementEnv, *right)
     assert (texts(counted), counted.reward, last.reward, last.done) == ([str(target - 1), str(target)], 0.0, 1.0, True)
@@ -133,10 +136,10 @@ def test_a_reward_function_of_trls_reads_the_environment_at_the_end() -> None:
 
 
 def test_get_reward_and_a_reward_function_are_added() -> None:
-    turns = (call("increment", step=9), "Done.")
-    assert (
-        play(IncrementEnv, *turns, reward=lambda environments: [e.counter / 4 for e in environments])[-1].reward == 2.25
-    )
+    target = int(texts(play(IncrementEnv)[0])[0].split()[-1].rstrip("."))
+    turns = (call("increment", step=target), "Done.")
+    reads = play(IncrementEnv, *turns, reward=lambda environments: [one.counter / 4 for one in environments])[-1]
+    assert (reads.reward, play(IncrementEnv, *turns)[-1].reward) == (1 + target / 4, 1)
 
 
 def test_turns_that_change_the_attribute_reward_add_up_to_it_exactly() -> None:

@@ -132,6 +132,8 @@ def fields_by_slot(name: str, settings: Mapping[str, object], files: Files = NO_
     """The fields of each slot's part, as the settings choose it. Raises UsageError where a part does not exist."""
     row, slots = _row(name), _by_slot(settings)
     kinds = {slot: _kind(slot, type(getattr(row, slot)), slots.get(slot, {}), files) for slot in KINDS}
+    if "shaping" not in slots and kinds["advantage"].reads_steps and not row.shaping.reads_steps:
+        kinds["shaping"] = Steps
     return {slot: [field.name for field in dataclasses.fields(kind)] for slot, kind in kinds.items()}
 
 

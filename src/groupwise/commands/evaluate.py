@@ -176,7 +176,11 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
     engine = make_engine(policy=policy, settings=plan.recipe.engine, note=note)
     chat = chat_of(plan, policy.tokenizer)
     environments = environments_of(plan)
-    with closing(engine), pool_of(plan) or nullcontext() as pool, closing(environments or nullcontext()):
+    with (
+        closing(engine),
+        pool_of(plan) or nullcontext() as pool,
+        closing(environments) if environments else nullcontext(),
+    ):
         require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
         selection = selected(plan, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))

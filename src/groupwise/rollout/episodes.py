@@ -29,7 +29,9 @@ from groupwise.core.environment import (
     Says,
     fingerprint,
 )
+from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion, Prompt, Span
+from groupwise.core.reward import Cause
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
 from groupwise.core.stream import Cohort
@@ -89,11 +91,11 @@ class Episodes:
     _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def __call__(self, cohorts: Sequence[Cohort], how: Turn, on_finish: OnFinish | None = None) -> list[Cohort]:
+    def __call__(self, cohorts: Sequence[Cohort], turn: Turn, on_finish: OnFinish | None = None) -> list[Cohort]:
         """The cohorts with all their episodes played."""
-        episodes = self._opened(cohorts, how)
+        episodes = self._opened(cohorts, turn)
         while live := [episode for episode in episodes if episode.live]:
-            self._turn(live, how)
+            self._turn(live, turn)
         return [_cohort(number, cohort, episodes) for number, cohort in enumerate(cohorts)]
 
     def close(self) -> None:
@@ -164,39 +166,41 @@ class Episodes:
         assert episode.completion is not None
         if episode.opening.cause is not None:
             reply = episode.opening
-        completion = episode.completion
-        end = len(completion.tokens)
-        fault = "" if reply.cause is None else str(reply.cause)
-        turn = EpisodeTurn(end, reply.reward, episode.state, fault, reply.detail)
-        completion = replace(
-            completion, turns=(*completion.turns, turn), steps=(*completion.steps, (end - 1, reply.reward))
-        )
         episode.seconds += reply.seconds
-        ended, glue = self._what_follows(episode, completion, reply, how.sampling.max_new_tokens)
+        ended, glue = self._why_over(episode, reply), ()
+        if ended is None:
+            reply, glue = self._between_turns(episode.completion, reply)
+            full = len(episode.completion.tokens) + len(glue) >= how.sampling.max_new_tokens
+            ended = Ended.FAULT if not glue else Ended.TOKENS if full else None
+        completion = _answered(episode.completion, reply, episode.state)
         if ended is not None:
             episode.completion = replace(completion, ended=ended, finish=_finish(ended))
             return
         answered = "" if reply.cause is not None else fingerprint(reply)
         episode.conversation = replace(episode.conversation, answered=(*episode.conversation.answered, answered))
-        episode.completion = _with_answer(completion, glue)
+        episode.completion = _with_glue(completion, glue)
         episode.state, episode.ticket = reply.state or episode.state, None
 
-    def _what_follows(
-        self, episode: Episode, completion: Completion, reply: Reply, most: int
-    ) -> tuple[Ended | None, tuple[int, ...]]:
-        """Why the episode is over, or None and the ids that come before its next turn."""
-        limits, start = self.limits, episode.completion.turns[-1].stop if episode.completion.turns else 0
-        if reply.cause is not None and limits.on_fault == "mask":
-            return Ended.FAULT, ()
+    def _why_over(self, episode: Episode, reply: Reply) -> Ended | None:
+        """Why the episode is over with this answer; None where it goes on if there are tokens left."""
+        limits = self.limits
+        if reply.cause is not None and (limits.on_fault == "mask" or episode.opening.cause is not None):
+            return Ended.FAULT
         if reply.done:
-            return Ended.DONE, ()
-        if len(completion.turns) == limits.turns:
-            return Ended.TURNS, ()
-        if limits.seconds and episode.seconds > limits.seconds:
-            return Ended.SECONDS, ()
+            return Ended.DONE
+        if len(episode.turns) + 1 == limits.turns:
+            return Ended.TURNS
+        return Ended.SECONDS if limits.seconds and episode.seconds > limits.seconds else None
+
+    def _between_turns(self, completion: Completion, reply: Reply) -> tuple[Reply, tuple[int, ...]]:
+        """The answer, and the ids that come before the next turn; a fault and none where it is a text that cannot be
+        read, as one of other characters than a tiny policy knows.
+        """
         messages = reply.messages if reply.cause is None else (Says("user", f"error: {reply.cause}"),)
-        glue = self.glue(completion.tokens[start:], messages)
-        return (Ended.TOKENS, ()) if len(completion.tokens) + len(glue) >= most else (None, glue)
+        try:
+            return reply, self.glue(completion.tokens, messages)
+        except UsageError as error:
+            return Reply(cause=Cause.WRONG_TYPE, detail=f"what it says cannot be read: {error}"), ()
 
 
 def with_text(sample: Sample, text: str) -> Sample:
@@ -245,8 +249,17 @@ def _with_turn(before: Completion | None, turn: Completion) -> Completion:
     return turn if before is None else joined(before, turn)
 
 
-def _with_answer(completion: Completion, ids: tuple[int, ...]) -> Completion:
-    """An episode with the environment's ids behind it."""
+def _answered(completion: Completion, reply: Reply, state: str) -> Completion:
+    """An episode whose last turn has brought this; `state` is the environment's before it."""
+    end = len(completion.tokens)
+    fault = "" if reply.cause is None else str(reply.cause)
+    turn = EpisodeTurn(end, reply.reward, state, fault, reply.detail)
+    steps = (*completion.steps, (end - 1, reply.reward))
+    return replace(completion, turns=(*completion.turns, turn), steps=steps)
+
+
+def _with_glue(completion: Completion, ids: tuple[int, ...]) -> Completion:
+    """An episode with the ids between two turns behind it."""
     end = len(completion.tokens)
     span = Span(end, end + len(ids), False, completion.spans[-1].version)
     return replace(

@@ -150,16 +150,19 @@ class Scorer:
         return [name for name, quick in named.items() if not quick] if self.pool else []
 
     def quick_results(
-        self, attempts: Sequence[Attempt], completions: Sequence[Completion]
+        self, attempts: Sequence[Attempt], episodes: Sequence[Completion | None]
     ) -> dict[str, list[ScoreResult]]:
-        """What is scored here, by name; the task's score of an episode is what its turns have brought."""
+        """What is scored here, by name; the task's score of an episode is what its turns have brought.
+
+        episodes  of each attempt the episode that it is; None where it is none
+        """
         results = {}
         if not self.has_answers:
             results[TASK] = [ScoreResult()] * len(attempts)
         elif TASK not in self.slow:
             results[TASK] = [
-                scored(self.task, attempt) if completion.ended is None else episode_result(completion)
-                for attempt, completion in zip(attempts, completions, strict=True)
+                scored(self.task, attempt) if episode is None else episode_result(episode)
+                for attempt, episode in zip(attempts, episodes, strict=True)
             ]
         for name, reward in self.mix.own.items():
             if name not in self.slow:
@@ -210,7 +213,8 @@ class ScoringRound:
             if (i, j) not in self._attempts:  # an engine need not report completions as they end
                 self.begin(Finished(i, j, completions[i][j].tokens, completions[i][j].finish))
         each = [completions[i][j] for i, j in places]
-        results = self.scorer.quick_results([self._attempts[at] for at in places], each)
+        episodes = [None if completion.ended is None else completion for completion in each]
+        results = self.scorer.quick_results([self._attempts[at] for at in places], episodes)
         pool = self.scorer.pool
         for name in self._slow:
             assert pool is not None

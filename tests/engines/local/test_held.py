@@ -205,6 +205,25 @@ def test_what_is_held_is_dropped() -> None:
     assert len(engine._held) == 0
 
 
+def test_what_is_held_takes_its_own_tokens_memory_and_no_more() -> None:
+    """tokens x layers x 2 x key-value heads x head size x 4 bytes, beside a prompt that is far longer too."""
+    engine = LocalEngine(dense.build(), frozenset(), pad=0)
+    prompts = [(5, 9) * 35, (4,), (12, 13, 2), (6, 6, 1), (21, 4, 8)]
+    requests = [Request(prompt, 1, seed=0, hold=True) for prompt in prompts]
+    engine.generate(requests, Sampling(max_new_tokens=4))
+    memory = [m for request in requests for m in held_memory(engine, request)]
+    storages = {m.untyped_storage().data_ptr(): m.untyped_storage().nbytes() for m in memory}
+    assert sum(storages.values()) == sum(len(prompt) + 3 for prompt in prompts) * 2 * 2 * 2 * 8 * 4
+
+
+def held_memory(engine: LocalEngine, request: Request) -> tuple[torch.Tensor, ...]:
+    """Keys and values of what is held of a request's only completion."""
+    (sequence,) = [
+        held for tokens, held in engine._held._by_tokens.items() if tokens[: len(request.tokens)] == request.tokens
+    ]
+    return sequence.memory
+
+
 @pytest.mark.parametrize("held", [-1, 4])
 def test_more_than_the_prompt_cannot_be_held(held: int) -> None:
     with pytest.raises(UsageError, match=f"request 0: held is {held} of 3 tokens"):

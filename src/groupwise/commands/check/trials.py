@@ -154,4 +154,4 @@ def _score(scorer: Scorer, name: str, attempts: Sequence[Attempt]) -> list[Score
     if name in scorer.slow:
         assert scorer.pool is not None
         return scorer.pool.wait(scorer.pool.submit(name, attempts))
-    return scorer.quick_results(attempts)[name]
+    return scorer.quick_results(attempts, [None] * len(attempts))[name]

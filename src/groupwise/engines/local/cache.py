@@ -131,13 +131,14 @@ class RowCache:
             self._frame()
 
     def sequences(self, rows: Tensor, ends: Tensor) -> list[tuple[Tensor, ...]]:
-        """Of each of these rows a copy of its keys and values, in turn, [H,n,D]: its columns before column ends[i]."""
-        starts, stops = self.start[rows].tolist(), ends.tolist()
-        low, high = min(starts), max(stops)
-        blocks = [memory[rows, :, low - self._base : high - self._base] for memory in self._memory]
+        """Of each of these rows its keys and values, in turn, [H,n,D], from its start to before column ends[i].
+
+        Each is a copy of its own size: a part of a common block would hold the block, which is as wide as the longest.
+        """
+        starts, stops = ((columns - self._base).tolist() for columns in (self.start[rows], ends))
         return [
-            tuple(block[i, :, start - low : end - low] for block in blocks)
-            for i, (start, end) in enumerate(zip(starts, stops, strict=True))
+            tuple(memory[row, :, start:stop].clone() for memory in self._memory)
+            for row, start, stop in zip(rows.tolist(), starts, stops, strict=True)
         ]
 
     def prepare(self, ahead: int, last: int) -> tuple[Tensor, Tensor | None]:

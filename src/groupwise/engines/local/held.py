@@ -7,7 +7,10 @@ token and what came behind it:
     held         p p p p a a
     turn t + 1   p p p p a a|a o o     o the environment's; what is behind the bar is run
 
-Keys are held after their rotation: they are right at their positions, in whatever columns they are put.
+Keys are held after their rotation: they are right at their positions, in whatever columns they are put. What is held
+takes, beside the cache of the call that goes on from it,
+
+    tokens of the sequences x layers x 2 x key-value heads x head size x bytes of a number
 """
 
 from __future__ import annotations

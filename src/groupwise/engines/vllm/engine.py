@@ -4,6 +4,9 @@ Each completion is a request of its own, and vLLM computes a prompt's whole bloc
 request draws from a generator of its own, seeded by (seed, i). Its logits can differ in the last bits with what else is
 in the batch, as the local engine's can; the same call again gives the same completions, for what an earlier call left
 in the prefix cache is dropped first.
+
+So Request.hold and Request.held are not read: a request that goes on from an earlier call's completion is a prompt like
+any other, and its history is run again.
 """
 
 import math
