@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.config.validate import _require_steps
+from groupwise.config.validate import _require_steps, _require_turns_once
 from groupwise.core.errors import UsageError
 
 #: A task of episodes, one that scores steps, and one that does neither.
@@ -35,3 +35,29 @@ def test_states_come_from_episodes_alone():
     _require_steps(planned("gigpo", EPISODES))
     with pytest.raises(UsageError, match=r"gigpo\(.* in one state, and .* plays no turns"):
         _require_steps(planned("gigpo", STEPS))
+
+
+def test_a_turns_reward_counts_once():
+    """ppo reads rewards of steps and the score; an episode's score is the sum of those of its steps."""
+
+    def plan(task: Any = EPISODES, rewards: tuple[str, ...] = (), preference: object = None, **settings: object) -> Any:
+        return SimpleNamespace(
+            algorithm=groupwise.algorithm("ppo", settings),
+            task=task,
+            mix=SimpleNamespace(weights=dict.fromkeys(rewards, 1.0)),
+            recipe=SimpleNamespace(preference=preference),
+        )
+
+    twice = r'^algorithm\.shaping: an episode.s score .* step_scale = 1 .*shaping\.kind = "steps"'
+    for given in ({}, {"rewards": ("task", "form")}, {"advantage.kind": "turn-to-go"}):
+        with pytest.raises(UsageError, match=twice):
+            _require_turns_once(plan(**given))
+    for given in (
+        {"task": STEPS},
+        {"rewards": ("form",)},
+        {"preference": object()},
+        {"shaping.kind": "steps"},
+        {"shaping.step_scale": 0.0},
+        {"shaping.scale": 0.0},
+    ):
+        _require_turns_once(plan(**given))

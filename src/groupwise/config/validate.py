@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 from groupwise.algorithms.parts.filters import KeepAll
+from groupwise.algorithms.parts.shaping import Outcome
 from groupwise.algorithms.parts.trust import NoTrust
 from groupwise.algorithms.settings import describe
 from groupwise.config.measures import require_metric
@@ -70,6 +71,7 @@ def require_runnable(plan: Plan) -> None:
         require_precision(f"{section}.precision", getattr(recipe, section).precision, recipe.device)
     _require_time_to_score(plan)
     _require_steps(plan)
+    _require_turns_once(plan)
     _require_whole_episodes(plan)
     _require_sources(plan)
     _require_scores(plan)
@@ -215,6 +217,20 @@ def _require_steps(plan: Plan) -> None:
         raise UsageError(
             f"algorithm.advantage.kind: {describe(plan.algorithm.advantage)} reads rewards at step ends, and "
             f'{describe(plan.algorithm.shaping)} gives none there; set algorithm.shaping.kind = "steps"'
+        )
+
+
+def _require_turns_once(plan: Plan) -> None:
+    """An episode's score is the sum of what its turns brought, so a reward has the one or the other."""
+    shaping = plan.algorithm.shaping
+    by_score = TASK in plan.mix.weights or not (plan.mix.weights or plan.recipe.preference)
+    if not isinstance(plan.task, PlaysTurns) or not isinstance(shaping, Outcome) or not by_score:
+        return
+    if shaping.scale and shaping.step_scale:
+        raise UsageError(
+            f"algorithm.shaping: an episode's score is what its turns brought, and step_scale = {shaping.step_scale:g} "
+            'adds each turn\'s reward once more; set algorithm.shaping.kind = "steps" for rewards where turns end, or '
+            "algorithm.shaping.step_scale = 0.0 for the score at the end"
         )
 
 
