@@ -139,6 +139,9 @@ class RolloutRow:
 
     stop     the stop string that ended it; "" where none did
     spans    the tokens that each version of the weights sampled (start, stop, version), where there are several
+    turns    of an episode, what each turn of the policy brought: reward, advantage, state, fault
+    ended    why an episode ended
+    answers  (start, stop) of the tokens that an environment wrote; no column has a number there
     pieces   the text of each token, end token included; empty where the run did not write tokens
     columns  per token, each as long as `pieces`: log_ratio, advantage, share, entropy, logp_old, logp_engine, ...
     measured  the reward that the run is measured by, where it is not the task's score
@@ -159,6 +162,9 @@ class RolloutRow:
     logged: dict[str, Number | str] = field(default_factory=dict)
     fault: str = ""
     stop: str = ""
+    turns: list[dict[str, Number | str]] = field(default_factory=list)
+    ended: str = ""
+    answers: list[tuple[int, int]] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     columns: dict[str, list[Number]] = field(default_factory=dict)
 

@@ -50,7 +50,8 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
     if not isinstance(text, str) or not isinstance(row.get("prompt"), str):
         return None
     pieces = _pieces(row.get("pieces"))
-    columns = _columns(row, len(pieces), odd) if pieces else {}
+    answers = _answers(row.get("spans"))
+    columns = _without(_columns(row, len(pieces), odd), answers) if pieces else {}
     shown, columns = _shown(pieces, columns)
     return RolloutRow(
         text=_cut(text, odd),
@@ -62,6 +63,9 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
         tokens=count_of(row.get("tokens")) or len(pieces),
         version=count_of(row.get("version")) or 0,
         spans=_spans(row.get("spans")),
+        turns=[_turn(table(turn)) for turn in _list(row.get("turns"))],
+        ended=_text(row.get("ended")),
+        answers=answers,
         parts={name: short(number(value)) for name, value in table(row.get("parts")).items()},
         learned=short(number(row.get("learned"))),
         measured=short(number(row.get("measured"))),
@@ -72,10 +76,37 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
     )
 
 
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _spans(value: object) -> list[dict[str, Number]]:
-    """Which version sampled which tokens; of an odd one nothing is shown."""
-    spans = [table(span) for span in value] if isinstance(value, list) else []
-    return [{name: count_of(span.get(name)) for name in ("start", "stop", "version")} for span in spans]
+    """Which version sampled which tokens, where several did; of an odd one nothing is shown."""
+    spans = [table(span) for span in _list(value) if table(span).get("own") is not False]
+    several = len({str(span.get("version")) for span in spans}) > 1
+    return [{name: count_of(span.get(name)) for name in ("start", "stop", "version")} for span in spans if several]
+
+
+def _answers(value: object) -> list[tuple[int, int]]:
+    """The stretches of tokens that an environment wrote."""
+    edges = [
+        (count_of(s.get("start")), count_of(s.get("stop"))) for s in map(table, _list(value)) if s.get("own") is False
+    ]
+    return [(start, stop) for start, stop in edges if start is not None and stop is not None]
+
+
+def _without(columns: dict[str, list[Number]], stretches: Sequence[tuple[int, int]]) -> dict[str, list[Number]]:
+    """The columns with gaps in these stretches: nothing is known there, for the policy did not sample it."""
+    gaps = {index for start, stop in stretches for index in range(start, stop)}
+    if not gaps:
+        return columns
+    return {name: [None if i in gaps else value for i, value in enumerate(column)] for name, column in columns.items()}
+
+
+def _turn(turn: Mapping[str, Any]) -> dict[str, Number | str]:
+    """What a turn of an episode brought."""
+    numbers = {name: short(number(turn.get(name))) for name in ("reward", "advantage")}
+    return {**numbers, "state": _text(turn.get("state")), "fault": _text(turn.get("fault"))}
 
 
 def _table_of(line: bytes) -> dict[str, Any]:

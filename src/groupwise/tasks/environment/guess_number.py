@@ -6,7 +6,7 @@
     7              ...
 
 A number found within the turn limit is worth 1. By halving what is left, 4 turns find any number up to 15; the
-demonstrations guess at random, often what was ruled out already.
+demonstrations guess at random, also what is out of range or was ruled out already.
 """
 
 import random
@@ -31,7 +31,7 @@ class GuessNumber:
     guesses        of a demonstration at most
     """
 
-    largest: Sequence[int] = (8, 15)
+    largest: Sequence[int] = (9, 13)
     heldout_share: float = 0.3
     guesses: int = 4
     quick: ClassVar[bool] = True
@@ -83,7 +83,7 @@ class GuessNumber:
         return f"{self._low}-{self._high}"
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """Turns of `count` games in which every guess is any number of the range, whatever is known already."""
+        """Turns of `count` games in which every guess is any number there is, whatever is known already."""
         rng, train = random.Random(seed), self.samples("train")
         return [turn for _ in range(count) for turn in self._game(rng.choice(train), rng)]
 
@@ -91,7 +91,7 @@ class GuessNumber:
         turns, history = [], sample.prompt
         self.reset(sample)
         for _ in range(self.guesses):
-            guess = f"{rng.randint(1, int(sample.prompt))}\n"
+            guess = f"{rng.randint(1, self.largest[1])}\n"
             turns.append(Demonstration(history, guess))
             answer, _, done = self.step(guess)
             history += guess + answer

@@ -154,6 +154,25 @@
     return FINISHES[row.finish] || row.finish;
   }
 
+  const ENDS = {
+    done: "the environment said so", turns: "no turn was left", tokens: "its tokens were used up",
+    seconds: "the environment's seconds were used up", fault: "the environment gave no answer",
+  };
+
+  /** What a turn of an episode brought, in words. */
+  function turnOf(turn, index) {
+    const advantage = turn.advantage === null ? "" : `, advantage ${heat.brief(turn.advantage, 3)}`;
+    const state = turn.state ? `, in state ${oneLine(turn.state, 40)}` : "";
+    const fault = turn.fault ? `, ⚠ ${turn.fault}` : "";
+    return `${index + 1}: reward ${heat.brief(turn.reward, 3)}${advantage}${state}${fault}`;
+  }
+
+  function turnFacts(row) {
+    if (!row.turns || !row.turns.length) return [];
+    const words = row.turns.map(turnOf).join("; ");
+    return [fact("turns", "turns", words), fact("ended", "ended", ENDS[row.ended] || row.ended)];
+  }
+
   function factsOf(group, row) {
     const parts = Object.entries(row.parts || {}).map(([name, value]) => numberFact(name, `parts.${name}`, value));
     const logged = Object.entries(row.logged || {}).map(([name, value]) => loggedFact(name, value));
@@ -170,6 +189,7 @@
       fact("finish", "finish", finishOf(row)),
       fact("tokens", "tokens", String(row.tokens)),
       fact("weights", "version", ageOf(group, row)),
+      ...turnFacts(row),
       row.fault ? fact("fault", "fault", `⚠ ${row.fault}`) : null,
     );
   }

@@ -24,8 +24,14 @@
     return SPECIAL.test(row.pieces[index]) || (row.finish === "stop" && !row.stop && index === row.tokens - 1);
   }
 
+  /** Whether an environment wrote the token. */
+  function isAnswer(row, index) {
+    return (row.answers || []).some(([start, stop]) => start <= index && index < stop);
+  }
+
   function tokenOf(row, index) {
-    const name = isSpecial(row, index) ? "token special" : "token";
+    const kind = isSpecial(row, index) ? " special" : "";
+    const name = `token${kind}${isAnswer(row, index) ? " answer" : ""}`;
     const attributes = { class: name, "data-index": index, tabindex: index ? -1 : 0 };
     return make("span", attributes, heat.visiblePiece(row.pieces[index]));
   }
@@ -82,7 +88,8 @@
       line(column.name, column.label.replace(/ \(.*\)$/, ""), heat.exact(value)),
     );
     const where = `token ${index + 1} of ${row.pieces.length}, completion ${place.row + 1}`;
-    const kind = isSpecial(row, index) ? make("span", { class: "chip" }, "special") : null;
+    const words = isAnswer(row, index) ? "the environment's" : isSpecial(row, index) ? "special" : "";
+    const kind = words ? make("span", { class: "chip" }, words) : null;
     const text = make("code", { "data-column": "token" }, heat.visiblePiece(row.pieces[index]).trimEnd() || "␠");
     const head = make("div", { class: "head" }, text, kind, make("span", { class: "where" }, where));
     return { place: { ...place, index }, content: [head, make("dl", {}, ...numbers)] };

@@ -1,0 +1,61 @@
+"""Episodes on the page: who spoke, what each turn brought, why it ended; nothing of it on the page of another run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import groupwise
+from tests.conftest import SMALL
+from tests.pages.test_report_page import read_rows
+
+TURN_PLOTS = ("turns-alive", "turns-passed")
+
+
+@pytest.fixture(scope="module")
+def episodes_folder(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> Path:
+    runs = tmp_path_factory.mktemp("episodes")
+    (runs / ".cache").symlink_to(warm_cache)
+    task = {"task": {"name": "guess-number"}, "sampling.stop": ["\n"], "sampling.max_new_tokens": 48}
+    more = {"runs": str(runs), "warm_start.steps": 150, "journal.report": True, "evaluation.problems": 4}
+    return groupwise.train("quickstart", {**SMALL, **more, **task}).folder
+
+
+def test_an_episode_is_shown_turn_by_turn(look, episodes_folder):
+    rows = [row for row in read_rows(episodes_folder / "rollouts.jsonl") if row.get("updates")]
+    row = next(row for row in rows if len(row["turns"]) > 2)
+    group = [r for r in rows if (r["step"], r["group"]) == (row["step"], row["group"])]
+    seen = look(episodes_folder / "report.html")
+    seen.page.evaluate("at => { window.location.hash = at }", f"#rollout-{row['step']}-{row['group']}")
+    place = f'[data-step="{row["step"]}"][data-group="{row["group"]}"] [data-row="{group.index(row)}"]'
+    article = seen.page.locator(place)
+    tokens = article.locator(".token")
+    assert tokens.count() == len(row["pieces"])
+    answers = {i for span in row["spans"] if not span["own"] for i in range(span["start"], span["stop"])}
+    shown = tokens.evaluate_all("all => all.map((token) => token.classList.contains('answer'))")
+    assert {index for index, answer in enumerate(shown) if answer} == answers != set()
+    sides = tokens.evaluate_all("all => all.map((token) => token.dataset.side)")
+    assert {sides[index] for index in answers} == {"missing"}
+    turns = article.locator('[data-field="turns"]').inner_text().split("; ")
+    assert len(turns) == len(row["turns"])
+    for number, (words, turn) in enumerate(zip(turns, row["turns"], strict=True), start=1):
+        assert words.startswith(f"{number}: reward {turn['reward']:g}, advantage ")
+        assert words.endswith(f"in state {turn['state']}")
+    ended = {"done": "the environment said so", "turns": "no turn was left"}
+    assert article.locator('[data-field="ended"]').inner_text() == ended[row["ended"]]
+    own = sum(span["stop"] - span["start"] for span in row["spans"] if span["own"])
+    assert f"of {own} " in article.locator('[data-field="clipped"]').inner_text()
+    seen.scroll()
+    for name in TURN_PLOTS:
+        assert seen.page.locator(f'[data-plot="{name}"]').count() == 1
+    assert seen.complaints == []
+
+
+def test_another_run_shows_nothing_of_it(look, run_folder):
+    page = look(run_folder / "report.html").page
+    page.locator("details.group summary").first.click()
+    assert page.locator(".token").count() > 0
+    assert page.locator(".token.answer, [data-field=turns], [data-field=ended]").count() == 0
+    for name in TURN_PLOTS:
+        assert page.locator(f'[data-plot="{name}"]').count() == 0
