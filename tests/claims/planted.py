@@ -80,7 +80,7 @@ BUGS: Mapping[str, Bug] = {
     "wrong normaliser": Bug(
         "the mean per sequence divides by the padded length", aggregate.SequenceMean, "__call__", by_padded_length
     ),
-    "biased group mean": Bug("the group's sum is divided by G + 1", advantage, "_centre", mean_with_one_more),
+    "biased group mean": Bug("the group's sum is divided by G + 1", advantage, "centre", mean_with_one_more),
     "ratio of the wrong sign": Bug("the log-ratio is old less live", ratio, "_difference", old_less_live),
     "entropy of another temperature": Bug(
         "the entropy is that of logits not divided by the temperature",

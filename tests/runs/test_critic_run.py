@@ -16,7 +16,7 @@ from torch import Tensor
 import groupwise
 from groupwise.algorithms import settings as catalog
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.algorithms.parts.advantage import outcome
+from groupwise.algorithms.parts.advantage import Advantage, outcome
 from groupwise.algorithms.parts.aggregate import Constant, TokenMean
 from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.parts.kl import KL
@@ -36,7 +36,7 @@ from tests.runs.test_run import assert_same_run
 
 
 @dataclass(frozen=True)
-class OverValue:
+class OverValue(Advantage):
     """A = R - V with the completion's reward R: the least that reads a value."""
 
     equation = "A = R - V"

@@ -31,7 +31,7 @@ class GuessNumber:
     guesses        of a demonstration at most
     """
 
-    largest: Sequence[int] = (9, 13)
+    largest: Sequence[int] = (6, 13)
     heldout_share: float = 0.3
     guesses: int = 4
     quick: ClassVar[bool] = True
@@ -46,13 +46,13 @@ class GuessNumber:
 
     def samples(self, split: str) -> list[Sample]:
         """Every range of the split with every number in it, shuffled. A range is in one split: a policy learns which
-        numbers are ever the right one.
+        numbers are ever the right one. Held-out ranges lie evenly among the others.
         """
         require_split(split, "guess-number")
         smallest, largest = self.largest
-        ends = sorted(range(smallest, largest + 1), key=lambda end: hash_fraction("guess-number", end))
-        count = min(len(ends) - 1, max(1, round(self.heldout_share * len(ends))))
-        chosen = ends[:count] if split == "heldout" else ends[count:]
+        count = min(largest - smallest, max(1, round(self.heldout_share * (largest - smallest + 1))))
+        heldout = {smallest + int((i + 0.5) * (largest - smallest + 1) / count) for i in range(count)}
+        chosen = [end for end in range(smallest, largest + 1) if (end in heldout) == (split == "heldout")]
         games = [
             Sample(key=f"{number} of {end}", prompt=f"{end}\n", answer=str(number))
             for end in chosen
