@@ -11,7 +11,7 @@ from groupwise.environments.pool import PoolEnvironments
 from groupwise.models.chat import Chat
 from groupwise.models.glue import Glue
 from groupwise.models.load import Policy
-from groupwise.models.template_checks import require_no_fatal
+from groupwise.models.template_checks import Finding, require_no_fatal
 from groupwise.models.turn_checks import check_turns
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rollout.episodes import Episodes
@@ -41,11 +41,17 @@ def episodes_of(
     if environments is None or not isinstance(plan.task, EnvironmentTask):
         return None
 
-    roles = plan.task.game.roles
-    require_no_fatal(check_turns(chat, policy.eos, roles, grows=plan.task.history == "grow"))
+    require_no_fatal(turn_findings(plan, chat, policy.eos))
     glue = Glue(chat, policy.eos).glue
     decode = policy.decode_all if environments.with_special else policy.decode
     return Episodes(engine, environments, glue, chat.encode, decode, plan.task.limits)
+
+
+def turn_findings(plan: Plan, chat: Chat, ends: frozenset[int]) -> list[Finding]:
+    """What the chat template does to conversations of several turns; nothing for a task without an environment."""
+    if not isinstance(plan.task, EnvironmentTask):
+        return []
+    return check_turns(chat, ends, plan.task.game.roles, grows=plan.task.history == "grow")
 
 
 def sampler_of(plan: Plan, policy: Policy, chat: Chat, engine: Engine, environments: Environments | None) -> Sampler:

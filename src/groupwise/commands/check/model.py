@@ -11,6 +11,7 @@ from typing import Any
 from groupwise.commands.build import make_learner, training_engine
 from groupwise.commands.check.findings import Finding, fault, note, ok
 from groupwise.commands.disk import REMEDY, disk_plan
+from groupwise.commands.episodes import turn_findings
 from groupwise.commands.memory import empty_model, in_words, memory_of
 from groupwise.commands.parity import tolerance_on
 from groupwise.commands.policies import named_model
@@ -84,14 +85,15 @@ def read_files(folder: Path, plan: Plan) -> ModelFiles:
     return ModelFiles(folder, chat_of(plan, tokenizer), eos, most)
 
 
-def file_findings(files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]:
-    """Template, BOS and end ids, and whether the tokenizer reads the prompts."""
+def file_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]:
+    """Template, BOS and end ids, whether the tokenizer reads the prompts, and whether episodes can grow."""
     names = files.chat.tokenizer.convert_ids_to_tokens(sorted(files.eos))
     ends = f"a completion ends with {', '.join(names)}" if names else "no id ends a completion"
     return [
         ok(files.chat.describe()),
         ok(ends) if names else fault(f"{ends}: set eos_token_id in the model's generation_config.json"),
         *((fault if finding.fatal else note)(str(finding)) for finding in check_chat(files.chat, files.eos, samples)),
+        *((fault if one.fatal else note)(str(one)) for one in turn_findings(plan, files.chat, files.eos)),
     ]
 
 

@@ -6,7 +6,7 @@ from statistics import median
 from groupwise.commands.check.findings import Finding, fault, listed, note, ok
 from groupwise.commands.check.trials import gold_of
 from groupwise.core.samples import Sample
-from groupwise.core.task import LeavesOut, Notes, Task
+from groupwise.core.task import LeavesOut, Notes, PlaysTurns, Task
 
 #: A shorter text may stand in a prompt by chance: characters.
 BY_CHANCE = 24
@@ -50,7 +50,7 @@ def duplicates(task: Task) -> list[Finding]:
     """What the task left out because it came again, then what is still there twice."""
     train, heldout = (task.samples(split) for split in ("train", "heldout"))
     compared = f"the first {COMPARED:,} of each split" if max(len(train), len(heldout)) > COMPARED else "all problems"
-    findings = [*_left_out(task), *_remaining(train[:COMPARED], heldout[:COMPARED])]
+    findings = [*_left_out(task), *_remaining(train[:COMPARED], heldout[:COMPARED], isinstance(task, PlaysTurns))]
     return findings or [ok(f"no problem comes twice, none is in both splits ({compared} compared)")]
 
 
@@ -72,17 +72,19 @@ def _left_out(task: Task) -> Iterator[Finding]:
         yield note(f"{rows} of their own split ({_keys(task.repeated)}): the first is kept")
 
 
-def _remaining(train: Sequence[Sample], heldout: Sequence[Sample]) -> Iterator[Finding]:
-    """By the text alone, white space counted as one blank; then with capitals counted as small letters."""
+def _remaining(train: Sequence[Sample], heldout: Sequence[Sample], hidden: bool) -> Iterator[Finding]:
+    """By the text alone, white space counted as one blank; then with capitals counted as small letters. Where an
+    environment may have `hidden` what differs, by text and answer.
+    """
     for fold, difference in ((False, "white space"), (True, "capital letters")):
-        trained = {_normal(s, fold): s.key for s in train}
-        pairs = [f"{s.key} is {trained[text]}" for s in heldout if (text := _normal(s, fold)) in trained]
+        trained = {_normal(s, fold, hidden): s.key for s in train}
+        pairs = [f"{s.key} is {trained[text]}" for s in heldout if (text := _normal(s, fold, hidden)) in trained]
         if pairs:
             what = f"{_shared(len(pairs))}, but for {difference} ({listed(pairs)})"
             yield note(what) if fold else fault(what)
             break
     for split, samples in (("training", train), ("held-out", heldout)):
-        repeated = len(samples) - len({_normal(s, fold=False) for s in samples})
+        repeated = len(samples) - len({_normal(s, False, hidden) for s in samples})
         if repeated:
             yield note(f"{repeated:,} of {len(samples):,} {split} problems come again in their split")
 
@@ -97,6 +99,6 @@ def _keys(samples: Sequence[Sample]) -> str:
     return listed([samples[i].key for i in range(min(len(samples), 4))])
 
 
-def _normal(sample: Sample, fold: bool) -> str:
-    text = " ".join(text_of(sample).split())
+def _normal(sample: Sample, fold: bool, hidden: bool) -> str:
+    text = " ".join([*text_of(sample).split(), *(["->", sample.answer] if hidden else [])])
     return text.casefold() if fold else text

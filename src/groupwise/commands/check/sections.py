@@ -92,7 +92,7 @@ def _rows(plan: Plan, files: ModelFiles, shown: int) -> Section:
 
 def _model(plan: Plan, files: ModelFiles, longest: int, with_model: bool) -> list[Finding]:
     samples = plan.task.samples("heldout")[:LOOKED_AT] or plan.task.samples("train")[:LOOKED_AT]
-    findings = file_findings(files, samples)
+    findings = file_findings(plan, files, samples)
     if not with_model:
         return [*findings, note("the model itself is not loaded (--no-model)")]
     return findings + loaded_findings(plan, files, samples, longest)
