@@ -40,7 +40,6 @@ def episodes_of(
     """
     if environments is None or not isinstance(plan.task, EnvironmentTask):
         return None
-
     require_no_fatal(turn_findings(plan, chat, policy.eos))
     glue = Glue(chat, policy.eos).glue
     decode = policy.decode_all if environments.with_special else policy.decode

@@ -71,8 +71,8 @@ def calls_in(text: str) -> list[Call | Malformed]:
     """
     answer = _after_thoughts(text)
     for form in FORMATS:
-        if (found := form(answer)) is not None:
-            return found
+        if (calls := form(answer)) is not None:
+            return calls
     return []
 
 
@@ -107,14 +107,14 @@ class Marked:
         at = text.find(self.mark)
         if at < 0:
             return None
-        found: list[Call | Malformed] = []
-        while at >= 0 and len(found) <= MOST_CALLS:
+        calls_so_far: list[Call | Malformed] = []
+        while at >= 0 and len(calls_so_far) <= MOST_CALLS:
             start = at if self.inside else at + len(self.mark)
             read = next((read for reader in self.readers if (read := reader(text, start))), None)
             calls, end = read or ([Malformed(f"no call behind {self.mark}")], start)
-            found += calls
+            calls_so_far += calls
             at = text.find(self.mark, max(end, at + 1))
-        return _bounded(found)
+        return _bounded(calls_so_far)
 
 
 @dataclass(frozen=True)
@@ -145,16 +145,16 @@ def _opens_a_call(thoughts: str) -> bool:
 
 def _values(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:
     """JSON values, one after the other."""
-    found: list[Call | Malformed] = []
+    calls_so_far: list[Call | Malformed] = []
     at = _behind(_BETWEEN, text, at)
-    while text[at : at + 1] in ("{", "[") and len(found) <= MOST_CALLS:
+    while text[at : at + 1] in ("{", "[") and len(calls_so_far) <= MOST_CALLS:
         try:
             value, at = _JSON.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            return [*found, _no_json(error)], at
-        found += [_call(one) for one in (value if isinstance(value, list) else [value])]
+            return [*calls_so_far, _no_json(error)], at
+        calls_so_far += [_call(one) for one in (value if isinstance(value, list) else [value])]
         at = _behind(_BETWEEN, text, at)
-    return (found, at) if found else None
+    return (calls_so_far, at) if calls_so_far else None
 
 
 def _function(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:

@@ -138,10 +138,10 @@ class Episodes:
 
     def _turn(self, live: Sequence[Episode], how: Turn) -> None:
         """One turn of each; the environments answer what has ended while other episodes are still being sampled."""
-        asked = list(_requests(live, how, self.limits))
-        hears = partial(self._heard, asked)
-        answers = self.engine.generate([request for request, _ in asked], how.sampling, hears)
-        for (_, episodes), completions in zip(asked, answers, strict=True):
+        requests = list(_requests(live, how, self.limits))
+        hears = partial(self._heard, requests)
+        answers = self.engine.generate([request for request, _ in requests], how.sampling, hears)
+        for (_, episodes), completions in zip(requests, answers, strict=True):
             for episode, completion in zip(episodes, completions, strict=True):
                 if episode.ticket is None:  # an engine need not tell of completions as they end
                     self._say(episode, completion.tokens)
@@ -151,8 +151,8 @@ class Episodes:
         for episode, reply in zip(waiting, replies, strict=True):
             self._take(episode, reply, how)
 
-    def _heard(self, asked: Sequence[tuple[Request, Sequence[Episode]]], done: Finished) -> None:
-        self._say(asked[done.request][1][done.sample], done.tokens)
+    def _heard(self, requests: Sequence[tuple[Request, Sequence[Episode]]], done: Finished) -> None:
+        self._say(requests[done.request][1][done.sample], done.tokens)
 
     def _say(self, episode: Episode, tokens: tuple[int, ...]) -> None:
         """Hands what the policy said to the environment."""
