@@ -255,8 +255,22 @@ def test_what_is_no_run_is_not_resumed(tmp_path: Path):
         resume(tmp_path)
 
 
+def by_dotted_key(changes: dict[str, Any]) -> dict[str, Any]:
+    """Tables within `changes` as dotted keys: the command line has no other way to write one."""
+    flat: dict[str, Any] = {}
+    for key, value in changes.items():
+        flat |= (
+            by_dotted_key({f"{key}.{name}": part for name, part in value.items()})
+            if isinstance(value, dict)
+            else {key: value}
+        )
+    return flat
+
+
 def start(changes: dict[str, Any], threads: int | None = None) -> CommandProcess:
-    settings = [part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    settings = [
+        part for key, value in by_dotted_key(changes).items() for part in ("--set", f"{key}={json.dumps(value)}")
+    ]
     return CommandProcess("train", "quickstart", *settings, threads=threads)
 
 
@@ -302,13 +316,14 @@ def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int, threads
             wait_for(lambda begun=begun: len(read_metrics(folder)) > begun, process)
             time.sleep(0.15 * float(torch.rand((), generator=generator)))
         process.kill()
-        process.communicate()
+        output = process.communicate()
         if process.returncode == 0:
             break
-        killed += process.returncode == -signal.SIGKILL
+        assert process.returncode == -signal.SIGKILL, output
+        killed += 1
     process = go_on(folder, threads)
-    told = process.communicate(timeout=120)
-    assert process.returncode == 0, told
+    output = process.communicate(timeout=120)
+    assert process.returncode == 0, output
     assert killed == kills, f"the run ended after {killed} kills; make it longer"
     assert not list((folder / "checkpoints").glob(".partial-*"))
     return folder
