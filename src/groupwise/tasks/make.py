@@ -51,6 +51,11 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
 #: Environments that come along: name -> keys of the task `environment` that the name sets.
 ENVIRONMENTS: Mapping[str, Mapping[str, object]] = {
     "guess-number": {"use": "groupwise.tasks.environment.guess_number:GuessNumber", "max_turns": 4},
+    "calculator": {
+        "use": "groupwise.tasks.environment.calculator:Calculator",
+        "reward": "groupwise.tasks.environment.calculator:says_the_product",
+        "max_turns": 3,
+    },
 }
 
 TASKS: Mapping[str, Any] = {

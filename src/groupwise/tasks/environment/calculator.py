@@ -1,0 +1,112 @@
+"""The environment `calculator`: products that a small model cannot work out, and a tool that can.
+
+    What is 347 times 268?                                                          the prompt
+    <tool_call>{"name": "multiply", "arguments": {"a": 347, "b": 268}}</tool_call>  the policy's first turn
+    92996                                                                           the tool's answer
+    92996                                                                           the policy's last turn
+
+Two problems, each with its call, its result and its answer, stand before every question: a model that was trained on no
+tools still calls one sometimes, and from there it learns.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from groupwise.core.errors import UsageError
+from groupwise.core.samples import Sample
+from groupwise.rewards.verifiers.answers import Numeric
+from groupwise.tasks.splits import SPLITS, require_split
+
+#: The factors of the examples. No problem has them.
+EXAMPLES = ((31, 12), (702, 45))
+
+
+@dataclass(frozen=True)
+class Calculator:
+    """One episode; its settings are the same for all.
+
+    factors   (smallest, largest)
+    problems  of the train split
+    heldout   problems held out for evaluation
+    """
+
+    factors: Sequence[int] = (13, 999)
+    problems: int = 512
+    heldout: int = 64
+
+    def __post_init__(self) -> None:
+        smallest, largest = self.factors
+        wanted = self.problems + self.heldout
+        if not 0 <= smallest <= largest or min(self.problems, self.heldout) < 1:
+            raise UsageError(
+                f"task.settings.factors = {list(self.factors)}, problems = {self.problems}, heldout = {self.heldout}: "
+                "must be [a, b] with 0 <= a <= b, and at least 1 of each"
+            )
+        if 4 * wanted > (largest - smallest + 1) ** 2:
+            raise UsageError(
+                f"task.settings.factors = {list(self.factors)}: too few products for {wanted} problems that differ; "
+                "widen them"
+            )
+
+    def samples(self, split: str) -> list[Sample]:
+        """The problems of "train" or "heldout"; a pair of factors, in either order, is in one of them."""
+        require_split(split, "calculator")
+        rng, pairs = random.Random(0), {frozenset(pair) for pair in EXAMPLES}
+        drawn: list[Sample] = []
+        while len(drawn) < self.problems + self.heldout:
+            a, b = rng.randint(*self.factors), rng.randint(*self.factors)
+            if frozenset((a, b)) not in pairs:
+                pairs.add(frozenset((a, b)))
+                drawn.append(_problem(a, b))
+        return drawn[: self.problems] if split == SPLITS[0] else drawn[self.problems :]
+
+    def reset(self, **columns: Any) -> None:
+        """Nothing is added to the prompt."""
+
+    def multiply(self, a: int, b: int) -> int:
+        """Multiplies two integers.
+
+        Args:
+            a: The first integer
+            b: The second integer
+
+        Returns:
+            The product.
+        """
+        return a * b
+
+
+def says_the_product(
+    environments: Sequence[Calculator],
+    completions: Sequence[Sequence[Mapping[str, str]]],
+    answer: Sequence[str],
+    **columns: Any,
+) -> list[float]:
+    """What an episode brings, as a reward function of TRL's: 1.0 where its last message is the policy's and states the
+    product as its answer, else 0.0.
+    """
+    return [_stated(messages, gold) for messages, gold in zip(completions, answer, strict=True)]
+
+
+def _stated(messages: Sequence[Mapping[str, str]], gold: str) -> float:
+    last = messages[-1] if messages else {"role": "", "content": ""}
+    return Numeric()(last["content"], gold) if last["role"] == "assistant" else 0.0
+
+
+def _problem(a: int, b: int) -> Sample:
+    question = f"What is {a} times {b}?"
+    examples = (message for pair in EXAMPLES for message in _worked(*pair))
+    return Sample(f"{a}x{b}", question, str(a * b), messages=(*examples, {"role": "user", "content": question}))
+
+
+def _worked(a: int, b: int) -> list[dict[str, str]]:
+    """A problem with its call, the tool's answer and the last turn."""
+    call = f'<tool_call>{{"name": "multiply", "arguments": {{"a": {a}, "b": {b}}}}}</tool_call>'
+    return [
+        {"role": "user", "content": f"What is {a} times {b}?"},
+        {"role": "assistant", "content": call},
+        {"role": "tool", "content": str(a * b)},
+        {"role": "assistant", "content": str(a * b)},
+    ]
