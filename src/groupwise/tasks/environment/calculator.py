@@ -37,16 +37,16 @@ class Calculator:
     heldout: int = 64
 
     def __post_init__(self) -> None:
-        smallest, largest = self.factors
-        wanted = self.problems + self.heldout
-        if not 0 <= smallest <= largest or min(self.problems, self.heldout) < 1:
+        factors, counts = list(self.factors), (self.problems, self.heldout)
+        whole = all(type(number) is int for number in (*factors, *counts))
+        if not whole or len(factors) != 2 or not 0 <= factors[0] <= factors[1] or min(counts) < 1:
             raise UsageError(
-                f"task.settings.factors = {list(self.factors)}, problems = {self.problems}, heldout = {self.heldout}: "
-                "must be [a, b] with 0 <= a <= b, and at least 1 of each"
+                f"task.settings: factors = {self.factors!r}, problems = {self.problems}, heldout = {self.heldout}: "
+                "must be [a, b], whole numbers with 0 <= a <= b, and at least 1 of each"
             )
-        if 4 * wanted > (largest - smallest + 1) ** 2:
+        if 4 * sum(counts) > (factors[1] - factors[0] + 1) ** 2:
             raise UsageError(
-                f"task.settings.factors = {list(self.factors)}: too few products for {wanted} problems that differ; "
+                f"task.settings: factors = {self.factors!r}: too few products for {sum(counts)} problems that differ; "
                 "widen them"
             )
 

@@ -117,9 +117,12 @@ class EnvironmentTask(DataSettings):
 
     @cached_property
     def _own(self) -> Any:
-        """One instance, for the problems that it may have."""
+        """One instance, for the problems that it may have. Raises UsageError."""
+        self.game.load()  # says first what is wrong with the settings' names
         try:
             return self.game.kind(**self.settings)
+        except UsageError:
+            raise
         except Exception as error:
             raise raised(f"task.use = {brief(self.use)}", f"making {self.game.kind.__name__}", error) from None
 

@@ -1,0 +1,84 @@
+"""Laws of the calculator: problems that need the tool, and an episode that is worth what its last turn states."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from groupwise.core.errors import UsageError
+from groupwise.core.samples import Sample
+from groupwise.environments.adapt import begun, ended
+from groupwise.models.chat import Chat, ChatSettings
+from groupwise.models.turn_checks import check_turns
+from groupwise.tasks.environment.calculator import EXAMPLES, Calculator
+from groupwise.tasks.make import task
+from tests.models.turn_templates import SCHEMA, SMOLLM2_MAKE, ends_of, tokenizer_of
+
+TEMPLATE = ChatSettings(template=str(Path(__file__).parents[2] / "recipes" / "smollm2-tools.jinja"))
+
+
+def pairs(split: str) -> list[frozenset[int]]:
+    return [frozenset(map(int, sample.key.split("x"))) for sample in Calculator().samples(split)]
+
+
+def rewards(sample: Sample, *turns: str) -> list[float]:
+    """What each turn brings; the last one ends the episode, whatever it says."""
+    episode = task("calculator").game.load()()  # type: ignore[attr-defined]
+    assert not begun(episode, sample).messages
+    replies = [episode.reply(turn) for turn in turns]
+    return [reply.reward for reply in (*replies[:-1], ended(episode, replies[-1]))]
+
+
+def test_a_pair_of_factors_is_in_one_split_once_and_in_no_example() -> None:
+    train, heldout = pairs("train"), pairs("heldout")
+    assert (len(train), len(heldout)) == (512, 64)
+    assert len({*train, *heldout, *map(frozenset, EXAMPLES)}) == 512 + 64 + len(EXAMPLES)
+
+
+def test_an_episode_is_worth_what_its_last_turn_states() -> None:
+    for sample in Calculator().samples("heldout")[:8]:
+        a, b = map(int, sample.key.split("x"))
+        call = f"<tool_call>{json.dumps({'name': 'multiply', 'arguments': {'a': a, 'b': b}})}</tool_call>"
+        assert rewards(sample, call, f"{a * b}<|im_end|>") == [0.0, 1.0]
+        assert rewards(sample, call, f"{a} times {b} is {a * b}.") == [0.0, 1.0]
+        assert rewards(sample, call, str(a * b + 1)) == [0.0, 0.0]
+        assert rewards(sample, str(a * b)) == [1.0], "a policy that knows it needs no tool"
+        assert rewards(sample, call, call) == [0.0, 0.0], "the tool says the product, the policy does not"
+
+
+def test_the_worked_problems_before_a_question_are_what_an_episode_looks_like() -> None:
+    """A policy that copies them is right: their calls are answered what they say, by a template that appends."""
+    sample = Calculator().samples("train")[0]
+    episode = task("calculator").game.load()()  # type: ignore[attr-defined]
+    begun(episode, sample)
+    messages = list(sample.messages)
+    for before, after in pairwise(messages):
+        if after["role"] == "tool":
+            assert [message.text for message in episode.reply(before["content"]).messages] == [after["content"]]
+    tokenizer = tokenizer_of(SMOLLM2_MAKE)
+    chat = Chat(tokenizer, TEMPLATE, tools=[SCHEMA])
+    assert check_turns(chat, ends_of(tokenizer), ("tool",), False) == []
+    assert json.dumps(SCHEMA["function"]["name"]) in chat.text(sample)
+    question, system = Sample("q", "Hello.", ""), "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    own = Chat(tokenizer_of(SMOLLM2_MAKE)).text(question).replace("You help.", system)
+    assert Chat(tokenizer, TEMPLATE).text(question) == own, "without tools it is the model's own template"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"factors": [9, 3]}, r"factors = \[9, 3\].* 0 <= a <= b"),
+        ({"factors": [1]}, r"factors = \[1\]"),
+        ({"factors": "99"}, "factors = '99'"),
+        ({"factors": [2, 9]}, "too few products for 576 problems"),
+        ({"problems": 0}, "problems = 0"),
+        ({"heldout": 1.5}, "heldout = 1.5"),
+        ({"seed": 1}, "Calculator cannot be made with them: .*'seed'"),
+    ],
+)
+def test_settings_that_are_wrong_are_one_line(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        task("calculator", {"settings": settings}).samples("train")
