@@ -86,6 +86,14 @@ def test_an_answer_ends_and_the_template_is_there(policy: Policy, tmp_path: Path
     assert "quantization_config" not in json.loads((tmp_path / "model" / "config.json").read_text())
 
 
+def test_a_template_for_tools_is_taken_where_there_are_tools(write: Callable[..., Path], tmp_path: Path) -> None:
+    write_folder(write(), tmp_path / "model", tool_use="{{ tools | length }} tools")
+    tokenizer = load_policy(tmp_path / "model").tokenizer
+    turns = [{"role": "user", "content": "?"}]
+    assert tokenizer.apply_chat_template(turns, tools=[{}, {}], tokenize=False) == "2 tools"
+    assert "tools" not in tokenizer.apply_chat_template(turns, tokenize=False)
+
+
 def test_what_was_said_about_the_folder(write: Callable[..., Path], tmp_path: Path) -> None:
     parameters, size = write_folder(write(), tmp_path / "model")
     assert parameters == sum(p.numel() for p in tiny_llama().parameters())

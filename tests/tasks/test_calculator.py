@@ -12,12 +12,13 @@ from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.environments.adapt import begun, ended
 from groupwise.models.chat import Chat, ChatSettings
+from groupwise.models.packaged import packaged_model, tool_use_template
 from groupwise.models.turn_checks import check_turns
 from groupwise.tasks.environment.calculator import EXAMPLES, Calculator
 from groupwise.tasks.make import task
 from tests.models.turn_templates import SCHEMA, SMOLLM2_MAKE, ends_of, tokenizer_of
 
-TEMPLATE = ChatSettings(template=str(Path(__file__).parents[2] / "recipes" / "smollm2-tools.jinja"))
+TOOL_USE = tool_use_template(packaged_model("smollm2"))
 
 
 def pairs(split: str) -> list[frozenset[int]]:
@@ -59,12 +60,21 @@ def test_the_worked_problems_before_a_question_are_what_an_episode_looks_like() 
         if after["role"] == "tool":
             assert [message.text for message in episode.reply(before["content"]).messages] == [after["content"]]
     tokenizer = tokenizer_of(SMOLLM2_MAKE)
-    chat = Chat(tokenizer, TEMPLATE, tools=[SCHEMA])
+    tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": TOOL_USE}
+    chat = Chat(tokenizer, tools=[SCHEMA])
     assert check_turns(chat, ends_of(tokenizer), ("tool",), False) == []
     assert json.dumps(SCHEMA["function"]["name"]) in chat.text(sample)
-    question, system = Sample("q", "Hello.", ""), "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    own = Chat(tokenizer_of(SMOLLM2_MAKE)).text(question).replace("You help.", system)
-    assert Chat(tokenizer, TEMPLATE).text(question) == own, "without tools it is the model's own template"
+
+
+def test_smollm2s_template_for_tools_is_its_own_where_there_are_none(tmp_path: Path) -> None:
+    (tmp_path / "tool_use.jinja").write_text(TOOL_USE)
+    settings = ChatSettings(template=str(tmp_path / "tool_use.jinja"))
+    talk = [{"role": role, "content": f"{role} says this"} for role in ("system", "user", "assistant", "user")]
+    own = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    for messages in (talk, talk[1:]):
+        sample = Sample("q", talk[-1]["content"], "", messages=messages)
+        expected = Chat(tokenizer_of(SMOLLM2_MAKE)).text(sample).replace("You help.", own)
+        assert Chat(tokenizer_of(SMOLLM2_MAKE), settings).text(sample) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ from groupwise.core.errors import UsageError
 from groupwise.models.chat import Chat
 from groupwise.models.gguf import BYTES, GgufModel, read_gguf
 from groupwise.models.load import load_policy
-from groupwise.models.packaged import packaged_file, packaged_model
+from groupwise.models.packaged import packaged_file, packaged_model, tool_use_template
 from groupwise.models.template_checks import check_template, require_no_fatal
 
 #: Bytes that a folder takes beside its weights, generously: the tokenizer and the configurations.
 BESIDE = 2**25
+#: Where transformers looks for the chat template that a tokenizer has for tools.
+TOOL_USE = Path("additional_chat_templates") / "tool_use.jinja"
 
 
 @dataclass(frozen=True)
@@ -40,21 +42,27 @@ def write_packaged(name: str, folder: Path) -> ModelFolder:
     model = packaged_model(name)
     if os.path.lexists(folder):
         raise UsageError(f"{folder} exists already and stays as it is; name another folder, or remove it")
-    return ModelFolder(folder, model.title, *write_folder(packaged_file(model), folder))
+    return ModelFolder(folder, model.title, *write_folder(packaged_file(model), folder, tool_use_template(model)))
 
 
-def write_folder(gguf: Path, folder: Path) -> tuple[int, int]:
-    """The model of a GGUF file in a new folder; its parameters, and the bytes of the files. Raises UsageError."""
+def write_folder(gguf: Path, folder: Path, tool_use: str = "") -> tuple[int, int]:
+    """The model of a GGUF file in a new folder; its parameters, and the bytes of the files. Raises UsageError.
+
+    tool_use  a second chat template, which transformers takes where there are tools; "": the model's own for all
+    """
     model = read_gguf(gguf)
     require_place(folder, model.parameters * BYTES + BESIDE)
 
     def write(partial: Path) -> None:
         partial.mkdir()
         model.save(partial)
+        if tool_use:
+            (partial / TOOL_USE).parent.mkdir()
+            (partial / TOOL_USE).write_text(tool_use, encoding="utf-8")
         _require_sound(model, partial)
 
     make_folder(folder, write, "the model")
-    return model.parameters, sum(path.stat().st_size for path in folder.iterdir())
+    return model.parameters, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _require_sound(model: GgufModel, folder: Path) -> None:

@@ -56,7 +56,7 @@ class Chat:
         """
         self.tokenizer, self.settings = tokenizer, settings or ChatSettings()
         self.tools = [dict(tool) for tool in tools]
-        self.template = _template(tokenizer, self.settings.template)
+        self.template = _template(tokenizer, self.settings.template, self.tools)
         tokens = json.dumps(tokenizer.special_tokens_map, default=str)
         if self.template is not None and (wrong := excess(self.template, tokens)):
             raise UsageError(f"the chat template ({self._source()}) {wrong} for a few words; set chat.template anew")
@@ -186,15 +186,15 @@ class Chat:
         return ", ".join(str(tool.get("function", tool).get("name", "?")) for tool in self.tools)
 
 
-def _template(tokenizer: Any, wanted: str) -> str | None:
-    """The Jinja text that `wanted` means; None for plain text."""
+def _template(tokenizer: Any, wanted: str, tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """The Jinja text that `wanted` means; None for plain text. A tokenizer may have one of its own for tools."""
     if wanted == NONE or (wanted == AUTO and not tokenizer.chat_template):
         return None
     if wanted in (AUTO, TOKENIZER):
         if not tokenizer.chat_template:
             raise UsageError("chat.template = 'tokenizer': the model's tokenizer has no chat template")
         with loading(f"chat.template = {wanted!r}"):  # several by name, none of them the default
-            template = tokenizer.get_chat_template()
+            template = tokenizer.get_chat_template(tools=list(tools) or None)
             if not isinstance(template, str):
                 raise ValueError("the tokenizer's chat_template is not text")
             return template

