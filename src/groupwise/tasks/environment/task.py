@@ -1,6 +1,8 @@
 """The task `environment`: each problem is an episode, of the policy's turns and an environment's answers."""
 
 import dataclasses
+import hashlib
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
@@ -94,6 +96,20 @@ class EnvironmentTask(DataSettings):
     def alphabet(self) -> str:
         """Every character of prompts, turns and answers, where the class says so; empty where it does not."""
         return str(getattr(self.game.kind, "alphabet", ""))
+
+    @property
+    def contents(self) -> str:
+        """A hash of what its problems and demonstrations are functions of, beside what its name says: its settings, and
+        what the files say that the environment and the problems are in.
+        """
+        files = [source.sha256 for source in self.game.sources]
+        code = (
+            ""
+            if files or self.game.kind is None
+            else inspect.getsource(inspect.getmodule(self.game.kind) or type(self))
+        )
+        problems = self._data.contents if self.path else ""
+        return hashlib.sha256(repr((dict(self.settings), self.seed, files, code, problems)).encode()).hexdigest()
 
     def samples(self, split: str) -> Sequence[Sample]:
         """The problems of "train" or "heldout"; an environment's random numbers are a function of a problem's key."""

@@ -1,0 +1,70 @@
+"""What a warm start of an environment's problems is found again by: everything that its demonstrations follow from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from groupwise.tasks.make import task
+from groupwise.training.initial_policy import starting_policy
+from groupwise.training.warm_start import WarmStart
+
+MINE = """
+import groupwise
+from groupwise.core.task import Demonstration
+
+class Echo:
+    alphabet = "abc"
+    def __init__(self, word="a"):
+        self.word = word
+    def samples(self, split):
+        return [groupwise.Sample(split, "a", "b")]
+    def reset(self, sample):
+        return None
+    def step(self, text):
+        return "", 1.0, True
+    def demonstrations(self, count, seed):
+        return [Demonstration("a", self.word)] * count
+"""
+
+
+def contents(**keys: object) -> str:
+    return task("environment", keys).contents  # type: ignore[attr-defined]
+
+
+def test_other_settings_and_other_files_are_other_problems(tmp_path: Path) -> None:
+    mine, problems = tmp_path / "mine.py", tmp_path / "problems.jsonl"
+    mine.write_text(MINE)
+    rows = [{"prompt": f"{number}?", "answer": str(number)} for number in range(20)]
+    problems.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    use = f"{mine}:Echo"
+    every = [
+        contents(use=use),
+        contents(use=use, settings={"word": "b"}),
+        contents(use=use, seed=1),
+        contents(use=use, path=str(problems)),
+        contents(use="groupwise.tasks.environment.guess_number:GuessNumber"),
+    ]
+    assert contents(use=use) == every[0]
+    problems.write_text(problems.read_text().replace('"7"', '"8"'))
+    every.append(contents(use=use, path=str(problems)))
+    mine.write_text(MINE.replace('"abc"', '"abcd"'))
+    every.append(contents(use=use))
+    assert len(set(every)) == len(every)
+
+
+def test_a_policy_is_not_warmed_up_by_the_demonstrations_of_other_settings(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE)
+    warm = WarmStart(steps=1, batch_size=2, demonstrations=4)
+    for word in ("a", "b", "a"):
+        problems = task("environment", {"use": f"{mine}:Echo", "settings": {"word": word}})
+        starting_policy("tiny-dense", problems, warm, 0, tmp_path / "cache", "cpu", lambda *step: None)
+    assert len([folder for folder in (tmp_path / "cache").iterdir() if folder.is_dir()]) == 2
+
+
+def test_what_a_class_says_of_its_settings_is_said_as_it_is() -> None:
+    with pytest.raises(Exception, match=r"^task.settings: factors = .* must be"):
+        task("calculator", {"settings": {"factors": [3, 2]}}).samples("train")
