@@ -98,6 +98,17 @@ def played(
     return [completion for group in cohort.completions for completion in group]
 
 
+def test_between_two_steps_nothing_is_held() -> None:
+    """Of episodes that were over before their turns were used up a whole batch would be, beside the update."""
+    local = LocalEngine(build(), EOS, pad=0)
+    engine = Listening(local)
+    episodes(engine, limits=EpisodeLimits(turns=9, turn_tokens=TURN_TOKENS), least=1)(
+        [Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, SAMPLING)
+    )
+    assert any(request.hold for request in [requests for requests, _ in engine.calls if requests][-1])
+    assert len(local._held) == 0
+
+
 def test_the_ids_of_a_turn_are_those_of_the_next_one_and_those_that_train() -> None:
     engine = Listening(LocalEngine(build(), EOS, pad=0))
     (cohort,) = episodes(engine)([Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, SAMPLING))

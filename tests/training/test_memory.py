@@ -126,6 +126,15 @@ def test_what_samples_ahead_is_held_while_training():
     assert more.peak - planned().peak == parts["engine's cache"] + parts["drawing"] - parts["cache between steps"]
 
 
+def test_what_is_held_between_turns_is_a_cache_of_whole_episodes_while_sampling():
+    plain, turns = planned(), planned(shape=dataclasses.replace(SHAPE, held=128))
+    numbers = 2 * 2 * 64  # of a token: keys and values of two layers
+    assert turns.parts["held turns"] == 128 * 50 * numbers * 4
+    assert plain.parts["held turns"] == 0
+    assert turns.bytes_of("generating") - plain.bytes_of("generating") == turns.parts["held turns"]
+    assert turns.bytes_of("updating") == plain.bytes_of("updating"), "given up with the last turn"
+
+
 def test_an_engine_of_half_the_bytes_has_half_the_weights_and_half_the_cache():
     half, full = planned(shape=dataclasses.replace(SHAPE, engine=2)).parts, planned().parts
     assert all(half[part] * 2 == full[part] for part in ("engine's weights", "engine's cache"))

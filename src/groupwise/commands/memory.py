@@ -14,6 +14,7 @@ from groupwise.config.recipe import Recipe, dump
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.errors import UsageError
 from groupwise.core.free_memory import free_memory, held_memory
+from groupwise.core.task import PlaysTurns
 from groupwise.journal.journal import Journal
 from groupwise.models.activations import without_memory
 from groupwise.models.folder import loading, read_config, require_room, weight_files
@@ -86,6 +87,7 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         outside=recipe.engine.place != "inside",
         elsewhere=recipe.engine.place == "address",
         ahead=recipe.rollout.beside,
+        held=sampled if isinstance(run.task, PlaysTurns) and run.task.max_turns > 1 else 0,
         vllm_rows=recipe.engine.max_rows if recipe.engine.name == "vllm" else 0,
         cache_mib=recipe.engine.cache_mib,
     )

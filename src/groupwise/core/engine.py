@@ -117,7 +117,7 @@ class Request:
     first           the number of its first completion
     drawn           how many of the last tokens are its completions' own
     hold            whether a later call may go on from its completions, as the next turn of an episode does: what was
-                    computed for them is worth keeping until the next call
+                    computed for them is worth keeping until the next call, be it one without requests
     held            how many of its first tokens were a prompt with one of its completions in the call before, which
                     asked to hold it; an engine that does not have them any more computes them again
     """

@@ -96,6 +96,7 @@ class Episodes:
         episodes = self._opened(cohorts, turn)
         while live := [episode for episode in episodes if episode.live]:
             self._turn(live, turn)
+        self.engine.generate([], turn.sampling)  # lets go of what is held of the last turns
         return [_cohort(number, cohort, episodes) for number, cohort in enumerate(cohorts)]
 
     def close(self) -> None:

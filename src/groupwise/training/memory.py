@@ -61,6 +61,7 @@ class RunShape:
     outside             whether the engine has a process of its own: libraries once more, and the weights on their way
     elsewhere           whether that is on another machine: then the weights on their way are all that is here
     ahead               whether a batch is sampled while another trains
+    held                completions whose keys and values are held between the turns of their episodes
     vllm_rows           completions that vLLM samples side by side; 0 where another engine samples
     cache_mib           of vLLM's cache, where the recipe says it
     """
@@ -79,6 +80,7 @@ class RunShape:
     outside: bool = False
     elsewhere: bool = False
     ahead: bool = False
+    held: int = 0
     vllm_rows: int = 0
     cache_mib: int | None = None
 
@@ -204,7 +206,7 @@ class _Sizes:
         self._value_model = with_value_head(model) if critic else None
         copies = ("engine's weights", "reference", "critic", "reward model")
         standing = ("process", "engine's process", "weights", "moments", "shared weights", *copies)
-        sampling, idle = ("engine's cache", "drawing"), ("cache between steps",)
+        sampling, idle = ("engine's cache", "held turns", "drawing"), ("cache between steps",)
         between = (*standing, "batch", "freed blocks")
         beside = (*between, *(sampling if shape.ahead else idle))
         self.phases = {
@@ -274,17 +276,23 @@ class _Sizes:
         """Keys and values, and what a step and a pass over prompts take; a layer takes so much for a token."""
         shape, widths = self._shape, cached_widths(self._base)
         if shape.elsewhere:
-            return {"engine's cache": 0, "cache between steps": 0, "drawing": 0}
+            return {"engine's cache": 0, "held turns": 0, "cache between steps": 0, "drawing": 0}
         if shape.vllm_rows:
             on_cpu, config = self._device == "cpu", self._base.config
             taken = vllm.cache_bytes(config, shape.vllm_rows, shape.cache_mib, shape.engine, on_cpu)
-            return {"engine's cache": taken, "cache between steps": taken, "drawing": 0}
+            return {"engine's cache": taken, "held turns": 0, "cache between steps": taken, "drawing": 0}
         cache = cache_bytes(widths, shape.rows, shape.prompt, shape.completion, shape.engine)
         prompts = max(prefill_tokens(self._device), shape.prompt)
         vocabulary = self._model.config.get_text_config().vocab_size
         drawing = drawing_bytes(shape.rows, vocabulary, shape.truncates, shape.adjusts)
         passing = prompts * sum(widths) * shape.engine + int(max(prompts, shape.rows) * layer_token)
-        return {"engine's cache": cache.peak, "cache between steps": cache.kept, "drawing": drawing + passing}
+        held = shape.held * (shape.prompt + shape.completion) * sum(widths) * shape.engine
+        return {
+            "engine's cache": cache.peak,
+            "held turns": held,
+            "cache between steps": cache.kept,
+            "drawing": drawing + passing,
+        }
 
     def _activations(self, model: Any, cuts: Cuts, tokens: int, line: bool) -> tuple[int, float]:
         """Of an update, beside the gradients; and of one layer for one token."""

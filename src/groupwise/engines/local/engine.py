@@ -124,10 +124,10 @@ class LocalEngine:
             raise RunError("the engine is closed")
         rules = self._rules_of(sampling)
         limits = limits_of(requests, sampling, self._context, self._vocabulary)
-        if not requests:
-            return []
         queue = Queue(requests, limits, self._held)
         self._held = Store()
+        if not requests:
+            return []
         outputs = Outputs([r.tokens[len(r.tokens) - r.drawn :] for r in queue.by_slot()], queue.longest, rules.stops)
         cache, self._cache = self._cache, RowCache()
         with torch.inference_mode():
