@@ -5,8 +5,8 @@
     higher         the environment's answer
     7              ...
 
-A number found within the turn limit is worth 1. By halving what is left, 4 turns find any number up to 15; the
-demonstrations guess at random, also what is out of range or was ruled out already.
+A number found within the turn limit is worth 1. Of nine numbers, 4 turns that go through them one by one find 4, and
+halving what is left finds all. The demonstrations guess at random, also what is out of range or was ruled out already.
 """
 
 import random
@@ -29,11 +29,13 @@ class GuessNumber:
     largest        (smallest, largest) of the numbers that a range may end with
     heldout_share  the share of ranges held out for evaluation, with all numbers in them
     guesses        of a demonstration at most
+    wildest        the largest number that a demonstration guesses; at least the largest range
     """
 
-    largest: Sequence[int] = (6, 13)
+    largest: Sequence[int] = (5, 9)
     heldout_share: float = 0.3
     guesses: int = 4
+    wildest: int = 15
     quick: ClassVar[bool] = True
     alphabet: ClassVar[str] = "0123456789\n" + "".join(sorted(set("higherlowernumber ")))
 
@@ -41,6 +43,8 @@ class GuessNumber:
         smallest, largest = self.largest
         if not 2 <= smallest <= largest <= 999:
             raise UsageError(f"task.settings.largest = {list(self.largest)}: must be [a, b] with 2 <= a <= b <= 999")
+        if not largest <= self.wildest <= 999:
+            raise UsageError(f"task.settings.wildest = {self.wildest}: must be from {largest}, the largest range, to 999")
         self._number = 0
         self._low, self._high = 1, 0
 
@@ -91,7 +95,7 @@ class GuessNumber:
         turns, history = [], sample.prompt
         self.reset(sample)
         for _ in range(self.guesses):
-            guess = f"{rng.randint(1, self.largest[1])}\n"
+            guess = f"{rng.randint(1, self.wildest)}\n"
             turns.append(Demonstration(history, guess))
             answer, _, done = self.step(guess)
             history += guess + answer
