@@ -44,7 +44,7 @@ class GuessNumber:
         if not 2 <= smallest <= largest <= 999:
             raise UsageError(f"task.settings.largest = {list(self.largest)}: must be [a, b] with 2 <= a <= b <= 999")
         if not largest <= self.wildest <= 999:
-            raise UsageError(f"task.settings.wildest = {self.wildest}: must be from {largest}, the largest range, to 999")
+            raise UsageError(f"task.settings.wildest = {self.wildest}: must be from {largest} to 999")
         self._number = 0
         self._low, self._high = 1, 0
 
