@@ -27,7 +27,8 @@ def finished(file: Path) -> list[dict[str, Any]]:
 
 
 def one(recipe: str, algorithm: str, seed: int, settings: list[str], runs: Path) -> dict[str, Any]:
-    """One run in a process of its own -> its row."""
+    """One run in a process of its own -> its row. Runs of other settings lie in other folders."""
+    runs = runs / ("-".join(settings).replace("/", "_") or "as-it-is")
     told = [f"algorithm.name={algorithm}", f"seed={seed}", f"runs={runs}", *settings]
     name = f"{recipe}-{algorithm}-{seed}"
     folder = runs / name
