@@ -120,6 +120,19 @@ def test_a_problem_that_is_trained_on_is_not_held_out(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_that_repeat_a_problem_are_problems_where_the_recipe_says_so(tmp_path: Path) -> None:
+    """As an environment's are, which draws what its prompt does not say."""
+    same = [{"prompt": "Find the number.", "answer": "1"}] * 20
+    assert len(_data(tmp_path / "one.jsonl", same, heldout_share=0.0).samples("train")) == 1
+    both = _data(tmp_path / "two.jsonl", same, repeats=True, heldout_share=0.3)
+    keys = {split: {sample.key for sample in both.samples(split)} for split in ("train", "heldout")}
+    assert len(keys["train"]) + len(keys["heldout"]) == 20
+    assert keys["heldout"]
+    own = _data(tmp_path / "three.jsonl", same, repeats=True, heldout=_write(tmp_path / "four.jsonl", same))
+    assert [len(own.samples(split)) for split in ("train", "heldout")] == [20, 20]
+    assert [len(rows) for rows in (own.repeated, own.leaked)] == [0, 0]
+
+
 def test_a_held_out_file_comes_before_the_paths_own(tmp_path: Path) -> None:
     _write(tmp_path / "train.jsonl", ROWS[:100])
     own = _write(tmp_path / "test.jsonl", ROWS[100:150])

@@ -68,3 +68,14 @@ def test_a_policy_is_not_warmed_up_by_the_demonstrations_of_other_settings(tmp_p
 def test_what_a_class_says_of_its_settings_is_said_as_it_is() -> None:
     with pytest.raises(Exception, match=r"^task.settings: factors = .* must be"):
         task("calculator", {"settings": {"factors": [3, 2]}}).samples("train")
+
+
+def test_rows_of_the_same_words_are_episodes_of_their_own_seeds(tmp_path: Path) -> None:
+    """As TRL's data sets for environments are: one prompt, many times; what differs is drawn by `reset`."""
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "problems.jsonl").write_text('{"prompt": "Go on."}\n' * 30)
+    keys = {"use": f"{tmp_path / 'mine.py'}:Echo", "path": str(tmp_path / "problems.jsonl"), "check": "none"}
+    problems = task("environment", keys)
+    samples = [sample for split in ("train", "heldout") for sample in problems.samples(split)]
+    assert len(samples) == len({sample.seed for sample in samples}) == 30
+    assert len(task("environment", {**keys, "repeats": False}).samples("train")) == 1

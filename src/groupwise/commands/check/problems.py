@@ -50,7 +50,8 @@ def duplicates(task: Task) -> list[Finding]:
     """What the task left out because it came again, then what is still there twice."""
     train, heldout = (task.samples(split) for split in ("train", "heldout"))
     compared = f"the first {COMPARED:,} of each split" if max(len(train), len(heldout)) > COMPARED else "all problems"
-    findings = [*_left_out(task), *_remaining(train[:COMPARED], heldout[:COMPARED], isinstance(task, PlaysTurns))]
+    hidden, alike = isinstance(task, PlaysTurns), getattr(task, "repeats", False)
+    findings = [*_left_out(task), *_remaining(train[:COMPARED], heldout[:COMPARED], hidden, alike)]
     return findings or [ok(f"no problem comes twice, none is in both splits ({compared} compared)")]
 
 
@@ -72,16 +73,16 @@ def _left_out(task: Task) -> Iterator[Finding]:
         yield note(f"{rows} of their own split ({_keys(task.repeated)}): the first is kept")
 
 
-def _remaining(train: Sequence[Sample], heldout: Sequence[Sample], hidden: bool) -> Iterator[Finding]:
+def _remaining(train: Sequence[Sample], heldout: Sequence[Sample], hidden: bool, alike: bool) -> Iterator[Finding]:
     """By the text alone, white space counted as one blank; then with capitals counted as small letters. Where an
-    environment may have `hidden` what differs, by text and answer.
+    environment may have `hidden` what differs, by text and answer; and where problems may be `alike` that is no fault.
     """
     for fold, difference in ((False, "white space"), (True, "capital letters")):
         trained = {_normal(s, fold, hidden): s.key for s in train}
         pairs = [f"{s.key} is {trained[text]}" for s in heldout if (text := _normal(s, fold, hidden)) in trained]
         if pairs:
             what = f"{_shared(len(pairs))}, but for {difference} ({listed(pairs)})"
-            yield note(what) if fold else fault(what)
+            yield note(what) if fold or alike else fault(what)
             break
     for split, samples in (("training", train), ("held-out", heldout)):
         repeated = len(samples) - len({_normal(s, False, hidden) for s in samples})

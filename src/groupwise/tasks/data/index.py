@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class SampleIndex:
     """Where the row of every sample stands, 22 bytes each, and the samples of rows that cannot be read again.
 
-    digests   a hash of each problem's text: equal texts are one problem, and it decides the split
+    digests   a hash of each problem's text, and of its row where rows are problems however alike: equal hashes are one
+              problem, and they decide the split
     offsets   the row's first byte in its source; of a sample in memory, -1 - its place in `samples`
     numbers   the row's number in its source
     origins   the source's place in `sources`
@@ -56,7 +57,7 @@ class SampleIndex:
     def add(self, origin: int, row: Row) -> None:
         """One more row of source number `origin`."""
         where = self.sources[origin].where(row.number)
-        self.digests.append(digest(self.columns.problem(row.values, where), where))
+        self.digests.append(self._digest(origin, row.number, row.values))
         self.numbers.append(row.number)
         self.origins.append(origin)
         self.offsets.append(row.offset if row.offset != IN_MEMORY else -1 - len(self.samples))
@@ -75,12 +76,17 @@ class SampleIndex:
         where = source.where(number)
         try:
             values = source.read(number, self.offsets[index])
-            same = digest(self.columns.problem(values, where), where) == self.digests[index]
+            same = self._digest(self.origins[index], number, values) == self.digests[index]
         except (UsageError, MissingColumn):
             same = False
         if not same:
             raise RunError(f"{where}: another row stands there than when the file was read first; it was changed")
         return self._sample(self.origins[index], number, values)
+
+    def _digest(self, origin: int, number: int, values: dict[str, Any]) -> int:
+        where = self.sources[origin].where(number)
+        row = f" {self.labels[origin]}:{number}" if self.columns.settings.repeats else ""
+        return digest(self.columns.problem(values, where) + row, where)
 
     def _sample(self, origin: int, number: int, values: dict[str, Any]) -> Sample:
         label, where = self.labels[origin], self.sources[origin].where(number)

@@ -36,6 +36,7 @@ class DataSettings(PickledSettings):
     messages          the column of a conversation, instead of `prompt`; a last turn of the assistant is left out
     source            the column that says where a problem is from, for scores by source; "": the file's name
     filter            column -> a value, a list of values, or {min = ..., max = ...}: rows that fulfil all of them stay
+    repeats           whether a row that repeats a problem is another problem, in either split; else the first is taken
     limit             at most so many rows of `path`, the first ones that stay; 0: all
     seed              the order of the problems
     instruction       put after each prompt
@@ -57,6 +58,7 @@ class DataSettings(PickledSettings):
     messages: str = ""
     source: str = ""
     filter: Mapping[str, Any] = field(default_factory=dict)
+    repeats: bool = False
     limit: int = 0
     seed: int = 0
     instruction: str = ""

@@ -41,6 +41,8 @@ class EnvironmentTask(DataSettings):
                 fault is what the policy is answered
     history     of a chat template that rewrites earlier turns: "refuse" it, or "grow": earlier turns stay as they were
                 sampled, whatever the template would make of them
+    repeats     of rows of `path`: the environment draws from its seed what a prompt does not say, so the same words in
+                two rows are two problems
     """
 
     use: str = ""
@@ -52,6 +54,7 @@ class EnvironmentTask(DataSettings):
     seconds: float = 0.0
     on_fault: str = "mask"
     history: str = "refuse"
+    repeats: bool = True
     files: InitVar[Files | None] = None
     game: ClassVar[Game]  # of the instance: what is played
     quick: ClassVar[bool] = True  # scores are what turns have brought; what is slow is played in processes
@@ -77,7 +80,7 @@ class EnvironmentTask(DataSettings):
             self._require_own_problems()
 
     def _require_own_problems(self) -> None:
-        defaults = field_defaults(DataSettings)
+        defaults = field_defaults(self)
         unread = [key for key in DATA_KEYS if key != "seed" and getattr(self, key) != defaults[key]]
         if unread:
             raise UsageError(f"task.{min(unread)}: set, but without task.path nothing reads it; take it out")
