@@ -157,8 +157,9 @@ def _read(verdict: dict[str, Any], nonce: str, replies: Sequence[Reply], count: 
 
 def _cause(replies: Sequence[Reply], number: object) -> Failure:
     """The exception of the call with this number, where a test says that one ended it."""
-    known = type(number) is int and 0 <= number < len(replies)
-    return (_raised(replies[number]) if known else None) or WRONG
+    if not isinstance(number, int) or not 0 <= number < len(replies):
+        return WRONG
+    return _raised(replies[number]) or WRONG
 
 
 def _raised(reply: Reply) -> Failure | None:

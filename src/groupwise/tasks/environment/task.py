@@ -1,7 +1,7 @@
 """The task `environment`: each problem is an episode, of the policy's turns and an environment's answers."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -12,6 +12,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
 from groupwise.core.task import Demonstration
 from groupwise.core.user_code import NO_FILES, Files, raised, whole_use
+from groupwise.environments.adapt import Playable
 from groupwise.environments.game import Game
 from groupwise.tasks.data.settings import DataSettings
 from groupwise.tasks.data.task import Data
@@ -71,6 +72,8 @@ class EnvironmentTask(DataSettings):
         scorer = self._data if self.path and self._data.has_answers else None
         game = Game.of(self.use, self.settings, self.tools, files or NO_FILES, scorer, self.reward)
         object.__setattr__(self, "game", game)
+        if own_path := self.path and getattr(game.kind, "own_path", ""):
+            raise UsageError(f"task.path: {self.use} does not read it; {own_path} names the file of its problems")
         if not self.path:
             self._require_own_problems()
 
@@ -93,7 +96,22 @@ class EnvironmentTask(DataSettings):
     @property
     def alphabet(self) -> str:
         """Every character of prompts, turns and answers, where the class says so; empty where it does not."""
-        return str(getattr(self.game.kind, "alphabet", ""))
+        alphabet = getattr(self.game.kind, "alphabet", "")
+        return str(self._own.alphabet if isinstance(alphabet, property) else alphabet)
+
+    @property
+    def longest_turn(self) -> float:
+        """Seconds after which the environment ends an answer itself, where it says so; else 0.0."""
+        return float(self._shared.longest) if hasattr(self._shared, "longest") else 0.0
+
+    @property
+    def contents(self) -> str:
+        """A hash of the files of the environment's own problems, where it says so; else empty."""
+        return str(self._shared.contents) if hasattr(self._shared, "contents") else ""
+
+    def notes(self) -> Sequence[str]:
+        """Lines of the environment's for the user. Raises UsageError where it cannot be played on this machine."""
+        return self._shared.notes() if hasattr(self._shared, "notes") else []
 
     def samples(self, split: str) -> Sequence[Sample]:
         """The problems of "train" or "heldout"; an environment's random numbers are a function of a problem's key."""
@@ -102,7 +120,7 @@ class EnvironmentTask(DataSettings):
 
     def score(self, sample: Sample, completion: str) -> float:
         """What an episode brings whose only turn is the completion."""
-        playable = self.game.load()()
+        playable = self._new()
         playable.reset(sample)
         return float(playable.reply(completion).reward)
 
@@ -116,12 +134,27 @@ class EnvironmentTask(DataSettings):
         return show(count, seed)
 
     @cached_property
+    def _new(self) -> Callable[[], Playable]:
+        """What makes an episode in this process."""
+        return self.game.load()
+
+    @cached_property
     def _own(self) -> Any:
         """One instance, for the problems that it may have."""
         try:
             return self.game.kind(**self.settings)
+        except UsageError:
+            raise
         except Exception as error:
             raise raised(f"task.use = {brief(self.use)}", f"making {self.game.kind.__name__}", error) from None
+
+    @property
+    def _shared(self) -> Any:
+        """What episodes are made from, of a class with `step` and `fresh`; None of others, whose methods may be tools,
+        or called the same and mean something else.
+        """
+        kind = self.game.kind
+        return self._own if callable(getattr(kind, "step", None)) and callable(getattr(kind, "fresh", None)) else None
 
     @cached_property
     def _data(self) -> Data:
