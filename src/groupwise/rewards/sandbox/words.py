@@ -45,8 +45,8 @@ _MESSAGES = {
     "NAME object cannot be interpreted as an integer": "",
     "cannot unpack non-iterable TYPE object": "",
     "(?:not enough|too many) values to unpack": r" \(.*",
-    r"unsupported operand type\(s\) for [^ \w]{1,3}(?: or pow\(\))?: NAME and NAME": r"\..*",
-    "bad operand type for (?:unary [-+~]|abs\\(\\)): NAME": "",
+    r"unsupported operand type\(s\) for (?:\*\*|//|<<|>>|[-+*/%@&|^])=?(?: or pow\(\))?: NAME and NAME": r"\..*",
+    r"bad operand type for (?:unary [-+~]|abs\(\)): NAME": "",
     "'(?:<|>|<=|>=)' not supported between instances of NAME and NAME": "",
     r'can only concatenate TYPE \(not "TYPE"\) to TYPE': "",
     "can't multiply sequence by non-int of type NAME": "",
@@ -67,12 +67,13 @@ _MESSAGES = {
     "math (?:domain|range) error|substring not found": "",
     r"(?:min|max)\(\) (?:arg|iterable argument) is(?: an)? empty(?: sequence)?": "",
 }
-_NAMES = {"NAME": r"'([\w.]+)'", "TYPE": r"([A-Za-z_][\w.]*)"}
+_NAMES = {"NAME": r"'(\w+(?:\.\w+)?)'", "TYPE": r"(\w+(?:\.\w+)?)"}
 _PATTERNS = tuple(
     re.compile(re.sub("NAME|TYPE", lambda name: _NAMES[name[0]], f"({shown})(?:{rest})?"))
     for shown, rest in _MESSAGES.items()
 )
 _PYTHONS = frozenset(dir(builtins)) | {"NoneType", "function", "method", "module", "generator"}
+_AGAIN = re.compile(r" \(detected at line \d+\)")  # which Python adds to some messages, and the line has for all
 _WORD = re.compile(r"[^\W\d]\w*")
 # What compile says is a function of the text: nothing of the program runs.
 _COMPILES = """
@@ -116,7 +117,7 @@ def _pythons(message: str, known: set[str]) -> str:
     """The part of a message that is Python's own and names nothing but what is known; "" where there is none."""
     for match in filter(None, (pattern.fullmatch(message) for pattern in _PATTERNS)):
         shown, *names = match.groups()
-        if known.issuperset(_WORD.findall(" ".join(filter(None, names)))):
+        if known.issuperset(part for name in names for part in name.split(".")):
             return shown
     return ""
 
@@ -128,7 +129,7 @@ def _syntax(box: Sandbox, program: str) -> str:
     if outcome.kind is not Kind.FINISHED or len(lines) != 3:
         return ""
     kind, message, number = lines
-    return _cut(f"{kind}: {message}", f" (line {number})")
+    return _cut(f"{kind}: {_AGAIN.sub('', message)}", f" (line {number})")
 
 
 def _cut(line: str, end: str = "") -> str:
