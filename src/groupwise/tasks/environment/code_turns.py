@@ -40,7 +40,7 @@ class CodeTurns:
     """
 
     own_path: ClassVar[str] = "task.settings.path"
-    _OWN: ClassVar[Mapping[str, float]] = {"slip_share": 0.2, "mended_share": 0.6}
+    _OWN: ClassVar[Mapping[str, float]] = {"slip_share": 0.2, "mended_share": 0.4}
 
     def __init__(self, **settings: Any) -> None:
         """Raises UsageError for a setting that does not exist, has another type or cannot be."""
