@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from groupwise.commands.train import resume
 from groupwise.core.environment import Conversation, Reply, fingerprint
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.environments.pool import PoolEnvironments
+from groupwise.environments.pool import PoolEnvironments, _Player
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.sandbox.words import LONGEST
 from groupwise.tasks.code import generated
@@ -186,15 +188,16 @@ def test_a_second_turn_that_is_right_ends_an_episode_that_is_worth_1(turns: Code
 
 
 def test_with_partial_an_episode_is_worth_its_last_program() -> None:
-    ten = body(*((x, 2 * x + 6) for x in range(10)))
-    programs = [f"return 2*x+6 if x < {passed} else 0" for passed in (1, 7, 3)]
-    episode = CodeTurns(problems=20, partial=True)
-    task = groupwise.task("code-turns", {"settings": {"problems": 20, "partial": True}, "max_turns": 4})
-    episode.reset(ten)
+    twelve = body(*((x, 2 * x + 6) for x in range(12)))
+    programs = [f"return 2*x+6 if x < {passed} else 0" for passed in (1, 3, 2)]
+    settings = {"problems": 20, "partial": True}
+    task = groupwise.task("code-turns", {"settings": settings, "max_turns": 4})
+    episode = CodeTurns(**settings)
+    episode.reset(twelve)
     brought = [episode.step(program)[1] for program in [*programs, RIGHT]]
-    assert brought == pytest.approx([0.1, 0.6, -0.4, 0.7])
-    assert math.fsum(brought) == 1.0, "what counts as solved"
-    assert task.score(ten, programs[1]) == 0.7
+    assert [12 * reward for reward in brought] == pytest.approx([1, 2, -1, 10])
+    assert math.fsum(brought) == 1.0, "to the last bit, for that counts as solved"
+    assert task.score(twelve, programs[1]) == 3 / 12
 
 
 def test_episodes_share_the_sandbox_and_nothing_else(turns: CodeTurns) -> None:
@@ -205,6 +208,25 @@ def test_episodes_share_the_sandbox_and_nothing_else(turns: CodeTurns) -> None:
     assert other.step("return x") == ("", 1.0, True)
     assert one.step("return x") == ("wrong answer\n", 0.0, False), "its own problem"
     assert one._code._box is other._code._box is turns._code._box
+
+
+def test_the_sandbox_starts_once_in_a_process_and_outside_of_an_answers_time() -> None:
+    task: Any = groupwise.task("code-turns", {"settings": {"problems": 20}})
+    player, starts = _Player(task.game), list[str]()
+
+    @contextlib.contextmanager
+    def starting() -> Iterator[None]:
+        starts.append("begun")
+        yield
+        starts.append("ready")
+
+    assert player.starts is not None
+    player.starts.start_inside(starting)
+    talks = [Conversation(ADDS, number, 1) for number in range(3)]
+    openings = [player._live.answer(talk) for talk in talks]
+    replies = [player._live.answer(said(talk, opening, HASTY)) for talk, opening in zip(talks, openings, strict=True)]
+    assert [reply.messages[0].text for reply in replies] == ["wrong answer\n"] * 3
+    assert starts == ["begun", "ready"]
 
 
 def played(environments: PoolEnvironments, episode: int, *programs: str) -> tuple[list[Reply], Conversation]:
