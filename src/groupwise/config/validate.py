@@ -15,7 +15,7 @@ from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.paths import location
 from groupwise.core.reward import TASK
-from groupwise.core.task import Bounded, Notes, PlaysTurns, ScoresSteps
+from groupwise.core.task import Bounded, BoundedTurns, Notes, PlaysTurns, ScoresSteps
 from groupwise.health.symptoms.base import RECENT
 from groupwise.models.precision import require_precision
 from groupwise.models.value import POLICY_START, REWARD_START
@@ -171,6 +171,12 @@ def _require_time_to_score(plan: Plan) -> None:
             f"task.seconds = {task.seconds:g}, scoring.deadline = {deadline:g}: a score may take {task.longest:g} s, "
             "and a program that hangs would have none instead of a wrong one; "
             f"set scoring.deadline = {task.longest:g} or more{shorter}"
+        )
+    if isinstance(task, BoundedTurns) and task.longest_turn > deadline + 1e-6:
+        raise UsageError(
+            f"scoring.deadline = {deadline:g}: an answer of the environment may take {task.longest_turn:g} s, and a "
+            "program that hangs would be a fault instead of a wrong one; "
+            f"set scoring.deadline = {task.longest_turn:g} or more, or task.settings.seconds lower"
         )
 
 

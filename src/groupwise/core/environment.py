@@ -17,7 +17,8 @@ class Environment(Protocol):
     reset(sample)  begins the episode -> text that is added to the prompt, or None
     step(text)     what the policy said -> (observation, reward of this turn in reward units, whether it was the last)
 
-    An environment may also have `state() -> str`: a name of where it stands, for credit by state (GiGPO).
+    An environment may also have `state() -> str`: a name of where it stands, for credit by state (GiGPO). With
+    `fresh()`, an instance for one episode, a process makes the class once, and episodes share what that instance holds.
     """
 
     def reset(self, sample: Sample) -> str | None: ...

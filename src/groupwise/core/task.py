@@ -76,6 +76,14 @@ class Bounded(Protocol):
     def longest(self) -> float: ...
 
 
+@runtime_checkable
+class BoundedTurns(Protocol):
+    """A task whose environment ends an answer by itself after `longest_turn` seconds; 0.0: it may take any time."""
+
+    @property
+    def longest_turn(self) -> float: ...
+
+
 #: What is entered while something starts that takes longer than a score may.
 Starting = Callable[[], AbstractContextManager[None]]
 

@@ -18,6 +18,7 @@ from groupwise.core.jsonl import writable
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.core.seeds import derive
+from groupwise.core.task import Starting, Starts
 from groupwise.environments.calls import calls_in, without_end
 from groupwise.environments.tools import Tool, answer
 from groupwise.environments.tools import tools as as_tools
@@ -64,7 +65,9 @@ def playable(
     if kind is not None:
         _require_fields(kind, fields)
         if _has_step(kind):
-            return lambda: _Stepped(kind(**fields))
+            return (
+                _OfOne(kind(**fields)) if callable(getattr(kind, "fresh", None)) else lambda: _Stepped(kind(**fields))
+            )
     names = _methods(kind)
     _tools(kind, tools)
 
@@ -156,6 +159,21 @@ class _Stepped:
 
     def close(self) -> None:
         self._finish.close(self._inner)
+
+
+class _OfOne:
+    """Episodes of a class with `fresh`: of one instance, which each of them shares what took long to make with."""
+
+    def __init__(self, first: Any) -> None:
+        self._first = first
+
+    def __call__(self) -> Playable:
+        return _Stepped(self._first.fresh())
+
+    def start_inside(self, starting: Starting) -> None:
+        """From now on what it shares starts inside of `starting()`, where it says that it starts something."""
+        if isinstance(self._first, Starts):
+            self._first.start_inside(starting)
 
 
 class _Called:

@@ -34,8 +34,9 @@ class _Player:
 
     def __init__(self, game: Game) -> None:
         self.description = game.description
-        self.starts = game.scorer if isinstance(game.scorer, Starts) else None
-        self._live = LiveEpisodes(game.load())
+        new = game.load()
+        self.starts = next((one for one in (game.scorer, new) if isinstance(one, Starts)), None)
+        self._live = LiveEpisodes(new)
 
     def check(self, sample: Sample) -> None:
         """Nothing of a sample is asked for before an episode begins."""

@@ -56,6 +56,7 @@ ENVIRONMENTS: Mapping[str, Mapping[str, object]] = {
         "reward": "groupwise.tasks.environment.calculator:says_the_product",
         "max_turns": 3,
     },
+    "code-turns": {"use": "groupwise.tasks.environment.code_turns:CodeTurns", "max_turns": 2},
 }
 
 TASKS: Mapping[str, Any] = {

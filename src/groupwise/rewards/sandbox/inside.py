@@ -35,6 +35,8 @@ class Control:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.buffer = descriptor, bytearray()
+        self.calls = 0  # of tested functions
+        self.raised: tuple[int, BaseException] | None = None  # the last call that raised: its number, and what
 
     def receive(self) -> dict[str, Any]:
         """The next frame. The process ends where the supervisor is gone."""
@@ -105,17 +107,23 @@ def _answer(control: Control, first: dict[str, Any]) -> None:
 
 
 def _test(control: Control, first: dict[str, Any]) -> None:
-    """Runs each test in one shared namespace and says which passed. This process never sees the tested code."""
+    """Runs each test in one shared namespace and says which passed, and of each that did not the number of the call
+    whose exception ended it, None where none did. This process never sees the tested code.
+    """
     names = {"__name__": "tests", "__builtins__": builtins, **{n: _proxy(control, n) for n in first["names"]}}
-    passed, failure = [], ""
+    passed: list[bool] = []
+    raised: list[int | None] = []
     for number, test in enumerate(first["tests"]):
+        cause = None
         try:
             exec(compile(test, f"<test {number + 1}>", "exec"), names)
             passed.append(True)
         except BaseException as error:
             passed.append(False)
-            failure = failure or _own_traceback(error)
-    control.send({"nonce": first["nonce"], "passed": passed, "traceback": failure})
+            if control.raised is not None and control.raised[1] is error:
+                cause = control.raised[0]
+        raised.append(cause)
+    control.send({"nonce": first["nonce"], "passed": passed, "raised": raised})
 
 
 def _proxy(control: Control, name: str) -> Any:
@@ -124,9 +132,12 @@ def _proxy(control: Control, name: str) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         control.send({"call": name, "args": wire.encode(args), "kwargs": wire.encode(kwargs)})
         reply = control.receive()
+        number, control.calls = control.calls, control.calls + 1
         if "value" in reply:
             return wire.decode(reply["value"])
-        raise _exception(reply["error"], reply["traceback"])
+        error = _exception(reply["error"], reply["traceback"])
+        control.raised = number, error
+        raise error
 
     return call
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupwise.rewards.sandbox import wire
-from groupwise.rewards.sandbox.box import Sandbox, Session
+from groupwise.rewards.sandbox.box import Reply, Sandbox, Session
 from groupwise.rewards.sandbox.job import Job
 from groupwise.rewards.sandbox.outcome import Kind, Limits
 
@@ -39,6 +39,24 @@ class Asserts:
 
 Test = Stdio | Call | Asserts
 
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a program fails a test. The words are the program's own and prove nothing; neither of the two: it answered,
+    and the answer is wrong.
+
+    kind       how it ended, where it did not answer
+    error      the name of the exception's type, where it answered with one
+    traceback  of that exception, its last line the type and the message
+    """
+
+    kind: Kind | None = None
+    error: str = ""
+    traceback: str = ""
+
+
+WRONG, LATE = Failure(), Failure(Kind.TIMEOUT)
+
 #: Seconds beyond a sandbox's own that `passed` may take: programs are started, and ended where they go on.
 MARGIN = 2.0
 
@@ -47,6 +65,12 @@ def passed(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True
     """Which tests the program passes, one for each Stdio, Call and text of Asserts.
 
     every  run them all; without it the first that fails ends the work, and those after it count as failed
+    """
+    return [failure is None for failure in failures(box, program, tests, every)]
+
+
+def failures(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True) -> list[Failure | None]:
+    """Why the program fails each test, None where it passes; in the order and with the arguments of `passed`.
 
     All processes together, one after another, have the sandbox's seconds: what does not come to its turn failed.
     """
@@ -55,14 +79,19 @@ def passed(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True
     verdicts = _calls(box, program, calls, every) if calls else []
     for test in tests:
         left = replace(box.limits, seconds=until - time.monotonic())
-        if left.seconds <= 0 or (not every and not all(verdicts)):
+        if left.seconds <= 0 or (not every and any(verdicts)):
             break
         if isinstance(test, Stdio):
             verdicts.append(_stdio(box, program, test, left))
         elif isinstance(test, Asserts):
             verdicts += _asserts(box, program, test, left)
     count = sum(len(test.tests) if isinstance(test, Asserts) else 1 for test in tests)
-    return verdicts + [False] * (count - len(verdicts))
+    return verdicts + [LATE] * (count - len(verdicts))
+
+
+def called(test: Test) -> tuple[str, ...]:
+    """The names that a test calls."""
+    return (test.name,) if isinstance(test, Call) else test.names if isinstance(test, Asserts) else ()
 
 
 def same_text(output: str, expected: str) -> bool:
@@ -75,46 +104,76 @@ def same_text(output: str, expected: str) -> bool:
     return left == right
 
 
-def _stdio(box: Sandbox, program: str, test: Stdio, limits: Limits) -> bool:
+def _stdio(box: Sandbox, program: str, test: Stdio, limits: Limits) -> Failure | None:
     room = max(limits.output, 2 * len(test.output.encode("utf-8", "surrogateescape")))
     outcome = box.run(program, test.input, replace(limits, output=room))
-    return outcome.kind is Kind.FINISHED and same_text(outcome.stdout, test.output)
+    if outcome.kind is not Kind.FINISHED:
+        last = outcome.stderr.rstrip().rpartition("\n")[2]
+        return Failure(outcome.kind, last.partition(":")[0], last)
+    return None if same_text(outcome.stdout, test.output) else WRONG
 
 
-def _calls(box: Sandbox, program: str, calls: Sequence[Call], every: bool) -> list[bool]:
+def _calls(box: Sandbox, program: str, calls: Sequence[Call], every: bool) -> list[Failure | None]:
     """One process answers all the calls, in order; from its end on they fail."""
-    verdicts: list[bool] = []
+    verdicts: list[Failure | None] = []
     with box.session(program) as session:
         for call in calls:
             reply = session.call(call.name, call.args, call.kwargs)
-            verdicts.append(reply is not None and not reply.error and wire.equal(reply.value, call.expected))
-            if reply is None or not (every or verdicts[-1]):
+            if reply is None:
+                return verdicts + [_ending(session)] * (len(calls) - len(verdicts))
+            verdicts.append(_raised(reply) or (None if wire.equal(reply.value, call.expected) else WRONG))
+            if verdicts[-1] and not every:
                 break
-    return verdicts + [False] * (len(calls) - len(verdicts))
+    return verdicts + [WRONG] * (len(calls) - len(verdicts))
 
 
-def _asserts(box: Sandbox, program: str, test: Asserts, limits: Limits) -> list[bool]:
+def _asserts(box: Sandbox, program: str, test: Asserts, limits: Limits) -> list[Failure | None]:
     """The tests run apart from the program, and only their own process's verdict counts."""
-    failed, until = [False] * len(test.tests), time.monotonic() + limits.seconds
+    until, replies = time.monotonic() + limits.seconds, list[Reply]()
     with box.session(program, limits) as session:
         left = replace(limits, seconds=until - time.monotonic())
         if session.loaded is None or session.loaded.error or left.seconds <= 0:
-            return failed
+            return [_ending(session) if left.seconds > 0 else LATE] * len(test.tests)
         tester, nonce = box.tester(list(test.tests), list(test.names), left)
         try:
-            verdict = _mediate(tester, session, test.names)
+            verdict = _mediate(tester, session, test.names, replies)
         finally:
-            tester.stop()
-    if verdict is None or verdict.get("nonce") != nonce:
-        return failed
-    passes = verdict.get("passed")
-    if type(passes) is not list or len(passes) != len(failed) or not all(type(test) is bool for test in passes):
-        return failed
-    return passes
+            late = tester.stop().kind is Kind.TIMEOUT
+        if verdict is None:
+            return [LATE if late else _ending(session)] * len(test.tests)
+    return _read(verdict, nonce, replies, len(test.tests))
 
 
-def _mediate(tester: Job, session: Session, names: Sequence[str]) -> dict[str, Any] | None:
-    """Carries calls from the tester to the program and answers back, until the tester's verdict.
+def _read(verdict: dict[str, Any], nonce: str, replies: Sequence[Reply], count: int) -> list[Failure | None]:
+    """What the tester's verdict says of so many tests: all failed where it is none."""
+    passes, raised = verdict.get("passed"), verdict.get("raised")
+    if verdict.get("nonce") != nonce or type(passes) is not list or len(passes) != count:
+        return [WRONG] * count
+    if not all(type(test) is bool for test in passes):
+        return [WRONG] * count
+    causes = raised if type(raised) is list and len(raised) == count else [None] * count
+    return [None if good else _cause(replies, number) for good, number in zip(passes, causes, strict=True)]
+
+
+def _cause(replies: Sequence[Reply], number: object) -> Failure:
+    """The exception of the call with this number, where a test says that one ended it."""
+    if not isinstance(number, int) or not 0 <= number < len(replies):
+        return WRONG
+    return _raised(replies[number]) or WRONG
+
+
+def _raised(reply: Reply) -> Failure | None:
+    return Failure(None, reply.error, reply.traceback) if reply.error else None
+
+
+def _ending(session: Session) -> Failure:
+    """Why a program answers no more: it did not load, or is at its end."""
+    unloaded = _raised(session.loaded) if session.loaded is not None else None
+    return unloaded or Failure(session.close().kind)
+
+
+def _mediate(tester: Job, session: Session, names: Sequence[str], replies: list[Reply]) -> dict[str, Any] | None:
+    """Carries calls from the tester to the program and answers back, into `replies` too, until the tester's verdict.
 
     None where the program ends before it answers: a test that expects an exception must not take that for one.
     """
@@ -125,6 +184,7 @@ def _mediate(tester: Job, session: Session, names: Sequence[str]) -> dict[str, A
         reply = session.call(message["call"], message["args"], message["kwargs"])
         if reply is None:
             return None
+        replies.append(reply)
         answer = {"error": reply.error, "traceback": reply.traceback} if reply.error else {"value": reply.value}
         message = tester.exchange(answer)
     return message

@@ -17,8 +17,8 @@ from groupwise.core.json_text import encoded
 from groupwise.core.paths import location, require_regular
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration, Starting
-from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, cases
-from groupwise.rewards.sandbox.judge import MARGIN, passed
+from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, cases, judge, words
+from groupwise.rewards.sandbox.judge import MARGIN, Failure, Test
 from groupwise.tasks.code import generated
 from groupwise.tasks.data.formats import JsonLines
 from groupwise.tasks.settings import PickledSettings, fewest_and_most, require_shares
@@ -123,11 +123,25 @@ class Code(PickledSettings):
 
     def score(self, sample: Sample, completion: str) -> float:
         """1.0 where the completion passes every test, else 0.0; with `partial` the share of tests passed."""
+        return self._worth(self._judged(sample, completion)[2])
+
+    def explained(self, sample: Sample, completion: str) -> tuple[float, str]:
+        """The score, and in a line of `sandbox.words` why a test failed: the first one; "" where all passed."""
+        program, tests, results = self._judged(sample, completion)
+        first = next((failure for failure in results if failure is not None), None)
+        called = [name for test in tests for name in judge.called(test)]
+        return self._worth(results), "" if first is None else words.in_words(self._box, first, program, called)
+
+    def _judged(self, sample: Sample, completion: str) -> tuple[str, Sequence[Test], list[Failure | None]]:
+        """The program of a completion, its tests and why each of them failed."""
         extra = sample.extra
         entry = str(extra.get("entry_point", ""))
-        program = assemble(completion, str(extra.get("prefix", "")), entry)
-        results = passed(self._box, program, cases.parse(extra["tests"], entry), every=self.partial)
-        return sum(results) / len(results) if self.partial else float(all(results))
+        program, tests = assemble(completion, str(extra.get("prefix", "")), entry), cases.parse(extra["tests"], entry)
+        return program, tests, judge.failures(self._box, program, tests, every=self.partial)
+
+    def _worth(self, results: Sequence[Failure | None]) -> float:
+        passed = [failure is None for failure in results]
+        return sum(passed) / len(passed) if self.partial else float(all(passed))
 
     def gold(self, sample: Sample) -> str:
         """The problem's solution, "" where its row has none."""

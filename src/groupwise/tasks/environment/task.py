@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
 from groupwise.core.task import Demonstration
 from groupwise.core.user_code import NO_FILES, Files, raised, whole_use
+from groupwise.environments.adapt import Playable
 from groupwise.environments.game import Game
 from groupwise.tasks.data.settings import DataSettings
 from groupwise.tasks.data.task import Data
@@ -76,6 +77,8 @@ class EnvironmentTask(DataSettings):
         scorer = self._data if self.path and self._data.has_answers else None
         game = Game.of(self.use, self.settings, self.tools, files or NO_FILES, scorer, self.reward)
         object.__setattr__(self, "game", game)
+        if own_path := self.path and getattr(game.kind, "own_path", ""):
+            raise UsageError(f"task.path: {self.use} does not read it; {own_path} names the file of its problems")
         if not self.path:
             self._require_own_problems()
 
@@ -98,7 +101,20 @@ class EnvironmentTask(DataSettings):
     @property
     def alphabet(self) -> str:
         """Every character of prompts, turns and answers, where the class says so; empty where it does not."""
-        return str(getattr(self.game.kind, "alphabet", ""))
+        alphabet = getattr(self.game.kind, "alphabet", "")
+        return str(self._own.alphabet if isinstance(alphabet, property) else alphabet)
+
+    @property
+    def longest_turn(self) -> float:
+        """Seconds after which the environment ends an answer itself, where it says so; else 0.0."""
+        return float(self._shared.longest) if hasattr(self._shared, "longest") else 0.0
+
+    def notes(self) -> Sequence[str]:
+        """Lines for the user, of the environment and of the file of problems. Raises UsageError where it cannot be
+        played on this machine.
+        """
+        own = self._shared.notes() if hasattr(self._shared, "notes") else []
+        return [*own, *(self._data.notes() if self.path else [])]
 
     @property
     def contents(self) -> str:
@@ -111,7 +127,7 @@ class EnvironmentTask(DataSettings):
             if files or self.game.kind is None
             else inspect.getsource(inspect.getmodule(self.game.kind) or type(self))
         )
-        problems = self._data.contents if self.path else ""
+        problems = self._data.contents if self.path else getattr(self._shared, "contents", "")
         return hashlib.sha256(repr((dict(self.settings), self.seed, files, code, problems)).encode()).hexdigest()
 
     def samples(self, split: str) -> Sequence[Sample]:
@@ -121,7 +137,7 @@ class EnvironmentTask(DataSettings):
 
     def score(self, sample: Sample, completion: str) -> float:
         """What an episode brings whose only turn is the completion."""
-        playable = self.game.load()()
+        playable = self._new()
         playable.reset(sample)
         return float(playable.reply(completion).reward)
 
@@ -135,15 +151,28 @@ class EnvironmentTask(DataSettings):
         return show(count, seed)
 
     @cached_property
+    def _new(self) -> Callable[[], Playable]:
+        """What makes an episode in this process."""
+        return self.game.load()
+
+    @cached_property
     def _own(self) -> Any:
         """One instance, for the problems that it may have. Raises UsageError."""
-        self.game.load()  # says first what is wrong with the settings' names
+        _ = self._new  # says first what is wrong with the settings' names
         try:
             return self.game.kind(**self.settings)
         except UsageError:
             raise
         except Exception as error:
             raise raised(f"task.use = {brief(self.use)}", f"making {self.game.kind.__name__}", error) from None
+
+    @property
+    def _shared(self) -> Any:
+        """What episodes are made from, of a class with `step` and `fresh`; None of others, whose methods may be tools,
+        or called the same and mean something else.
+        """
+        kind = self.game.kind
+        return self._own if callable(getattr(kind, "step", None)) and callable(getattr(kind, "fresh", None)) else None
 
     @cached_property
     def _data(self) -> Data:
