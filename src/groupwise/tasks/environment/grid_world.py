@@ -81,7 +81,7 @@ class GridWorld:
     """
 
     size: int = 4
-    walls: int = 8
+    walls: int = 6
     distance: Sequence[int] = (2, 4)
     turns: int = 10
     problems: int = 512
