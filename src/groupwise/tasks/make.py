@@ -51,6 +51,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
 #: Environments that come along: name -> keys of the task `environment` that the name sets.
 ENVIRONMENTS: Mapping[str, Mapping[str, object]] = {
     "guess-number": {"use": "groupwise.tasks.environment.guess_number:GuessNumber", "max_turns": 4},
+    "grid-world": {"use": "groupwise.tasks.environment.grid_world:GridWorld", "max_turns": 10},
     "calculator": {
         "use": "groupwise.tasks.environment.calculator:Calculator",
         "reward": "groupwise.tasks.environment.calculator:says_the_product",
