@@ -52,6 +52,8 @@ class Says:
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
     ) -> list[tuple[Completion, ...]]:
+        if not requests:
+            return []
         said = ids(f"{next(self._moves)}\n")
         return [
             (Completion(said, (0.0,) * len(said), "stop", (Span(0, len(said), own=True, version=0),)),)
