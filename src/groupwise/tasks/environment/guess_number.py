@@ -1,12 +1,12 @@
-"""The environment `guess-number`: find a number between two; each guess is answered higher or lower.
+"""The environment `guess-number`: find one of the numbers that there are; each guess is answered higher or lower.
 
-    2-8            the prompt: the number lies between 2 and 8
-    5              the policy's first turn
+    1 2 3 4 5 6 7  the prompt: the number is one of these
+    4              the policy's first turn
     higher         the environment's answer
-    7              ...
+    6              ...
 
 A number found within the turn limit is worth 1. Of nine numbers, 4 turns that go through them one by one find 4, and
-halving what is left finds all. The demonstrations guess at random, also what is out of range or was ruled out already.
+halving what is left finds all. The demonstrations guess at random, also what is not there or was ruled out already.
 """
 
 import random
@@ -26,63 +26,48 @@ HIGHER, LOWER, NO_NUMBER = "higher\n", "lower\n", "no number\n"
 class GuessNumber:
     """One episode; its settings are the same for all.
 
-    numbers        (smallest, largest) that a range may reach to
-    fewest         numbers of a range, 2 at least
-    heldout_share  the share of ranges held out for evaluation, with all numbers in them
+    largest        (smallest, largest) of the numbers that a game's go up to
+    heldout_share  the share of those held out for evaluation, with every number of their games
     guesses        of a demonstration at most
-    wildest        the largest number that a demonstration guesses; at least the largest of `numbers`
+    wildest        the largest number that a demonstration guesses; no less than there is
     """
 
-    numbers: Sequence[int] = (1, 9)
-    fewest: int = 5
+    largest: Sequence[int] = (5, 9)
     heldout_share: float = 0.3
     guesses: int = 4
     wildest: int = 15
     quick: ClassVar[bool] = True
-    alphabet: ClassVar[str] = "-0123456789\n" + "".join(sorted(set("higherlowernumber ")))
+    alphabet: ClassVar[str] = " 0123456789\n" + "".join(sorted(set("higherlowernumber ")))
 
     def __post_init__(self) -> None:
-        smallest, largest = self.numbers
-        if not 0 <= smallest < largest <= 999:
-            raise UsageError(f"task.settings.numbers = {list(self.numbers)}: must be [a, b] with 0 <= a < b <= 999")
-        if not 2 <= self.fewest < largest - smallest + 1:
-            raise UsageError(
-                f"task.settings.fewest = {self.fewest}: must be 2 or more, and fewer than the {largest - smallest + 1} "
-                "numbers that there are, so that ranges differ"
-            )
+        smallest, largest = self.largest
+        if not 2 <= smallest <= largest <= 999:
+            raise UsageError(f"task.settings.largest = {list(self.largest)}: must be [a, b] with 2 <= a <= b <= 999")
         if not largest <= self.wildest <= 999:
             raise UsageError(f"task.settings.wildest = {self.wildest}: must be from {largest} to 999")
         self._number = 0
         self._low, self._high = 1, 0
 
     def samples(self, split: str) -> list[Sample]:
-        """Every range of the split with every number in it, shuffled. A range is in one split: a policy learns which
-        numbers are ever the right one.
+        """Every game of the split with every number in it, shuffled. The games up to a number are in one split: a policy
+        learns which numbers are ever the right one. Held-out ones lie evenly among the others.
         """
         require_split(split, "guess-number")
+        smallest, largest = self.largest
+        count = min(largest - smallest, max(1, round(self.heldout_share * (largest - smallest + 1))))
+        heldout = {smallest + int((i + 0.5) * (largest - smallest + 1) / count) for i in range(count)}
+        chosen = [end for end in range(smallest, largest + 1) if (end in heldout) == (split == "heldout")]
         games = [
-            Sample(key=f"{number} of {low}-{high}", prompt=f"{low}-{high}\n", answer=str(number))
-            for low, high in self._ranges()[split]
-            for number in range(low, high + 1)
+            Sample(f"{number} of {end}", f"{' '.join(map(str, range(1, end + 1)))}\n", str(number))
+            for end in chosen
+            for number in range(1, end + 1)
         ]
         return sorted(games, key=lambda game: hash_fraction(game.key))
 
-    def _ranges(self) -> dict[str, list[tuple[int, int]]]:
-        """The ranges of each split. Whatever a held-out range begins or ends with, a training range does too."""
-        smallest, largest = self.numbers
-        train = [(a, b) for a in range(smallest, largest + 1) for b in range(a + self.fewest - 1, largest + 1)]
-        count, heldout = max(1, round(self.heldout_share * len(train))), []
-        for low, high in sorted(train, key=lambda ends: hash_fraction(f"{ends[0]}-{ends[1]}")):
-            others = [ends for ends in train if ends != (low, high)]
-            if len(heldout) < count and any(a == low for a, _ in others) and any(b == high for _, b in others):
-                heldout.append((low, high))
-                train = others
-        return {"train": train, "heldout": heldout}
-
     def reset(self, sample: Sample) -> None:
-        """The number is the sample's answer, its range stands in the prompt."""
+        """The number is the sample's answer; those that there are stand in the prompt."""
         self._number = int(sample.answer)
-        self._low, self._high = map(int, sample.prompt.split("-"))
+        self._low, self._high = 1, int(sample.prompt.split()[-1])
 
     def step(self, text: str) -> tuple[str, float, bool]:
         """Where the number lies, seen from the guess; 1 and the end where it is the guess."""
@@ -110,7 +95,7 @@ class GuessNumber:
         turns, history = [], sample.prompt
         self.reset(sample)
         for _ in range(self.guesses):
-            guess = f"{rng.randint(self.numbers[0], self.wildest)}\n"
+            guess = f"{rng.randint(1, self.wildest)}\n"
             turns.append(Demonstration(history, guess))
             answer, _, done = self.step(guess)
             history += guess + answer
