@@ -49,8 +49,8 @@ class GuessNumber:
         self._low, self._high = 1, 0
 
     def samples(self, split: str) -> list[Sample]:
-        """Every game of the split with every number in it, shuffled. The games up to a number are in one split: a policy
-        learns which numbers are ever the right one. Held-out ones lie evenly among the others.
+        """Every game of the split with every number in it, shuffled. The games up to a number are in one split: a
+        policy learns which numbers are ever the right one. Held-out ones lie evenly among the others.
         """
         require_split(split, "guess-number")
         smallest, largest = self.largest
