@@ -31,6 +31,7 @@ def test_an_episode_is_shown_turn_by_turn(look, episodes_folder):
     place = f'[data-step="{row["step"]}"][data-group="{row["group"]}"] [data-row="{group.index(row)}"]'
     article = seen.page.locator(place)
     tokens = article.locator(".token")
+    tokens.first.wait_for()
     assert tokens.count() == len(row["pieces"])
     answers = {i for span in row["spans"] if not span["own"] for i in range(span["start"], span["stop"])}
     shown = tokens.evaluate_all("all => all.map((token) => token.classList.contains('answer'))")
@@ -55,7 +56,7 @@ def test_an_episode_is_shown_turn_by_turn(look, episodes_folder):
 def test_another_run_shows_nothing_of_it(look, run_folder):
     page = look(run_folder / "report.html").page
     page.locator("details.group summary").first.click()
-    assert page.locator(".token").count() > 0
+    page.locator(".token").first.wait_for()
     assert page.locator(".token.answer, [data-field=turns], [data-field=ended]").count() == 0
     for name in TURN_PLOTS:
         assert page.locator(f'[data-plot="{name}"]').count() == 0
