@@ -30,11 +30,11 @@ def test_halving_finds_every_number_within_the_turns_and_counting_up_does_not() 
         assert sum(halving(game, sample)) == 1.0
         game.reset(sample)
         counted += sum(game.step(f"{guess}\n")[1] for guess in range(1, TURNS + 1))
-    assert counted / len(problems) < 0.6
+    assert counted / len(problems) < 0.75
 
 
 def test_the_games_up_to_a_number_are_in_one_split_with_every_number() -> None:
-    for split, ends in (("train", (5, 7, 9)), ("heldout", (6, 8))):
+    for split, ends in (("train", (2, 3, 5, 6, 7, 9)), ("heldout", (4, 8))):
         games = sorted((sample.prompt, int(sample.answer)) for sample in GuessNumber().samples(split))
         prompts = {end: " ".join(str(number) for number in range(1, end + 1)) for end in ends}
         assert games == sorted((f"{prompts[end]}\n", number) for end in ends for number in range(1, end + 1))

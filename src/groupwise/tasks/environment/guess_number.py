@@ -32,7 +32,7 @@ class GuessNumber:
     wildest        the largest number that a demonstration guesses; no less than there is
     """
 
-    largest: Sequence[int] = (5, 9)
+    largest: Sequence[int] = (2, 9)
     heldout_share: float = 0.3
     guesses: int = 4
     wildest: int = 15
