@@ -36,13 +36,19 @@ def test_halving_finds_every_number_within_the_turns_and_counting_up_does_not() 
 def test_the_games_up_to_a_number_are_in_one_split_with_every_number() -> None:
     for split, ends in (("train", (2, 3, 5, 6, 7, 9)), ("heldout", (4, 8))):
         games = sorted((sample.prompt, int(sample.answer)) for sample in GuessNumber().samples(split))
-        prompts = {end: " ".join(str(number) for number in range(1, end + 1)) for end in ends}
+        prompts = {end: "123456789"[:end] + "." * (9 - end) for end in ends}
         assert games == sorted((f"{prompts[end]}\n", number) for end in ends for number in range(1, end + 1))
+
+
+def test_a_held_out_prompt_has_nothing_in_a_place_that_no_training_prompt_has_there() -> None:
+    prompts = {split: {s.prompt for s in GuessNumber().samples(split)} for split in ("train", "heldout")}
+    for place in range(len("123456789\n")):
+        assert {prompt[place] for prompt in prompts["heldout"]} <= {prompt[place] for prompt in prompts["train"]}
 
 
 def test_a_guess_is_answered_with_where_the_number_lies_and_narrows_what_is_left() -> None:
     game = GuessNumber()
-    game.reset(Sample("5 of 9", "1 2 3 4 5 6 7 8 9\n", "5"))
+    game.reset(Sample("5 of 9", "123456789\n", "5"))
     talk = [("3", "higher\n", "4-9"), ("8\n", "lower\n", "4-7"), ("9", "lower\n", "4-7"), ("x", "no number\n", "4-7")]
     for said, answer, left in talk:
         assert (game.step(said), game.state()) == ((answer, 0.0, False), left)
@@ -52,8 +58,8 @@ def test_a_guess_is_answered_with_where_the_number_lies_and_narrows_what_is_left
 def test_demonstrations_are_the_turns_of_games_that_could_be_played_and_guess_anything() -> None:
     game, guesses = GuessNumber(), set()
     for demonstration in game.demonstrations(300, seed=0):
-        end, *talk = demonstration.prompt.splitlines()
-        assert f"{end}\n" in {sample.prompt for sample in game.samples("train")}
+        numbers, *talk = demonstration.prompt.splitlines()
+        assert f"{numbers}\n" in {sample.prompt for sample in game.samples("train")}
         assert len(talk) % 2 == 0
         assert set(talk[1::2]) <= {"higher", "lower"}
         guesses.add(int(demonstration.completion))

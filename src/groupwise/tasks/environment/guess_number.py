@@ -1,6 +1,6 @@
 """The environment `guess-number`: find one of the numbers that there are; each guess is answered higher or lower.
 
-    1 2 3 4 5 6 7  the prompt: the number is one of these
+    1234567..      the prompt: the number is one of these
     4              the policy's first turn
     higher         the environment's answer
     6              ...
@@ -37,7 +37,7 @@ class GuessNumber:
     guesses: int = 4
     wildest: int = 15
     quick: ClassVar[bool] = True
-    alphabet: ClassVar[str] = " 0123456789\n" + "".join(sorted(set("higherlowernumber ")))
+    alphabet: ClassVar[str] = ".0123456789\n" + "".join(sorted(set("higherlowernumber ")))
 
     def __post_init__(self) -> None:
         smallest, largest = self.largest
@@ -58,16 +58,23 @@ class GuessNumber:
         heldout = {smallest + int((i + 0.5) * (largest - smallest + 1) / count) for i in range(count)}
         chosen = [end for end in range(smallest, largest + 1) if (end in heldout) == (split == "heldout")]
         games = [
-            Sample(f"{number} of {end}", f"{' '.join(map(str, range(1, end + 1)))}\n", str(number))
+            Sample(f"{number} of {end}", self._prompt(end), str(number))
             for end in chosen
             for number in range(1, end + 1)
         ]
         return sorted(games, key=lambda game: hash_fraction(game.key))
 
+    def _prompt(self, end: int) -> str:
+        """The numbers up to `end`, with a dot for each that other games have: all prompts are laid out alike, so that a
+        held-out one has nothing in any place that no training prompt has there.
+        """
+        largest = self.largest[1]
+        return f"{''.join(map(str, range(1, end + 1)))}{'.' * (largest - end)}\n"
+
     def reset(self, sample: Sample) -> None:
         """The number is the sample's answer; those that there are stand in the prompt."""
         self._number = int(sample.answer)
-        self._low, self._high = 1, int(sample.prompt.split()[-1])
+        self._low, self._high = 1, self.largest[1] - sample.prompt.count(".")
 
     def step(self, text: str) -> tuple[str, float, bool]:
         """Where the number lies, seen from the guess; 1 and the end where it is the guess."""
