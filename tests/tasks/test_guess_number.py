@@ -70,6 +70,7 @@ def test_demonstrations_are_the_turns_of_games_that_could_be_played_and_guess_an
     ("settings", "words"),
     [
         ({"largest": (9, 5)}, r"largest = \[9, 5\]"),
+        ({"largest": (5, 12)}, "2 <= a <= b <= 9"),
         ({"wildest": 8}, "wildest = 8: must be from 9 to 999"),
     ],
 )

@@ -41,8 +41,11 @@ class GuessNumber:
 
     def __post_init__(self) -> None:
         smallest, largest = self.largest
-        if not 2 <= smallest <= largest <= 999:
-            raise UsageError(f"task.settings.largest = {list(self.largest)}: must be [a, b] with 2 <= a <= b <= 999")
+        if not 2 <= smallest <= largest <= 9:
+            raise UsageError(
+                f"task.settings.largest = {list(self.largest)}: must be [a, b] with 2 <= a <= b <= 9, as a number is a "
+                "digit"
+            )
         if not largest <= self.wildest <= 999:
             raise UsageError(f"task.settings.wildest = {self.wildest}: must be from {largest} to 999")
         self._number = 0
