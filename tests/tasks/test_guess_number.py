@@ -30,11 +30,11 @@ def test_halving_finds_every_number_within_the_turns_and_counting_up_does_not() 
         assert sum(halving(game, sample)) == 1.0
         game.reset(sample)
         counted += sum(game.step(f"{guess}\n")[1] for guess in range(1, TURNS + 1))
-    assert counted / len(problems) < 0.75
+    assert counted / len(problems) < 0.6
 
 
 def test_the_games_up_to_a_number_are_in_one_split_with_every_number() -> None:
-    for split, ends in (("train", (2, 3, 5, 6, 7, 9)), ("heldout", (4, 8))):
+    for split, ends in (("train", (5, 7, 9)), ("heldout", (6, 8))):
         games = sorted((sample.prompt, int(sample.answer)) for sample in GuessNumber().samples(split))
         prompts = {end: "123456789"[:end] + "." * (9 - end) for end in ends}
         assert games == sorted((f"{prompts[end]}\n", number) for end in ends for number in range(1, end + 1))
@@ -49,7 +49,13 @@ def test_a_held_out_prompt_has_nothing_in_a_place_that_no_training_prompt_has_th
 def test_a_guess_is_answered_with_where_the_number_lies_and_narrows_what_is_left() -> None:
     game = GuessNumber()
     game.reset(Sample("5 of 9", "123456789\n", "5"))
-    talk = [("3", "higher\n", "4-9"), ("8\n", "lower\n", "4-7"), ("9", "lower\n", "4-7"), ("x", "no number\n", "4-7")]
+    talk = [
+        ("3", "higher\n", "4-9"),
+        ("8\n", "lower\n", "4-7"),
+        ("9", "lower\n", "4-7"),
+        ("x", "what?\n", "4-7"),
+        (" 5\n", "what?\n", "4-7"),
+    ]
     for said, answer, left in talk:
         assert (game.step(said), game.state()) == ((answer, 0.0, False), left)
     assert game.step("5\n") == ("", 1.0, True)
