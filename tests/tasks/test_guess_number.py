@@ -33,22 +33,18 @@ def test_halving_finds_every_number_within_the_turns_and_counting_up_does_not() 
     assert counted / len(problems) < 0.6
 
 
-def test_the_games_up_to_a_number_are_in_one_split_with_every_number() -> None:
-    for split, ends in (("train", (5, 7, 9)), ("heldout", (6, 8))):
-        games = sorted((sample.prompt, int(sample.answer)) for sample in GuessNumber().samples(split))
-        prompts = {end: "123456789"[:end] + "." * (9 - end) for end in ends}
-        assert games == sorted((f"{prompts[end]}\n", number) for end in ends for number in range(1, end + 1))
-
-
-def test_a_held_out_prompt_has_nothing_in_a_place_that_no_training_prompt_has_there() -> None:
-    prompts = {split: {s.prompt for s in GuessNumber().samples(split)} for split in ("train", "heldout")}
-    for place in range(len("123456789\n")):
-        assert {prompt[place] for prompt in prompts["heldout"]} <= {prompt[place] for prompt in prompts["train"]}
+def test_every_number_of_every_game_is_drawn_and_both_splits_have_problems_of_their_own() -> None:
+    train, heldout = (GuessNumber().samples(split) for split in ("train", "heldout"))
+    assert (len(train), len(heldout)) == (480, 120)
+    assert len({sample.key for sample in (*train, *heldout)}) == 600
+    games = {(sample.prompt, int(sample.answer)) for sample in train}
+    assert games == {(f"{end}\n", number) for end in (7, 8, 9) for number in range(1, end + 1)}
+    assert GuessNumber().samples("heldout") == heldout
 
 
 def test_a_guess_is_answered_with_where_the_number_lies_and_narrows_what_is_left() -> None:
     game = GuessNumber()
-    game.reset(Sample("5 of 9", "123456789\n", "5"))
+    game.reset(Sample("5 of 9", "9\n", "5"))
     talk = [
         ("3", "higher\n", "4-9"),
         ("8\n", "lower\n", "4-7"),
@@ -77,6 +73,7 @@ def test_demonstrations_are_the_turns_of_games_that_could_be_played_and_guess_an
     [
         ({"largest": (9, 5)}, r"largest = \[9, 5\]"),
         ({"largest": (5, 12)}, "2 <= a <= b <= 9"),
+        ({"problems": 0}, "problems = 0, heldout = 120"),
         ({"wildest": 8}, "wildest = 8: must be from 9 to 999"),
     ],
 )

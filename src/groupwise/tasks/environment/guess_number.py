@@ -1,6 +1,6 @@
 """The environment `guess-number`: find one of the numbers that there are; each guess is answered higher or lower.
 
-    1234567..      the prompt: the number is one of these
+    7              the prompt: the number lies between 1 and 7
     4              the policy's first turn
     higher         the environment's answer
     6              ...
@@ -17,7 +17,7 @@ from typing import ClassVar
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
-from groupwise.tasks.splits import hash_fraction, require_split
+from groupwise.tasks.splits import SPLITS, require_split
 
 HIGHER, LOWER, NO_NUMBER = "higher\n", "lower\n", "what?\n"
 
@@ -26,18 +26,20 @@ HIGHER, LOWER, NO_NUMBER = "higher\n", "lower\n", "what?\n"
 class GuessNumber:
     """One episode; its settings are the same for all.
 
-    largest        (smallest, largest) of the numbers that a game's go up to
-    heldout_share  the share of those held out for evaluation, with every number of their games
+    largest        (smallest, largest) of the numbers that games go up to
+    problems       of the train split
+    heldout        problems held out for evaluation
     guesses        of a demonstration at most
     wildest        the largest number that a demonstration guesses; no less than there is
     """
 
-    largest: Sequence[int] = (5, 9)
-    heldout_share: float = 0.3
+    largest: Sequence[int] = (7, 9)
+    problems: int = 480
+    heldout: int = 120
     guesses: int = 4
     wildest: int = 15
     quick: ClassVar[bool] = True
-    alphabet: ClassVar[str] = ".0123456789\n" + "".join(sorted(set("higherlowerwhat?")))
+    alphabet: ClassVar[str] = "0123456789\n" + "".join(sorted(set("higherlowerwhat?")))
 
     def __post_init__(self) -> None:
         smallest, largest = self.largest
@@ -46,38 +48,32 @@ class GuessNumber:
                 f"task.settings.largest = {list(self.largest)}: must be [a, b] with 2 <= a <= b <= 9, as a number is a "
                 "digit"
             )
+        if min(self.problems, self.heldout) < 1:
+            raise UsageError(
+                f"task.settings.problems = {self.problems}, heldout = {self.heldout}: there must be 1 of each at least"
+            )
         if not largest <= self.wildest <= 999:
             raise UsageError(f"task.settings.wildest = {self.wildest}: must be from {largest} to 999")
         self._number = 0
         self._low, self._high = 1, 0
 
     def samples(self, split: str) -> list[Sample]:
-        """Every game of the split with every number in it, shuffled. The games up to a number are in one split: a
-        policy learns which numbers are ever the right one. Held-out ones lie evenly among the others.
+        """Games of every size in turn, each with a number that is drawn. The same games are in both splits, with numbers
+        that are drawn anew: no prompt says which.
         """
         require_split(split, "guess-number")
-        smallest, largest = self.largest
-        count = min(largest - smallest, max(1, round(self.heldout_share * (largest - smallest + 1))))
-        heldout = {smallest + int((i + 0.5) * (largest - smallest + 1) / count) for i in range(count)}
-        chosen = [end for end in range(smallest, largest + 1) if (end in heldout) == (split == "heldout")]
-        games = [
-            Sample(f"{number} of {end}", self._prompt(end), str(number))
-            for end in chosen
-            for number in range(1, end + 1)
-        ]
-        return sorted(games, key=lambda game: hash_fraction(game.key))
-
-    def _prompt(self, end: int) -> str:
-        """The numbers up to `end`, with a dot for each that other games have: all prompts are laid out alike, so that a
-        held-out one has nothing in any place that no training prompt has there.
-        """
-        largest = self.largest[1]
-        return f"{''.join(map(str, range(1, end + 1)))}{'.' * (largest - end)}\n"
+        rng, (smallest, largest) = random.Random(0), self.largest
+        drawn: list[Sample] = []
+        for i in range(self.problems + self.heldout):
+            end = smallest + i % (largest - smallest + 1)
+            number = rng.randint(1, end)
+            drawn.append(Sample(f"{i}: {number} of {end}", f"{end}\n", str(number)))
+        return drawn[: self.problems] if split == SPLITS[0] else drawn[self.problems :]
 
     def reset(self, sample: Sample) -> None:
-        """The number is the sample's answer; those that there are stand in the prompt."""
+        """The number is the sample's answer; how far the game goes stands in the prompt."""
         self._number = int(sample.answer)
-        self._low, self._high = 1, self.largest[1] - sample.prompt.count(".")
+        self._low, self._high = 1, int(sample.prompt)
 
     def step(self, text: str) -> tuple[str, float, bool]:
         """Where the number lies, seen from the guess; 1 and the end where it is the guess."""
