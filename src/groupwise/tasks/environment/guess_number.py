@@ -58,8 +58,8 @@ class GuessNumber:
         self._low, self._high = 1, 0
 
     def samples(self, split: str) -> list[Sample]:
-        """Games of every size in turn, each with a number that is drawn. The same games are in both splits, with numbers
-        that are drawn anew: no prompt says which.
+        """Games of every size in turn, each with a number that is drawn. Both splits have the same games, with numbers
+        of their own: no prompt says which.
         """
         require_split(split, "guess-number")
         rng, (smallest, largest) = random.Random(0), self.largest
