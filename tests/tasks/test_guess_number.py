@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from groupwise.core.errors import UsageError
@@ -33,13 +35,13 @@ def test_halving_finds_every_number_within_the_turns_and_counting_up_does_not() 
     assert counted / len(problems) < 0.6
 
 
-def test_every_number_of_every_game_is_drawn_and_both_splits_have_problems_of_their_own() -> None:
+def test_every_number_of_every_game_comes_as_often_as_every_other() -> None:
     train, heldout = (GuessNumber().samples(split) for split in ("train", "heldout"))
-    assert (len(train), len(heldout)) == (480, 120)
-    assert len({sample.key for sample in (*train, *heldout)}) == 600
-    games = {(sample.prompt, int(sample.answer)) for sample in train}
-    assert games == {(f"{end}\n", number) for end in (7, 8, 9) for number in range(1, end + 1)}
-    assert GuessNumber().samples("heldout") == heldout
+    assert (len(train), len(heldout)) == (420, 126)
+    assert len({sample.key for sample in (*train, *heldout)}) == 546
+    games = Counter((f"{end}\n", str(number)) for end in (5, 7, 9) for number in range(1, end + 1))
+    for samples in (train, heldout):
+        assert Counter((s.prompt, s.answer) for s in samples) == {game: len(samples) // 21 for game in games}
 
 
 def test_a_guess_is_answered_with_where_the_number_lies_and_narrows_what_is_left() -> None:
@@ -71,9 +73,9 @@ def test_demonstrations_are_the_turns_of_games_that_could_be_played_and_guess_an
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"largest": (9, 5)}, r"largest = \[9, 5\]"),
-        ({"largest": (5, 12)}, "2 <= a <= b <= 9"),
-        ({"problems": 0}, "problems = 0, heldout = 120"),
+        ({"largest": (1, 9)}, r"largest = \[1, 9\]: must be whole numbers from 2 to 99"),
+        ({"largest": ()}, r"largest = \[\]"),
+        ({"problems": 0}, "problems = 0, heldout = 126"),
         ({"wildest": 8}, "wildest = 8: must be from 9 to 999"),
     ],
 )

@@ -9,15 +9,16 @@ A number found within the turn limit is worth 1. Of nine numbers, 4 turns that g
 halving what is left finds all. The demonstrations guess at random, also what is not there or was ruled out already.
 """
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
-from groupwise.tasks.splits import SPLITS, require_split
+from groupwise.tasks.splits import SPLITS, hash_fraction, require_split
 
 HIGHER, LOWER, NO_NUMBER = "higher\n", "lower\n", "what?\n"
 
@@ -26,49 +27,42 @@ HIGHER, LOWER, NO_NUMBER = "higher\n", "lower\n", "what?\n"
 class GuessNumber:
     """One episode; its settings are the same for all.
 
-    largest        (smallest, largest) of the numbers that games go up to
+    largest        numbers that games go up to
     problems       of the train split
     heldout        problems held out for evaluation
     guesses        of a demonstration at most
     wildest        the largest number that a demonstration guesses; no less than there is
     """
 
-    largest: Sequence[int] = (7, 9)
-    problems: int = 480
-    heldout: int = 120
+    largest: Sequence[int] = (5, 7, 9)
+    problems: int = 420
+    heldout: int = 126
     guesses: int = 4
     wildest: int = 15
     quick: ClassVar[bool] = True
     alphabet: ClassVar[str] = "0123456789\n" + "".join(sorted(set("higherlowerwhat?")))
 
     def __post_init__(self) -> None:
-        smallest, largest = self.largest
-        if not 2 <= smallest <= largest <= 9:
-            raise UsageError(
-                f"task.settings.largest = {list(self.largest)}: must be [a, b] with 2 <= a <= b <= 9, as a number is a "
-                "digit"
-            )
+        if not self.largest or not all(type(end) is int and 2 <= end <= 99 for end in self.largest):
+            raise UsageError(f"task.settings.largest = {list(self.largest)}: must be whole numbers from 2 to 99")
         if min(self.problems, self.heldout) < 1:
             raise UsageError(
                 f"task.settings.problems = {self.problems}, heldout = {self.heldout}: there must be 1 of each at least"
             )
-        if not largest <= self.wildest <= 999:
-            raise UsageError(f"task.settings.wildest = {self.wildest}: must be from {largest} to 999")
+        if not max(self.largest) <= self.wildest <= 999:
+            raise UsageError(f"task.settings.wildest = {self.wildest}: must be from {max(self.largest)} to 999")
         self._number = 0
         self._low, self._high = 1, 0
 
     def samples(self, split: str) -> list[Sample]:
-        """Games of every size in turn, each with a number that is drawn. Both splits have the same games, with numbers
-        of their own: no prompt says which.
+        """Every number of every game as often as every other, shuffled. Both splits have the same games: no prompt says
+        which number it is.
         """
         require_split(split, "guess-number")
-        rng, (smallest, largest) = random.Random(0), self.largest
-        drawn: list[Sample] = []
-        for i in range(self.problems + self.heldout):
-            end = smallest + i % (largest - smallest + 1)
-            number = rng.randint(1, end)
-            drawn.append(Sample(f"{i}: {number} of {end}", f"{end}\n", str(number)))
-        return drawn[: self.problems] if split == SPLITS[0] else drawn[self.problems :]
+        games = [(number, end) for end in self.largest for number in range(1, end + 1)]
+        first, count = (0, self.problems) if split == SPLITS[0] else (self.problems, self.heldout)
+        drawn = [Sample(f"{i}: {n} of {end}", f"{end}\n", str(n)) for i, (n, end) in _repeated(games, first, count)]
+        return sorted(drawn, key=lambda game: hash_fraction(game.key))
 
     def reset(self, sample: Sample) -> None:
         """The number is the sample's answer; how far the game goes stands in the prompt."""
@@ -108,3 +102,8 @@ class GuessNumber:
             if done:
                 break
         return turns
+
+
+def _repeated(every: Sequence[tuple[int, int]], first: int, count: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Number and value of `count` from number `first` on, where the values come again and again."""
+    return itertools.islice(enumerate(itertools.cycle(every)), first, first + count)
