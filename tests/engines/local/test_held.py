@@ -168,9 +168,13 @@ def test_what_is_held_is_dropped() -> None:
     whole = len(PROMPTS[0]) + 4 + 2
 
     def another_call(request: Request) -> Request:
-        engine.generate([], Sampling())  # without requests it changes nothing
         assert len(engine._held) == 1
         engine.generate([Request((1,), 1, seed=0)], Sampling(max_new_tokens=1))
+        return request
+
+    def call_without_requests(request: Request) -> Request:
+        assert engine.generate([], Sampling()) == []
+        assert len(engine._held) == 0
         return request
 
     def weights(request: Request) -> Request:
@@ -195,7 +199,7 @@ def test_what_is_held_is_dropped() -> None:
         return replace(request, held=request.held - 1)
 
     assert goes_on(engine, lambda request: request)[0] == 3
-    for between in (another_call, failure, weights, other_ids, not_held, wrong_count):
+    for between in (another_call, call_without_requests, failure, weights, other_ids, not_held, wrong_count):
         run, done, request = goes_on(engine, between)
         ((expected,),) = engine.generate([replace(request, held=0)], Sampling(max_new_tokens=1))
         assert (run, done.tokens, done.logp_engine) == (whole, expected.tokens, expected.logp_engine), between
