@@ -9,9 +9,8 @@ A number found within the turn limit is worth 1. Of nine numbers, 4 turns that g
 halving what is left finds all. The demonstrations guess at random, also what is not there or was ruled out already.
 """
 
-import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -61,8 +60,9 @@ class GuessNumber:
         require_split(split, "guess-number")
         games = [(number, end) for end in self.largest for number in range(1, end + 1)]
         first, count = (0, self.problems) if split == SPLITS[0] else (self.problems, self.heldout)
-        drawn = [Sample(f"{i}: {n} of {end}", f"{end}\n", str(n)) for i, (n, end) in _repeated(games, first, count)]
-        return sorted(drawn, key=lambda game: hash_fraction(game.key))
+        drawn = [(i, *games[i % len(games)]) for i in range(first, first + count)]
+        samples = [Sample(f"{i}: {number} of {end}", f"{end}\n", str(number)) for i, number, end in drawn]
+        return sorted(samples, key=lambda sample: hash_fraction(sample.key))
 
     def reset(self, sample: Sample) -> None:
         """The number is the sample's answer; how far the game goes stands in the prompt."""
@@ -102,8 +102,3 @@ class GuessNumber:
             if done:
                 break
         return turns
-
-
-def _repeated(every: Sequence[tuple[int, int]], first: int, count: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Number and value of `count` from number `first` on, where the values come again and again."""
-    return itertools.islice(enumerate(itertools.cycle(every)), first, first + count)
