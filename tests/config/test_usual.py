@@ -37,7 +37,19 @@ def test_every_row_is_of_a_key_that_there_is_and_has_its_range(usual):
     assert usual.low < usual.high
 
 
-@pytest.mark.parametrize("name", ["quickstart", "quickstart-moe", "rlhf", "code-tiny", "moe-stability/grpo"])
+@pytest.mark.parametrize(("key", "value"), [("logit_bias", {1: -100.0}), ("min_new_tokens", 3)])
+def test_what_a_policy_trains_with_and_is_evaluated_without_is_questioned(key, value):
+    trained = {f"sampling.{key}": value}
+    (question,) = unusual(resolved_recipe(resolve(load("quickstart", trained))))
+    assert question.startswith(f"sampling.{key} is set and evaluation.{key} is not: ")
+    for settled in ({f"evaluation.{key}": value}, {"evaluation": {"problems": 0}}):
+        assert unusual(resolved_recipe(resolve(load("quickstart", {**trained, **settled})))) == []
+
+
+RECIPES = ["quickstart", "quickstart-moe", "rlhf", "code-tiny", "moe-stability/grpo", "guess-number"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
 def test_the_recipes_that_come_along_are_usual(name):
     assert unusual(resolved_recipe(resolve(load(name)))) == []
 

@@ -51,10 +51,28 @@ USUAL = (
 )  # fmt: skip
 
 
+#: Keys that change what is learned; [sampling] and [evaluation] have each its own.
+SHAPING = ("logit_bias", "min_new_tokens")
+
+
 def unusual(table: Mapping[str, Any]) -> list[str]:
     """A question for each value of a resolved recipe's table that is out of the ordinary.
 
     >>> unusual({"learner": {"learning_rate": 0.5}})[0][:60]
     'learner.learning_rate = 0.5: usual is 1e-08 to 0.003; real m'
     """
-    return [question for usual in USUAL if (question := usual.question(table))]
+    values = [question for usual in USUAL if (question := usual.question(table))]
+    return [*values, *_shaped_in_training_alone(table)]
+
+
+def _shaped_in_training_alone(table: Mapping[str, Any]) -> list[str]:
+    """A question for each key of SHAPING that a policy trains with and is evaluated without."""
+    sampling, evaluation = table.get("sampling", {}), table.get("evaluation", {})
+    if not evaluation.get("problems", 1):
+        return []
+    alone = [key for key in SHAPING if sampling.get(key) and not evaluation.get(key)]
+    return [
+        f"sampling.{key} is set and evaluation.{key} is not: the policy learns with it and is evaluated without it, "
+        f"and of tokens that it rules out nothing is learned; is it meant?"
+        for key in alone
+    ]
