@@ -95,6 +95,19 @@ def test_get_reward_counts_where_the_turns_are_used_up() -> None:
     assert live.answer(said(begin(1), live.answer(begin(1)), right, last=True)).reward == 0.75
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_get_reward_counts_where_an_episode_is_cut_off(elsewhere: bool) -> None:
+    live = LiveEpisodes(playable(Dice, {}))
+    opening = live.answer(begin())
+    right = f'<tool_call>{{"name": "guess", "arguments": {{"number": {opening.messages[0].text}}}}}</tool_call>'
+    turn = said(begin(), opening, right)
+    answer = live.answer(turn)
+    end = replace(turn, answered=(*turn.answered, fingerprint(answer)), last=True, cut_off=True)
+    asked = LiveEpisodes(playable(Dice, {})) if elsewhere else live
+    assert same(asked.answer(end), Reply(reward=0.75))
+    assert asked._episodes == {}, "and is over with it"
+
+
 def test_sys_exit_is_a_fault_like_others() -> None:
     replies, _ = play(LiveEpisodes(playable(Counts, {})), "exit", "a")
     assert [reply.cause for reply in replies] == [None, Cause.EXCEPTION, None]

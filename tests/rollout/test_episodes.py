@@ -196,6 +196,50 @@ def test_every_end_says_why() -> None:
     assert {(c.ended, len(c.turns)) for c in by_seconds} == {(Ended.SECONDS, 1)}
 
 
+class Looks:
+    """TRL's form: what an episode is worth is known at its end."""
+
+    def __init__(self, worth: float | None = 2.0) -> None:
+        self.worth = worth
+        self.looks = 0
+
+    def reset(self) -> str | None:
+        return None
+
+    def look(self) -> str:
+        """Look."""
+        self.looks += 1
+        return "x" * self.looks
+
+    def get_reward(self) -> float | None:
+        return None if self.worth is None else self.worth + self.looks
+
+
+CUT_OFF = {
+    Ended.TOKENS: EpisodeLimits(turns=99, turn_tokens=5),
+    Ended.SECONDS: EpisodeLimits(turns=99, turn_tokens=5, seconds=1e-9),
+    Ended.TURNS: EpisodeLimits(turns=2, turn_tokens=5),
+}
+
+
+@pytest.mark.parametrize("why", CUT_OFF)
+@pytest.mark.parametrize("worth", [2.0, None])
+def test_an_episode_is_worth_what_get_reward_says_wherever_it_ends(why: Ended, worth: float | None) -> None:
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    inline = InlineEnvironments(playable(Looks, {"worth": worth}))
+    engine = LocalEngine(build(), EOS, pad=0)
+    play = Episodes(engine, inline, glue, lambda sample: (2, 3), lambda tokens: call, CUT_OFF[why])
+    (cohort,) = play([Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, SAMPLING))
+    for episode in [completion for group in cohort.completions for completion in group]:
+        if worth is None:
+            assert episode.ended is Ended.FAULT
+            assert "None, no number" in episode.turns[-1].detail
+            continue
+        assert episode.ended is why
+        assert [turn.reward for turn in episode.turns] == [0.0] * (len(episode.turns) - 1) + [2.0 + len(episode.turns)]
+        assert episode.steps == tuple((turn.stop - 1, turn.reward) for turn in episode.turns)
+
+
 def test_a_fault_ends_its_episode_alone_or_is_what_the_policy_is_answered() -> None:
     engine = LocalEngine(build(), EOS, pad=0)
     score = partial(

@@ -66,6 +66,8 @@ class Conversation:
     answered  the fingerprint of each answer so far, the opening first; "" where a fault gave none: what was said then
               is left out when the episode is played again
     last      whether it is over after this answer, whatever that is
+    cut_off   everything is answered, and the episode's tokens or seconds are used up: the answer is what the episode
+              is worth beside the rewards of its turns, where the environment says that at its end
     """
 
     sample: Sample
@@ -74,6 +76,7 @@ class Conversation:
     said: tuple[str, ...] = ()
     answered: tuple[str, ...] = ()
     last: bool = False
+    cut_off: bool = False
 
 
 def fingerprint(reply: Reply) -> str:

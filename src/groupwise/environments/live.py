@@ -47,13 +47,13 @@ class LiveEpisodes:
 
     def _answer(self, conversation: Conversation) -> Reply:
         episode = self._episodes.get(conversation.episode)
-        if episode is None or episode.answers != len(conversation.said):
+        if episode is None or episode.answers != len(conversation.said) + conversation.cut_off:
             self._leave(conversation.episode)
             episode = _Episode(self._new(), 0)
             self._episodes[conversation.episode] = episode
             if wrong := _play_again(episode, conversation):
                 return wrong
-        reply = _next(episode, conversation)
+        reply = Reply() if conversation.cut_off else _next(episode, conversation)
         return ended(episode.playable, reply) if conversation.last else reply
 
     def _leave(self, *numbers: int) -> None:

@@ -14,6 +14,7 @@ completion i of a prompt with seed s draws the random numbers of (derive(s, "tur
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,6 +40,8 @@ from groupwise.rollout.turns import Turn, joined
 
 #: (ids of a turn of the policy's, what the environment says) -> the ids between this turn and the next.
 Glue = Callable[[Sequence[int], Sequence[Says]], tuple[int, ...]]
+#: Ends that come between two turns, whatever the environment answered.
+CUT_OFF = (Ended.TOKENS, Ended.SECONDS)
 
 
 @dataclass
@@ -151,6 +154,7 @@ class Episodes:
         replies = self.environments.wait([episode.ticket for episode in waiting if episode.ticket is not None])
         for episode, reply in zip(waiting, replies, strict=True):
             self._take(episode, reply, how)
+        self._close([episode for episode in live if _cut_off(episode)])
 
     def _heard(self, requests: Sequence[tuple[Request, Sequence[Episode]]], done: Finished) -> None:
         self._say(requests[done.request][1][done.sample], done.tokens)
@@ -174,13 +178,21 @@ class Episodes:
             full = len(episode.completion.tokens) + len(glue) >= how.sampling.max_new_tokens
             ended = Ended.FAULT if not glue else Ended.TOKENS if full else None
         completion = _answered(episode.completion, reply, episode.state)
+        answered = "" if reply.cause is not None else fingerprint(reply)
+        episode.conversation = replace(episode.conversation, answered=(*episode.conversation.answered, answered))
         if ended is not None:
             episode.completion = replace(completion, ended=ended, finish=_finish(ended))
             return
-        answered = "" if reply.cause is not None else fingerprint(reply)
-        episode.conversation = replace(episode.conversation, answered=(*episode.conversation.answered, answered))
         episode.completion = _with_glue(completion, glue)
         episode.state, episode.ticket = reply.state or episode.state, None
+
+    def _close(self, cut_off: Sequence[Episode]) -> None:
+        """Adds what an environment says of an episode at its end, of those that end without its last word."""
+        ends = [replace(episode.conversation, last=True, cut_off=True) for episode in cut_off]
+        replies = self.environments.wait([self.environments.begin(end) for end in ends])
+        for episode, reply in zip(cut_off, replies, strict=True):
+            assert episode.completion is not None
+            episode.completion = _with_outcome(episode.completion, reply)
 
     def _why_over(self, episode: Episode, reply: Reply) -> Ended | None:
         """Why the episode is over with this answer; None where it goes on if there are tokens left."""
@@ -259,6 +271,23 @@ def _answered(completion: Completion, reply: Reply, state: str) -> Completion:
     return replace(completion, turns=(*completion.turns, turn), steps=steps)
 
 
+def _cut_off(episode: Episode) -> bool:
+    """Whether it ended where the environment took it to go on."""
+    completion = episode.completion
+    return completion is not None and completion.ended in CUT_OFF and not episode.conversation.last
+
+
+def _with_outcome(completion: Completion, reply: Reply) -> Completion:
+    """An episode whose last turn brings this too; one of which the environment cannot say it has ended in a fault."""
+    *before, last = completion.turns
+    if reply.cause is not None:
+        last = replace(last, fault=str(reply.cause), detail=reply.detail)
+        return replace(completion, turns=(*before, last), ended=Ended.FAULT, finish=_finish(Ended.FAULT))
+    last = replace(last, reward=math.fsum((last.reward, reply.reward)))
+    steps = (*completion.steps[:-1], (last.stop - 1, last.reward))
+    return replace(completion, turns=(*before, last), steps=steps)
+
+
 def _with_glue(completion: Completion, ids: tuple[int, ...]) -> Completion:
     """An episode with the ids between two turns behind it."""
     end = len(completion.tokens)
@@ -273,7 +302,7 @@ def _with_glue(completion: Completion, ids: tuple[int, ...]) -> Completion:
 
 def _finish(ended: Ended) -> str:
     """What an end is for what reads completions: an episode was cut off where its tokens or seconds were used up."""
-    return "length" if ended in (Ended.TOKENS, Ended.SECONDS) else "stop"
+    return "length" if ended in CUT_OFF else "stop"
 
 
 def _cohort(number: int, cohort: Cohort, episodes: Sequence[Episode]) -> Cohort:
