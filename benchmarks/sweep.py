@@ -29,14 +29,14 @@ def finished(file: Path) -> list[dict[str, Any]]:
 def one(recipe: str, algorithm: str, seed: int, settings: list[str], runs: Path) -> dict[str, Any]:
     """One run in a process of its own -> its row. Runs of other settings lie in other folders."""
     runs = runs / ("-".join(settings).replace("/", "_") or "as-it-is")
-    told = [f"algorithm.name={algorithm}", f"seed={seed}", f"runs={runs}", *settings]
+    keys = [f"algorithm.name={algorithm}", f"seed={seed}", f"runs={runs}", *settings]
     name = f"{recipe}-{algorithm}-{seed}"
     folder = runs / name
     command = [sys.executable, "-m", "groupwise.cli", "train"]
     if (folder / "recipe.toml").exists():
         command += ["--resume", str(folder)]
     else:
-        command += [recipe, *(part for key in [f"name={name}", *told] for part in ("--set", key))]
+        command += [recipe, *(part for key in [f"name={name}", *keys] for part in ("--set", key))]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     summary = json.loads((folder / "summary.json").read_text())
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)

@@ -49,6 +49,14 @@ def test_what_a_finding_is_for_raises_it(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("level", "seen"), [("token", False), ("sequence", True), ("sequence-token", True), ("turn", True)]
+)
+def test_an_epsilon_of_tokens_is_too_wide_for_means_of_many(level: str, seen: bool) -> None:
+    rows = everywhere(share_passed=1.0)
+    assert ("trust region without effect" in named(findings(rows, recipe(algorithm__ratio={"level": level})))) == seen
+
+
+@pytest.mark.parametrize(
     ("beta", "place", "entropy", "words"),
     [
         (0.0, "loss", 0.0, "their advantages are 0, so they train nothing."),

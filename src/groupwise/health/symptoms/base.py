@@ -222,9 +222,9 @@ def many(count: float, thing: str) -> str:
     return f"{count:.0f} {thing}" if count == 1 else f"{count:.0f} {thing}s"
 
 
-def per_sequence(h: History) -> bool:
-    """Whether the recipe's ratio is one for a completion, not for a token."""
-    return h.setting("algorithm.ratio.level") in ("sequence", "sequence-token")
+def averages_tokens(h: History) -> bool:
+    """Whether the recipe's log-ratio is a mean over the tokens of a completion or a turn."""
+    return h.setting("algorithm.ratio.level") in ("sequence", "sequence-token", "turn")
 
 
 def smaller_updates(h: History, lead: str = "") -> str:

@@ -10,9 +10,9 @@ from groupwise.health.symptoms.base import (
     History,
     Row,
     Seen,
+    averages_tokens,
     many,
     numbers,
-    per_sequence,
     percent,
     short,
     smaller_updates,
@@ -198,6 +198,6 @@ def from_to(before: float | None, now: float | None) -> str:
 
 
 def more_entropy(h: History) -> str:
-    if h.setting("algorithm.trust.kind") == "clip" and not per_sequence(h):
+    if h.setting("algorithm.trust.kind") == "clip" and not averages_tokens(h):
         return "algorithm.trust.epsilon_high = 0.28, algorithm.entropy_coefficient = 0.001"
     return "algorithm.entropy_coefficient = 0.001"

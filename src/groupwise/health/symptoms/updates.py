@@ -11,10 +11,10 @@ from groupwise.health.symptoms.base import (
     History,
     Row,
     Seen,
+    averages_tokens,
     lower_rate,
     many,
     numbers,
-    per_sequence,
     percent,
     short,
     smaller_updates,
@@ -84,7 +84,7 @@ def gradient_stopped(h: History) -> Seen | None:
         "rest was stopped."
     )
     epsilon, length = h.setting("algorithm.trust.epsilon_high", 0.0), h.mean("length_mean")
-    if per_sequence(h) and epsilon < SEQUENCE_EPSILON and length is not None:
+    if averages_tokens(h) and epsilon < SEQUENCE_EPSILON and length is not None:
         words += (
             f" Epsilons of {epsilon:g} are made for completions of thousands of tokens; here they have {length:.0f}, "
             "and a short one's mean log-ratio varies more."
@@ -94,17 +94,17 @@ def gradient_stopped(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"a sequence ratio clipped at {SEQUENCE_EPSILON:g} or more, and share_passed is 1",
-    why="an epsilon made for token ratios is hundreds of times too wide for a completion's mean",
+    limit=f"a ratio of completions or turns clipped at {SEQUENCE_EPSILON:g} or more, and share_passed is 1",
+    why="an epsilon made for token ratios is hundreds of times too wide for the mean of many tokens",
 )
 def trust_region_without_effect(h: History) -> Seen | None:
     share, epsilon = later_share(h.recent, "share_passed"), h.setting("algorithm.trust.epsilon_high", 0.0)
-    clips = h.setting("algorithm.trust.kind") == "clip" and per_sequence(h)
+    clips = h.setting("algorithm.trust.kind") == "clip" and averages_tokens(h)
     if not clips or epsilon < SEQUENCE_EPSILON or share is None or share < 0.999:
         return None
     return Seen(
-        f"The clip at {epsilon:g} stopped nothing over {h.over}: that width is made for the ratio of a token, and a "
-        "completion's mean log-ratio varies far less, so there is no trust region.",
+        f"The clip at {epsilon:g} stopped nothing over {h.over}: that width is made for the ratio of a token, and the "
+        "mean log-ratio of many tokens varies far less, so there is no trust region.",
         "algorithm.trust.epsilon_low = 3e-4 and algorithm.trust.epsilon_high = 4e-4, the paper's",
     )
 
