@@ -36,28 +36,30 @@ ROOT = Path(__file__).parents[2]
 BOTH = ("user", "tool")
 
 
-def findings(make: Make | str, roles: tuple[str, ...] = BOTH, grows: bool = False, thinking: str = "") -> list[Finding]:
+def findings(
+    make: Make | str, roles: tuple[str, ...] = BOTH, history: str = "refuse", thinking: str = ""
+) -> list[Finding]:
     """Of a make, or of a template with SmolLM2's tokens."""
     whole = Make(make, SMOLLM2_MAKE.special, "<|im_end|>") if isinstance(make, str) else make
     tokenizer = tokenizer_of(whole)
-    return check_turns(Chat(tokenizer, ChatSettings(thinking=thinking)), ends_of(tokenizer), roles, grows)  # type: ignore[arg-type]
+    return check_turns(Chat(tokenizer, ChatSettings(thinking=thinking)), ends_of(tokenizer), roles, history)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("grows", [False, True])
-def test_templates_that_append_have_no_findings(grows: bool) -> None:
+@pytest.mark.parametrize("history", ["refuse", "grow"])
+def test_templates_that_append_have_no_findings(history: str) -> None:
     for make in (LLAMA3_MAKE, SMOLLM2_MAKE, PLAIN_MAKE):
-        assert findings(make, grows=grows) == []
+        assert findings(make, history=history) == []
     tiny = ByteSpec(max_length=512, chat=True).tokenizer("")
-    assert check_turns(Chat(tiny), ends_of(tiny), BOTH, grows) == []
+    assert check_turns(Chat(tiny), ends_of(tiny), BOTH, history) == []
 
 
 @pytest.mark.skipif(not (ROOT / "models" / "smollm2").exists(), reason="models/smollm2 is not here")
 def test_the_real_smollm2_can_be_appended_to() -> None:
     real = AutoTokenizer.from_pretrained(ROOT / "models" / "smollm2")
-    assert check_turns(Chat(real), ends_of(real), BOTH, False) == []
+    assert check_turns(Chat(real), ends_of(real), BOTH, "refuse") == []
 
 
-@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("history", ["refuse", "grow"])
 @pytest.mark.parametrize(
     ("template", "words"),
     [
@@ -71,11 +73,11 @@ def test_the_real_smollm2_can_be_appended_to() -> None:
     ],
     ids=["hostile", "forgets", "counts messages", "numbers turns", "dated", "drops answers", "refuses tools"],
 )
-def test_a_template_that_rewrites_is_refused_with_the_remedy(template: str, words: str, grows: bool) -> None:
-    first = findings(template, grows=grows)[0]
+def test_a_template_that_rewrites_is_refused_with_the_remedy(template: str, words: str, history: str) -> None:
+    first = findings(template, history=history)[0]
     assert first.fatal
     assert re.search(words, str(first))
-    assert "set chat.template to" in first.remedy
+    assert "chat.template to" in first.remedy
     assert "\n" not in str(first)
 
 
@@ -96,7 +98,7 @@ def test_thoughts_taken_out_of_earlier_turns_are_fatal_unless_episodes_grow(thin
     assert "takes the thinking out of earlier turns" in fatal.what
     assert 'task.history = "grow"' in fatal.remedy
     assert "chat.template to one that only appends" in fatal.remedy
-    (note,) = findings(QWEN3_MAKE, ("user",), grows=True, thinking=thinking)
+    (note,) = findings(QWEN3_MAKE, ("user",), history="grow", thinking=thinking)
     assert not note.fatal
     assert note.what == fatal.what
 
@@ -110,13 +112,44 @@ def test_thoughts_stay_between_the_answers_of_tools_and_empty_ones_do_not(thinki
 def test_a_template_that_takes_out_more_than_thoughts_is_refused_also_where_episodes_grow() -> None:
     both = QWEN3_MAKE.template or ""
     shorter = Make(both.replace("+ said +", "+ said[:3] +"), QWEN3_MAKE.special, "<|im_end|>", QWEN3_MAKE.tags)
-    for grows in (False, True):
-        assert findings(shorter, ("user",), grows)[0].fatal
+    for history in ("refuse", "grow"):
+        assert findings(shorter, ("user",), history)[0].fatal
+
+
+@pytest.mark.parametrize(
+    ("make", "roles"),
+    [(QWEN3_MAKE, BOTH), (COUNTS, BOTH), ("{{ messages | length }} messages\n" + SMOLLM2, BOTH), (SMOLLM2_MAKE, BOTH)],
+    ids=["takes out thoughts", "numbers turns", "counts messages", "appends"],
+)
+@pytest.mark.parametrize("thinking", ["", "on", "off"])
+def test_where_each_prompt_is_rendered_anew_these_pass(make: Make | str, roles: tuple[str, ...], thinking: str) -> None:
+    thinking = thinking if make is QWEN3_MAKE else ""
+    assert findings(make, roles, history="rewrite", thinking=thinking) == []
+    for first in findings(make, roles, thinking=thinking)[:1]:
+        assert not first.fatal or 'task.history = "rewrite"' in first.remedy
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (HOSTILE, "drops earlier turns"),
+        (DATED, "today's date"),
+        (SMOLLM2.replace("m.role +", "m.role + ('!' if 'y' in m.content else '') +"), "by what"),
+    ],
+    ids=["hostile", "dated", "by its words"],
+)
+def test_a_template_whose_turns_depend_on_their_words_is_refused_where_prompts_are_rendered_anew_too(
+    template: str, words: str
+) -> None:
+    first = findings(template, history="rewrite")[0]
+    assert first.fatal
+    assert words in first.what
+    assert all('task.history = "rewrite"' not in finding.remedy for finding in findings(template))
 
 
 def test_what_refuses_a_run_is_said_before_what_is_only_noted() -> None:
     template = REFUSES_TOOLS + (QWEN3_MAKE.template or "")
-    both = findings(Make(template, QWEN3_MAKE.special, "<|im_end|>", QWEN3_MAKE.tags), ("user", "tool"), grows=True)
+    both = findings(Make(template, QWEN3_MAKE.special, "<|im_end|>", QWEN3_MAKE.tags), ("user", "tool"), history="grow")
     assert [finding.fatal for finding in both] == [True, False]
 
 
@@ -127,7 +160,7 @@ def test_a_tokenizer_that_cannot_tell_text_from_control_tokens_is_refused() -> N
         backend_tokenizer = None
 
     chat.tokenizer = Slow()
-    (finding,) = check_turns(chat, frozenset({1}), BOTH, True)
+    (finding,) = check_turns(chat, frozenset({1}), BOTH, "grow")
     assert finding.fatal
     assert "tokenizer.json" in finding.what
 
@@ -156,7 +189,8 @@ def test_every_message_of_the_page_is_said() -> None:
             findings(DATED),
             findings(REFUSES_TOOLS + SMOLLM2, ("tool",)),
             findings(QWEN3_MAKE, ("user",)),
-            findings(QWEN3_MAKE, ("user",), grows=True),
+            findings(QWEN3_MAKE, ("user",), history="grow"),
+            findings(HOSTILE, ("user",), history="rewrite"),
         )
         for finding in found
     }
@@ -165,5 +199,5 @@ def test_every_message_of_the_page_is_said() -> None:
     said = {re.sub("own, [0-9a-f]{8}", "own, 0a1b2c3d", line) for line in (*said, str(refused.value))}
     page = (ROOT / "docs" / "chat.md").read_text(encoding="utf-8").partition("\n## Turns\n")[2].partition("\n## ")[0]
     shown = [line.strip() for line in page.splitlines() if line.startswith("    ")]
-    assert len(shown) == 7
+    assert len(shown) == 8
     assert [line for line in shown if line not in said] == []

@@ -12,7 +12,7 @@ import pytest
 
 from groupwise.core.collate import collate
 from groupwise.core.engine import OnFinish, Request, Sampling
-from groupwise.core.environment import Ended, EpisodeLimits, Says
+from groupwise.core.environment import Before, Ended, EpisodeLimits, Says, Spoken
 from groupwise.core.records import Completion, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
@@ -40,9 +40,9 @@ def decode(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens))
 
 
-def glue(turn: Sequence[int], messages: Sequence[Says]) -> tuple[int, ...]:
+def grown(sample: Sample, spoken: Sequence[Spoken]) -> Before:
     """Ids that tell what the environment said, after one that ends a turn."""
-    return (1, *(2 + len(message.text) % 20 for message in messages), 7)
+    return Before((1, *(2 + len(message.text) % 20 for message in spoken[-1].messages), 7))
 
 
 class Echo:
@@ -87,7 +87,7 @@ class Listening:
 def episodes(engine: Any, limits: EpisodeLimits | None = None, **echo: Any) -> Episodes:
     environments = InlineEnvironments(playable(Echo, echo))
     limits = limits or EpisodeLimits(turns=4, turn_tokens=TURN_TOKENS)
-    return Episodes(engine, environments, glue, lambda sample: (2, 3), decode, limits)
+    return Episodes(engine, environments, grown, lambda sample: (2, 3), decode, limits)
 
 
 def played(
@@ -128,7 +128,7 @@ def test_the_ids_of_a_turn_are_those_of_the_next_one_and_those_that_train() -> N
                 end = len(PROMPTS[p].tokens) + turn.stop
                 assert whole[begin:end] in own, "the engine was given these ids, and answered with those"
                 sampled += end - begin
-                begin = end + len(glue((), [Says("user", "")]))
+                begin = end + len(grown(PROMPTS[p].sample, [Spoken((), (Says("user", ""),))]).ids)
             assert episode.length == sampled
             edges = [edge for turn in episode.turns for edge in (turn.stop,)]
             assert [span.stop for span in episode.spans if span.own] == edges
@@ -228,7 +228,7 @@ def test_an_episode_is_worth_what_get_reward_says_wherever_it_ends(why: Ended, w
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     inline = InlineEnvironments(playable(Looks, {"worth": worth}))
     engine = LocalEngine(build(), EOS, pad=0)
-    play = Episodes(engine, inline, glue, lambda sample: (2, 3), lambda tokens: call, CUT_OFF[why])
+    play = Episodes(engine, inline, grown, lambda sample: (2, 3), lambda tokens: call, CUT_OFF[why])
     (cohort,) = play([Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, SAMPLING))
     for episode in [completion for group in cohort.completions for completion in group]:
         if worth is None:

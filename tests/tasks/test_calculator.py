@@ -62,7 +62,7 @@ def test_the_worked_problems_before_a_question_are_what_an_episode_looks_like() 
     tokenizer = tokenizer_of(SMOLLM2_MAKE)
     tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": TOOL_USE}
     chat = Chat(tokenizer, tools=[SCHEMA])
-    assert check_turns(chat, ends_of(tokenizer), ("tool",), False) == []
+    assert check_turns(chat, ends_of(tokenizer), ("tool",), "refuse") == []
     assert json.dumps(SCHEMA["function"]["name"]) in chat.text(sample)
 
 

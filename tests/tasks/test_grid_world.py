@@ -18,7 +18,7 @@ import pytest
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve
 from groupwise.core.engine import OnFinish, Request, Sampling
-from groupwise.core.environment import Conversation, Ended, EpisodeLimits, fingerprint
+from groupwise.core.environment import Before, Conversation, Ended, EpisodeLimits, Spoken, fingerprint
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion, Prompt, Span
 from groupwise.core.samples import Sample
@@ -69,8 +69,8 @@ def text_of(tokens: Sequence[int]) -> str:
     return "".join(map(chr, tokens))
 
 
-def glue(turn: Sequence[int], messages: Sequence[Any]) -> tuple[int, ...]:
-    return ids("".join(message.text for message in messages))
+def grown(sample: Sample, spoken: Sequence[Spoken]) -> Before:
+    return Before(ids("".join(message.text for message in spoken[-1].messages)))
 
 
 def problems(settings: dict[str, Any]) -> list[Sample]:
@@ -156,7 +156,7 @@ def test_a_bump_changes_nothing_but_what_is_known(settings: dict[str, Any]) -> N
 def test_a_bump_costs_a_turn(moves: str, turns: int, ended: Ended) -> None:
     """Played as a run plays it: who bumps comes to the same goal so many turns later, and may have none left."""
     environments = InlineEnvironments(playable(GridWorld, SMALL))
-    play = Episodes(Says(moves), environments, glue, lambda sample: ids(sample.prompt), text_of, EpisodeLimits(turns))
+    play = Episodes(Says(moves), environments, grown, lambda sample: ids(sample.prompt), text_of, EpisodeLimits(turns))
     prompt = Prompt(BY_HAND, ids(BY_HAND.prompt))
     (cohort,) = play([Cohort((prompt,), (1,))], Turn(1, Sampling(max_new_tokens=80)))
     ((episode,),) = cohort.completions

@@ -6,11 +6,14 @@ from functools import partial
 from groupwise.config.plan import Plan
 from groupwise.core.engine import Engine
 from groupwise.core.environment import Environments
+from groupwise.core.errors import UsageError
 from groupwise.environments.inline import InlineEnvironments
 from groupwise.environments.pool import PoolEnvironments
 from groupwise.models.chat import Chat
 from groupwise.models.glue import Glue
+from groupwise.models.history import History
 from groupwise.models.load import Policy
+from groupwise.models.moe.record import routers
 from groupwise.models.template_checks import Finding, require_no_fatal
 from groupwise.models.turn_checks import check_turns
 from groupwise.rewards.pool.dispatch import Limits
@@ -41,16 +44,22 @@ def episodes_of(
     if environments is None or not isinstance(plan.task, EnvironmentTask):
         return None
     require_no_fatal(turn_findings(plan, chat, policy.eos))
-    glue = Glue(chat, policy.eos).glue
+    glue = Glue(chat, policy.eos)
+    if plan.task.history == "rewrite" and routers(policy.model):
+        raise UsageError(
+            'task.history = "rewrite": a policy with experts records the routes of a row as one text, and under it '
+            'each turn has a prompt of its own; set task.history = "grow", or take a dense model'
+        )
+    onward = History(glue).onward if plan.task.history == "rewrite" else glue.onward
     decode = policy.decode_all if environments.with_special else policy.decode
-    return Episodes(engine, environments, glue, chat.encode, decode, plan.task.limits)
+    return Episodes(engine, environments, onward, chat.encode, decode, plan.task.limits)
 
 
 def turn_findings(plan: Plan, chat: Chat, ends: frozenset[int]) -> list[Finding]:
     """What the chat template does to conversations of several turns; nothing for a task without an environment."""
     if not isinstance(plan.task, EnvironmentTask):
         return []
-    return check_turns(chat, ends, plan.task.game.roles, grows=plan.task.history == "grow")
+    return check_turns(chat, ends, plan.task.game.roles, plan.task.history)
 
 
 def sampler_of(plan: Plan, policy: Policy, chat: Chat, engine: Engine, environments: Environments | None) -> Sampler:

@@ -241,9 +241,18 @@ def _require_turns_once(plan: Plan) -> None:
 
 
 def _require_whole_episodes(plan: Plan) -> None:
-    """An episode is played in one go."""
-    tokens = plan.recipe.rollout.turn_tokens
-    if tokens is not None and isinstance(plan.task, EnvironmentTask):
+    """An episode is played in one go, and what reads its row as one text is given one."""
+    if not isinstance(plan.task, EnvironmentTask):
+        return
+    tokens, recipe = plan.recipe.rollout.turn_tokens, plan.recipe
+    readers = {"a critic": recipe.critic, "a reward model": recipe.preference}
+    reader = next((name for name, there in readers.items() if there), None)
+    if plan.task.history == "rewrite" and reader:
+        raise UsageError(
+            f'task.history = "rewrite": {reader} reads an episode as one text, and under it each turn has a prompt of '
+            f'its own; set task.history = "grow", or train without {reader}'
+        )
+    if tokens is not None:
         raise UsageError(
             f"rollout.turn_tokens = {tokens}: an episode is played whole and does not wait for newer weights; take it "
             "out (task.turn_tokens is the limit of a turn)"

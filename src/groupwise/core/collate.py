@@ -47,6 +47,7 @@ def collate(
         version=torch.tensor([c.version for _, _, c in rows]),
         logp_engine=logp,
         token_version=token_version,
+        read_from=_read_from(rows, width) if any(s.anew for _, _, c in rows for s in c.spans) else None,
         row=torch.arange(len(rows)),
         reward_scores=_reward_scores(rows, reward_names) if reward_names else None,
         support=_per_row(c.support for _, _, c in rows),
@@ -70,6 +71,17 @@ def _fill_row(
         version[at] = span.version if span.own else -1
     logp[start:stop] = torch.tensor(completion.logp_engine)
     return stop
+
+
+def _read_from(rows: Sequence[tuple[int, Prompt, Completion]], width: int) -> Tensor:
+    """-> read_from [N,T]: the column of the last prompt, up to the token, that the model reads anew."""
+    read_from = torch.zeros(len(rows), width, dtype=torch.long)
+    for i, (_, prompt, completion) in enumerate(rows):
+        for span in completion.spans:
+            if span.anew:
+                start = len(prompt.tokens) + span.start
+                read_from[i, start:] = start
+    return read_from
 
 
 def _per_row(values: Iterable[T | None]) -> tuple[T | None, ...] | None:

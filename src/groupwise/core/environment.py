@@ -35,6 +35,25 @@ class Says:
 
 
 @dataclass(frozen=True)
+class Spoken:
+    """A turn that is over: the ids that the policy sampled, and what the environment said to them."""
+
+    ids: tuple[int, ...]
+    messages: tuple[Says, ...]
+
+
+@dataclass(frozen=True)
+class Before:
+    """The ids that come before a turn of the policy's.
+
+    anew  whether they are all that it reads, prompt and earlier turns included; else it reads them behind those
+    """
+
+    ids: tuple[int, ...]
+    anew: bool = False
+
+
+@dataclass(frozen=True)
 class Reply:
     """What an environment answers to a turn; to a reset, what is added to the prompt.
 

@@ -60,12 +60,15 @@ class Span:
     own      True: the policy sampled them. False: an environment wrote them; they are never trained, their
              log-probability is 0 and they do not count in lengths
     version  which weights sampled them; of an environment's tokens, the weights at that time
+    anew     an environment's: the model reads from here on with nothing before it, prompt included. Such a span is a
+             whole prompt, with earlier turns as the chat template writes them now
     """
 
     start: int
     stop: int
     own: bool
     version: int
+    anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,23 @@ class Completion:
         return sum(span.stop - span.start for span in self.spans if span.own)
 
     @property
+    def said(self) -> tuple[int, ...]:
+        """Its tokens without prompts that are read anew, which repeat what came before."""
+        if len(self.spans) == 1:
+            return self.tokens
+        return tuple(t for span in self.spans if not span.anew for t in self.tokens[span.start : span.stop])
+
+    def read_after(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """What the model reads after this: prompt and tokens, or the tokens from where it last began anew.
+
+        >>> turn, again = Span(0, 2, True, version=3), Span(2, 4, False, version=3, anew=True)
+        >>> Completion((5, 6, 8, 9), (-0.5, -0.25, 0.0, 0.0), "stop", (turn, again)).read_after((7,))
+        (8, 9)
+        """
+        start = max((span.start for span in self.spans if span.anew), default=None)
+        return prompt + self.tokens if start is None else self.tokens[start:]
+
+    @property
     def version(self) -> int:
         """The oldest weights that sampled any of its tokens."""
         if len(self.spans) == 1:
@@ -164,6 +184,8 @@ class Completion:
             raise ValueError(f"spans {self.spans} do not cover {len(self.tokens)} tokens in order and without gaps")
         if not self.spans or not self.spans[0].own:
             raise ValueError("the first span is not the policy's own; what precedes it belongs to the prompt")
+        if any(span.own and span.anew for span in self.spans):
+            raise ValueError("a span that the policy sampled cannot be a prompt that the model reads anew")
         if any(any(self.logp_engine[span.start : span.stop]) for span in self.spans if not span.own):
             raise ValueError("an environment's token has a log-probability other than 0; nothing sampled it")
         if self.support is not None and len(self.support.start) != self.length + 1:
@@ -195,6 +217,8 @@ class Batch:
                  one does not vote
     version      [N] int64, the oldest weights that sampled a token of the row
     token_version  [N,T] int64, the weights that sampled the token; -1 where the policy did not
+    read_from    [N,T] int64, the column at which what the model reads for the token begins: 0, or that of the prompt of
+                 its turn where earlier turns are written anew; None where it is 0 everywhere
     row          [N] int64, the place in the batch that the step trains, the same in every part of it
     logp_engine  [N,T] nats (the engine's)
     support      per row, the sampling support of its sampled tokens, or None
@@ -223,6 +247,7 @@ class Batch:
     version: Tensor
     logp_engine: Tensor
     token_version: Tensor | None = None
+    read_from: Tensor | None = None
     row: Tensor | None = None
     reward_scores: Tensor | None = None
     support: tuple[Support | None, ...] | None = None

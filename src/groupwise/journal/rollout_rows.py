@@ -1,5 +1,6 @@
 """The rows of rollouts.jsonl, one for each completion that a step generated or trains, and the text of each token."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -96,10 +97,16 @@ def completion_columns(group: Group, completion: Completion, measure: Measure) -
         **({"fault": completion.fault} if completion.fault else {}),
         "logp_engine": math.fsum(completion.logp_engine),
         "version": completion.version,
-        **({"spans": completion.spans} if len(completion.spans) > 1 else {}),
+        **({"spans": _span_columns(completion)} if len(completion.spans) > 1 else {}),
         **({"steps": completion.steps} if completion.steps and not completion.turns else {}),
         **({"ended": completion.ended} if completion.ended is not None else {}),
     }
+
+
+def _span_columns(completion: Completion) -> list[dict[str, Any]]:
+    """What a row says of each span; of most, that they are not read anew, nothing."""
+    each = [dataclasses.asdict(span) for span in completion.spans]
+    return [{name: value for name, value in span.items() if name != "anew" or value} for span in each]
 
 
 class Spelling:

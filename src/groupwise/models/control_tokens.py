@@ -32,7 +32,7 @@ class ControlTokens:
 
         Raises UsageError for a tokenizer that cannot read a control token's text as text.
         """
-        self.tokenizer = tokenizer
+        self.tokenizer, self.ends = tokenizer, ends
         if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise UsageError(
                 "the model's tokenizer has no tokenizer.json, so the text of a control token in an observation cannot "

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from groupwise.core.environment import Says
+from groupwise.core.environment import Before, Says, Spoken
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.models.chat import Chat, Message
@@ -89,6 +89,10 @@ class Glue:
         texts = [self._rendered(between, messages, at) for at in range(len(messages))]
         cut = between.filled(texts, turn[-1] if turn else None)
         return self.controls.ids_of(cut) or self._least
+
+    def onward(self, sample: Sample, spoken: Sequence[Spoken]) -> Before:
+        """What comes behind these turns of a sample's episode, whose ids only grow."""
+        return Before(self.glue(spoken[-1].ids, spoken[-1].messages))
 
     def between(self, roles: tuple[str, ...]) -> Between:
         """What the template writes around messages of these roles: looked for once.

@@ -7,6 +7,9 @@ In a line what rows have in common at their start stands once: a prompt, or the 
                    p p p c c .
 
 The last token of a row is not run: nothing is predicted from it.
+
+An episode whose earlier turns are written anew is a row of several parts, which the model reads each by itself, its
+positions from 0; `read_from` (Batch) says where they begin.
 """
 
 from collections.abc import Sequence
@@ -117,8 +120,51 @@ class Layout:
         return self.place[wanted[:, 1:]] if wanted.shape[1] > 1 else self.place[:0, 0]
 
 
-def padded(tokens: Tensor, length: Tensor) -> Layout:
-    """tokens [n,T], length [n] -> the rows as they are, less their last column."""
+@dataclass(frozen=True)
+class Parts:
+    """The m parts of rows that a model reads each by itself: columns start..stop of a row, [m] each."""
+
+    row: Tensor
+    start: Tensor
+    stop: Tensor
+
+    @classmethod
+    def of(cls, length: Tensor, read_from: Tensor) -> "Parts":
+        """length [n], read_from [n,T] -> the parts in order.
+
+        >>> Parts.of(torch.tensor([5]), torch.tensor([[0, 0, 0, 3, 3]])).stop
+        tensor([3, 5])
+        """
+        columns = torch.arange(read_from.shape[1], device=read_from.device)
+        row, start = ((read_from == columns) & (columns < length[:, None])).nonzero(as_tuple=True)
+        stop = length[row]
+        stop[:-1] = torch.where(row[1:] == row[:-1], start[1:], stop[:-1])
+        return cls(row, start, stop)
+
+    @property
+    def length(self) -> Tensor:
+        return self.stop - self.start
+
+    def taken(self, table: Tensor) -> Tensor:
+        """[n,T] of the rows -> [m,W] of the parts, 0 behind their ends."""
+        columns = torch.arange(int(self.length.max()), device=table.device)
+        at = (self.start[:, None] + columns).clamp(max=table.shape[1] - 1)
+        return table[self.row[:, None], at] * (columns < self.length[:, None])
+
+    def placed(self, layout: Layout, rows: int, width: int) -> Layout:
+        """A layout of the parts as one of the `rows`, of `width` columns each."""
+        where = layout.place >= 0
+        part, column = where.nonzero(as_tuple=True)
+        place = torch.full((rows, max(1, width - 1)), -1, device=layout.place.device)
+        place[self.row[part], self.start[part] + column] = layout.place[where]
+        return Layout(layout.ids, place, layout.positions, layout.tokens, layout.line)
+
+
+def padded(tokens: Tensor, length: Tensor, read_from: Tensor | None = None) -> Layout:
+    """tokens [n,T], length [n] -> the rows as they are, less their last column; or their parts."""
+    if read_from is not None:
+        parts = Parts.of(length, read_from)
+        return parts.placed(padded(parts.taken(tokens), parts.length), *tokens.shape)
     rows, width = tokens.shape[0], max(1, tokens.shape[1] - 1)
     places = torch.arange(rows * width, device=tokens.device).view(rows, width)
     columns = torch.arange(width, device=tokens.device)
@@ -127,7 +173,7 @@ def padded(tokens: Tensor, length: Tensor) -> Layout:
     return Layout(tokens[:, :width], place, columns.expand(rows, -1), ran)
 
 
-def packed(tokens: Tensor, length: Tensor, keys: Tensor | None = None) -> Layout:
+def packed(tokens: Tensor, length: Tensor, keys: Tensor | None = None, read_from: Tensor | None = None) -> Layout:
     """tokens [n,T], length [n] -> one line, in which rows share what their keys have in common at their start.
 
     keys  [n,T] numbers >= 0 that tell apart what a token's computation depends on; None: the tokens
@@ -137,6 +183,10 @@ def packed(tokens: Tensor, length: Tensor, keys: Tensor | None = None) -> Layout
     >>> line.ids.tolist(), line.positions.tolist()
     ([[7, 7, 7, 1, 3, 4, 5]], [[0, 1, 2, 3, 3, 4, 5]])
     """
+    if read_from is not None:
+        parts = Parts.of(length, read_from)
+        own_keys = None if keys is None else parts.taken(keys.to(tokens.device))
+        return parts.placed(packed(parts.taken(tokens), parts.length, own_keys), *tokens.shape)
     device, width = tokens.device, max(1, tokens.shape[1] - 1)
     run = (length - 1).clamp(min=0).cpu()
     order, shared = prefix_order((tokens if keys is None else keys).cpu(), run)

@@ -7,17 +7,20 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from groupwise.core.environment import Says, Spoken
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.models.chat import Chat
 from groupwise.models.glue import RENDERING, Glue
+from groupwise.models.history import History, opening_of
 from groupwise.models.template_checks import Finding, template_finding, where_they_part
 from groupwise.models.thinking import CLOSE, OPEN
 
-APPENDING = "set chat.template to one that only appends"
+APPENDING = "chat.template to one that only appends"
 #: How many turns of the policy's are played.
 TURNS = 3
-_GROW = 'set task.history = "grow", under which earlier turns stay as they were sampled, or '
+_GROW = 'task.history = "grow", under which earlier turns stay as they were sampled'
+_REWRITE = 'task.history = "rewrite", under which each turn reads the prompt as the template writes it then'
 _THOUGHT = re.compile(rf"{OPEN}.*?{CLOSE}\s*|{OPEN}\s*", re.DOTALL)
 
 
@@ -43,13 +46,13 @@ class _Turn:
         return _Turn(prompt, answer, _THOUGHT.sub("", self.after))
 
 
-def check_turns(chat: Chat, ends: frozenset[int], roles: Iterable[str], grows: bool) -> list[Finding]:
+def check_turns(chat: Chat, ends: frozenset[int], roles: Iterable[str], history: str) -> list[Finding]:
     """Whether episodes can grow by appending, for an environment that speaks in these roles; fatal findings first.
 
-    ends   the ids that end a completion (Policy.eos)
-    roles  of the environment's messages, such as "user"; messages of role "tool" are tried two at a time as well
-    grows  task.history = "grow": earlier turns stay as they were sampled, so that thinking which the template would
-           take out of them does no harm
+    ends     the ids that end a completion (Policy.eos)
+    roles    of the environment's messages, such as "user"; messages of role "tool" are tried two at a time as well
+    history  task.history; with "grow" earlier turns stay as they were sampled, so that thinking which the template
+             would take out of them does no harm, and with "rewrite" each prompt is rendered anew
     """
     try:
         glue = Glue(chat, ends)
@@ -60,7 +63,7 @@ def check_turns(chat: Chat, ends: frozenset[int], roles: Iterable[str], grows: b
     findings = [*_dated(chat)]
     for role in dict.fromkeys(roles):
         for reply in ((role,), (role, role)) if role == "tool" else ((role,),):
-            finding = _reply(glue, reply, grows)
+            finding = _rewritten(glue, reply) if history == "rewrite" else _reply(glue, reply, history == "grow")
             if finding is not None:
                 findings.append(finding)
                 break
@@ -84,31 +87,52 @@ def _reply(glue: Glue, reply: Sequence[str], grows: bool) -> Finding | None:
             if rest is None:
                 there, expected = where_they_part(bare.after, bare.before + bare.answer)
                 what = f"renders earlier turns anew {said}: {there} in place of {expected}"
-                return template_finding(what, APPENDING, True)
+                return template_finding(what, _ways(glue, reply), True)
         if _THOUGHT.sub("", _unmarked(rest)) != _THOUGHT.sub("", _unmarked("Zq".join(between.around))):
             what = f"writes other text between later turns than between the first two, {said}: {rest[:60]!r}"
-            return template_finding(what, APPENDING, True)
+            return template_finding(what, _ways(glue, reply), True)
     if not forgetful:
         return None
     what = f"takes the thinking out of earlier turns, or rewrites it, {said}"
     if grows:
         return template_finding(what, 'task.history = "grow" leaves it in, in longer turns than the model may know')
-    return template_finding(what, _GROW + APPENDING.removeprefix("set "), True)
+    return template_finding(what, _ways(glue, reply, _GROW), True)
+
+
+def _ways(glue: Glue, reply: Sequence[str], *first: str) -> str:
+    """What to set where a template does not append."""
+    rewritten = [_REWRITE] if _rewritten(glue, reply) is None else []
+    return f"set {', or '.join([*first, *rewritten, APPENDING])}"
+
+
+def _rewritten(glue: Glue, reply: Sequence[str]) -> Finding | None:
+    """What is wrong with prompts that are rendered anew for each turn: their ids must be those of the text."""
+    said = f"after {' and '.join(reply)} messages" if len(reply) > 1 else f"after a message of role {reply[0]}"
+    history, decode = History(glue), glue.chat.tokenizer.decode
+    for answers in _answers(glue.chat):
+        spoken: list[Spoken] = []
+        for t, (answer, turn) in enumerate(zip(answers, _played(glue.chat, reply, answers), strict=True)):
+            messages = tuple(Says(role, f"Zq7y{t}{i}") for i, role in enumerate(reply))
+            spoken.append(Spoken(tuple(glue.chat.tokenizer(answer, add_special_tokens=False)["input_ids"]), messages))
+            try:
+                ids = history.onward(Sample(key="", prompt="Zq5", answer=""), spoken).ids
+            except UsageError as error:
+                what = f"does not go on {said}: {str(error).removesuffix(f'; {RENDERING}')}"
+                return template_finding(what, RENDERING, True)
+            text, whole = decode(ids), decode(glue.chat.ids(turn.after))
+            if text != whole:
+                there, expected = where_they_part(text, whole)
+                what = f"writes an earlier turn by what it says, {said}: {expected}, and for other words {there}"
+                return template_finding(what, f"set {APPENDING}", True)
+    return None
 
 
 def _answers(chat: Chat) -> list[list[str]]:
     """What the policy may say in TURNS turns: without thinking, and with it, each where it can be."""
-    opened, off = _opening(chat).startswith(OPEN), chat.settings.thinking == "off"
+    opened, off = opening_of(chat).startswith(OPEN), chat.settings.thinking == "off"
     plain = [f"Zq8y{t}" for t in range(TURNS)]
     thoughts = [f"{'' if opened else OPEN + chr(10)}Zq9y{t}\n{CLOSE}\n\nZq8y{t}" for t in range(TURNS)]
     return [*([] if opened else [plain]), *([] if off and not opened else [thoughts])]
-
-
-def _opening(chat: Chat) -> str:
-    """What a prompt has of the answer already: thinking that it begins, or chat.open."""
-    prompt = _prompt(chat)
-    begun = prompt.rstrip().endswith(OPEN)
-    return prompt[prompt.rindex(OPEN) :] if begun else chat.settings.open
 
 
 def _prompt(chat: Chat) -> str:
@@ -118,7 +142,7 @@ def _prompt(chat: Chat) -> str:
 def _played(chat: Chat, reply: Sequence[str], answers: Iterable[str]) -> Iterator[_Turn]:
     """Each turn of a conversation in which every answer is followed by messages of these roles."""
     conversation = chat.messages(Sample(key="", prompt="Zq5", answer=""))
-    before, opening = _prompt(chat), _opening(chat)
+    before, opening = _prompt(chat), opening_of(chat)
     for t, answer in enumerate(answers):
         conversation.append({"role": "assistant", "content": opening + answer})
         conversation.extend({"role": role, "content": f"Zq7y{t}{i}"} for i, role in enumerate(reply))

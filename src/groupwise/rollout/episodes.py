@@ -3,12 +3,13 @@
     engine        | turn 1 of all | turn 2 of those that live | ...
     environments  |    answers to what has ended   |  answers  ...
 
-The ids only grow. With prompt p, what the policy sampled in its turns a_1, a_2, ... and the ids g_t of what the
-environment wrote after turn t, with the text of the chat template around it:
+The ids only grow, unless the task has the history rewritten. With prompt p, what the policy sampled in its turns
+a_1, a_2, ... and the ids g_t of what the environment wrote after turn t, with the text of the chat template around it:
 
     the engine is given   p,   p a_1 g_1,   p a_1 g_1 a_2 g_2,   ...      and the episode is   a_1 g_1 a_2 ... a_T
 
-so the ids of a turn are a prefix of those of the next one, and the sampled ids are those that train. Turn t of
+so the ids of a turn are a prefix of those of the next one, and the sampled ids are those that train. With a history
+that is rewritten h_t, a whole prompt, stands in the place of g_t, and the engine is given h_t alone. Turn t of
 completion i of a prompt with seed s draws the random numbers of (derive(s, "turn", t), i), those of the first turn
 (s, i): what an episode is depends on weights, sample and seed alone, and one of one turn is a plain completion.
 """
@@ -21,6 +22,7 @@ from functools import partial
 
 from groupwise.core.engine import Engine, Finished, OnFinish, Request
 from groupwise.core.environment import (
+    Before,
     Conversation,
     Ended,
     Environments,
@@ -28,6 +30,7 @@ from groupwise.core.environment import (
     EpisodeTurn,
     Reply,
     Says,
+    Spoken,
     fingerprint,
 )
 from groupwise.core.errors import UsageError
@@ -38,8 +41,8 @@ from groupwise.core.seeds import derive
 from groupwise.core.stream import Cohort
 from groupwise.rollout.turns import Turn, joined
 
-#: (ids of a turn of the policy's, what the environment says) -> the ids between this turn and the next.
-Glue = Callable[[Sequence[int], Sequence[Says]], tuple[int, ...]]
+#: (the sample with the environment's opening, the turns so far) -> the ids that come before the next turn.
+Onward = Callable[[Sample, Sequence[Spoken]], Before]
 #: Ends that come between two turns, whatever the environment answered.
 CUT_OFF = (Ended.TOKENS, Ended.SECONDS)
 
@@ -50,7 +53,8 @@ class Episode:
 
     place         (cohort, prompt, sample)
     conversation  what was said, for the environment
-    completion    the policy's turns so far, with what the environment wrote between them
+    completion    the policy's turns so far, with what stands between them
+    spoken        the turns so far that were answered
     state         of the environment, after its last answer
     request       of its present turn
     ticket        of the environment's answer to it
@@ -62,6 +66,7 @@ class Episode:
     conversation: Conversation
     opening: Reply
     completion: Completion | None = None
+    spoken: tuple[Spoken, ...] = ()
     state: str = ""
     seconds: float = 0.0
     request: Request | None = None
@@ -81,13 +86,14 @@ class Episode:
 class Episodes:
     """Plays the episodes of cohorts to their ends.
 
+    onward  what comes before a turn
     encode  a sample -> the ids of its prompt
     decode  the ids of a turn -> its text, as the environment hears it
     """
 
     engine: Engine
     environments: Environments
-    glue: Glue
+    onward: Onward
     encode: Callable[[Sample], tuple[int, ...]]
     decode: Callable[[tuple[int, ...]], str]
     limits: EpisodeLimits
@@ -172,18 +178,18 @@ class Episodes:
         if episode.opening.cause is not None:
             reply = episode.opening
         episode.seconds += reply.seconds
-        ended, glue = self._why_over(episode, reply), ()
+        ended, before = self._why_over(episode, reply), Before(())
         if ended is None:
-            reply, glue = self._between_turns(episode.completion, reply)
-            full = len(episode.completion.tokens) + len(glue) >= how.sampling.max_new_tokens
-            ended = Ended.FAULT if not glue else Ended.TOKENS if full else None
+            reply, before = self._between_turns(episode, reply)
+            full = len(episode.completion.tokens) + len(before.ids) >= how.sampling.max_new_tokens
+            ended = Ended.FAULT if not before.ids else Ended.TOKENS if full else None
         completion = _answered(episode.completion, reply, episode.state)
         answered = "" if reply.cause is not None else fingerprint(reply)
         episode.conversation = replace(episode.conversation, answered=(*episode.conversation.answered, answered))
         if ended is not None:
             episode.completion = replace(completion, ended=ended, finish=_finish(ended))
             return
-        episode.completion = _with_glue(completion, glue)
+        episode.completion = _with_before(completion, before)
         episode.state, episode.ticket = reply.state or episode.state, None
 
     def _close(self, cut_off: Sequence[Episode]) -> None:
@@ -205,15 +211,19 @@ class Episodes:
             return Ended.TURNS
         return Ended.SECONDS if limits.seconds and episode.seconds > limits.seconds else None
 
-    def _between_turns(self, completion: Completion, reply: Reply) -> tuple[Reply, tuple[int, ...]]:
+    def _between_turns(self, episode: Episode, reply: Reply) -> tuple[Reply, Before]:
         """The answer, and the ids that come before the next turn; a fault and none where it is a text that cannot be
         read, as one of other characters than a tiny policy knows.
         """
+        assert episode.completion is not None
         messages = reply.messages if reply.cause is None else (Says("user", f"error: {reply.cause}"),)
+        last = episode.completion.spans[-1]
+        turn = Spoken(episode.completion.tokens[last.start : last.stop], tuple(messages))
+        episode.spoken = (*episode.spoken, turn)
         try:
-            return reply, self.glue(completion.tokens, messages)
+            return reply, self.onward(episode.prompt.sample, episode.spoken)
         except UsageError as error:
-            return Reply(cause=Cause.WRONG_TYPE, detail=f"what it says cannot be read: {error}"), ()
+            return Reply(cause=Cause.WRONG_TYPE, detail=f"what it says cannot be read: {error}"), Before(())
 
 
 def with_text(sample: Sample, text: str) -> Sample:
@@ -243,17 +253,17 @@ def _requests(live: Sequence[Episode], how: Turn, limits: EpisodeLimits) -> Iter
 
 def _request(episode: Episode, how: Turn, limits: EpisodeLimits, samples: int, hold: bool) -> Request:
     """Its next turn, of what the episode has left."""
-    number, before = len(episode.turns), episode.completion
-    begun = before.tokens if before is not None else ()
-    left = how.sampling.max_new_tokens - len(begun)
+    number, before, prompt = len(episode.turns), episode.completion, episode.prompt.tokens
+    left = how.sampling.max_new_tokens - (0 if before is None else len(before.tokens))
+    grows = before is None or not before.spans[-1].anew
     return Request(
-        (*episode.prompt.tokens, *begun),
+        prompt if before is None else before.read_after(prompt),
         samples,
         derive(episode.seed, "turn", number) if number else episode.seed,
         min(left, limits.turn_tokens or left),
         first=episode.place[2],
-        hold=hold,
-        held=len(episode.prompt.tokens) + episode.turns[-1].stop if number else 0,
+        hold=hold and grows,
+        held=len(prompt) + episode.turns[-1].stop if number and grows else 0,
     )
 
 
@@ -288,14 +298,14 @@ def _with_outcome(completion: Completion, reply: Reply) -> Completion:
     return replace(completion, turns=(*before, last), steps=steps)
 
 
-def _with_glue(completion: Completion, ids: tuple[int, ...]) -> Completion:
+def _with_before(completion: Completion, before: Before) -> Completion:
     """An episode with the ids between two turns behind it."""
     end = len(completion.tokens)
-    span = Span(end, end + len(ids), False, completion.spans[-1].version)
+    span = Span(end, end + len(before.ids), False, completion.spans[-1].version, before.anew)
     return replace(
         completion,
-        tokens=completion.tokens + ids,
-        logp_engine=completion.logp_engine + (0.0,) * len(ids),
+        tokens=completion.tokens + before.ids,
+        logp_engine=completion.logp_engine + (0.0,) * len(before.ids),
         spans=(*completion.spans, span),
     )
 

@@ -211,7 +211,7 @@ class ScoringRound:
         places = [(i, j) for i, group in enumerate(completions) for j in range(len(group))]
         for i, j in places:
             if (i, j) not in self._attempts:  # an engine need not report completions as they end
-                self.begin(Finished(i, j, completions[i][j].tokens, completions[i][j].finish))
+                self.begin(Finished(i, j, completions[i][j].said, completions[i][j].finish))
         each = [completions[i][j] for i, j in places]
         episodes = [None if completion.ended is None else completion for completion in each]
         results = self.scorer.quick_results([self._attempts[at] for at in places], episodes)

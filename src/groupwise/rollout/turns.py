@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 
 from groupwise.core.engine import Engine, Finished, OnFinish, Request, Sampling
-from groupwise.core.records import Completion, Span, Support
+from groupwise.core.records import Completion, Support
 from groupwise.core.stream import Cohort
 
 
@@ -126,9 +126,9 @@ def joined(before: Completion, new: Completion) -> Completion:
     begin = len(before.tokens)
     spans = list(before.spans)
     for span in new.spans:
-        later = Span(span.start + begin, span.stop + begin, span.own, span.version)
+        later = replace(span, start=span.start + begin, stop=span.stop + begin)
         last = spans[-1]
-        if (last.own, last.version) == (later.own, later.version):
+        if (last.own, last.version) == (later.own, later.version) and not later.anew:
             spans[-1] = replace(last, stop=later.stop)
         else:
             spans.append(later)

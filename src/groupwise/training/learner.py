@@ -128,13 +128,13 @@ class Learner(TrainedModel):
         if not self.in_line:
             for part in microbatches(batch.length[rows], self.tokens_per_microbatch):
                 micro = self.on_device(batch.rows(rows[part]))
-                yield rows[part], micro, padded(micro.tokens, micro.length)
+                yield rows[part], micro, padded(micro.tokens, micro.length, micro.read_from)
             return
         keys = routing.keys
         for part in prefix_microbatches(keys[rows], batch.length[rows], self.tokens_per_microbatch):
             index = rows[part]
             micro = self.on_device(batch.rows(index))
-            yield index, micro, packed(micro.tokens, micro.length, keys[index])
+            yield index, micro, packed(micro.tokens, micro.length, keys[index], micro.read_from)
 
     def completion_logprobs(self, groups: Sequence[Group], pad: int) -> list[Tensor]:
         """[tokens] nats of each completion in order, under the weights as they are, and on the engine's experts

@@ -21,7 +21,7 @@ from groupwise.tasks.data.task import Data
 from groupwise.tasks.settings import field_defaults
 from groupwise.tasks.splits import SPLITS, require_split
 
-HISTORIES, FAULTS = ("refuse", "grow"), ("mask", "answer")
+HISTORIES, FAULTS = ("refuse", "grow", "rewrite"), ("mask", "answer")
 #: The keys that say where problems come from, where the environment has none of its own.
 DATA_KEYS = frozenset(field.name for field in dataclasses.fields(DataSettings))
 
@@ -40,8 +40,9 @@ class EnvironmentTask(DataSettings):
     seconds     that the environment may take for all answers of an episode; 0: any number
     on_fault    "mask": an episode whose environment gives no answer ends, and neither trains nor votes; "answer": the
                 fault is what the policy is answered
-    history     of a chat template that rewrites earlier turns: "refuse" it, or "grow": earlier turns stay as they were
-                sampled, whatever the template would make of them
+    history     of a chat template that rewrites earlier turns: "refuse" it; "grow": earlier turns stay as they were
+                sampled, whatever the template would make of them; "rewrite": each turn reads, and is trained behind,
+                the prompt as the template writes it then
     repeats     of rows of `path`: the environment draws from its seed what a prompt does not say, so the same words in
                 two rows are two problems
     """
