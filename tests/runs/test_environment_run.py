@@ -14,7 +14,7 @@ from groupwise.commands.train import resume
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
 from tests.runs.test_ahead_run import rows
-from tests.runs.test_run import CORES, assert_same_run, kill_again_and_again
+from tests.runs.test_run import assert_same_run, kill_again_and_again
 from tests.runs.tiny_runs import cut_back
 
 ENVIRONMENT = f"{Path(__file__).parent / 'environment_of_a_run.py'}:Sum"
@@ -132,8 +132,8 @@ def test_episodes_may_be_played_while_the_learner_trains(rollout: dict[str, int]
 
 @pytest.mark.slow
 def test_ten_kills_and_resumes_during_episodes(tmp_path: Path) -> None:
-    more = {"steps": 24, "prompts_per_step": 16}
+    more = {"steps": 24, "prompts_per_step": 16, "threads": 1}
     whole = groupwise.train("quickstart", {**changes(tmp_path, name="whole"), **more}).folder
-    cut = kill_again_and_again({**changes(tmp_path, name="cut"), **more}, 10, seed=5, threads=CORES)
+    cut = kill_again_and_again({**changes(tmp_path, name="cut"), **more}, 10, seed=5)
     assert_same_run(whole, cut)
     assert json.loads((cut / "summary.json").read_text())["steps"] == 24

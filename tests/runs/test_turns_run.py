@@ -16,7 +16,7 @@ from groupwise.core.errors import CheckFailed, UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.rollout.collect import Rollout
 from tests.runs.test_ahead_run import rows
-from tests.runs.test_run import CORES, assert_same_run, kill_again_and_again
+from tests.runs.test_run import assert_same_run, kill_again_and_again
 from tests.runs.tiny_runs import cut_back, tiny_run
 
 #: Completions of at most 4 tokens in turns of 2: a token is one version old at most, and 4 with turns of 1.
@@ -133,9 +133,9 @@ def test_the_page_says_which_tokens_are_how_old(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ten_kills_and_resumes_in_turns(tmp_path: Path) -> None:
-    changes = {**CHANGES, "steps": 24, "rollout__turn_tokens": 1}
+    changes = {**CHANGES, "steps": 24, "rollout__turn_tokens": 1, "threads": 1}
     whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", **changes)).folder
-    cut = kill_again_and_again(tiny_run(tmp_path, **changes) | {"name": "cut"}, 10, seed=5, threads=CORES)
+    cut = kill_again_and_again(tiny_run(tmp_path, **changes) | {"name": "cut"}, 10, seed=5)
     assert_same_run(whole, cut)
 
 
