@@ -162,10 +162,15 @@ class Engine(Protocol):
     options        the keys of Sampling that it follows
     precision      what it computes in
     restarts       how often its process was started again; 0 of one that lives in the run's
+    tokens_run     how many tokens it has computed: of prompts, each once for its group and without what was held, and
+                   of completions all but the last
     """
 
     @property
     def restarts(self) -> int: ...
+
+    @property
+    def tokens_run(self) -> int: ...
 
     @property
     def version(self) -> int: ...

@@ -46,12 +46,14 @@ def ends() -> Iterator[Ends]:
 @pytest.mark.parametrize("groups", WAYS.values(), ids=WAYS)
 def test_completions_cross_a_socket_to_the_bit(groups: list[list[Completion]], ends: Ends) -> None:
     ours, theirs = ends
-    sent = wire.completions_message(groups)
+    sent = wire.answer_message(groups, 11)
     sender = threading.Thread(target=wire.send, args=(theirs, {"answer": sent.content}, sent.arrays))
     sender.start()
     came = wire.receive(ours, 5.0)
     sender.join()
-    back = wire.completions_of(wire.Message(came.content["answer"], came.arrays))
+    answer = wire.answer_of(wire.Message(came.content["answer"], came.arrays))
+    back = answer.groups
+    assert answer.tokens_run == 11
     assert_same(groups, back)
     held = [t for group in back for c in group for t in (c.routes, c.support and c.support.ids) if t is not None]
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in held), "a part would hold the whole"

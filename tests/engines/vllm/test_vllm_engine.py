@@ -25,6 +25,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.engines.settings import EngineSettings
+from groupwise.engines.vllm.cache import BLOCK
 from groupwise.models.load import Policy, load_policy
 from groupwise.rollout.turns import Turn, advance
 from tests.engines.outside.completions import assert_same, fields
@@ -208,6 +209,39 @@ def test_loaded_weights_are_those_that_sample_and_nothing_is_kept_of_older_ones(
     served.local.load_weights(policy.model.named_parameters(), version=7)
     assert gap() < LIMIT
     assert {c.version for c in served.vllm.generate(long, sampling)[0]} == {7}
+
+
+def test_a_turn_that_goes_on_computes_only_what_whole_blocks_do_not_hold(served: Served) -> None:
+    policy, sampling = served.policy, Sampling(max_new_tokens=8)
+    room = policy.model.config.max_position_embeddings - 24
+    prompt = tuple(2 + i % 9 for i in range(min(300, room)))
+
+    def run(request: Request) -> tuple[int, Completion, float]:
+        """Tokens computed, the completion, and how far its log-probabilities are from the learner's."""
+        before = served.vllm.tokens_run
+        ((completion,),) = served.vllm.generate([request], sampling)
+        gap = (logprobs(policy, request, completion, sampling) - torch.tensor(completion.logp_engine)).abs().max()
+        return served.vllm.tokens_run - before, completion, gap.item()
+
+    count, first, _ = run(Request(prompt, 1, seed=3, hold=True))
+    assert count == len(prompt) + len(first.tokens) - 1
+    history = (*prompt, *first.tokens)
+    again, held = (Request((*history, 5, 6, 7), 1, seed=4, held=n) for n in (0, len(history)))
+    whole, _, _ = run(again)
+    assert whole > len(history)
+    run(Request(prompt, 1, seed=3, hold=True))
+    going_on, completion, gap = run(held)
+    blocks = (len(history) - 1) // BLOCK * BLOCK  # the last token was drawn and not run
+    assert going_on == len(held.tokens) - blocks + len(completion.tokens) - 1
+    assert gap < LIMIT
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.1)
+    served.vllm.load_weights(policy.model.named_parameters(), version=9)
+    served.local.load_weights(policy.model.named_parameters(), version=9)
+    loaded, _, gap = run(held)
+    assert loaded > len(history), "nothing is held of older weights"
+    assert gap < LIMIT
 
 
 def test_weights_that_do_not_arrive_whole_change_nothing_and_say_why(served: Served) -> None:

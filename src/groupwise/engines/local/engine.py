@@ -63,8 +63,7 @@ class LocalEngine:
     precision  what the copy's weights are cast to, and the model computes in; log-probabilities are float32 at least
     progress   called at each step and each pass over prompts
 
-    tokens_run is how many tokens it has computed: of prompts, each once for its group and without those that were held,
-    and of completions all but the last. Padding is not counted, nor what is computed in places that would be padding.
+    In tokens_run padding is not counted, nor what is computed in places that would be padding.
     """
 
     keeps_support = True

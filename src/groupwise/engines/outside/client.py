@@ -43,7 +43,7 @@ class OutsideEngine:
         self._stamp = self._shared.write({**self._buffers, **dict(policy.model.named_parameters())}, version=0)
         self._process: EngineProcess | None = None
         self._closed = False
-        self.version, self.restarts = 0, 0
+        self.version, self.restarts, self.tokens_run = 0, 0, 0
         try:
             declared = self._start(again=False)
         except PeerLost as lost:
@@ -72,7 +72,9 @@ class OutsideEngine:
         """
         once = None if on_finish is None else _Once(on_finish)
         seconds = self._settings.deadline
-        return self._ask_with_restarts(lambda process: process.generate(list(requests), sampling, once, seconds))
+        answer = self._ask_with_restarts(lambda process: process.generate(list(requests), sampling, once, seconds))
+        self.tokens_run += answer.tokens_run
+        return answer.groups
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights there. Raises RunError where they do not arrive whole, or the process is lost for good.

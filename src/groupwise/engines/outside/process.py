@@ -10,7 +10,6 @@ from groupwise.core.dataclass_json import to_json
 from groupwise.core.engine import OnFinish, Precision, Request, Sampling
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.peer import PeerLost
-from groupwise.core.records import Completion
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.line import EngineLine, Parcel
 from groupwise.engines.outside.shared_weights import SharedWeights, Stamp
@@ -71,10 +70,10 @@ class EngineProcess:
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_finish: OnFinish | None, seconds: float
-    ) -> list[tuple[Completion, ...]]:
+    ) -> wire.Answer:
         """The completions of each request; `on_finish` hears of them as they end."""
         content = {"verb": "generate", **wire.question(requests, sampling, listens=on_finish is not None)}
-        return wire.completions_of(self._ask(content, seconds, on_finish=on_finish))
+        return wire.answer_of(self._ask(content, seconds, on_finish=on_finish))
 
     def close(self) -> None:
         """Ends it, and whatever it started."""

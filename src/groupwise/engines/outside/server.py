@@ -106,8 +106,10 @@ class Server:
     def _generate(self, question: Message, _: Sequence[int]) -> Message:
         content = question.content
         listener = self._tell if content["listens"] else None
-        groups = self._started.generate(wire.requests_of(content), wire.sampling_of(content), listener)
-        return wire.completions_message(groups)
+        engine = self._started
+        before = engine.tokens_run
+        groups = engine.generate(wire.requests_of(content), wire.sampling_of(content), listener)
+        return wire.answer_message(groups, engine.tokens_run - before)
 
     @property
     def _started(self) -> Engine:

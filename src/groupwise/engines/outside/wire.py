@@ -10,6 +10,7 @@ each. Shapes: N completions, T tokens of all of them, L routers, K experts a tok
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -127,12 +128,21 @@ def finished_of(content: Mapping[str, Any]) -> Finished:
     return Finished(**{**fields, "tokens": tuple(fields["tokens"])})
 
 
-def completions_message(groups: Sequence[Sequence[Completion]]) -> Message:
+@dataclass(frozen=True)
+class Answer:
+    """The completions of each request of a question, and how many tokens were computed for them."""
+
+    groups: list[tuple[Completion, ...]]
+    tokens_run: int
+
+
+def answer_message(groups: Sequence[Sequence[Completion]], tokens_run: int) -> Message:
     """What an engine writes of its completions; the fields that a rollout writes later do not travel."""
     every = [c for group in groups for c in group]
     supports = [c.support for c in every if c.support is not None]
     routes = [c.routes for c in every if c.routes is not None]
     content = {
+        "tokens_run": tokens_run,
         "groups": [len(group) for group in groups],
         "tokens": [len(c.tokens) for c in every],
         "finish": [c.finish for c in every],
@@ -152,8 +162,8 @@ def completions_message(groups: Sequence[Sequence[Completion]]) -> Message:
     return Message(content, arrays)
 
 
-def completions_of(message: Message) -> list[tuple[Completion, ...]]:
-    """The completions of each request, as they were in the other process, to the bit."""
+def answer_of(message: Message) -> Answer:
+    """The answer; its completions are what they were in the other process, to the bit."""
     content, take = message.content, _Taking(message.arrays)
 
     def completion(i: int) -> Completion:
@@ -169,7 +179,8 @@ def completions_of(message: Message) -> list[tuple[Completion, ...]]:
         )
 
     every = map(completion, range(sum(content["groups"])))
-    return [tuple(next(every) for _ in range(count)) for count in content["groups"]]
+    groups = [tuple(next(every) for _ in range(count)) for count in content["groups"]]
+    return Answer(groups, content["tokens_run"])
 
 
 class _Taking:

@@ -5,8 +5,8 @@ request draws from a generator of its own, seeded by (seed, i). Its logits can d
 in the batch, as the local engine's can; the same call again gives the same completions, for what an earlier call left
 in the prefix cache is dropped first.
 
-So Request.hold and Request.held are not read: a request that goes on from an earlier call's completion is a prompt like
-any other, and its history is run again.
+A call that goes on from the one before (Request.held) drops nothing: what whole blocks of its prompts are in the cache
+still, by their ids, vLLM does not compute again.
 """
 
 import math
@@ -89,7 +89,7 @@ class VllmEngine:
         self._decode, self._progress = decode, progress
         self.precision: Precision = precision
         self.version = 0
-        self._calls = 0
+        self._calls, self.tokens_run = 0, 0
 
     def close(self) -> None:
         """Leave vLLM to the end of its process. A second call does nothing."""
@@ -125,7 +125,8 @@ class VllmEngine:
         limits = limits_of(requests, sampling, model.context, model.vocabulary)
         if not requests:
             return []
-        self._drop_prefixes()
+        if not any(request.held for request in requests):
+            self._drop_prefixes()
         rows = self._begin(requests, limits, sampling)
         self._sample(rows, sampling, on_finish)
         every = iter(rows.values())  # in the order of requests and their samples
@@ -142,7 +143,8 @@ class VllmEngine:
                 params = params_of(sampling, library.params, ends, limit, request, sample, streamed)
                 name = f"{self._calls}-{number}-{sample}"
                 self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(request.tokens)}, params)
-                rows[name] = Row(number, sample, request.tokens[len(request.tokens) - request.drawn :])
+                drawn = request.tokens[len(request.tokens) - request.drawn :]
+                rows[name] = Row(number, sample, prompt=len(request.tokens), before=drawn)
         return rows
 
     def _sample(self, rows: Mapping[str, "Row"], sampling: Sampling, on_finish: OnFinish | None) -> None:
@@ -162,6 +164,8 @@ class VllmEngine:
                     raise broken(self.version)
                 if strings is not None and row.end_with(strings, begun, sampling.min_new_tokens) and not new.finished():
                     engine.abort_request([output.request_id])
+                if row.finish:
+                    self.tokens_run += row.prompt - (output.num_cached_tokens or 0) + len(row.tokens) - 1
                 if row.finish and on_finish is not None:
                     on_finish(Finished(row.request, row.sample, tuple(row.tokens), row.finish))
 
@@ -178,12 +182,14 @@ class VllmEngine:
 class Row:
     """Completion `sample` of request number `request`, as far as it is sampled.
 
+    prompt  how many tokens it goes on from
     before  its tokens that were drawn before
     finish  "" while it goes on
     """
 
     request: int
     sample: int
+    prompt: int
     before: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
