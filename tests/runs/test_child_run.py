@@ -15,6 +15,8 @@ import pytest
 
 import groupwise
 from groupwise.commands.train import resume
+from groupwise.journal.journal import read_metrics
+from tests.runs.test_ahead_run import rows
 from tests.runs.test_run import assert_same_run
 from tests.runs.tiny_runs import cut_back, tiny_run
 
@@ -65,6 +67,18 @@ def lost(run: Path) -> list[str]:
 
 def trained(place: Path, name: str, callbacks: Any = (), **changes: Any) -> Path:
     return groupwise.train("quickstart", tiny_run(place, name=name, **changes), callbacks=callbacks).folder
+
+
+def test_a_run_with_three_engines_has_the_completions_of_one(tmp_path: Path) -> None:
+    """Of the same weights: what they are after an update is up to rounding, as log-probabilities are."""
+    one = trained(tmp_path, "one", steps=1)
+    three = trained(tmp_path, "three", steps=1, engine__process="child", engine__count=3)
+    texts = [[(row["key"], row["completion"]) for row in rows(run)] for run in (one, three)]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > 20
+    metrics = [next(row for row in read_metrics(run) if "checks" in row) for run in (one, three)]
+    for name in ("pass_rate", "loss", "gradient_norm", "length_mean", "generated_tokens"):
+        assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-4, abs=1e-7)
 
 
 def test_grpo_with_its_engine_killed_ends_with_the_bits_of_the_run_inside(tmp_path: Path) -> None:

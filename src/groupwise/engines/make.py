@@ -1,15 +1,17 @@
 """The one place where an engine is built, and what training requires of one."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import UsageError
 from groupwise.engines.address import Address
 from groupwise.engines.local.make import local_engine
 from groupwise.engines.outside.child import EngineChild
-from groupwise.engines.outside.client import Note, OutsideEngine
+from groupwise.engines.outside.client import Note, OutsideEngine, Published
 from groupwise.engines.outside.connection import Reaching
 from groupwise.engines.settings import EngineSettings, Place
+from groupwise.engines.several import SeveralEngines, started
 from groupwise.engines.stop_strings import require_spelled
 from groupwise.models.load import Policy
 
@@ -20,15 +22,24 @@ def inside(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -
 
 
 def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> Engine:
-    """In a process of its own."""
-    return OutsideEngine(policy, settings, routes, note, reach=lambda again: EngineChild(settings.python))
+    """In a process of its own, or in several."""
+    weights = Published(policy)
+    child = partial(
+        OutsideEngine, policy, settings, routes, note, reach=lambda again: EngineChild(settings.python), weights=weights
+    )
+    members = started([child] * settings.count)
+    if settings.python:
+        note(f"engine       {members[0].library}")
+    return members[0] if settings.count == 1 else SeveralEngines(members, weights.publish)
 
 
 def at_address(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> Engine:
     """In a process that a server elsewhere starts."""
     assert settings.address is not None, "its place says that it has one"
     reach = Reaching(Address.of(settings.address), settings.start_deadline)
-    return OutsideEngine(policy, settings, routes, note, reach)
+    engine = OutsideEngine(policy, settings, routes, note, reach)
+    note(f"engine       {engine.library}")
+    return engine
 
 
 #: Where an engine lives -> what makes it.

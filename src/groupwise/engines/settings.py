@@ -14,9 +14,9 @@ from groupwise.models.precision import WeightPrecision
 #: Where an engine lives.
 Place = Literal["inside", "child", "address"]
 #: The keys that only an engine in a child reads.
-OF_A_CHILD = frozenset({"python", "deadline", "start_deadline", "restarts"})
+OF_A_CHILD = frozenset({"count", "python", "deadline", "start_deadline", "restarts"})
 #: The keys that an engine at an address leaves unread: its own machine says these.
-OF_THIS_MACHINE = frozenset({"process", "python"})
+OF_THIS_MACHINE = frozenset({"process", "count", "python"})
 #: The interpreter that `make vllm` builds, and what it is asked before a run.
 VLLM_PYTHON = ".venv-vllm/bin/python"
 HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
@@ -27,19 +27,22 @@ class EngineSettings(Settings):
 
     name            which engine samples: "local" is groupwise's own; "vllm" lives in a child
     process         "inside" is the run's own; "child" is one of its own, started again where it ends or stalls
+    count           how many children share a step's prompts; completions do not depend on it, but for the last bits of
+                    their log-probabilities
     python          the child's interpreter, which has libraries of its own; without this key it is the run's, and of
                     vLLM the one that `make vllm` builds
     address         "HOST:PORT" of an engine that another machine runs, where `groupwise serve` listens
     deadline        seconds without a sign of progress after which a child counts as stalled
     start_deadline  seconds in which a child must have started, or an address be reached again
     restarts        how often in a row a child is started again; 0: the run stops instead
-    max_rows        completions sampled side by side; the others wait for a place
+    max_rows        completions sampled side by side, by each of several children; the others wait for a place
     precision       of the engine's copy of the weights; "same" is as the learner's master weights are
     cache_mib       MiB of vLLM's keys and values; without this key what max_rows need, at most 1024
     """
 
     name: Literal["local", "vllm"] = "local"
     process: Literal["inside", "child"] = "inside"
+    count: int = Field(default=1, ge=1, le=64)
     python: Location | None = None
     address: Changeable[AddressText | None] = None
     deadline: Changeable[float] = Field(default=120.0, ge=0.1, le=86_400)
@@ -102,7 +105,10 @@ class EngineSettings(Settings):
         if self.address:
             return f"{self.name}, at {self.address}"
         interpreter = f", run by {self.python}" if self.python else ""
-        return f"{self.name}, in a child process{interpreter}" if self.process == "child" else self.name
+        if self.process != "child":
+            return self.name
+        where = "a child process" if self.count == 1 else f"{self.count} child processes"
+        return f"{self.name}, in {where}{interpreter}"
 
 
 def _succeeds(command: list[str]) -> bool:

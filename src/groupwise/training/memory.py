@@ -54,11 +54,12 @@ class RunShape:
     prompts, samples    of a step
     minibatches         of a batch
     prompt, completion  tokens, at most
-    rows                completions sampled side by side
+    rows                completions that an engine samples side by side
     truncates, adjusts  whether sampling leaves ids out, and whether it changes logits
     engine, reference   bytes of a weight of the engine's copy, and of the frozen one's; 0 where there is none
     reward_model        whether a reward model is held, which is of the policy's size
-    outside             whether the engine has a process of its own: libraries once more, and the weights on their way
+    engines             how many engines there are
+    outside             whether they have processes of their own: libraries once more, and the weights on their way
     elsewhere           whether that is on another machine: then the weights on their way are all that is here
     ahead               whether a batch is sampled while another trains
     held                completions whose keys and values are held between the turns of their episodes
@@ -77,6 +78,7 @@ class RunShape:
     engine: int
     reference: int
     reward_model: bool
+    engines: int = 1
     outside: bool = False
     elsewhere: bool = False
     ahead: bool = False
@@ -257,14 +259,14 @@ class _Sizes:
         }
 
     def _engine(self, weights: int, held: int) -> dict[str, int]:
-        """The engine's copy of the weights, and what its process takes; beside a GPU that is not counted."""
+        """The engines' copies of the weights, and what their processes take; beside a GPU that is not counted."""
         shape, on_cpu = self._shape, self._device == "cpu"
         packed = vllm.WEIGHTS if on_cpu and shape.vllm_rows else 1
-        process = vllm.PROCESS if shape.vllm_rows else held
+        process = shape.engines * (vllm.PROCESS if shape.vllm_rows else held)
         return {
             "engine's process": process if on_cpu and shape.outside and not shape.elsewhere else 0,
             "shared weights": weights if on_cpu and shape.outside else 0,
-            "engine's weights": 0 if shape.elsewhere else weights * shape.engine // 4 * packed,
+            "engine's weights": 0 if shape.elsewhere else shape.engines * weights * shape.engine // 4 * packed,
         }
 
     def _batch(self) -> int:
@@ -279,7 +281,7 @@ class _Sizes:
             return {"engine's cache": 0, "held turns": 0, "cache between steps": 0, "drawing": 0}
         if shape.vllm_rows:
             on_cpu, config = self._device == "cpu", self._base.config
-            taken = vllm.cache_bytes(config, shape.vllm_rows, shape.cache_mib, shape.engine, on_cpu)
+            taken = shape.engines * vllm.cache_bytes(config, shape.vllm_rows, shape.cache_mib, shape.engine, on_cpu)
             return {"engine's cache": taken, "held turns": 0, "cache between steps": taken, "drawing": 0}
         cache = cache_bytes(widths, shape.rows, shape.prompt, shape.completion, shape.engine)
         prompts = max(prefill_tokens(self._device), shape.prompt)
@@ -288,10 +290,10 @@ class _Sizes:
         passing = prompts * sum(widths) * shape.engine + int(max(prompts, shape.rows) * layer_token)
         held = shape.held * (shape.prompt + shape.completion) * sum(widths) * shape.engine
         return {
-            "engine's cache": cache.peak,
+            "engine's cache": shape.engines * cache.peak,
             "held turns": held,
-            "cache between steps": cache.kept,
-            "drawing": drawing + passing,
+            "cache between steps": shape.engines * cache.kept,
+            "drawing": shape.engines * (drawing + passing),
         }
 
     def _activations(self, model: Any, cuts: Cuts, tokens: int, line: bool) -> tuple[int, float]:

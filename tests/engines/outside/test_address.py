@@ -100,7 +100,7 @@ def test_weights_that_are_changed_on_their_way_are_refused(
     both: Any, experts: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, version = both.remote.generate(REQUESTS, SAMPLINGS["plain"]), both.remote.version
-    array = both.remote._shared.array
+    array = both.remote._weights.shared.array
 
     def changed() -> np.ndarray:
         data = array().copy()
@@ -108,7 +108,7 @@ def test_weights_that_are_changed_on_their_way_are_refused(
         return data
 
     with monkeypatch.context() as patch:
-        patch.setattr(both.remote._shared, "array", changed)
+        patch.setattr(both.remote._weights.shared, "array", changed)
         with pytest.raises(RunError, match=r"^the weights of version 77 did not arrive whole: their checksum is "):
             both.remote.load_weights(weights(experts, 3.0).items(), version=77)
     assert both.remote.version == version

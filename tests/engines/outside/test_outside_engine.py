@@ -132,15 +132,15 @@ def test_weights_that_do_not_arrive_whole_change_nothing_and_say_why(
             both.child.load_weights(wrong.items(), version=6)
         assert words in str(error.value)
         assert "\n" not in str(error.value)
-    write = both.child._shared.write
+    write = both.child._weights.shared.write
 
     def written_wrong(tensors: Any, version: int) -> Any:
         stamp = write(tensors, version)
-        os.pwrite(both.child._shared.descriptor, b"?", 5000)
+        os.pwrite(both.child._weights.shared.descriptor, b"?", 5000)
         return stamp
 
     with monkeypatch.context() as patch:
-        patch.setattr(both.child._shared, "write", written_wrong)
+        patch.setattr(both.child._weights.shared, "write", written_wrong)
         with pytest.raises(RunError) as error:
             both.child.load_weights(given.items(), version=6)
     assert str(error.value).startswith("the weights of version 6 did not arrive whole: their checksum is ")
@@ -231,7 +231,7 @@ def test_a_flood_of_output_does_no_harm_and_a_closed_engine_is_gone(
     assert isinstance(flooded, OutsideEngine)
     for _ in range(3):
         assert_same(flooded.generate(requests, SAMPLINGS["plain"]), expected)
-    pid, descriptor = flooded.pid, flooded._shared.descriptor
+    pid, descriptor = flooded.pid, flooded._weights.shared.descriptor
     assert pid is not None
     flooded.close()
     flooded.close()

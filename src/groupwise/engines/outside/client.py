@@ -2,7 +2,7 @@
 bit.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor
@@ -25,22 +25,47 @@ TESTED = {"vllm": "0.32."}
 Note = Callable[[str], None]
 
 
+class Published:
+    """A run's newest weights, where processes of engines take them from.
+
+    shared  the memory
+    stamp   of what lies there
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        # Loads name parameters; a process that is started again needs what the model holds beside them.
+        self._buffers = {name: buffer.detach().clone() for name, buffer in policy.model.named_buffers()}
+        self.shared = SharedWeights()
+        self.publish(dict(policy.model.named_parameters()), version=0)
+
+    def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Replace what lies there, which no process may read meanwhile. Raises RunError where memory has no room."""
+        self.stamp = self.shared.write({**self._buffers, **weights}, version)
+
+
 class OutsideEngine:
     """An engine in a process of its own. Where that ends or stalls it is started again, loaded, and asked again: the
     same requests under the same weights are answered by the same completions.
 
     reach     makes the connection to such a process
+    weights   where it gets its weights; several engines may share them, and each closes them
     restarts  how often it was started again
+    library   what samples there, with its version, and whether that is one that is tested
     Raises UsageError where it does not start, or the engine refuses the policy.
     """
 
-    def __init__(self, policy: Policy, settings: EngineSettings, routes: bool, note: Note, reach: Reach) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        settings: EngineSettings,
+        routes: bool,
+        note: Note,
+        reach: Reach,
+        weights: "Published | None" = None,
+    ) -> None:
         self._settings, self._note, self._reach = settings, note, reach
         self._spec, self._write_folder = spec_of(policy, settings, routes), folder_writer(policy)
-        # Loads name parameters; a process that is started again needs what the model holds beside them.
-        self._buffers = {name: buffer.detach().clone() for name, buffer in policy.model.named_buffers()}
-        self._shared = SharedWeights()
-        self._stamp = self._shared.write({**self._buffers, **dict(policy.model.named_parameters())}, version=0)
+        self._weights = weights or Published(policy)
         self._process: EngineProcess | None = None
         self._closed = False
         self.version, self.restarts, self.tokens_run = 0, 0, 0
@@ -55,8 +80,7 @@ class OutsideEngine:
         self.routes, self.keeps_support = declared.routes, declared.keeps_support
         self.options = frozenset(declared.options)
         self.precision: Precision = declared.precision
-        if settings.python or settings.address:
-            self._note(f"engine       {_tested(declared.library)}")
+        self.library = _tested(declared.library)
 
     @property
     def pid(self) -> int | None:
@@ -82,9 +106,14 @@ class OutsideEngine:
         Where they are refused the engine keeps what it has, and a process that is lost then cannot be loaded again.
         """
         self._require_open()
-        self._stamp = self._shared.write({**self._buffers, **dict(weights)}, version)
+        self._weights.publish(dict(weights), version)
+        self.take_weights(version)
+
+    def take_weights(self, version: int) -> None:
+        """Load what was published last. Raises as `load_weights` does."""
+        weights = self._weights
         loaded = self._ask_with_restarts(
-            lambda process: process.load(self._shared, self._stamp, self._settings.deadline)
+            lambda process: process.load(weights.shared, weights.stamp, self._settings.deadline)
         )
         if loaded != version:
             raise RunError(f"the engine's process was given weights of version {version} and says that it has {loaded}")
@@ -94,7 +123,7 @@ class OutsideEngine:
         """End the process and give the shared memory back. A second call does nothing."""
         self._closed = True
         self._end()
-        self._shared.close()
+        self._weights.shared.close()
 
     def _ask_with_restarts(self, ask: Callable[[EngineProcess], T]) -> T:
         """The answer of a process that lives; one that is lost is replaced, `settings.restarts` times in a row."""
@@ -128,7 +157,7 @@ class OutsideEngine:
         process = EngineProcess(self._reach(again))
         try:
             seconds = self._settings.start_deadline
-            declared = process.start(self._spec, self._write_folder, self._shared, self._stamp, seconds)
+            declared = process.start(self._spec, self._write_folder, self._weights.shared, self._weights.stamp, seconds)
         except BaseException:
             process.close()
             raise

@@ -54,7 +54,7 @@ def spec_of(policy: Policy, settings: EngineSettings, routes: bool) -> EngineSpe
         device=str(model.device),
         attention=model.config._attn_implementation,
         experts=model.config._experts_implementation,
-        threads=torch.get_num_threads(),
+        threads=max(1, torch.get_num_threads() // settings.count),
         parameters=tuple(name for name, _ in model.named_parameters()),
     )
 
