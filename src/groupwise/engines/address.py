@@ -38,15 +38,26 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def _spelled(text: str) -> str:
-    """The address in full. Raises ValueError for what is none."""
-    address = Address.of(text)
-    if not address.port:
+def addresses_of(text: str) -> tuple[Address, ...]:
+    """Those of "HOST:PORT", or of several with commas between them. Raises ValueError for what is none.
+
+    >>> [str(address) for address in addresses_of("gpu-1:7001, gpu-2:7001")]
+    ['gpu-1:7001', 'gpu-2:7001']
+    """
+    every = tuple(Address.of(one.strip()) for one in text.split(","))
+    if not all(address.port for address in every):
         raise ValueError("port 0 is no port to be reached")
-    return str(address)
+    if len(set(every)) < len(every):
+        raise ValueError("an address is there twice; a server has one engine")
+    return every
 
 
-#: An address as a recipe has it.
+def _spelled(text: str) -> str:
+    """The addresses in full."""
+    return ", ".join(map(str, addresses_of(text)))
+
+
+#: One address, or several with commas between them, as a recipe has them.
 AddressText = Annotated[str, AfterValidator(_spelled)]
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import UsageError
-from groupwise.engines.address import Address
+from groupwise.engines.address import addresses_of
 from groupwise.engines.local.make import local_engine
 from groupwise.engines.outside.child import EngineChild
 from groupwise.engines.outside.client import Note, OutsideEngine, Published
@@ -34,12 +34,15 @@ def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note)
 
 
 def at_address(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> Engine:
-    """In a process that a server elsewhere starts."""
+    """In a process that a server elsewhere starts, or in several."""
     assert settings.address is not None, "its place says that it has one"
-    reach = Reaching(Address.of(settings.address), settings.start_deadline)
-    engine = OutsideEngine(policy, settings, routes, note, reach)
-    note(f"engine       {engine.library}")
-    return engine
+    weights = Published(policy)
+    at = partial(OutsideEngine, policy, settings, routes, note, weights=weights)
+    reaches = [Reaching(address, settings.start_deadline) for address in addresses_of(settings.address)]
+    members = started([partial(at, reach=reach) for reach in reaches])
+    for line in dict.fromkeys(member.library for member in members):
+        note(f"engine       {line}")
+    return members[0] if len(members) == 1 else SeveralEngines(members, weights.publish)
 
 
 #: Where an engine lives -> what makes it.

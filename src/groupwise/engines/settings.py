@@ -8,7 +8,7 @@ from pydantic import Field
 
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Changeable, Location, Settings
-from groupwise.engines.address import Address, AddressText, require_answer
+from groupwise.engines.address import AddressText, addresses_of, require_answer
 from groupwise.models.precision import WeightPrecision
 
 #: Where an engine lives.
@@ -31,7 +31,8 @@ class EngineSettings(Settings):
                     their log-probabilities
     python          the child's interpreter, which has libraries of its own; without this key it is the run's, and of
                     vLLM the one that `make vllm` builds
-    address         "HOST:PORT" of an engine that another machine runs, where `groupwise serve` listens
+    address         "HOST:PORT" of an engine that another machine runs, where `groupwise serve` listens; of several
+                    engines "HOST:PORT, HOST:PORT"
     deadline        seconds without a sign of progress after which a child counts as stalled
     start_deadline  seconds in which a child must have started, or an address be reached again
     restarts        how often in a row a child is started again; 0: the run stops instead
@@ -89,7 +90,8 @@ class EngineSettings(Settings):
         where no engine answers at the address.
         """
         if self.address:
-            require_answer(Address.of(self.address))
+            for address in addresses_of(self.address):
+                require_answer(address)
         if self.python is None or self.address:
             return
         if shutil.which(self.python) is None:

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
+import groupwise
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines.make import make_engine
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.several import SeveralEngines
 from groupwise.models.load import Policy
+from tests.engines.outside.test_address import listening, noted
 from tests.engines.outside.test_outside_engine import REQUESTS, SAMPLINGS, weights
+from tests.runs.tiny_runs import tiny_run
 
 MANY = [Request((2 + i, 5, 6 + i % 4), samples=1 + i % 3, seed=i) for i in range(11)]
 
@@ -154,6 +157,36 @@ def test_where_one_does_not_start_none_is_left(experts: Policy, tmp_path: Any) -
     settings = EngineSettings(process="child", count=2, python=str(program))
     with pytest.raises(UsageError, match="did not start"):
         make_engine(policy=experts, settings=settings)
+
+
+def test_engines_at_two_addresses_answer_as_one_and_each_with_its_part(
+    engines: dict[int, Any], experts: Policy
+) -> None:
+    with listening() as here, listening() as there:
+        settings = EngineSettings(address=f"{here.address},{there.address}")
+        assert settings.address == f"{here.address}, {there.address}"
+        several = make_engine(policy=experts, settings=settings)
+        assert isinstance(several, SeveralEngines)
+        try:
+            for version, scale in ((31, 0.9), (32, 1.0)):
+                several.load_weights(weights(experts, scale).items(), version)
+                engines[1].load_weights(weights(experts, scale).items(), version)
+                sampling = SAMPLINGS["plain"]
+                assert_alike(several.generate(MANY, sampling), engines[1].generate(MANY, sampling))
+            assert all(member.tokens_run for member in several._members)
+        finally:
+            several.close()
+        assert noted(here, "has gone")
+        assert noted(there, "has gone")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("a:7001,a:7001", "there twice"), ("a:7001,", "HOST:PORT"), ("a:7001, b:0", "port 0")]
+)
+def test_addresses_that_are_none_are_one_line(text: str, words: str, tmp_path: Any) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        groupwise.train("quickstart", tiny_run(tmp_path, engine__address=text))
+    assert "\n" not in str(refused.value)
 
 
 def test_they_declare_what_one_does(engines: dict[int, Any]) -> None:
