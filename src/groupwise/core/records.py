@@ -125,7 +125,7 @@ class Completion:
         """A completion whose tokens were all sampled under one version of the weights: one span.
 
         >>> Completion.of_one_turn((5, 6), (-0.5, -0.25), "stop", version=3).spans
-        (Span(start=0, stop=2, own=True, version=3),)
+        (Span(start=0, stop=2, own=True, version=3, anew=False),)
         """
         return cls(tokens, logp_engine, finish, (Span(0, len(tokens), True, version),), **columns)
 
