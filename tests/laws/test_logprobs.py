@@ -118,3 +118,11 @@ def test_a_token_without_its_support_is_refused(policy):
     tokens, mask = torch.tensor([[3, 4, 5]]), torch.tensor([[False, True, True]])
     with pytest.raises(ValueError, match="without the ids its sampling kept"):
         sequence_logprobs(backbone, head, tokens, mask, 1.0, [None])
+
+
+def test_rows_of_which_no_token_is_trained_need_no_support(policy):
+    """As those of a microbatch whose completions were all cut off, or could not be scored."""
+    tokens, mask = torch.tensor([[3, 4, 5]]), torch.zeros(1, 3, dtype=torch.bool)
+    logp, entropy = sequence_logprobs(*halves(policy.model), tokens, mask, 1.0, [None], True)
+    assert torch.equal(logp, torch.zeros(1, 3))
+    assert torch.equal(entropy, logp)
