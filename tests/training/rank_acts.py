@@ -1,0 +1,84 @@
+"""What one of two ranks does with its mesh: run as `python -m tests.training.rank_acts RANK PORT FOLDER`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+
+import torch
+
+from groupwise.training.mesh import Mesh, joined_ranks, rendezvous
+
+#: Seconds that one rank waits for another here.
+DEADLINE = 1.0
+#: A tensor of each kind, with what a sum of numbers would not bring over as it is.
+TENSORS = {
+    "float64": torch.tensor([1.5, -0.0, math.nan, -math.inf, 1e-320], dtype=torch.float64),
+    "bfloat16": torch.tensor([[0.1, -2.0]], dtype=torch.bfloat16),
+    "int64": torch.tensor([2**62 + 1, -1]),
+    "bool": torch.tensor([True, False, True]),
+    "none": torch.empty(0, 3),
+    "one": torch.tensor(7.25),
+}
+
+
+def own_part(x: torch.Tensor, rank: int) -> torch.Tensor:
+    """The numbers at every other place, zeros elsewhere."""
+    part = torch.zeros_like(x).flatten()
+    part[rank::2] = x.flatten()[rank::2]
+    return part.view(x.shape)
+
+
+def bits(x: torch.Tensor) -> list[int]:
+    return x.contiguous().view(-1).view(torch.uint8).tolist()
+
+
+def acts(mesh: Mesh) -> dict[str, object]:
+    """What the mesh gives this rank."""
+    leads = mesh.leads
+    plain = {"text": "é", "numbers": [1, 2.5, None], "empty": {}}
+    arrived = mesh.tensors(TENSORS if leads else {})
+    return {
+        "sums": mesh.sums([0.1 * (mesh.rank + 1), mesh.rank]),
+        "not_finite": math.isnan(mesh.sums([math.nan if mesh.rank else 1.0])[0]),
+        "joined": {name: bits(mesh.joined(own_part(x, mesh.rank))) == bits(x) for name, x in TENSORS.items()},
+        "arrived": {
+            name: bits(arrived[name]) == bits(x) and arrived[name].shape == x.shape for name, x in TENSORS.items()
+        },
+        "plain": mesh.plain(plain if leads else None) == plain,
+        "all_say": [mesh.all_say(True), mesh.all_say(leads), mesh.all_say(False)],
+        "dealt": list(mesh.dealt([10, 11, 12])),
+        "late": waits(mesh),
+    }
+
+
+def waits(mesh: Mesh) -> float:
+    """Rank 1 does not come: seconds after which rank 0 gives up on it."""
+    if not mesh.leads:
+        time.sleep(DEADLINE + 1.5)
+        return 0.0
+    begin = time.monotonic()
+    try:
+        mesh.sums([1.0])
+    except RuntimeError:
+        return time.monotonic() - begin
+    return math.inf
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rank", type=int)
+    parser.add_argument("port", type=int)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    store = rendezvous("127.0.0.1", options.port, 2, leads=False, seconds=30)
+    mesh = joined_ranks(store, options.rank, 2, seconds=DEADLINE)
+    (options.folder / f"rank-{options.rank}.json").write_text(json.dumps(acts(mesh)))
+    mesh.close()
+
+
+if __name__ == "__main__":
+    main()

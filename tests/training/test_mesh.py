@@ -1,0 +1,81 @@
+"""What passes between two ranks arrives as it was; one that does not come is not waited for; one alone needs nobody."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from groupwise.core.errors import UsageError
+from groupwise.training.mesh import ALONE, joined_ranks, rendezvous
+from tests import two_ranks
+from tests.training.rank_acts import DEADLINE, TENSORS
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    folder: Path = tmp_path_factory.mktemp("mesh")
+    done = two_ranks.ran("tests.training.rank_acts", [str(folder)], seconds=60)
+    assert [d.returncode for d in done] == [0, 0], "\n".join(d.stdout[-3000:] for d in done)
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_sums_are_the_same_on_both_and_what_is_not_finite_stays_so(ranks):
+    assert ranks[0]["sums"] == ranks[1]["sums"] == [pytest.approx(0.3), 1]
+    assert ranks[0]["not_finite"]
+    assert ranks[1]["not_finite"]
+
+
+@pytest.mark.parametrize("how", ["joined", "arrived"])
+def test_tensors_arrive_to_the_bit(ranks, how):
+    for rank in ranks:
+        assert rank[how] == dict.fromkeys(TENSORS, True)
+
+
+def test_plain_data_is_rank_0s(ranks):
+    assert [rank["plain"] for rank in ranks] == [True, True]
+
+
+def test_a_decision_is_one_for_all(ranks):
+    assert [rank["all_say"] for rank in ranks] == [[True, False, False]] * 2
+
+
+def test_items_are_dealt_in_turn_and_both_run_as_many(ranks):
+    assert [rank["dealt"] for rank in ranks] == [[10, 12], [11, None]]
+
+
+def test_a_rank_that_does_not_come_is_waited_for_until_the_deadline(ranks):
+    assert DEADLINE <= ranks[0]["late"] < DEADLINE + 1.4
+
+
+def test_a_process_by_itself_sends_nothing():
+    """There is no group of processes, which everything else would need."""
+    tensor = torch.tensor([1.0, math.nan])
+    assert not dist.is_initialized()
+    assert ALONE.joined(tensor) is tensor
+    assert ALONE.sums([1.0, 2.0]) == [1.0, 2.0]
+    assert ALONE.plain({"a": 1}) == {"a": 1}
+    assert ALONE.tensors({"a": tensor})["a"] is tensor
+    assert ALONE.all_say(True)
+    assert not ALONE.all_say(False)
+    assert list(ALONE.dealt("abc")) == ["a", "b", "c"]
+    ALONE.close()
+
+
+def test_a_port_that_is_taken_and_ranks_that_do_not_come_are_one_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"^the ranks' meeting point 127.0.0.1:{port} cannot be kept: "):
+            rendezvous("127.0.0.1", port, 2, leads=True, seconds=1)
+    store = rendezvous("127.0.0.1", 0, 2, leads=True, seconds=1)
+    with pytest.raises(UsageError, match=r"^rank 0 of 2 did not find the others: .") as refused:
+        joined_ranks(store, 0, 2, seconds=1)
+    assert "\n" not in str(refused.value)
+    assert not dist.is_initialized()
