@@ -1,5 +1,6 @@
 """Groups to one batch, a batch to minibatches of whole groups, a minibatch to microbatches by token budget."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -10,6 +11,9 @@ from torch import Tensor
 from groupwise.core.records import Batch, Completion, Group, Prompt
 
 T = TypeVar("T")
+
+#: The row indices of a microbatch that has none of a batch's rows.
+NO_ROWS = torch.empty(0, dtype=torch.long)
 
 
 def collate(
@@ -143,3 +147,23 @@ def microbatches(length: Tensor, tokens: int) -> list[Tensor]:
         parts.append(order[start : start + rows])
         start += rows
     return parts
+
+
+def idle_rows(batch: Batch) -> Batch:
+    """Two tokens of the batch's first row, none of them trained: what runs where there is nothing to do.
+
+    A model in shards runs on every rank as often, and a rank with fewer microbatches than another runs these. They
+    have weight 0, no routes and no support.
+    """
+    row = batch.rows([0], width=2)
+    return dataclasses.replace(
+        row,
+        mask=torch.zeros_like(row.mask),
+        length=row.length.clamp(max=2),
+        weight=None if row.weight is None else torch.zeros_like(row.weight),
+        read_from=None,
+        support=None,
+        routes_engine=None,
+        routes=None,
+        routes_own=None,
+    )

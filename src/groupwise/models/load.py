@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
@@ -192,10 +192,13 @@ def reading(where: str) -> Iterator[None]:
         raise UsageError(f"{where}the model's tokenizer cannot read it: {error_line(error)}") from None
 
 
-def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:
-    """A Hugging Face folder that `from_pretrained` loads, tokenizer included."""
+def save_policy(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    """A Hugging Face folder that `from_pretrained` loads, tokenizer included.
+
+    weights  every entry of the model's state, whole, where the model itself is in shards
+    """
     with quiet():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)
 
 

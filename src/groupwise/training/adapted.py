@@ -15,6 +15,7 @@ from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import RoutingSettings
 from groupwise.training import checkpoint
 from groupwise.training.learner import Learner, LearnerSettings
+from groupwise.training.mesh import ALONE, Mesh
 
 
 class AdaptedLearner(Learner):
@@ -32,6 +33,7 @@ class AdaptedLearner(Learner):
         routers: Sequence[Router] = (),
         reference: nn.Module | None = None,
         adjustment: Adjustment = UNADJUSTED,
+        mesh: Mesh = ALONE,
     ) -> None:
         """Injects adapters into the model; `seed` is the run's, of which their random numbers are a function.
 
@@ -39,7 +41,7 @@ class AdaptedLearner(Learner):
         """
         self.adapters = Adapters(model, adapter, seed)
         faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
-        super().__init__(model, reference, faster, temperature, total_updates, routing, routers, adjustment)
+        super().__init__(model, reference, faster, temperature, total_updates, routing, routers, adjustment, mesh)
 
     def reference_logprobs(self, batch: Batch) -> Tensor | None:
         """[N,T] nats under the reference: a model of its own, or this one with its adapters off."""
@@ -54,8 +56,9 @@ class AdaptedLearner(Learner):
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """The adapters and their optimizer, into a checkpoint's folder; the base stays where it came from."""
-        write_adapters(folder / checkpoint.POLICY, self.adapters, self.model.name_or_path)
-        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw)
+        writes = self.mesh.leads
+        write_adapters(folder / checkpoint.POLICY, self.adapters, self.model.name_or_path, writes)
+        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, writes=writes)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Adapters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""

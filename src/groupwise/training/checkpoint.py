@@ -19,6 +19,7 @@ from groupwise.core.atomic import open_regular, remove
 from groupwise.core.errors import RunError, UsageError, disk_words
 from groupwise.core.json_text import json_value
 from groupwise.core.settings import Changeable, Settings
+from groupwise.models.shards import parted_like, set_whole
 from groupwise.training.tensor_file import write_tensors
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
@@ -134,9 +135,9 @@ def damaged(folder: Path, needed: Sequence[str] = (STATE,)) -> str:
     return ""
 
 
-def write_parameters(folder: Path, model: nn.Module, name: str) -> None:
-    """Every parameter of a model, by its name."""
-    write_tensors(folder / name, dict(model.named_parameters()))
+def write_parameters(folder: Path, model: nn.Module, name: str, writes: bool = True) -> None:
+    """Every parameter of a model, by its name. A rank that writes nothing helps to gather them."""
+    write_tensors(folder / name, dict(model.named_parameters()), writes)
 
 
 def read_parameters(folder: Path, model: nn.Module, name: str) -> None:
@@ -146,16 +147,18 @@ def read_parameters(folder: Path, model: nn.Module, name: str) -> None:
         raise ValueError(f"{name} holds other parameters than the model has")
     with torch.no_grad():
         for key, parameter in parameters.items():
-            parameter.copy_(weights[key])
+            set_whole(parameter, weights[key])
 
 
-def write_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:
-    """Every optimizer tensor, as `<parameter>/<entry>`."""
+def write_optimizer(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER, writes: bool = True
+) -> None:
+    """Every optimizer tensor, as `<parameter>/<entry>`. A rank that writes nothing helps to gather them."""
     tensors: dict[str, Tensor] = {}
     for key, parameter in model.named_parameters():
         for entry, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{key}/{entry}"] = value
-    write_tensors(folder / name, tensors)
+    write_tensors(folder / name, tensors, writes)
 
 
 def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:
@@ -165,8 +168,9 @@ def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
     for key, value in load_file(folder / name).items():
         owner, entry = key.rsplit("/", 1)
         parameter = parameters[owner]
-        # The fused AdamW counts its steps on the parameter's device, too.
-        optimizer.state[parameter][entry] = value.to(parameter.device)
+        # The fused AdamW counts its steps on the parameter's device, too; the count is no part of any shard.
+        like = value.shape == parameter.shape
+        optimizer.state[parameter][entry] = parted_like(value, parameter) if like else value.to(parameter.device)
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:

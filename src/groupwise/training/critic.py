@@ -12,6 +12,7 @@ from groupwise.core.records import Batch
 from groupwise.core.settings import Changeable, Location
 from groupwise.models.value import POLICY_START, token_values
 from groupwise.training import checkpoint
+from groupwise.training.mesh import ALONE, Mesh
 from groupwise.training.optimizer import OptimizerSettings, TrainedModel
 
 
@@ -33,9 +34,11 @@ class CriticSettings(OptimizerSettings):
 class Critic(TrainedModel):
     """Holds the value model and its optimizer. loss = mean over the trained tokens of the optimizer batch."""
 
-    def __init__(self, model: nn.Module, settings: CriticSettings, total_updates: int, bf16: bool = False) -> None:
-        """`bf16` is that of the learner beside it."""
-        super().__init__(model, settings, total_updates, bf16)
+    def __init__(
+        self, model: nn.Module, settings: CriticSettings, total_updates: int, bf16: bool = False, mesh: Mesh = ALONE
+    ) -> None:
+        """`bf16` and `mesh` are those of the learner beside it."""
+        super().__init__(model, settings, total_updates, bf16, mesh)
         self.clip = settings.clip
 
     def values(self, batch: Batch) -> Tensor:
@@ -56,7 +59,8 @@ class Critic(TrainedModel):
             part.backward()
             loss += part.item()
             held += int(clipped(value.detach(), old, returns, micro.mask, self.clip).sum())
-        return loss, held
+        loss, total = self.mesh.sums([loss, held])
+        return loss, int(total)
 
     def update(self, minibatch: Batch) -> dict[str, Value]:
         """One optimizer update; skipped, and counted, where loss or gradient is not finite. Reads value and returns."""
@@ -72,9 +76,10 @@ class Critic(TrainedModel):
         }
 
     def save(self, folder: Path) -> None:
-        """Parameters and optimizer, into a checkpoint's folder."""
-        checkpoint.write_parameters(folder, self.model, checkpoint.CRITIC)
-        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER)
+        """Parameters and optimizer, into a checkpoint's folder; rank 0 writes them."""
+        writes = self.mesh.leads
+        checkpoint.write_parameters(folder, self.model, checkpoint.CRITIC, writes)
+        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER, writes)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Parameters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""
@@ -84,7 +89,7 @@ class Critic(TrainedModel):
 
     def _forward(self, micro: Batch) -> Tensor:
         with self.autocast(), self.fused.running():
-            return token_values(self.model, micro.tokens, micro.mask)
+            return self.run(self.model, lambda: token_values(self.model, micro.tokens, micro.mask))
 
 
 def clipped(value: Tensor, value_old: Tensor, returns: Tensor, mask: Tensor, clip: float) -> Tensor:

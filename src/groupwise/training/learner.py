@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,9 +12,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
-from groupwise.core.collate import collate, microbatches
+from groupwise.core.collate import NO_ROWS, collate, idle_rows, microbatches
 from groupwise.core.prefixes import prefix_microbatches
-from groupwise.core.records import Batch, Group, UpdateRecord, UpdateResult
+from groupwise.core.records import Batch, Group, RoutingRecord, UpdateRecord, UpdateResult
 from groupwise.core.settings import Changeable
 from groupwise.models.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.compiled import CompiledLayers
@@ -27,8 +28,10 @@ from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.routing_pass import RoutingPass, routes_to_replay
 from groupwise.models.moe.settings import ReplayFrom, RouterLosses, RoutingSettings
 from groupwise.models.recompute import recomputed
+from groupwise.models.shards import set_whole_state, whole, whole_state
 from groupwise.training import checkpoint
-from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel
+from groupwise.training.mesh import ALONE, Mesh
+from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel, place
 
 #: The columns of an UpdateRecord that are made inside the loss.
 SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
@@ -57,6 +60,18 @@ class LearnerSettings(OptimizerSettings):
         return self.precision == "bf16"
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A microbatch as it is run: which rows of a batch, these on the model's device, and where their tokens lie.
+
+    index  [n]; empty where the piece is idle: it runs because another rank runs one, and nothing is read of it
+    """
+
+    index: Tensor
+    micro: Batch
+    layout: Layout
+
+
 class Learner(TrainedModel):
     """Holds the policy being trained, its optimizer, and the frozen reference where an algorithm reads one."""
 
@@ -70,20 +85,24 @@ class Learner(TrainedModel):
         routing: RoutingSettings = RoutingSettings(),
         routers: Sequence[Router] = (),
         adjustment: Adjustment = UNADJUSTED,
+        mesh: Mesh = ALONE,
     ) -> None:
         """`routers` are those of a mixture of experts whose routes are recorded; none, and there are no routes.
 
         adjustment  what sampling does to logits before it divides them by the temperature
+        mesh        the ranks over which policy and reference are put in shards; every one of them makes this learner,
+                    with the same weights, and calls the same methods with the same batches
         """
-        super().__init__(model, settings, total_updates, settings.bf16)
-        self.routing, self.routers = routing, routers
-        self.reference = None if reference is None else reference.eval().requires_grad_(False)
+        models = [model.eval()] if reference is None else [model.eval(), reference.eval().requires_grad_(False)]
+        self.in_line = settings.shared_prefixes and mesh.all_say(all(runs_in_line(halves(m)[0]) for m in models))
+        fused = CompiledLayers(*models, bf16=settings.bf16) if settings.compile else FusedLayers(*models)
+        super().__init__(model, settings, total_updates, settings.bf16, mesh)
+        self.routing, self.routers, self.reference, self.fused = routing, routers, reference, fused
+        if reference is not None:
+            self.shard(reference)
         self.temperature, self.adjustment, self.recompute = temperature, adjustment, settings.recompute
         self.chunk_logits = CHUNK_ELEMENTS if settings.chunk_logits == AUTO else settings.chunk_logits
         self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
-        models = [model] if reference is None else [model, reference]
-        self.in_line = settings.shared_prefixes and all(runs_in_line(halves(m)[0]) for m in models)
-        self.fused = CompiledLayers(*models, bf16=settings.bf16) if settings.compile else FusedLayers(*models)
 
     def annotate(self, batch: Batch, old: bool, ref: bool) -> Batch:
         """Adds `logp_old` and `logp_ref` [N,T] without gradient, each only where it is read.
@@ -105,7 +124,7 @@ class Learner(TrainedModel):
         if not old and not self.routing.reads_routes:
             return None, {}
         routing = self._routing_pass(batch, replayed)
-        logp, seen = self.logprobs(self.model, batch, routing), routing.record
+        logp, seen = self.logprobs(self.model, batch, routing), self._recorded(routing)
         own = {"routes_own": seen.own} if seen and from_engine else {}
         return logp if old else None, {"routes": seen.used, **own} if seen else {}
 
@@ -117,24 +136,26 @@ class Learner(TrainedModel):
         """[N,T] nats on the CPU, 0 where masked; `routing` gathers the routes of the pass."""
         routing = routing or RoutingPass(model, (), batch)
         out = torch.zeros(batch.tokens.shape, dtype=self.precision)
-        for index, micro, layout in self.pieces(batch, routing, torch.arange(len(batch))):
-            with self._attending(model, layout), routing.microbatch(index, layout):
-                logp, _ = self._forward(model, micro, layout, entropy_gradient=False)
-            out[index, : logp.shape[1]] = logp.cpu()
-        return out
+        for piece in self.pieces(batch, routing, torch.arange(len(batch))):
+            with self._attending(model, piece.layout), routing.microbatch(piece.index, piece.layout):
+                logp, _ = self._forward(model, piece, entropy_gradient=False)
+            place(out, piece.index, logp)
+        return self.mesh.joined(out)
 
-    def pieces(self, batch: Batch, routing: RoutingPass, rows: Tensor) -> Iterator[tuple[Tensor, Batch, Layout]]:
-        """Microbatches of some of a batch's rows: their indices, they on the model's device, and how they are run."""
-        if not self.in_line:
-            for part in microbatches(batch.length[rows], self.tokens_per_microbatch):
-                micro = self.on_device(batch.rows(rows[part]))
-                yield rows[part], micro, padded(micro.tokens, micro.length, micro.read_from)
-            return
-        keys = routing.keys
-        for part in prefix_microbatches(keys[rows], batch.length[rows], self.tokens_per_microbatch):
-            index = rows[part]
-            micro = self.on_device(batch.rows(index))
-            yield index, micro, packed(micro.tokens, micro.length, keys[index], micro.read_from)
+    def pieces(self, batch: Batch, routing: RoutingPass, rows: Tensor) -> Iterator[Piece]:
+        """This rank's microbatches of some of a batch's rows; on every rank as many, the last of some idle."""
+        length, most = batch.length[rows], self.tokens_per_microbatch
+        parts = prefix_microbatches(routing.keys[rows], length, most) if self.in_line else microbatches(length, most)
+        for part in self.mesh.dealt(parts):
+            index, own = (NO_ROWS, idle_rows(batch)) if part is None else (rows[part], batch.rows(rows[part]))
+            micro = self.on_device(own)
+            if not self.in_line:
+                layout = padded(micro.tokens, micro.length, micro.read_from)
+            elif part is None:
+                layout = packed(micro.tokens, micro.length)
+            else:
+                layout = packed(micro.tokens, micro.length, routing.keys[index], micro.read_from)
+            yield Piece(index, micro, layout)
 
     def completion_logprobs(self, groups: Sequence[Group], pad: int) -> list[Tensor]:
         """[tokens] nats of each completion in order, under the weights as they are, and on the engine's experts
@@ -158,28 +179,29 @@ class Learner(TrainedModel):
         replays = self.routing.replay is not ReplayFrom.NONE
         replayed = routes_to_replay(minibatch, "routes", self.routers) if replays else None
         routing = self._routing_pass(minibatch, replayed, self.routing.losses)
-        for trains, index, micro, layout in self._trained_and_others(minibatch, algorithm, routing):
+        for trains, piece in self._trained_and_others(minibatch, algorithm, routing):
             bonus = algorithm.entropy_coefficient != 0
             with (
                 torch.set_grad_enabled(trains),
-                self._attending(self.model, layout),
-                routing.microbatch(index, layout) as add_router_losses,
+                self._attending(self.model, piece.layout),
+                routing.microbatch(piece.index, piece.layout) as add_router_losses,
             ):
-                live, entropy = self._forward(self.model, micro, layout, entropy_gradient=bonus)
-                out = self._objective(algorithm, micro, live, entropy)
+                live, entropy = self._forward(self.model, piece, entropy_gradient=bonus)
+                out = self._objective(algorithm, piece.micro, live, entropy)
                 value = add_router_losses(out.value)
                 if trains:
                     value.backward()
             loss += value.item()
             for name, column in zip(SEEN, (live, out.log_ratio, out.share, entropy, out.kl), strict=True):
                 if column is not None:
-                    seen[name][index, : column.shape[1]] = column.detach().to("cpu", seen[name].dtype)
-        kl = seen.pop("kl")
-        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routing.record)
+                    place(seen[name], piece.index, column)
+        (loss,), seen = self.mesh.sums([loss]), {name: self.mesh.joined(column) for name, column in seen.items()}
+        kl, routed = seen.pop("kl"), self._recorded(routing)
+        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routed)
 
     def _trained_and_others(
         self, minibatch: Batch, algorithm: Algorithm, routing: RoutingPass
-    ) -> Iterator[tuple[bool, Tensor, Batch, Layout]]:
+    ) -> Iterator[tuple[bool, Piece]]:
         """Microbatches of the rows that have a gradient, then of those that are run for the record alone: True, False.
 
         Where no row has one, the shortest is trained: an optimizer with momentum moves on a gradient of 0 too.
@@ -191,7 +213,7 @@ class Learner(TrainedModel):
             trained[minibatch.length.argmin()] = True
         for trains in (True, False):
             for piece in self.pieces(minibatch, routing, (trained == trains).nonzero()[:, 0]):
-                yield trains, *piece
+                yield trains, piece
 
     def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
         """One optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
@@ -201,13 +223,15 @@ class Learner(TrainedModel):
         return UpdateResult(loss, outcome.gradient_norm, learning_rate=rate, applied=outcome.applied, seen=seen)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter by its name, as an engine takes them."""
-        return self.model.named_parameters()
+        """Every parameter by its name, as an engine takes them, gathered one at a time where they are in shards."""
+        return ((name, whole(parameter)) for name, parameter in self.model.named_parameters())
 
     def save(self, folder: Path, tokenizer: Any) -> None:
-        """The policy, as `from_pretrained` loads it, and its optimizer, into a checkpoint's folder."""
-        save_policy(self.model, tokenizer, folder / checkpoint.POLICY)
-        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw)
+        """The policy, as `from_pretrained` loads it, and its optimizer, into a checkpoint's folder; rank 0 writes."""
+        weights = None if self.mesh.alone else whole_state(self.model, holds=self.mesh.leads)
+        if self.mesh.leads:
+            save_policy(self.model, tokenizer, folder / checkpoint.POLICY, weights)
+        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, writes=self.mesh.leads)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Policy and optimizer as a checkpoint has them, bit for bit, after `updates` updates.
@@ -215,7 +239,11 @@ class Learner(TrainedModel):
         The policy is loaded as a model, because the files of some name weights otherwise than the model does, such as
         each expert by itself where the model holds them as one.
         """
-        self.model.load_state_dict(load_policy(folder / checkpoint.POLICY).model.state_dict())
+        saved = load_policy(folder / checkpoint.POLICY).model.state_dict()
+        if self.mesh.alone:
+            self.model.load_state_dict(saved)
+        else:
+            set_whole_state(self.model, saved)
         checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw)
         self.optimizer.updates = updates
 
@@ -232,20 +260,23 @@ class Learner(TrainedModel):
             entropy=entropy,
         )
 
-    def _forward(self, model: nn.Module, micro: Batch, layout: Layout, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        with self.autocast():
+    def _forward(self, model: nn.Module, piece: Piece, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+        def logprobs() -> tuple[Tensor, Tensor]:
             return sequence_logprobs(
                 *halves(model),
-                micro.tokens,
-                micro.mask,
+                piece.micro.tokens,
+                piece.micro.mask,
                 self.temperature,
-                micro.support,
+                piece.micro.support,
                 entropy_gradient,
-                layout,
+                piece.layout,
                 chunk_elements=self.chunk_logits,
                 held_elements=self.held_logits,
                 adjustment=self.adjustment,
             )
+
+        with self.autocast():
+            return self.run(model, logprobs)
 
     @contextmanager
     def _attending(self, model: nn.Module, layout: Layout) -> Iterator[None]:
@@ -262,3 +293,7 @@ class Learner(TrainedModel):
         self, batch: Batch, replayed: RowRoutes | None, losses: RouterLosses | None = None
     ) -> RoutingPass:
         return RoutingPass(halves(self.model)[0], self.routers, batch, replayed, losses)
+
+    def _recorded(self, routing: RoutingPass) -> RoutingRecord | None:
+        """What the routers did on all ranks; None for a dense model."""
+        return routing.record(self.mesh.joined, self.mesh.sums)

@@ -8,17 +8,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from groupwise.core.collate import microbatches
+from groupwise.core.collate import NO_ROWS, idle_rows, microbatches
 from groupwise.core.free_memory import give_back
 from groupwise.core.records import Batch
 from groupwise.core.settings import Changeable, Settings
 from groupwise.models.fused_layers import FusedLayers
+from groupwise.training.mesh import ALONE, Mesh
+from groupwise.training.sharded import Sharded, clip_gradients
+
+T = TypeVar("T")
 
 #: Called after each update of a training loop with its number from 1, the number of all updates, and its loss.
 OnStep = Callable[[int, int, float], None]
@@ -85,6 +89,7 @@ class Optimizer:
     """A model's AdamW with its `rate` (number of the update, from 0 -> learning rate), gradient limit and count.
 
     factor  times the rate: below 1 after a return from a collapse (training/rollback.py)
+    mesh    the ranks that hold the model's shards: one norm, and one decision, for all of them
 
     rate = optimizer.begin()
     loss = ...                         # backward passes add up the gradient
@@ -92,15 +97,22 @@ class Optimizer:
     """
 
     def __init__(
-        self, model: nn.Module, adamw: torch.optim.Optimizer, rate: Callable[[int], float], clip_norm: float
+        self,
+        model: nn.Module,
+        adamw: torch.optim.Optimizer,
+        rate: Callable[[int], float],
+        clip_norm: float,
+        mesh: Mesh = ALONE,
     ) -> None:
         self.adamw, self.updates, self.factor = adamw, 0, 1.0
-        self._model, self._rate, self._clip_norm = model, rate, clip_norm
+        self._model, self._rate, self._clip_norm, self._mesh = model, rate, clip_norm, mesh
         trained = [weight for weight in model.parameters() if weight.requires_grad and weight.device.type == "cpu"]
         self._gives_back = sum(weight.nbytes for weight in trained) >= GIVEN_BACK
 
     @classmethod
-    def from_settings(cls, model: nn.Module, settings: OptimizerSettings, total_updates: int) -> Optimizer:
+    def from_settings(
+        cls, model: nn.Module, settings: OptimizerSettings, total_updates: int, mesh: Mesh = ALONE
+    ) -> Optimizer:
         """The optimizer of a learner or critic that makes `total_updates` updates."""
         adamw = torch.optim.AdamW(
             [p for p in model.parameters() if p.requires_grad],
@@ -110,7 +122,7 @@ class Optimizer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        return cls(model, adamw, partial(learning_rate, settings, total=total_updates), settings.clip_norm)
+        return cls(model, adamw, partial(learning_rate, settings, total=total_updates), settings.clip_norm, mesh)
 
     def begin(self) -> float:
         """Clears the gradient and sets the learning rate of the next update -> that rate."""
@@ -121,8 +133,8 @@ class Optimizer:
 
     def finish(self, loss: float) -> UpdateOutcome:
         """One update with the gradient, which is freed; skipped, and counted, where loss or gradient is not finite."""
-        norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm or math.inf))
-        applied = math.isfinite(loss) and math.isfinite(norm)
+        norm = self._clip()
+        applied = self._mesh.all_say(math.isfinite(loss) and math.isfinite(norm))
         if applied:
             self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
@@ -131,28 +143,53 @@ class Optimizer:
         self.updates += 1
         return UpdateOutcome(norm, applied)
 
+    def _clip(self) -> float:
+        """Scales the gradient down to its limit -> its norm before."""
+        if self._mesh.alone:
+            return float(nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm or math.inf))
+        return clip_gradients(self._model.parameters(), self._clip_norm, self._mesh)
+
 
 class TrainedModel:
     """What learner and critic share: a model with its optimizer, which sees a batch in microbatches on its device.
 
+    mesh       the ranks that hold the model in shards, each of which is dealt some of the microbatches
     bf16       computes in bfloat16 over float32 master weights
     fused      its layers that have a backward of their own
     precision  what the model's numbers are kept in: its own type, float32 at least
     """
 
-    def __init__(self, model: Any, settings: OptimizerSettings, total_updates: int, bf16: bool) -> None:
-        self.model, self.bf16 = model.eval(), bf16
+    def __init__(
+        self, model: Any, settings: OptimizerSettings, total_updates: int, bf16: bool, mesh: Mesh = ALONE
+    ) -> None:
+        self.model, self.bf16, self.mesh = model.eval(), bf16, mesh
         self.fused = FusedLayers(model)
+        self._sharded: dict[nn.Module, Sharded] = {}
+        self.shard(model)
         weight = next(model.parameters())
         self.device, self.precision = weight.device, torch.promote_types(weight.dtype, torch.float32)
-        self.optimizer = Optimizer.from_settings(model, settings, total_updates)
+        self.optimizer = Optimizer.from_settings(model, settings, total_updates, mesh)
         chosen = settings.tokens_per_microbatch
         self.tokens_per_microbatch = MOST_TOKENS if chosen == AUTO else chosen
 
+    def shard(self, model: nn.Module) -> None:
+        """Puts a model that this one runs in shards over the mesh; in one process it stays whole."""
+        if not self.mesh.alone:
+            self._sharded[model] = Sharded(model, self.mesh, self.bf16)
+
+    def run(self, model: nn.Module, compute: Callable[[], T]) -> T:
+        """What `compute` returns, which may use all of the model's parameters."""
+        sharded = self._sharded.get(model)
+        return compute() if sharded is None else sharded.run(compute)
+
     def microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        """The batch's microbatches, on the model's device, each with its row indices."""
-        for index in microbatches(batch.length, self.tokens_per_microbatch):
-            yield index, self.on_device(batch.rows(index))
+        """This rank's microbatches of the batch, on the model's device, each with its row indices.
+
+        Where another rank has one more, the last is idle and has no rows.
+        """
+        for part in self.mesh.dealt(microbatches(batch.length, self.tokens_per_microbatch)):
+            index, rows = (part, batch.rows(part)) if part is not None else (NO_ROWS, idle_rows(batch))
+            yield index, self.on_device(rows)
 
     def on_device(self, rows: Batch) -> Batch:
         """The rows, their columns on the model's device."""
@@ -168,9 +205,13 @@ class TrainedModel:
         """[N,T] on the CPU, 0 where masked, put together from the [n,t] that `column` gives of each microbatch."""
         out = torch.zeros(batch.tokens.shape, dtype=self.precision)
         for index, micro in self.microbatches(batch):
-            part = column(index, micro)
-            out[index, : part.shape[1]] = part.cpu()
-        return out
+            place(out, index, column(index, micro))
+        return self.mesh.joined(out)
+
+
+def place(table: Tensor, index: Tensor, part: Tensor) -> None:
+    """Writes [n,t] of the rows `index` into a table [N,T]; what an idle microbatch gave is written nowhere."""
+    table[index, : part.shape[1]] = part[: len(index)].detach().to("cpu", table.dtype)
 
 
 def learning_rate(settings: OptimizerSettings, update: int, total: int) -> float:

@@ -11,6 +11,7 @@ from groupwise.core.errors import UsageError, one_line, shortened
 from groupwise.core.json_text import json_value
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.folder import ADAPTERS
+from groupwise.models.shards import whole
 
 MATRICES = "adapters.safetensors"
 
@@ -20,10 +21,16 @@ def holds_adapters(folder: Path) -> bool:
     return (folder / ADAPTERS).is_file()
 
 
-def write_adapters(folder: Path, adapters: Adapters, base: str) -> None:
-    """Only A and B, with their settings and the base that they were trained over, whose folder was `base`."""
+def write_adapters(folder: Path, adapters: Adapters, base: str, writes: bool = True) -> None:
+    """Only A and B, with their settings and the base that they were trained over, whose folder was `base`.
+
+    writes  False: this rank only helps to gather them
+    """
+    matrices = {name: whole(m).cpu().contiguous() for name, m in adapters.matrices.items()}
+    if not writes:
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: m.detach().cpu().contiguous() for name, m in adapters.matrices.items()}, folder / MATRICES)
+    save_file(matrices, folder / MATRICES)
     (folder / ADAPTERS).write_text(json.dumps(_description(adapters) | {"base": base}, indent=1))
 
 

@@ -14,6 +14,7 @@ from groupwise.models.adapters.settings import EXTRA, AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights
 from groupwise.models.folder import quiet
 from groupwise.models.load import digest
+from groupwise.models.shards import set_whole, whole
 
 #: peft's name of the adapters; a model has one set of them.
 NAME = "default"
@@ -32,17 +33,17 @@ class Adapters:
         """Raises UsageError for targets that do not fit the model, or where peft is missing or cannot adapt it."""
         weights = adapted_weights(model, settings)
         self.settings, self.base_digest = settings, digest(model)
-        self._model, self._base = model, dict(model.named_parameters())
+        self._model, base = model, dict(model.named_parameters())
         model.requires_grad_(False)
         _inject(model, list(weights), settings, seed)
-        self._layers = _by_weight(model, self._base)
+        self._layers, self._names = _by_weight(model, base), _names_now(model, base)
         if missed := weights.keys() ^ self._layers.keys():
             raise UsageError(f"peft adapts other layers of {type(model).__name__} than these: {listed(sorted(missed))}")
 
     @property
     def base(self) -> Mapping[str, nn.Parameter]:
         """The frozen weights, by the names that they had before."""
-        return self._base
+        return {name: self._model.get_parameter(now) for name, now in self._names.items()}
 
     @property
     def matrices(self) -> dict[str, nn.Parameter]:
@@ -60,9 +61,12 @@ class Adapters:
             self._enable(True)
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight of the model without adapters, by name: W + alpha/r B A where it is adapted, one at a time."""
-        for name in self._base:
-            yield name, self._merged(name)
+        """Every weight of the model without adapters, by name: W + alpha/r B A where it is adapted, one at a time.
+
+        Of a model in shards each is gathered for it.
+        """
+        for name, weight in self.base.items():
+            yield name, self._merged(name, weight)
 
     def load(self, matrices: Mapping[str, Tensor]) -> None:
         """Sets A and B. Raises ValueError where they are of other weights or shapes."""
@@ -71,26 +75,30 @@ class Adapters:
             raise ValueError("the adapters are of other layers than the model has")
         with torch.no_grad():
             for name, matrix in own.items():
-                matrix.copy_(matrices[name])
+                set_whole(matrix, matrices[name])
 
     def merge(self) -> None:
         """Adds the adapters to the weights and takes them out: an ordinary model again, and nothing more to do here."""
         with torch.no_grad():
+            base = self.base
             for name in self._layers:
-                self._base[name].copy_(self._merged(name))
+                base[name].copy_(self._merged(name, base[name]))
         wrappers = {id(layer) for layer in self._layers.values()}
         while wrapped := next((name for name, m in self._model.named_modules() if id(m) in wrappers), None):
             self._model.set_submodule(wrapped, self._model.get_submodule(wrapped).get_base_layer())
-        self._layers = {}
+        self._layers, self._names = {}, {name: name for name in self._names}
 
     def _enable(self, enabled: bool) -> None:
         for layer in self._layers.values():
             layer.enable_adapters(enabled)
 
     @torch.no_grad()
-    def _merged(self, name: str) -> Tensor:
-        weight, layer = self._base[name].detach(), self._layers.get(name)
-        return weight if layer is None else weight + layer.get_delta_weight(NAME)
+    def _merged(self, name: str, weight: Tensor) -> Tensor:
+        layer = self._layers.get(name)
+        if layer is None:
+            return whole(weight)
+        with _whole_matrices(layer):
+            return whole(weight) + layer.get_delta_weight(NAME)
 
 
 def with_adapters(model: Any, settings: AdapterSettings) -> Any:
@@ -102,6 +110,20 @@ def with_adapters(model: Any, settings: AdapterSettings) -> Any:
     with torch.device("meta"):
         _inject(model, weights, settings, seed=0)
     return model
+
+
+@contextmanager
+def _whole_matrices(layer: Any) -> Iterator[None]:
+    """Inside, A and B of one of peft's layers are whole, also where they are in shards outside."""
+    linears = [getattr(layer, part)[NAME] for part in PARTS]
+    own = [linear.weight for linear in linears]
+    try:
+        for linear, weight in zip(linears, own, strict=True):
+            linear._parameters["weight"] = whole(weight)
+        yield
+    finally:
+        for linear, weight in zip(linears, own, strict=True):
+            linear._parameters["weight"] = weight
 
 
 def _inject(model: Any, weights: list[str], settings: AdapterSettings, seed: int) -> None:
@@ -119,6 +141,12 @@ def _inject(model: Any, weights: list[str], settings: AdapterSettings, seed: int
         torch.manual_seed(derive(seed, "adapters"))
         # Where peft sees a transformers model, it takes names like gate_proj for those of experts in older versions.
         peft.inject_adapter_in_model(config, nn.ModuleDict({"policy": model}), NAME)
+
+
+def _names_now(model: nn.Module, base: Mapping[str, nn.Parameter]) -> dict[str, str]:
+    """The names that these parameters have in a model with adapters, by those that they had before."""
+    now = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {name: now[id(parameter)] for name, parameter in base.items()}
 
 
 def _by_weight(model: nn.Module, base: Mapping[str, nn.Parameter]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from groupwise.core.errors import RunError
 from groupwise.core.records import Batch, RoutingRecord
 from groupwise.models.layout import Layout
 from groupwise.models.moe.balance import load_shares
-from groupwise.models.moe.record import Router, Routes, RowRoutes, record_routes, router_logits
+from groupwise.models.moe.record import Router, Routes, RowRoutes, record_routes, route_dtype, router_logits
 from groupwise.models.moe.replay import Replay, place_routes, replay_routes
 from groupwise.models.moe.settings import RouterLosses
 
@@ -36,7 +36,7 @@ class RoutingPass:
     ) -> None:
         self._backbone, self._routers, self._replayed = backbone, routers, replayed
         self._ids = batch.tokens
-        self._used: list[Tensor] = [torch.empty(0)] * len(batch)
+        self._used = _no_routes(routers, batch)
         self._own = list(self._used)
         self._live = 0
         self._losses = losses or {}
@@ -48,12 +48,21 @@ class RoutingPass:
                 raise ValueError("column routes is read before it is written")
             self._shares = load_shares(torch.cat(batch.routes), [router.experts for router in routers])
 
-    @property
-    def record(self) -> RoutingRecord | None:
-        """What the routers did, once every row was in a microbatch; None for a dense model."""
+    def record(
+        self, joined: Callable[[Tensor], Tensor], sums: Callable[[Sequence[float]], list[float]]
+    ) -> RoutingRecord | None:
+        """What the routers did, once every row was in a microbatch of some rank; None for a dense model.
+
+        joined  tensors that are 0 but in places of one rank each -> their sum
+        sums    numbers -> their sums over the ranks
+        """
         if not self._routers:
             return None
-        return RoutingRecord(tuple(self._used), tuple(self._own), self._live, self._sums)
+        rows = [len(row) for row in self._used]
+        used = joined(torch.cat(self._used)).split(rows)
+        own = used if self._replayed is None else joined(torch.cat(self._own)).split(rows)
+        live, *losses = sums([self._live, *self._sums.values()])
+        return RoutingRecord(used, own, int(live), dict(zip(self._sums, losses, strict=True)))
 
     @cached_property
     def keys(self) -> Tensor:
@@ -74,9 +83,9 @@ class RoutingPass:
     @contextmanager
     def microbatch(self, index: Tensor, layout: Layout) -> Iterator[AddLoss]:
         """Run one forward of the microbatch that holds the rows `index`, and its backward, inside; yields what adds the
-        routers' losses to a loss.
+        routers' losses to a loss. Of a microbatch without rows nothing is recorded or added.
         """
-        if not self._routers:
+        if not self._routers or not len(index):
             yield lambda loss: loss
             return
         with ExitStack() as stack:
@@ -110,6 +119,14 @@ class RoutingPass:
             self._sums[name] += float(value.detach())
             loss = loss + coefficient * value
         return loss
+
+
+def _no_routes(routers: Sequence[Router], batch: Batch) -> list[Tensor]:
+    """Zeros in place of each row's routes [length - 1,L,K]."""
+    if not routers:
+        return []
+    dtype, chosen = route_dtype(max(r.experts for r in routers)), routers[0].chosen
+    return [torch.zeros(n - 1, len(routers), chosen, dtype=dtype) for n in batch.length.tolist()]
 
 
 def routes_to_replay(batch: Batch, column: str, routers: Sequence[Router]) -> RowRoutes:

@@ -1,0 +1,58 @@
+"""A parameter of which each rank holds a part: gathered whole, and set from a whole one.
+
+An ordinary tensor is whole already, so callers need not know whether a model is sharded.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def whole(x: Tensor) -> Tensor:
+    """All of a tensor, without gradient. Of one in parts, every rank has to call this at the same point of its work."""
+    x = x.detach()
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def own_part(x: Tensor) -> Tensor:
+    """What this rank holds of a tensor: a view, which may be empty."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+@torch.no_grad()
+def set_whole(x: Tensor, values: Tensor) -> None:
+    """Sets a tensor from all of its numbers, which every rank has; nothing is sent."""
+    x.copy_(parted_like(values, x))
+
+
+def parted_like(values: Tensor, x: Tensor) -> Tensor:
+    """All of a tensor, which every rank has -> the same on x's device and in parts as x is; nothing is sent."""
+    values = values.to(x.device)
+    if not isinstance(x, DTensor):
+        return values
+    return distribute_tensor(values, x.device_mesh, x.placements, src_data_rank=None)
+
+
+def whole_state(model: nn.Module, holds: bool) -> dict[str, Tensor]:
+    """Every entry of a model's state, gathered one after another to the CPU of the ranks that hold them; else none.
+
+    Entries that are one tensor, as a tied head and the embedding are, stay one.
+    """
+    gathered: dict[int, Tensor] = {}
+    state = model.state_dict(keep_vars=True)
+    for entry in {id(x): x for x in state.values()}.values():
+        one = whole(entry)
+        if holds:
+            gathered[id(entry)] = one.cpu()
+    return {name: gathered[id(entry)] for name, entry in state.items()} if holds else {}
+
+
+def set_whole_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Sets every entry of a model's state, of which each rank has all. Raises ValueError where it has others."""
+    own = model.state_dict(keep_vars=True)
+    if {k: x.shape for k, x in own.items()} != {k: x.shape for k, x in state.items()}:
+        raise ValueError("the weights are of another model")
+    for name, entry in own.items():
+        set_whole(entry, state[name])

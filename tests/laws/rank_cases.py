@@ -1,0 +1,434 @@
+"""What one of two ranks does, and what it sees beside one process: run as `python -m tests.laws.rank_cases ...`.
+
+Each case makes a learner by itself and one over both ranks, of the same weights, gives both the same batches, and
+writes down how far they lie apart. tests/laws/test_ranks.py starts both ranks once, and says what has to hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import groupwise
+from groupwise.algorithms.settings import CATALOG
+from groupwise.core.records import Batch, Support, UpdateRecord
+from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
+from groupwise.models.shards import own_part, set_whole, whole
+from groupwise.models.tiny import TinySpec
+from groupwise.models.value import from_policy
+from groupwise.training.adapted import AdaptedLearner
+from groupwise.training.critic import Critic, CriticSettings
+from groupwise.training.learner import Learner, LearnerSettings
+from groupwise.training.mesh import ALONE, Mesh, joined_ranks, rendezvous
+from tests.laws import moe_models
+from tests.laws.test_split import make_batch
+
+#: No multiple of the number of ranks: of a tied head and embedding the last rank has a row less.
+VOCABULARY = 15
+#: Tokens of a microbatch, of which the batch is then an odd number.
+BUDGET = 70
+
+Measured = dict[str, Any]
+
+
+def policy(dtype: torch.dtype = torch.float64, tied: bool = True) -> Any:
+    """A tiny dense policy of odd sizes with uneven distributions."""
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=20,
+        intermediate_size=27,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=6,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=tied,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Qwen3ForCausalLM(config).to(dtype).eval()
+
+
+def bare_batch(rows: int = 32) -> Batch:
+    """What annotate is given: with columns that some rows of the catalog read, and without a pass of the learner."""
+    batch = make_batch()
+    numbers = torch.Generator().manual_seed(5)
+    value = torch.rand(batch.mask.shape, generator=numbers, dtype=torch.float64)
+    ends = batch.mask & (torch.rand(batch.mask.shape, generator=numbers) < 0.2)
+    whole_batch = dataclasses.replace(
+        batch, logp_old=None, logp_ref=None, value=value, step_end=ends, step_score=value.round() * ends
+    )
+    return whole_batch.rows(torch.arange(rows))
+
+
+def learners(make: Callable[[Any, Mesh], Any], model: Any, mesh: Mesh) -> tuple[Any, Any]:
+    """The same by itself, and over the ranks."""
+    return make(copy.deepcopy(model), ALONE), make(copy.deepcopy(model), mesh)
+
+
+def learner_of(reference: Any = None, routing: RoutingSettings = RoutingSettings(), **settings: Any) -> Any:
+    """What makes a learner of a model and a mesh, with a reference where one is given."""
+
+    def make(model: Any, mesh: Mesh) -> Learner:
+        own = {"tokens_per_microbatch": BUDGET, "learning_rate": 0.01, **settings}
+        routers = routers_to_record(model.base_model, routing)
+        frozen = copy.deepcopy(reference)
+        return Learner(model, frozen, LearnerSettings(**own), 0.8, 4, routing, routers, mesh=mesh)
+
+    return make
+
+
+def annotated(alone: Learner, over: Learner, algo: Any, batch: Batch) -> tuple[Batch, Measured]:
+    """The batch with its columns, and whether both gave the same bits."""
+    own, shared = (x.annotate(batch, old=True, ref=x.reference is not None) for x in (alone, over))
+    same = {"same_columns": all(same_bits(getattr(own, n), getattr(shared, n)) for n in ("logp_old", "logp_ref"))}
+    if own.routes is not None:
+        columns = ((own.routes, shared.routes), (own.routes_own, shared.routes_own))
+        same["same_routes"] = all(a is b is None or all(map(torch.equal, a, b)) for a, b in columns)
+    return algo.weigh(algo.credit(shared)), same
+
+
+def compared(alone: Learner, over: Learner, algo: Any, minibatch: Batch) -> Measured:
+    """How far loss and gradient lie apart, and whether what the update saw is the same to the bit."""
+    own_loss, own_seen = cleared(alone).gradients(minibatch, algo)
+    loss, seen = cleared(over).gradients(minibatch, algo)
+    routing = own_seen.routing is None or all(map(torch.equal, own_seen.routing.used, seen.routing.used))
+    return {
+        "loss": abs(loss - own_loss),
+        "gradient": apart(gradient(alone.model), gradient(over.model)),
+        "norm": float(gradient(alone.model).norm()),
+        "same_seen": same_seen(own_seen, seen) and routing,
+    }
+
+
+def cleared(learner: Any) -> Any:
+    learner.model.zero_grad(set_to_none=True)
+    return learner
+
+
+def gradient(model: Any) -> Tensor:
+    return torch.cat([whole(p.grad).flatten() for p in model.parameters() if p.grad is not None])
+
+
+def weights(model: Any) -> Tensor:
+    return torch.cat([whole(p).flatten() for p in model.parameters()])
+
+
+def apart(own: Tensor, shared: Tensor) -> float:
+    return float((own - shared).norm() / own.norm())
+
+
+def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def same_seen(one: UpdateRecord, other: UpdateRecord) -> bool:
+    return all(same_bits(getattr(one, n), getattr(other, n)) for n in ("logp_live", "share", "entropy", "log_ratio"))
+
+
+def moved(*models: Any, size: float = 0.02) -> None:
+    """Other weights of both models, so that live is not old."""
+    for model in models:
+        numbers = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                other = whole(parameter)
+                noise = size * torch.randn(other.shape, generator=numbers, dtype=other.dtype)
+                set_whole(parameter, other + noise)
+
+
+def catalog(mesh: Mesh, dtype: torch.dtype) -> Measured:
+    """Every row of the catalog, over a tied head with an uneven vocabulary."""
+    model = policy(dtype)
+    alone, over = learners(learner_of(reference=model), model, mesh)
+    moved(alone.model, over.model, size=0.005)
+    measured, batch = {}, bare_batch()
+    for name in CATALOG:
+        algo = groupwise.algorithm(name)
+        minibatch, same = annotated(alone, over, algo, batch)
+        minibatch = dataclasses.replace(minibatch, logp_old=minibatch.need("logp_old") + 0.05 * minibatch.mask)
+        measured[name] = {**same, **compared(alone, over, algo, minibatch)}
+    return measured
+
+
+def updates(mesh: Mesh, tied: bool) -> Measured:
+    """Three updates, clipped, and then the weights: each row of the embedding by itself."""
+    algo = groupwise.algorithm("dapo")
+    alone, over = learners(learner_of(clip_norm=0.1), policy(tied=tied), mesh)
+    before = whole(over.model.get_output_embeddings().weight).clone()
+    minibatch, _ = annotated(alone, over, algo, bare_batch())
+    results = [[x.update(minibatch, algo) for x in (alone, over)] for _ in range(3)]
+    after = whole(over.model.get_output_embeddings().weight)
+    return {
+        "weights": apart(weights(alone.model), weights(over.model)),
+        "norms": max(abs(a.gradient_norm - b.gradient_norm) / a.gradient_norm for a, b in results),
+        "clipped": min(a.gradient_norm for a, _ in results),
+        "least_moved_row": float((after - before).abs().amax(1).min()),
+        "engine": all(
+            n == m and same_bits(a, whole(b))
+            for (n, a), (m, b) in zip(over.weights(), over.model.named_parameters(), strict=True)
+        ),
+    }
+
+
+def few_rows(mesh: Mesh, rows: int) -> Measured:
+    """As many microbatches as rows: the last round has one for one rank alone."""
+    algo, model = groupwise.algorithm("grpo"), policy()
+    alone, over = learners(learner_of(reference=model, tokens_per_microbatch=1), model, mesh)
+    minibatch, same = annotated(alone, over, algo, bare_batch(rows=4))
+    return {**same, **compared(alone, over, algo, minibatch.rows(torch.arange(rows)))}
+
+
+def padded_rows(mesh: Mesh) -> Measured:
+    """Without shared prefixes, and recomputed."""
+    algo, model = groupwise.algorithm("gspo"), policy()
+    make = learner_of(reference=model, shared_prefixes=False, recompute=True)
+    alone, over = learners(make, model, mesh)
+    minibatch, same = annotated(alone, over, algo, bare_batch())
+    return {**same, **compared(alone, over, algo, minibatch)}
+
+
+def supported(mesh: Mesh) -> Measured:
+    """Tokens with the ids that sampling left, and an entropy bonus."""
+    algo, model, batch = groupwise.algorithm("dapo", {"entropy_coefficient": 0.1}), policy(), bare_batch()
+    supports = []
+    for row, mask in zip(batch.tokens, batch.mask, strict=True):
+        kept = [sorted({int(token), 3, 8}) for token in row[mask]]
+        start = torch.tensor([0, *(len(ids) for ids in kept)]).cumsum(0)
+        supports.append(Support(torch.tensor([i for ids in kept for i in ids], dtype=torch.int32), start))
+    alone, over = learners(learner_of(tokens_per_microbatch=30), model, mesh)
+    minibatch, same = annotated(alone, over, algo, dataclasses.replace(batch, support=tuple(supports)))
+    return {**same, **compared(alone, over, algo, minibatch)}
+
+
+def experts(mesh: Mesh, replay: ReplayFrom, architecture: str = "qwen3_moe") -> Measured:
+    """A mixture of experts with replayed routes and both of the routers' losses."""
+    algo = groupwise.algorithm("dapo")
+    model = moe_models.build(architecture, dtype=torch.float64, experts_implementation="eager")
+    routing = RoutingSettings(replay=replay, load_balance=0.3, z_loss=0.2)
+    alone, over = learners(learner_of(routing=routing), model, mesh)
+    batch, numbers = bare_batch(), torch.Generator().manual_seed(2)
+    places = [torch.rand(n - 1, 3, 8, generator=numbers).argsort(-1) for n in batch.length.tolist()]
+    batch = dataclasses.replace(batch, routes_engine=tuple(place[..., :2].to(torch.uint8) for place in places))
+    minibatch, same = annotated(alone, over, algo, batch)
+    moved(alone.model, over.model)
+    seen = [cleared(x).gradients(minibatch, algo)[1].routing for x in (alone, over)]
+    losses = max(abs(a - seen[1].losses[n]) / abs(a) for n, a in seen[0].losses.items())
+    own = all(map(torch.equal, seen[0].own, seen[1].own))
+    return {**same, **compared(alone, over, algo, minibatch), "losses": losses, "same_own": own}
+
+
+def adapted(mesh: Mesh, folder: Path) -> Measured:
+    """Adapters: reference, gradient, merged weights, and back from a checkpoint."""
+    algo = groupwise.algorithm("grpo", {"kl.beta": 0.1})
+    settings = LearnerSettings(tokens_per_microbatch=BUDGET, learning_rate=0.01)
+
+    def make(model: Any, over: Mesh) -> AdaptedLearner:
+        return AdaptedLearner(model, AdapterSettings(rank=3), 0, settings, 0.8, 8, mesh=over)
+
+    alone, over = learners(make, policy(torch.float32), mesh)
+    for learner in (alone, over):
+        numbers = torch.Generator().manual_seed(1)
+        for matrix in learner.adapters.matrices.values():
+            set_whole(matrix, 0.2 * torch.randn(matrix.shape, generator=numbers))
+    batch = bare_batch()
+    columns = [x.annotate(batch, old=True, ref=True) for x in (alone, over)]
+    same = all(same_bits(getattr(columns[0], n), getattr(columns[1], n)) for n in ("logp_old", "logp_ref"))
+    minibatch = algo.weigh(algo.credit(columns[0]))
+    measured = {"same_columns": same, **compared(alone, over, algo, minibatch)}
+    merged = zip(alone.weights(), over.weights(), strict=True)
+    measured["same_merged"] = all(n == m and same_bits(a, b) for (n, a), (m, b) in merged)
+    return {**measured, **put_back(alone, over, algo, minibatch, folder)}
+
+
+def saved(mesh: Mesh, folder: Path) -> Measured:
+    """A checkpoint of both ranks has the files of one process's, and goes back into either."""
+    algo = groupwise.algorithm("dapo")
+    alone, over = learners(learner_of(), policy(torch.float32), mesh)
+    minibatch, _ = annotated(alone, over, algo, bare_batch())
+    return put_back(alone, over, algo, minibatch, folder)
+
+
+def put_back(alone: Learner, over: Learner, algo: Any, minibatch: Batch, folder: Path) -> Measured:
+    """An update, a checkpoint, and two more updates; once more from there, at both ranks and in one process."""
+    tokenizer = TinySpec().tokenizer("0123456789+-=")
+    over.update(minibatch, algo)
+    over.save(folder / "over", tokenizer)
+    over.mesh.all_say(True)  # written before it is read
+    alone.restore(folder / "over", updates=1)
+    first = weights(over.model)
+    same = same_bits(first, weights(alone.model))
+    if over.mesh.leads:
+        alone.save(folder / "alone", tokenizer)
+    over.mesh.all_say(True)
+    files = [sorted(p.relative_to(folder / n) for p in (folder / n).rglob("*.*")) for n in ("alone", "over")]
+    equal = files[0] == files[1] and all(
+        (folder / "alone" / name).read_bytes() == (folder / "over" / name).read_bytes() for name in files[0]
+    )
+    after = twice(over, minibatch, algo)
+    over.restore(folder / "over", updates=1)
+    back = same_bits(first, weights(over.model))
+    again = twice(over, minibatch, algo)
+    return {
+        "same_restored": same and back,
+        "same_files": equal,
+        "files": len(files[0]),
+        "same_again": same_bits(after, again),
+        "elsewhere": apart(twice(alone, minibatch, algo), after),
+    }
+
+
+def twice(learner: Learner, minibatch: Batch, algo: Any) -> Tensor:
+    for _ in range(2):
+        learner.update(minibatch, algo)
+    return weights(learner.model)
+
+
+def critic(mesh: Mesh, folder: Path) -> Measured:
+    """Values, gradient and an update of the critic, and back from its checkpoint."""
+    model = from_policy(policy())
+    with torch.no_grad():
+        for parameter in model.score.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
+    settings = CriticSettings(tokens_per_microbatch=BUDGET, learning_rate=0.01)
+    alone, over = learners(lambda model, mesh: Critic(model, settings, 4, mesh=mesh), model, mesh)
+    bare = dataclasses.replace(bare_batch(), value=None)
+    values = alone.values(bare)
+    same = same_bits(values, over.values(bare))
+    returns = torch.where(bare.mask, bare.score[:, None].expand_as(values), math.nan)
+    batch, tokens = bare.add(value=values + 0.1, returns=returns), int(bare.mask.sum())
+    (own_loss, own_held), (loss, held) = (cleared(x).gradients(batch, tokens) for x in (alone, over))
+    measured = {
+        "same_columns": same,
+        "loss": abs(loss - own_loss),
+        "same_held": held == own_held,
+        "gradient": apart(gradient(alone.model), gradient(over.model)),
+    }
+    for one in (alone, over):
+        one.update(batch)
+    folder.mkdir(parents=True, exist_ok=True)
+    over.save(folder)
+    first = weights(over.model)
+    over.mesh.all_say(True)
+    over.update(batch)
+    over.restore(folder, updates=1)
+    return {
+        **measured,
+        "weights": apart(weights(alone.model), first),
+        "same_restored": same_bits(first, weights(over.model)),
+    }
+
+
+def not_finite(mesh: Mesh) -> Measured:
+    """An advantage is NaN in a row of rank 1 alone: neither rank moves, and both go on after it."""
+    algo = groupwise.algorithm("dapo")
+    alone, over = learners(learner_of(tokens_per_microbatch=1), policy(), mesh)
+    minibatch, _ = annotated(alone, over, algo, bare_batch(rows=4))
+    rows = list(over.pieces(minibatch, over._routing_pass(minibatch, None), torch.arange(4)))
+    own = {int(i) for piece in rows for i in piece.index}
+    theirs = next(i for i in range(4) if (i in own) == (mesh.rank == 1))
+    theirs = int(mesh.sums([theirs if mesh.rank == 1 else 0])[0])
+    advantage = minibatch.need("advantage").clone()
+    advantage[theirs] = math.nan
+    before = weights(over.model)
+    result = over.update(dataclasses.replace(minibatch, advantage=advantage), algo)
+    still = same_bits(before, weights(over.model))
+    goes_on = over.update(minibatch, algo)
+    return {
+        "on_rank_1": (theirs in own) == (mesh.rank == 1),
+        "applied": result.applied,
+        "still": still,
+        "goes_on": goes_on.applied and not same_bits(before, weights(over.model)),
+    }
+
+
+def rounded(mesh: Mesh) -> Measured:
+    """bfloat16 over float32 masters."""
+    algo, model = groupwise.algorithm("dapo"), policy(torch.float32)
+    moved(model)
+    alone, over = learners(learner_of(precision="bf16"), model, mesh)
+    exact = learner_of()(copy.deepcopy(model), ALONE)
+    batch = bare_batch()
+    own, shared, right = (x.annotate(batch, old=True, ref=False).need("logp_old") for x in (alone, over, exact))
+    minibatch = algo.weigh(algo.credit(dataclasses.replace(batch, logp_old=right)))
+    return {
+        "same_columns": same_bits(own, shared),
+        **compared(alone, over, algo, minibatch),
+        "rounding": float((own - right).abs().mean()),
+        "masters": all(p.dtype == torch.float32 for p in over.model.parameters()),
+    }
+
+
+def held(mesh: Mesh) -> Measured:
+    """The share of weights, gradients and optimizer state that this rank holds."""
+    algo = groupwise.algorithm("dapo")
+    _, over = learners(learner_of(), policy(), mesh)
+    minibatch = algo.weigh(algo.credit(over.annotate(bare_batch(), old=True, ref=False)))
+    parameters = list(over.model.parameters())
+    total = sum(p.numel() for p in parameters)
+    shares = {"weights": sum(own_part(p).numel() for p in parameters) / total}
+    cleared(over).gradients(minibatch, algo)
+    shares["gradients"] = sum(own_part(p.grad).numel() for p in parameters) / total
+    over.update(minibatch, algo)
+    moments = [own_part(over.optimizer.adamw.state[p]["exp_avg"]).numel() for p in parameters]
+    return {**shares, "optimizer": sum(moments) / total}
+
+
+def cases(folder: Path) -> Mapping[str, Callable[[Mesh], Measured]]:
+    """Every case by its name; those that save something do so in a folder of theirs."""
+    return {
+        "catalog float64": lambda mesh: catalog(mesh, torch.float64),
+        "catalog float32": lambda mesh: catalog(mesh, torch.float32),
+        "updates tied": lambda mesh: updates(mesh, tied=True),
+        "updates untied": lambda mesh: updates(mesh, tied=False),
+        "3 rows": lambda mesh: few_rows(mesh, rows=3),
+        "1 row": lambda mesh: few_rows(mesh, rows=1),
+        "padded rows": padded_rows,
+        "supported": supported,
+        "experts learner": lambda mesh: experts(mesh, ReplayFrom.LEARNER),
+        "experts engine": lambda mesh: experts(mesh, ReplayFrom.ENGINE),
+        "adapted": lambda mesh: adapted(mesh, folder / "adapted"),
+        "saved": lambda mesh: saved(mesh, folder / "saved"),
+        "critic": lambda mesh: critic(mesh, folder / "critic"),
+        "not finite": not_finite,
+        "rounded": rounded,
+        "held": held,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rank", type=int)
+    parser.add_argument("port", type=int)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    store = rendezvous("127.0.0.1", options.port, 2, leads=False, seconds=60)
+    mesh = joined_ranks(store, options.rank, 2, seconds=30)
+    with (options.folder / f"rank-{options.rank}.jsonl").open("w") as file:
+        for name, case in cases(options.folder).items():
+            if options.only in name:
+                print(json.dumps([name, case(mesh)]), file=file, flush=True)
+    mesh.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""A learner over two ranks is the learner of one process: two real processes over gloo, beside the same in one.
+
+Both ranks are started once, and run every case of rank_cases.py; here is what has to hold of what they saw.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from groupwise.algorithms.settings import CATALOG
+from groupwise.core.collate import idle_rows
+from tests import two_ranks
+from tests.laws.rank_cases import bare_batch
+
+SAME = {"same_columns": True, "same_seen": True}
+#: Relative, of a gradient that is added up in another order.
+ROUNDING = {"float64": 1e-9, "float32": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank wrote down, by case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    done = two_ranks.ran("tests.laws.rank_cases", [str(folder)], seconds=120)
+    assert [d.returncode for d in done] == [0, 0], "\n".join(d.stdout[-3000:] for d in done)
+    return [by_case(folder / f"rank-{rank}.jsonl") for rank in (0, 1)]
+
+
+def by_case(path: Path) -> dict[str, Any]:
+    return dict(map(json.loads, path.read_text().splitlines()))
+
+
+def require(measured: dict[str, Any], rounding: float = 1e-9) -> None:
+    """The columns and what an update saw are the same to the bit, the gradient up to the order of its sums."""
+    assert {name: measured[name] for name in SAME} == SAME
+    assert measured["gradient"] < rounding
+    assert measured["loss"] < rounding
+    assert measured["norm"] > 1e-3, "there is a gradient to compare"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_every_row_of_the_catalog_has_the_gradient_and_the_columns_of_one_process(seen, dtype, rank):
+    measured = seen[rank][f"catalog {dtype}"]
+    assert list(measured) == list(CATALOG)
+    for row in measured.values():
+        require(row, ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("case", ["3 rows", "1 row", "padded rows", "supported"])
+def test_however_the_rows_are_run_and_dealt(seen, case):
+    for rank in (0, 1):
+        require(seen[rank][case])
+
+
+@pytest.mark.parametrize("case", ["updates tied", "updates untied"])
+def test_clipped_updates_move_every_row_of_an_uneven_vocabulary_on_both_ranks(seen, case):
+    """The last rank holds a row less of a head that is the embedding, too: its update must not be lost."""
+    for rank in (0, 1):
+        measured = seen[rank][case]
+        assert measured["weights"] < 1e-9
+        assert measured["norms"] < 1e-9
+        assert measured["clipped"] > 0.1, "the norm was above its limit"
+        assert measured["least_moved_row"] > 1e-3
+        assert measured["engine"], "what goes to an engine is every parameter, whole"
+
+
+@pytest.mark.parametrize("case", ["experts learner", "experts engine"])
+def test_routes_are_recorded_and_replayed_and_the_routers_losses_add_up(seen, case):
+    for rank in (0, 1):
+        require(seen[rank][case])
+        assert seen[rank][case]["same_routes"]
+        assert seen[rank][case]["same_own"]
+        assert seen[rank][case]["losses"] < 1e-9
+
+
+def test_bfloat16_is_that_of_one_process_over_float32_masters(seen):
+    for rank in (0, 1):
+        require(seen[rank]["rounded"], rounding=1e-6)
+        assert seen[rank]["rounded"]["rounding"] > 1e-4, "it computes in bfloat16"
+        assert seen[rank]["rounded"]["masters"]
+
+
+def test_adapters_train_alone_and_are_merged_to_the_bits_of_one_process(seen):
+    for rank in (0, 1):
+        require(seen[rank]["adapted"], ROUNDING["float32"])
+        assert seen[rank]["adapted"]["same_merged"]
+
+
+@pytest.mark.parametrize("case", ["saved", "adapted"])
+def test_a_checkpoint_has_the_files_of_one_process_and_goes_back_into_either(seen, case):
+    for rank in (0, 1):
+        measured = seen[rank][case]
+        assert measured["same_files"]
+        assert measured["files"] > 2
+        assert measured["same_restored"]
+        assert measured["same_again"], "at the same number of ranks the bits are the same"
+        assert measured["elsewhere"] < 1e-6, "at another they are the same up to rounding"
+
+
+def test_the_critic_is_sharded_alike(seen):
+    for rank in (0, 1):
+        measured = seen[rank]["critic"]
+        assert measured["same_columns"]
+        assert measured["same_held"]
+        assert measured["same_restored"]
+        assert max(measured["loss"], measured["gradient"], measured["weights"]) < 1e-9
+
+
+def test_what_is_not_finite_on_one_rank_is_skipped_on_both(seen):
+    for rank in (0, 1):
+        assert seen[rank]["not finite"] == {"on_rank_1": True, "applied": False, "still": True, "goes_on": True}
+
+
+def test_each_rank_holds_half_of_weights_gradients_and_optimizer(seen):
+    for name in ("weights", "gradients", "optimizer"):
+        shares = [seen[rank]["held"][name] for rank in (0, 1)]
+        assert sum(shares) == pytest.approx(1)
+        assert shares == pytest.approx([0.5, 0.5], rel=0.1)
+
+
+def test_both_ranks_saw_the_same(seen):
+    own = [{case: measured for case, measured in rank.items() if case != "held"} for rank in seen]
+    assert own[0] == own[1]
+
+
+def test_an_idle_microbatch_trains_nothing():
+    idle = idle_rows(bare_batch())
+    assert len(idle) == 1
+    assert not idle.mask.any()
+    assert torch.equal(idle.length, torch.tensor([2]))
