@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from groupwise.core.errors import UsageError
 from groupwise.training.mesh import Mesh, joined_ranks, rendezvous
 
 #: Seconds that one rank waits for another here.
@@ -55,6 +57,12 @@ def acts(mesh: Mesh) -> dict[str, object]:
     }
 
 
+def fails_alone() -> None:
+    """An attempt to meet another rank, which does not come; it must not hinder the next one."""
+    with contextlib.suppress(UsageError):
+        joined_ranks(rendezvous("127.0.0.1", 0, 2, leads=True), 0, 2, seconds=0.2)
+
+
 def waits(mesh: Mesh) -> float:
     """Rank 1 does not come: seconds after which rank 0 gives up on it."""
     if not mesh.leads:
@@ -74,6 +82,8 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
+    if options.rank == 0:
+        fails_alone()
     store = rendezvous("127.0.0.1", options.port, 2, leads=False, seconds=30)
     mesh = joined_ranks(store, options.rank, 2, seconds=DEADLINE)
     (options.folder / f"rank-{options.rank}.json").write_text(json.dumps(acts(mesh)))

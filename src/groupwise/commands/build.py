@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from groupwise.commands.episodes import environments_of, episodes_of
 from groupwise.commands.memory import in_words, memory_of, memory_of_folder, picks, record_cuts, with_cuts
 from groupwise.commands.parity import make_probe, run_limits
 from groupwise.commands.policies import base_policy, named_model, reference_policy, starting_model
+from groupwise.commands.ranks import over_ranks
 from groupwise.commands.run_reward_model import run_reward_model
 from groupwise.commands.selected import chat_of, selected
 from groupwise.config.plan import OWN_CRITIC, REWARD_MODEL, Plan
@@ -33,7 +35,6 @@ from groupwise.journal.terminal import View
 from groupwise.loop import Components, LoopSettings, Training
 from groupwise.models.activations import without_memory
 from groupwise.models.adapters.targets import in_short
-from groupwise.models.adjustment import adjustment_of
 from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
 from groupwise.models.load import Policy, digest
@@ -53,7 +54,6 @@ from groupwise.rollout.free import FreeBatches
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection
 from groupwise.rollout.turns import Sampler
-from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
 from groupwise.training.initial_policy import TINY
@@ -93,32 +93,35 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     reference = _reference(plan, policy, start, selection.longest, view.note)
     scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
     judge = run_reward_model(plan, policy, chat, scorer, journal, view)
-    critic = _critic(plan, policy, view.note)
+    value_model = _value_model(plan, policy, view.note)
     routers = _routers(plan, policy, view)
-    disk = disk_plan(plan, policy.model, critic.model if critic else None)
+    disk = disk_plan(plan, policy.model, value_model)
     require_disk(disk)
     view.note(f"disk         {disk}")
     engine = training_engine(plan, policy, routers, partial(_say, journal, view))
-    learner = make_learner(plan, policy, routers, reference=reference and reference.model)
-    prompts = Prompts(selection.train, selection.encode, recipe.seed)
-    limits = run_limits(plan, policy, engine, learner, prompts, journal)
-    for line in limits.tolerance.lines():
-        view.note(f"tolerance    {line}")
-    rollout = _rollout(plan, engine, scorer, prompts, judge, episodes_of(plan, policy, chat, engine, environments))
-    components = Components(
-        algorithm=plan.algorithm,
-        rollout=rollout,
-        batches=_batches(plan, rollout),
-        engine=engine,
-        learner=learner,
-        critic=critic,
-        probe=make_probe(plan, engine, learner, prompts, policy.pad, limits),
-        limits=limits,
-        evaluate=evaluation(plan, rollout.sample, scorer, selection, judge) if selection.heldout else None,
-        state=_run_state(plan, policy, learner, critic, reference),
-    )
-    settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
-    return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
+    learner, critic = over_ranks(plan, policy, routers, reference=reference and reference.model, critic=value_model)
+    with ExitStack() as failed:
+        failed.callback(learner.mesh.close)
+        prompts = Prompts(selection.train, selection.encode, recipe.seed)
+        limits = run_limits(plan, policy, engine, learner, prompts, journal)
+        for line in limits.tolerance.lines():
+            view.note(f"tolerance    {line}")
+        rollout = _rollout(plan, engine, scorer, prompts, judge, episodes_of(plan, policy, chat, engine, environments))
+        components = Components(
+            algorithm=plan.algorithm,
+            rollout=rollout,
+            batches=_batches(plan, rollout),
+            engine=engine,
+            learner=learner,
+            critic=critic,
+            probe=make_probe(plan, engine, learner, prompts, policy.pad, limits),
+            limits=limits,
+            evaluate=evaluation(plan, rollout.sample, scorer, selection, judge) if selection.heldout else None,
+            state=_run_state(plan, policy, learner, critic, reference),
+        )
+        settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
+        failed.pop_all()
+        return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
 
 
 def _rollout(
@@ -274,25 +277,6 @@ def _say(journal: Journal, view: View, line: str) -> None:
     view.note(line)
 
 
-def make_learner(plan: Plan, policy: Policy, routers: Sequence[Router], reference: nn.Module | None = None) -> Learner:
-    """The policy's learner; `reference` is a frozen model, where the algorithm reads one of its own.
-
-    With adapters these are in the policy's model from here on, and without such a model it is its own reference.
-    """
-    recipe = plan.recipe
-    common: dict[str, Any] = {
-        "settings": recipe.learner,
-        "temperature": recipe.sampling.temperature,
-        "total_updates": plan.total_updates,
-        "routing": recipe.routing,
-        "routers": routers,
-        "adjustment": adjustment_of(recipe.sampling, policy.eos, policy.model.config.vocab_size),
-    }
-    if recipe.adapter.rank:
-        return AdaptedLearner(policy.model, recipe.adapter, recipe.seed, reference=reference, **common)
-    return Learner(policy.model, reference, **common)
-
-
 def _routers(plan: Plan, policy: Policy, view: View) -> Sequence[Router]:
     """The routers whose routes the run records; none for a dense policy."""
     routers = routers_to_record(halves(policy.model)[0], plan.recipe.routing)
@@ -339,18 +323,16 @@ def reward_forms(plan: Plan, pool: Pool | None) -> list[str]:
     return [f"reward       {name} is {form}" for name, form in pool.check(first).items() if name != TASK]
 
 
-def _critic(plan: Plan, policy: Policy, note: Callable[[str], None]) -> Critic | None:
-    """The critic of an algorithm that reads values."""
+def _value_model(plan: Plan, policy: Policy, note: Callable[[str], None]) -> nn.Module | None:
+    """The model of the critic, of an algorithm that reads values."""
     critic = plan.recipe.critic
     if critic is None:
         return None
     if critic.start == POLICY_START:
-        model = from_policy(policy.model)
-    else:
-        own = named_model(critic.start, plan.folder / OWN_CRITIC, note)
-        folder = plan.folder / REWARD_MODEL if critic.start == REWARD_START else Path(own)
-        model = from_folder(folder, policy.model)
-    return Critic(model, critic, plan.recipe.steps * plan.updates_per_step, bf16=plan.recipe.learner.bf16)
+        return from_policy(policy.model)
+    own = named_model(critic.start, plan.folder / OWN_CRITIC, note)
+    folder = plan.folder / REWARD_MODEL if critic.start == REWARD_START else Path(own)
+    return from_folder(folder, policy.model)
 
 
 def too_long(plan: Plan, positions: int, longest: int) -> str:

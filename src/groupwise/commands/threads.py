@@ -12,7 +12,7 @@ from groupwise.training.optimizer import AUTO
 
 def with_threads(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The recipe with a number of threads, and what the plan says of it; nothing where all cores are free."""
-    usual = torch.get_num_threads()
+    usual = max(1, torch.get_num_threads() // recipe.learner.ranks)
     if recipe.device == "cuda" or max(usual, 1 if recipe.threads == AUTO else recipe.threads) == 1:
         return recipe.replace(threads=usual if recipe.threads == AUTO else recipe.threads), []
     held = held_cores()

@@ -44,6 +44,7 @@ from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import Rollout
 from groupwise.rollout.free import FreeBatches
 from groupwise.training import checkpoint
+from groupwise.training.mesh import Mesh
 from groupwise.training.reward_report import REPORT, read_report
 from groupwise.training.rollback import Guard
 
@@ -141,13 +142,14 @@ def _go(
         view.note(line)
 
     called = Callbacks(callbacks, plan.recipe.steps, plan.folder, say, book.log)
-    opened: list[Rollout | Engine | Batches | FreeBatches] = []
+    opened: list[Rollout | Engine | Batches | FreeBatches | Mesh] = []
     summary: dict[str, Any] | None = None
     try:
         with _signals(stop_signals, view):
             clock = Clock(START)
             run = _begun(plan, book, about_row, view, lambda: bool(stop_signals) or called.stop, fresh)
-            opened += [run.components.rollout, run.components.engine, run.components.batches]
+            parts = run.components
+            opened += [parts.rollout, parts.engine, parts.batches, parts.learner.mesh]
             run.clock = clock
             if newest is not None:
                 _restore(run, newest, sound_metrics(plan.folder))

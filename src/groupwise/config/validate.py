@@ -77,6 +77,7 @@ def require_runnable(plan: Plan) -> None:
     _require_scores(plan)
     require_mix(plan.mix, plan.algorithm, recipe.preference is not None)
     _require_way_back(recipe)
+    _require_rankable(recipe)
     if recipe.prompt_truncation != "none" and not recipe.max_prompt_tokens:
         raise UsageError(
             f"prompt_truncation = {recipe.prompt_truncation!r}: no prompt is too long without max_prompt_tokens; set it"
@@ -86,6 +87,21 @@ def require_runnable(plan: Plan) -> None:
     for what, count in (("a step", step), ("an evaluation", evaluation)):
         if count > MOST_COMPLETIONS:
             raise UsageError(f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer")
+
+
+def _require_rankable(recipe: Recipe) -> None:
+    """What is not there yet for a policy that several processes hold together."""
+    precisions = {s: getattr(recipe, s).precision for s in ("learner", "engine", "reference")}
+    rounded = next((f"{s}.precision" for s, p in precisions.items() if p == "bf16"), "")
+    reasons = {
+        "device": recipe.device != "cpu" and "they compute on CPUs alone so far: set it to 'cpu'",
+        rounded: rounded and "rounding cannot be measured over several yet: set it to 'fp32'",
+        "learner.compile": recipe.learner.compile and "compiled layers have not been tried in shards: set it to false",
+        "reference.every": recipe.reference.every and "a reference in shards cannot be renewed yet: set it to 0",
+    }
+    for key, reason in reasons.items():
+        if recipe.learner.ranks > 1 and reason:
+            raise UsageError(f"learner.ranks = {recipe.learner.ranks} with {key}: {reason}, or learner.ranks to 1")
 
 
 def _require_way_back(recipe: Recipe) -> None:

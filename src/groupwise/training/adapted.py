@@ -15,7 +15,7 @@ from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import RoutingSettings
 from groupwise.training import checkpoint
 from groupwise.training.learner import Learner, LearnerSettings
-from groupwise.training.mesh import ALONE, Mesh
+from groupwise.training.mesh import ALONE, Mesh, Message, Verb
 
 
 class AdaptedLearner(Learner):
@@ -52,16 +52,19 @@ class AdaptedLearner(Learner):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight as an engine takes them, the adapters merged into it."""
-        return self.adapters.merged()
+        with self.mesh.together(Message(Verb.WEIGHTS)):
+            yield from self.adapters.merged()
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """The adapters and their optimizer, into a checkpoint's folder; the base stays where it came from."""
         writes = self.mesh.leads
-        write_adapters(folder / checkpoint.POLICY, self.adapters, self.model.name_or_path, writes)
-        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, writes=writes)
+        with self.mesh.together(Message(Verb.SAVE, others={"folder": str(folder)})):
+            write_adapters(folder / checkpoint.POLICY, self.adapters, self.model.name_or_path, writes)
+            checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, writes=writes)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Adapters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""
-        read_adapters(folder / checkpoint.POLICY, self.adapters)
-        checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw)
-        self.optimizer.updates = updates
+        with self.mesh.together(Message(Verb.RESTORE, others={"folder": str(folder), "updates": updates})):
+            read_adapters(folder / checkpoint.POLICY, self.adapters)
+            checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw)
+            self.optimizer.updates = updates

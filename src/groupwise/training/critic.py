@@ -12,7 +12,7 @@ from groupwise.core.records import Batch
 from groupwise.core.settings import Changeable, Location
 from groupwise.models.value import POLICY_START, token_values
 from groupwise.training import checkpoint
-from groupwise.training.mesh import ALONE, Mesh
+from groupwise.training.mesh import ALONE, Mesh, Message, Verb
 from groupwise.training.optimizer import OptimizerSettings, TrainedModel
 
 
@@ -43,7 +43,7 @@ class Critic(TrainedModel):
 
     def values(self, batch: Batch) -> Tensor:
         """V(s_t) [N,T] in reward units, on the CPU without gradient, 0 where masked."""
-        with torch.no_grad():
+        with self.mesh.together(Message(Verb.VALUES, batch)), torch.no_grad():
             return self.by_microbatch(batch, lambda _, micro: self._forward(micro))
 
     def gradients(self, minibatch: Batch, tokens: int) -> tuple[float, int]:
@@ -64,10 +64,11 @@ class Critic(TrainedModel):
 
     def update(self, minibatch: Batch) -> dict[str, Value]:
         """One optimizer update; skipped, and counted, where loss or gradient is not finite. Reads value and returns."""
-        self.optimizer.begin()
         tokens = int(minibatch.mask.sum())
-        loss, held = self.gradients(minibatch, tokens)
-        outcome = self.optimizer.finish(loss)
+        with self.mesh.together(Message(Verb.UPDATE_CRITIC, minibatch)):
+            self.optimizer.begin()
+            loss, held = self.gradients(minibatch, tokens)
+            outcome = self.optimizer.finish(loss)
         return {
             "value_loss": Mean(loss, 1),
             "value_clipped_share": Mean(held, tokens),
@@ -78,14 +79,16 @@ class Critic(TrainedModel):
     def save(self, folder: Path) -> None:
         """Parameters and optimizer, into a checkpoint's folder; rank 0 writes them."""
         writes = self.mesh.leads
-        checkpoint.write_parameters(folder, self.model, checkpoint.CRITIC, writes)
-        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER, writes)
+        with self.mesh.together(Message(Verb.SAVE_CRITIC, others={"folder": str(folder)})):
+            checkpoint.write_parameters(folder, self.model, checkpoint.CRITIC, writes)
+            checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER, writes)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Parameters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""
-        checkpoint.read_parameters(folder, self.model, checkpoint.CRITIC)
-        checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER)
-        self.optimizer.updates = updates
+        with self.mesh.together(Message(Verb.RESTORE_CRITIC, others={"folder": str(folder), "updates": updates})):
+            checkpoint.read_parameters(folder, self.model, checkpoint.CRITIC)
+            checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER)
+            self.optimizer.updates = updates
 
     def _forward(self, micro: Batch) -> Tensor:
         with self.autocast(), self.fused.running():

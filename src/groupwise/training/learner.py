@@ -30,7 +30,7 @@ from groupwise.models.moe.settings import ReplayFrom, RouterLosses, RoutingSetti
 from groupwise.models.recompute import recomputed
 from groupwise.models.shards import set_whole_state, whole, whole_state
 from groupwise.training import checkpoint
-from groupwise.training.mesh import ALONE, Mesh
+from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Message, Verb
 from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel, place
 
 #: The columns of an UpdateRecord that are made inside the loss.
@@ -46,6 +46,9 @@ class LearnerSettings(OptimizerSettings):
     compile          layers are compiled by torch.compile (models/compiled.py): minutes at first, then fewer kernels
     chunk_logits     logits computed at once; "auto": as many as memory has room for
     held_logits      log-probabilities held for the backward pass, which computes them again where they are more
+    ranks            processes of this machine that hold the policy together, each its part of weights, gradients and
+                     optimizer, and share the microbatches; 1: the run's own. The numbers are the same up to rounding
+    rank_deadline    seconds that one of them may keep the others waiting; then the run ends, and says which
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -54,6 +57,8 @@ class LearnerSettings(OptimizerSettings):
     compile: Changeable[bool] = False
     chunk_logits: Changeable[Count] = AUTO
     held_logits: Changeable[Literal["auto"] | Annotated[int, Field(ge=0)]] = AUTO
+    ranks: Changeable[int] = Field(default=1, ge=1, le=1024)
+    rank_deadline: Changeable[float] = Field(default=DEADLINE, gt=0, le=10**6)
 
     @property
     def bf16(self) -> bool:
@@ -110,7 +115,7 @@ class Learner(TrainedModel):
         With experts also `routes`: those of the very pass that makes logp_old, or of one made for them where only they
         are read. With the engine's replayed there, `routes_own` says what the routers would have chosen.
         """
-        with torch.no_grad():
+        with self.mesh.together(Message(Verb.ANNOTATE, batch, {"old": old, "ref": ref})), torch.no_grad():
             logp_old, routed = self._under_old_policy(batch, old)
             logp_ref = self.reference_logprobs(batch) if ref else None
         return batch.add(logp_old=logp_old, logp_ref=logp_ref, **routed)
@@ -165,11 +170,14 @@ class Learner(TrainedModel):
             Group(group.prompt, tuple(dataclasses.replace(c, score=0.0) for c in group.completions)) for group in groups
         ]
         batch = collate(scored, pad)
+        return [row[inside] for row, inside in zip(self.logprobs_now(batch), batch.mask, strict=True)]
+
+    def logprobs_now(self, batch: Batch) -> Tensor:
+        """[N,T] nats under the weights as they are, on the engine's experts where they are known."""
         known = self.routers and batch.routes_engine
         replayed = routes_to_replay(batch, "routes_engine", self.routers) if known else None
-        with torch.no_grad():
-            logp = self.logprobs(self.model, batch, self._routing_pass(batch, replayed))
-        return [row[inside] for row, inside in zip(logp, batch.mask, strict=True)]
+        with self.mesh.together(Message(Verb.LOGPROBS, batch)), torch.no_grad():
+            return self.logprobs(self.model, batch, self._routing_pass(batch, replayed))
 
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord]:
         """Adds the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw."""
@@ -217,21 +225,25 @@ class Learner(TrainedModel):
 
     def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
         """One optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
-        rate = self.optimizer.begin()
-        loss, seen = self.gradients(minibatch, algorithm)
-        outcome = self.optimizer.finish(loss)
+        with self.mesh.together(Message(Verb.UPDATE, minibatch, {"factor": self.optimizer.factor})):
+            rate = self.optimizer.begin()
+            loss, seen = self.gradients(minibatch, algorithm)
+            outcome = self.optimizer.finish(loss)
         return UpdateResult(loss, outcome.gradient_norm, learning_rate=rate, applied=outcome.applied, seen=seen)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter by its name, as an engine takes them, gathered one at a time where they are in shards."""
-        return ((name, whole(parameter)) for name, parameter in self.model.named_parameters())
+        with self.mesh.together(Message(Verb.WEIGHTS)):
+            for name, parameter in self.model.named_parameters():
+                yield name, whole(parameter)
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """The policy, as `from_pretrained` loads it, and its optimizer, into a checkpoint's folder; rank 0 writes."""
-        weights = None if self.mesh.alone else whole_state(self.model, holds=self.mesh.leads)
-        if self.mesh.leads:
-            save_policy(self.model, tokenizer, folder / checkpoint.POLICY, weights)
-        checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, writes=self.mesh.leads)
+        with self.mesh.together(Message(Verb.SAVE, others={"folder": str(folder)})):
+            weights = None if self.mesh.alone else whole_state(self.model, holds=self.mesh.leads)
+            if self.mesh.leads:
+                save_policy(self.model, tokenizer, folder / checkpoint.POLICY, weights)
+            checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, writes=self.mesh.leads)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Policy and optimizer as a checkpoint has them, bit for bit, after `updates` updates.
@@ -239,13 +251,14 @@ class Learner(TrainedModel):
         The policy is loaded as a model, because the files of some name weights otherwise than the model does, such as
         each expert by itself where the model holds them as one.
         """
-        saved = load_policy(folder / checkpoint.POLICY).model.state_dict()
-        if self.mesh.alone:
-            self.model.load_state_dict(saved)
-        else:
-            set_whole_state(self.model, saved)
-        checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw)
-        self.optimizer.updates = updates
+        with self.mesh.together(Message(Verb.RESTORE, others={"folder": str(folder), "updates": updates})):
+            saved = load_policy(folder / checkpoint.POLICY).model.state_dict()
+            if self.mesh.alone:
+                self.model.load_state_dict(saved)
+            else:
+                set_whole_state(self.model, saved)
+            checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw)
+            self.optimizer.updates = updates
 
     def _objective(self, algorithm: Algorithm, micro: Batch, live: Tensor, entropy: Tensor) -> LossOut:
         old = live.detach() if micro.logp_old is None else micro.logp_old

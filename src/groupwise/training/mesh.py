@@ -5,25 +5,55 @@ Every rank calls the same methods in the same order. A mesh of one process, ALON
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 
 from groupwise.core.errors import UsageError, one_line, shortened
+from groupwise.core.records import Batch
 from groupwise.core.tensor_layout import DTYPES
 
 T = TypeVar("T")
 
 #: Seconds that the ranks have to find one another, and that one may keep the others waiting.
 DEADLINE = 600.0
+#: Days that a rank waits for what rank 0 says.
+FOREVER = 3650
 #: A tensor's type by the name under which it passes from rank to rank.
 _NAMED = {name: dtype for dtype, name in DTYPES.items()}
+
+
+class Verb(StrEnum):
+    """What the ranks of a run do together."""
+
+    ANNOTATE = "annotate"
+    UPDATE = "update"
+    LOGPROBS = "logprobs"
+    WEIGHTS = "weights"
+    SAVE = "save"
+    RESTORE = "restore"
+    VALUES = "values"
+    UPDATE_CRITIC = "update critic"
+    SAVE_CRITIC = "save critic"
+    RESTORE_CRITIC = "restore critic"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Message:
+    """A verb, the batch that it works on where there is one, and what else it needs: what JSON can hold."""
+
+    verb: Verb
+    batch: Batch | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -33,12 +63,14 @@ class Mesh:
     rank, size   its number, from 0, and how many there are
     device       where its tensors are
     shards       torch's record of the ranks, for the shards of a model; None for a process by itself
+    waiting      the ranks once more, for what one of them may wait for as long as it takes, on the CPU
     """
 
     rank: int = 0
     size: int = 1
     device: str = "cpu"
     shards: DeviceMesh | None = None
+    waiting: ProcessGroup | None = None
 
     @property
     def leads(self) -> bool:
@@ -84,15 +116,15 @@ class Mesh:
         return self.sums([float(yes)])[0] == self.size
 
     def plain(self, value: Any) -> Any:
-        """Rank 0's value on every rank: what JSON can hold."""
+        """Rank 0's value on every rank, which waits for it without a deadline: what JSON can hold."""
         if self.alone:
             return value
         text = bytearray(json.dumps(value).encode()) if self.leads else bytearray()
-        length = torch.tensor([len(text)], device=self.device)
-        dist.broadcast(length, 0)
-        data = torch.frombuffer(text or bytearray(int(length)), dtype=torch.uint8).to(self.device)
-        dist.broadcast(data, 0)
-        return json.loads(data.cpu().numpy().tobytes())
+        length = torch.tensor([len(text)])
+        dist.broadcast(length, 0, group=self.waiting)
+        data = torch.frombuffer(text or bytearray(int(length)), dtype=torch.uint8)
+        dist.broadcast(data, 0, group=self.waiting)
+        return json.loads(data.numpy().tobytes())
 
     def tensors(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rank 0's tensors on every rank, on the CPU, one at a time; what the others give is not read."""
@@ -102,11 +134,26 @@ class Mesh:
         arrived = {}
         for name, dtype, shape in layout:
             own = named[name] if self.leads else torch.empty(shape, dtype=_NAMED[dtype])
-            data = own.detach().to(self.device).contiguous()
+            data = own.detach().cpu().contiguous()
             if data.numel():
-                dist.broadcast(data.view(-1).view(torch.uint8), 0)
-            arrived[name] = data.cpu()
+                dist.broadcast(data.view(-1).view(torch.uint8), 0, group=self.waiting)
+            arrived[name] = data
         return arrived
+
+    def take_over(self, model: nn.Module) -> None:
+        """Rank 0's weights and buffers in a whole model of every rank, one at a time."""
+        for entry in model.state_dict(keep_vars=True).values():
+            arrived = self.tensors({"": entry} if self.leads else {})[""]
+            if not self.leads:
+                entry.data.copy_(arrived)
+
+    def answering(self) -> AbstractContextManager[None]:
+        """Inside, the ranks work together; a mesh with followers says in words which of them is lost."""
+        return nullcontext()
+
+    def together(self, message: Message) -> AbstractContextManager[None]:
+        """Inside, every rank does what the message says; a mesh with followers tells them (training/followers.py)."""
+        return nullcontext()
 
     def close(self) -> None:
         """Leaves the other ranks. A mesh of one has none to leave."""
@@ -133,14 +180,24 @@ def rendezvous(host: str, port: int, size: int, leads: bool, seconds: float = DE
 def joined_ranks(store: Store, rank: int, size: int, device: str = "cpu", seconds: float = DEADLINE) -> Mesh:
     """The mesh of `size` processes that meet at a store, once every one of them is there.
 
-    From then on a rank that waits for another longer than `seconds` gets a RuntimeError from torch. A process has one
-    mesh at a time: torch keeps its group of processes for all of a process.
-    Raises UsageError where not all of them come in time.
+    From then on a rank that waits for another longer than `seconds` gets a RuntimeError from torch, but where it waits
+    for what rank 0 says, which samples meanwhile. A process has one mesh at a time, because torch keeps its group of
+    processes for all of it.
+    Raises UsageError where not all of them come in time, or the process has such a group already.
     """
+    if dist.is_initialized():
+        raise UsageError("this process has a group of torch.distributed already; ranks need a process without one")
     backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
+    names = [f"rank {number}" for number in range(size)]
     try:
+        # torch counts its attempts to make a group, those that fail too, and names groups by that count: two processes
+        # of which one has failed before would wait for each other under different names.
+        store.set(names[rank], "here")
+        store.wait(names, timedelta(seconds=seconds))
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
     except RuntimeError as error:
         raise UsageError(f"rank {rank} of {size} did not find the others: {shortened(one_line(error))}") from None
     shards = DeviceMesh.from_group(dist.group.WORLD, torch.device(device).type)  # type: ignore[arg-type]
-    return Mesh(rank, size, device, shards)
+    patience = timedelta(seconds=seconds) if rank == 0 else timedelta(days=FOREVER)
+    waiting = dist.new_group(backend="gloo", timeout=patience)
+    return Mesh(rank, size, device, shards, waiting if isinstance(waiting, ProcessGroup) else None)

@@ -8,13 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from groupwise.commands.build import make_learner, training_engine
+from groupwise.commands.build import training_engine
 from groupwise.commands.check.findings import Finding, fault, note, ok
 from groupwise.commands.disk import REMEDY, disk_plan
 from groupwise.commands.episodes import turn_findings
 from groupwise.commands.memory import empty_model, in_words, memory_of
 from groupwise.commands.parity import tolerance_on
 from groupwise.commands.policies import named_model
+from groupwise.commands.ranks import make_learner
 from groupwise.commands.selected import chat_of
 from groupwise.config.plan import OWN_START, Plan
 from groupwise.core.collate import collate

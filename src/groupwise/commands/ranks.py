@@ -1,0 +1,182 @@
+"""The ranks of a run: how rank 0 starts the others, and what they build of the same plan and the same weights.
+
+What passes is the run's recipe, and each model: its configuration, and its weights one tensor after another.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from groupwise.config.plan import Plan
+from groupwise.config.recipe import Recipe
+from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.core.channel import Channel
+from groupwise.core.errors import GroupwiseError
+from groupwise.models.adjustment import adjustment_of
+from groupwise.models.described import description, model_like
+from groupwise.models.heads import halves
+from groupwise.models.load import Policy
+from groupwise.models.moe.record import Router
+from groupwise.models.moe.settings import routers_to_record
+from groupwise.training.adapted import AdaptedLearner
+from groupwise.training.critic import Critic
+from groupwise.training.followers import LOST_OTHERS, lead, of_ranks
+from groupwise.training.learner import Learner
+from groupwise.training.mesh import ALONE, Mesh, Message, Verb, joined_ranks, rendezvous
+from groupwise.training.verbs import follow
+
+MODULE = "groupwise.commands.ranks"
+
+
+def over_ranks(
+    plan: Plan, policy: Policy, routers: Sequence[Router], reference: nn.Module | None, critic: nn.Module | None
+) -> tuple[Learner, Critic | None]:
+    """The run's learner and critic, over as many processes as the recipe says; the learner's mesh is to be closed.
+
+    Raises UsageError where one cannot be started, RunError where one is lost before it is ready.
+    """
+    mesh = _started(plan, policy)
+    try:
+        with mesh.answering():
+            for model in () if mesh.alone else (policy.model, reference, critic):
+                mesh.plain(None if model is None else description(model))
+                if model is not None:
+                    mesh.take_over(model)
+            valuer = make_critic(plan, critic, mesh)
+            return make_learner(plan, policy, routers, reference, mesh), valuer
+    except BaseException:
+        mesh.close()
+        raise
+
+
+def _started(plan: Plan, policy: Policy) -> Mesh:
+    """The run's mesh: a process by itself, or this one with others that wait for its models."""
+    settings = plan.recipe.learner
+    if settings.ranks == 1:
+        return ALONE
+    options = {
+        "recipe": resolved_recipe(plan),
+        "folder": str(plan.folder),
+        "threads": torch.get_num_threads(),
+        "eos": sorted(policy.eos),
+        "pad": policy.pad,
+    }
+    go_on = f"go on from the newest checkpoint with: groupwise train --resume {shlex.quote(str(plan.folder))}"
+    return lead(MODULE, options, settings.ranks, settings.rank_deadline, go_on)
+
+
+def main(
+    channel: Channel,
+    recipe: Mapping[str, Any],
+    folder: str,
+    threads: int,
+    eos: Sequence[int],
+    pad: int,
+    rank: int,
+    size: int,
+    port: int,
+    seconds: float,
+) -> None:
+    """The life of another rank on this machine (core/children.py)."""
+    torch.set_num_threads(threads)
+    channel.send({"ready": True})
+    try:
+        mesh = joined_ranks(rendezvous("127.0.0.1", port, size, leads=False), rank, size, seconds=seconds)
+        plan = resolve(Recipe.model_validate(recipe), place=Path(folder))
+        follow(mesh, _verbs(plan, mesh, eos, pad))
+        mesh.close()
+        channel.send({"done": True})
+    except GroupwiseError as error:
+        sys.exit(f"error: {error}")
+    except RuntimeError as error:
+        if not of_ranks(error):
+            raise
+        sys.exit(LOST_OTHERS)
+
+
+def make_learner(
+    plan: Plan,
+    policy: Policy,
+    routers: Sequence[Router],
+    reference: nn.Module | None = None,
+    mesh: Mesh = ALONE,
+) -> Learner:
+    """The policy's learner; `reference` is a frozen model, where the algorithm reads one of its own.
+
+    With adapters these are in the policy's model from here on, and without such a model it is its own reference.
+    """
+    recipe = plan.recipe
+    common: dict[str, Any] = {
+        "settings": recipe.learner,
+        "temperature": recipe.sampling.temperature,
+        "total_updates": plan.total_updates,
+        "routing": recipe.routing,
+        "routers": routers,
+        "adjustment": adjustment_of(recipe.sampling, policy.eos, policy.model.config.vocab_size),
+        "mesh": mesh,
+    }
+    if recipe.adapter.rank:
+        return AdaptedLearner(policy.model, recipe.adapter, recipe.seed, reference=reference, **common)
+    return Learner(policy.model, reference, **common)
+
+
+def make_critic(plan: Plan, model: nn.Module | None, mesh: Mesh = ALONE) -> Critic | None:
+    """The critic of an algorithm that reads values, over its model."""
+    settings = plan.recipe.critic
+    if settings is None or model is None:
+        return None
+    updates = plan.recipe.steps * plan.updates_per_step
+    return Critic(model, settings, updates, bf16=plan.recipe.learner.bf16, mesh=mesh)
+
+
+def _verbs(plan: Plan, mesh: Mesh, eos: Sequence[int], pad: int) -> Mapping[Verb, Callable[[Message], object]]:
+    """What another rank does at each verb, with a learner and a critic of rank 0's models."""
+    policy, reference, critic = (
+        _arrived(mesh, kind) for kind in (AutoModelForCausalLM, AutoModelForCausalLM, AutoModelForTokenClassification)
+    )
+    own = Policy(policy, None, frozenset(eos), pad)
+    routers = routers_to_record(halves(policy)[0], plan.recipe.routing)
+    valuer = make_critic(plan, critic, mesh)
+    learner = make_learner(plan, own, routers, reference, mesh)
+
+    def update(message: Message) -> None:
+        learner.optimizer.factor = message.others["factor"]
+        learner.update(_batch(message), plan.algorithm)
+
+    verbs: dict[Verb, Callable[[Message], object]] = {
+        Verb.ANNOTATE: lambda m: learner.annotate(_batch(m), **m.others),
+        Verb.UPDATE: update,
+        Verb.LOGPROBS: lambda m: learner.logprobs_now(_batch(m)),
+        Verb.WEIGHTS: lambda m: [None for _ in learner.weights()],
+        Verb.SAVE: lambda m: learner.save(Path(m.others["folder"]), None),
+        Verb.RESTORE: lambda m: learner.restore(Path(m.others["folder"]), m.others["updates"]),
+    }
+    if valuer is not None:
+        verbs |= {
+            Verb.VALUES: lambda m: valuer.values(_batch(m)),
+            Verb.UPDATE_CRITIC: lambda m: valuer.update(_batch(m)),
+            Verb.SAVE_CRITIC: lambda m: valuer.save(Path(m.others["folder"])),
+            Verb.RESTORE_CRITIC: lambda m: valuer.restore(Path(m.others["folder"]), m.others["updates"]),
+        }
+    return verbs
+
+
+def _batch(message: Message) -> Any:
+    assert message.batch is not None
+    return message.batch
+
+
+def _arrived(mesh: Mesh, kind: Any) -> Any:
+    """Rank 0's next model; None where it has none."""
+    described = mesh.plain(None)
+    if described is None:
+        return None
+    model = model_like(kind, described)
+    mesh.take_over(model)
+    return model
