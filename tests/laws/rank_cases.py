@@ -30,7 +30,7 @@ from groupwise.models.value import from_policy
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import Learner, LearnerSettings
-from groupwise.training.mesh import ALONE, Mesh, joined_ranks, rendezvous
+from groupwise.training.mesh import ALONE, Mesh, connect, rendezvous
 from tests.laws import moe_models
 from tests.laws.test_split import make_batch
 
@@ -271,13 +271,13 @@ def put_back(alone: Learner, over: Learner, algo: Any, minibatch: Batch, folder:
     tokenizer = TinySpec().tokenizer("0123456789+-=")
     over.update(minibatch, algo)
     over.save(folder / "over", tokenizer)
-    over.mesh.all_say(True)  # written before it is read
+    over.mesh.all_agree(True)  # written before it is read
     alone.restore(folder / "over", updates=1)
     first = weights(over.model)
     same = same_bits(first, weights(alone.model))
     if over.mesh.leads:
         alone.save(folder / "alone", tokenizer)
-    over.mesh.all_say(True)
+    over.mesh.all_agree(True)
     files = [sorted(p.relative_to(folder / n) for p in (folder / n).rglob("*.*")) for n in ("alone", "over")]
     equal = files[0] == files[1] and all(
         (folder / "alone" / name).read_bytes() == (folder / "over" / name).read_bytes() for name in files[0]
@@ -326,7 +326,7 @@ def critic(mesh: Mesh, folder: Path) -> Measured:
     folder.mkdir(parents=True, exist_ok=True)
     over.save(folder)
     first = weights(over.model)
-    over.mesh.all_say(True)
+    over.mesh.all_agree(True)
     over.update(batch)
     over.restore(folder, updates=1)
     return {
@@ -422,7 +422,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     store = rendezvous("127.0.0.1", options.port, 2, leads=False, seconds=60)
-    mesh = joined_ranks(store, options.rank, 2, seconds=30)
+    mesh = connect(store, options.rank, 2, seconds=30)
     with (options.folder / f"rank-{options.rank}.jsonl").open("w") as file:
         for name, case in cases(options.folder).items():
             if options.only in name:

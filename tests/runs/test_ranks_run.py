@@ -20,6 +20,7 @@ from groupwise.commands.train import resume
 from groupwise.core.errors import RunError, UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.training import checkpoint
+from tests.moe_policy import save_moe
 from tests.runs.tiny_runs import cut_back, tiny_run, weights_after
 
 #: A rate at which rounding does not grow from step to step.
@@ -131,11 +132,13 @@ def test_a_rank_that_stalls_is_named_within_the_deadline(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"adapter__rank": 2}], ids=["dense", "adapters"])
-def test_a_run_that_is_resumed_at_two_ranks_has_the_bits_of_one_that_never_stopped(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    own = {"algorithm__name": "grpo", "learner__ranks": 2, **changes}
+@pytest.mark.parametrize("kind", ["dense", "adapters", "experts"])
+def test_a_run_that_is_resumed_at_two_ranks_has_the_bits_of_one_that_never_stopped(tmp_path: Path, kind: str) -> None:
+    own: dict[str, Any] = {"algorithm__name": "grpo", "learner__ranks": 2}
+    if kind == "adapters":
+        own["adapter__rank"] = 2
+    if kind == "experts":
+        own |= {"model": str(save_moe(tmp_path / "experts")), "routing__replay": "engine", "routing__load_balance": 0.1}
     whole, cut = (trained(tmp_path, part, **own) for part in ("whole", "cut"))
     require_same(whole, cut)
     cut_back(cut, 2)

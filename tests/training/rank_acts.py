@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from groupwise.core.errors import UsageError
-from groupwise.training.mesh import Mesh, joined_ranks, rendezvous
+from groupwise.training.mesh import Mesh, connect, rendezvous
 
 #: Seconds that one rank waits for another here.
 DEADLINE = 1.0
@@ -51,7 +51,7 @@ def acts(mesh: Mesh) -> dict[str, object]:
             name: bits(arrived[name]) == bits(x) and arrived[name].shape == x.shape for name, x in TENSORS.items()
         },
         "plain": mesh.plain(plain if leads else None) == plain,
-        "all_say": [mesh.all_say(True), mesh.all_say(leads), mesh.all_say(False)],
+        "all_agree": [mesh.all_agree(True), mesh.all_agree(leads), mesh.all_agree(False)],
         "dealt": list(mesh.dealt([10, 11, 12])),
         "late": waits(mesh),
     }
@@ -60,7 +60,7 @@ def acts(mesh: Mesh) -> dict[str, object]:
 def fails_alone() -> None:
     """An attempt to meet another rank, which does not come; it must not hinder the next one."""
     with contextlib.suppress(UsageError):
-        joined_ranks(rendezvous("127.0.0.1", 0, 2, leads=True), 0, 2, seconds=0.2)
+        connect(rendezvous("127.0.0.1", 0, 2, leads=True), 0, 2, seconds=0.2)
 
 
 def waits(mesh: Mesh) -> float:
@@ -85,7 +85,7 @@ def main() -> None:
     if options.rank == 0:
         fails_alone()
     store = rendezvous("127.0.0.1", options.port, 2, leads=False, seconds=30)
-    mesh = joined_ranks(store, options.rank, 2, seconds=DEADLINE)
+    mesh = connect(store, options.rank, 2, seconds=DEADLINE)
     (options.folder / f"rank-{options.rank}.json").write_text(json.dumps(acts(mesh)))
     mesh.close()
 

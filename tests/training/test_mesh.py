@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from groupwise.core.errors import UsageError
-from groupwise.training.mesh import ALONE, joined_ranks, rendezvous
+from groupwise.training.mesh import ALONE, connect, rendezvous
 from tests import two_ranks
 from tests.training.rank_acts import DEADLINE, TENSORS
 
@@ -47,7 +47,7 @@ def test_plain_data_is_rank_0s(ranks):
 
 
 def test_a_decision_is_one_for_all(ranks):
-    assert [rank["all_say"] for rank in ranks] == [[True, False, False]] * 2
+    assert [rank["all_agree"] for rank in ranks] == [[True, False, False]] * 2
 
 
 def test_items_are_dealt_in_turn_and_both_run_as_many(ranks):
@@ -66,8 +66,8 @@ def test_a_process_by_itself_sends_nothing():
     assert ALONE.sums([1.0, 2.0]) == [1.0, 2.0]
     assert ALONE.plain({"a": 1}) == {"a": 1}
     assert ALONE.tensors({"a": tensor})["a"] is tensor
-    assert ALONE.all_say(True)
-    assert not ALONE.all_say(False)
+    assert ALONE.all_agree(True)
+    assert not ALONE.all_agree(False)
     assert list(ALONE.dealt("abc")) == ["a", "b", "c"]
     ALONE.close()
 
@@ -81,6 +81,6 @@ def test_a_port_that_is_taken_and_ranks_that_do_not_come_are_one_line():
             rendezvous("127.0.0.1", port, 2, leads=True, seconds=1)
     store = rendezvous("127.0.0.1", 0, 2, leads=True, seconds=1)
     with pytest.raises(UsageError, match=r"^rank 0 of 2 did not find the others: .") as refused:
-        joined_ranks(store, 0, 2, seconds=1)
+        connect(store, 0, 2, seconds=1)
     assert "\n" not in str(refused.value)
     assert not dist.is_initialized()

@@ -26,9 +26,9 @@ from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import routers_to_record
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.critic import Critic
-from groupwise.training.followers import LOST_OTHERS, lead, of_ranks
+from groupwise.training.followers import HOST, LOST_OTHERS, lead, of_ranks
 from groupwise.training.learner import Learner
-from groupwise.training.mesh import ALONE, Mesh, Message, Verb, joined_ranks, rendezvous
+from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
 from groupwise.training.verbs import follow
 
 MODULE = "groupwise.commands.ranks"
@@ -41,13 +41,11 @@ def over_ranks(
 
     Raises UsageError where one cannot be started, RunError where one is lost before it is ready.
     """
-    mesh = _started(plan, policy)
+    mesh = _started(plan)
     try:
         with mesh.answering():
-            for model in () if mesh.alone else (policy.model, reference, critic):
-                mesh.plain(None if model is None else description(model))
-                if model is not None:
-                    mesh.take_over(model)
+            if not mesh.alone:
+                _share(mesh, plan, policy, (policy.model, reference, critic))
             valuer = make_critic(plan, critic, mesh)
             return make_learner(plan, policy, routers, reference, mesh), valuer
     except BaseException:
@@ -55,41 +53,34 @@ def over_ranks(
         raise
 
 
-def _started(plan: Plan, policy: Policy) -> Mesh:
-    """The run's mesh: a process by itself, or this one with others that wait for its models."""
+def _started(plan: Plan) -> Mesh:
+    """The run's mesh: a process by itself, or this one with others that wait for what they need."""
     settings = plan.recipe.learner
     if settings.ranks == 1:
         return ALONE
-    options = {
-        "recipe": resolved_recipe(plan),
-        "folder": str(plan.folder),
-        "threads": torch.get_num_threads(),
-        "eos": sorted(policy.eos),
-        "pad": policy.pad,
-    }
     go_on = f"go on from the newest checkpoint with: groupwise train --resume {shlex.quote(str(plan.folder))}"
-    return lead(MODULE, options, settings.ranks, settings.rank_deadline, go_on)
+    return lead(MODULE, {"threads": torch.get_num_threads()}, settings.ranks, settings.rank_deadline, go_on)
 
 
-def main(
-    channel: Channel,
-    recipe: Mapping[str, Any],
-    folder: str,
-    threads: int,
-    eos: Sequence[int],
-    pad: int,
-    rank: int,
-    size: int,
-    port: int,
-    seconds: float,
-) -> None:
+def _share(mesh: Mesh, plan: Plan, policy: Policy, models: Sequence[nn.Module | None]) -> None:
+    """The other ranks get the run's recipe and its models."""
+    recipe, folder = resolved_recipe(plan), str(plan.folder)
+    mesh.plain({"recipe": recipe, "folder": folder, "eos": sorted(policy.eos), "pad": policy.pad})
+    for model in models:
+        mesh.plain(None if model is None else description(model))
+        if model is not None:
+            mesh.share_weights(model)
+
+
+def main(channel: Channel, threads: int, rank: int, size: int, port: int, seconds: float) -> None:
     """The life of another rank on this machine (core/children.py)."""
     torch.set_num_threads(threads)
     channel.send({"ready": True})
     try:
-        mesh = joined_ranks(rendezvous("127.0.0.1", port, size, leads=False), rank, size, seconds=seconds)
-        plan = resolve(Recipe.model_validate(recipe), place=Path(folder))
-        follow(mesh, _verbs(plan, mesh, eos, pad))
+        mesh = connect(rendezvous(HOST, port, size, leads=False), rank, size, seconds=seconds)
+        run = mesh.plain(None)
+        plan = resolve(Recipe.model_validate(run["recipe"]), place=Path(run["folder"]))
+        follow(mesh, _verbs(plan, mesh, frozenset(run["eos"]), run["pad"]))
         mesh.close()
         channel.send({"done": True})
     except GroupwiseError as error:
@@ -135,12 +126,12 @@ def make_critic(plan: Plan, model: nn.Module | None, mesh: Mesh = ALONE) -> Crit
     return Critic(model, settings, updates, bf16=plan.recipe.learner.bf16, mesh=mesh)
 
 
-def _verbs(plan: Plan, mesh: Mesh, eos: Sequence[int], pad: int) -> Mapping[Verb, Callable[[Message], object]]:
+def _verbs(plan: Plan, mesh: Mesh, eos: frozenset[int], pad: int) -> Mapping[Verb, Callable[[Message], object]]:
     """What another rank does at each verb, with a learner and a critic of rank 0's models."""
     policy, reference, critic = (
         _arrived(mesh, kind) for kind in (AutoModelForCausalLM, AutoModelForCausalLM, AutoModelForTokenClassification)
     )
-    own = Policy(policy, None, frozenset(eos), pad)
+    own = Policy(policy, None, eos, pad)
     routers = routers_to_record(halves(policy)[0], plan.recipe.routing)
     valuer = make_critic(plan, critic, mesh)
     learner = make_learner(plan, own, routers, reference, mesh)
@@ -178,5 +169,5 @@ def _arrived(mesh: Mesh, kind: Any) -> Any:
     if described is None:
         return None
     model = model_like(kind, described)
-    mesh.take_over(model)
+    mesh.share_weights(model)
     return model

@@ -12,7 +12,7 @@ from groupwise.core.children import Child, ending
 from groupwise.core.errors import RunError, UsageError, shortened
 from groupwise.core.peer import PeerLost
 from groupwise.core.tail import Tail
-from groupwise.training.mesh import Mesh, Message, Verb, joined_ranks, rendezvous
+from groupwise.training.mesh import Mesh, Message, Verb, connect, rendezvous
 from groupwise.training.verbs import tell
 
 #: Where the ranks of one machine meet.
@@ -74,7 +74,7 @@ class LeadingMesh(Mesh):
                 follower.lost = True  # the others are in the middle of something, and would not hear of a stop
             if not isinstance(error, RuntimeError) or not of_ranks(error):
                 raise
-            raise RunError(f"{lost(self.followers, self.size, self.seconds)}; {self.go_on}") from None
+            raise RunError(f"{lost_rank(self.followers, self.size, self.seconds)}; {self.go_on}") from None
 
     def close(self) -> None:
         """Tells the others to stop, and ends those that do not. Again does nothing."""
@@ -103,7 +103,7 @@ def lead(module: str, options: Mapping[str, Any], size: int, seconds: float, go_
             followers.append(Follower(rank, module, shared))
         for follower in followers:
             _arrived(follower)
-        own = joined_ranks(store, 0, size, seconds=seconds)
+        own = connect(store, 0, size, seconds=seconds)
     except BaseException:
         for follower in followers:
             follower.close()
@@ -111,7 +111,7 @@ def lead(module: str, options: Mapping[str, Any], size: int, seconds: float, go_
     return LeadingMesh(0, size, own.device, own.shards, own.waiting, tuple(followers), seconds, go_on)
 
 
-def lost(followers: Sequence[Follower], size: int, seconds: float) -> str:
+def lost_rank(followers: Sequence[Follower], size: int, seconds: float) -> str:
     """Which rank was lost, and how. Those that wait for it in vain end of themselves; one that stalls does not."""
     _wait_for_ends(followers)
     if first := _ended(followers):

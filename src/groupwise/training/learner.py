@@ -99,7 +99,7 @@ class Learner(TrainedModel):
                     with the same weights, and calls the same methods with the same batches
         """
         models = [model.eval()] if reference is None else [model.eval(), reference.eval().requires_grad_(False)]
-        self.in_line = settings.shared_prefixes and mesh.all_say(all(runs_in_line(halves(m)[0]) for m in models))
+        self.in_line = settings.shared_prefixes and mesh.all_agree(all(runs_in_line(halves(m)[0]) for m in models))
         fused = CompiledLayers(*models, bf16=settings.bf16) if settings.compile else FusedLayers(*models)
         super().__init__(model, settings, total_updates, settings.bf16, mesh)
         self.routing, self.routers, self.reference, self.fused = routing, routers, reference, fused

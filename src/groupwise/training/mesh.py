@@ -111,7 +111,7 @@ class Mesh:
         dist.all_reduce(flat.view(-1).view(torch.uint8))
         return flat.to(part.device)
 
-    def all_say(self, yes: bool) -> bool:
+    def all_agree(self, yes: bool) -> bool:
         """Whether every rank says yes: one decision for all."""
         return self.sums([float(yes)])[0] == self.size
 
@@ -140,7 +140,7 @@ class Mesh:
             arrived[name] = data
         return arrived
 
-    def take_over(self, model: nn.Module) -> None:
+    def share_weights(self, model: nn.Module) -> None:
         """Rank 0's weights and buffers in a whole model of every rank, one at a time."""
         for entry in model.state_dict(keep_vars=True).values():
             arrived = self.tensors({"": entry} if self.leads else {})[""]
@@ -177,7 +177,7 @@ def rendezvous(host: str, port: int, size: int, leads: bool, seconds: float = DE
         raise UsageError(f"the ranks' meeting point {host}:{port} {what}: {shortened(one_line(error))}") from None
 
 
-def joined_ranks(store: Store, rank: int, size: int, device: str = "cpu", seconds: float = DEADLINE) -> Mesh:
+def connect(store: Store, rank: int, size: int, device: str = "cpu", seconds: float = DEADLINE) -> Mesh:
     """The mesh of `size` processes that meet at a store, once every one of them is there.
 
     From then on a rank that waits for another longer than `seconds` gets a RuntimeError from torch, but where it waits

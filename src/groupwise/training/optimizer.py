@@ -134,7 +134,7 @@ class Optimizer:
     def finish(self, loss: float) -> UpdateOutcome:
         """One update with the gradient, which is freed; skipped, and counted, where loss or gradient is not finite."""
         norm = self._clip()
-        applied = self._mesh.all_say(math.isfinite(loss) and math.isfinite(norm))
+        applied = self._mesh.all_agree(math.isfinite(loss) and math.isfinite(norm))
         if applied:
             self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
