@@ -18,22 +18,14 @@ from groupwise.commands.train import resume
 from groupwise.journal.journal import read_metrics
 from tests.runs.test_ahead_run import rows
 from tests.runs.test_run import assert_same_run
-from tests.runs.tiny_runs import cut_back, tiny_run
+from tests.runs.tiny_runs import cut_back, own_processes, tiny_run
 
 SERVER = "groupwise.engines.outside.server"
 
 
 def engine_processes() -> list[int]:
     """The engines' processes that this one has started and that live."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            ours = f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text()
-            if ours and SERVER in (entry / "cmdline").read_text():
-                found.append(int(entry.name))
-        except (OSError, ValueError):
-            pass
-    return found
+    return own_processes(SERVER)
 
 
 class Kills:

@@ -21,7 +21,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.training import checkpoint
 from tests.moe_policy import save_moe
-from tests.runs.tiny_runs import cut_back, tiny_run, weights_after
+from tests.runs.tiny_runs import cut_back, own_processes, tiny_run, weights_after
 
 #: A rate at which rounding does not grow from step to step.
 CHANGES: dict[str, Any] = {"steps": 3, "learner__learning_rate": 1e-3, "algorithm__name": "ppo"}
@@ -29,15 +29,7 @@ CHANGES: dict[str, Any] = {"steps": 3, "learner__learning_rate": 1e-3, "algorith
 
 def other_ranks() -> list[int]:
     """The processes of other ranks that this one has started and that live."""
-    living = []
-    for entry in Path("/proc").iterdir():
-        try:
-            ours = f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text()
-            if ours and MODULE in (entry / "cmdline").read_text():
-                living.append(int(entry.name))
-        except (OSError, ValueError):
-            pass
-    return living
+    return own_processes(MODULE)
 
 
 class Signals:

@@ -48,6 +48,9 @@ from groupwise.training.mesh import Mesh
 from groupwise.training.reward_report import REPORT, read_report
 from groupwise.training.rollback import Guard
 
+#: What is closed when a run ends.
+Closable = Rollout | Engine | Batches | FreeBatches | Mesh
+
 
 def train(
     recipe: RecipeLike,
@@ -142,14 +145,13 @@ def _go(
         view.note(line)
 
     called = Callbacks(callbacks, plan.recipe.steps, plan.folder, say, book.log)
-    opened: list[Rollout | Engine | Batches | FreeBatches | Mesh] = []
+    opened: list[Closable] = []
     summary: dict[str, Any] | None = None
     try:
         with _signals(stop_signals, view):
             clock = Clock(START)
             run = _begun(plan, book, about_row, view, lambda: bool(stop_signals) or called.stop, fresh)
-            parts = run.components
-            opened += [parts.rollout, parts.engine, parts.batches, parts.learner.mesh]
+            opened += _closable(run.components)
             run.clock = clock
             if newest is not None:
                 _restore(run, newest, sound_metrics(plan.folder))
@@ -184,6 +186,11 @@ def _go(
         return Run(plan.folder, summary)
     view.note(_stopped(plan.folder, run.progress.step))
     return Run(plan.folder, {}, stopped_by=stop_signals[0] if stop_signals else 0)
+
+
+def _closable(parts: loop.Components) -> list[Closable]:
+    """What of a run holds processes or threads, in the order in which they end."""
+    return [parts.rollout, parts.engine, parts.batches, parts.learner.mesh]
 
 
 def _log_error(book: Journal, error: GroupwiseError) -> None:

@@ -40,15 +40,7 @@ class Between:
         """What a template made of message `at`, from a text rendered with marks for the others; None where the rest
         of the text is not what it is for a mark.
         """
-        left = self.before + self._marked(0, at) + self.around[at]
-        right = self.around[at + 1] + "".join(
-            mark + text for mark, text in zip(self.marks[at + 1 :], self.around[at + 2 :], strict=True)
-        )
-        same = rendered.startswith(left) and rendered.endswith(right) and len(left) + len(right) <= len(rendered)
-        return rendered[len(left) : len(rendered) - len(right)] if same else None
-
-    def _marked(self, start: int, stop: int) -> str:
-        return "".join(self.around[i] + self.marks[i] for i in range(start, stop))
+        return inside_of(rendered, (self.before + self.around[0], *self.around[1:]), self.marks, at)
 
     def filled(self, texts: Sequence[str], after: int | None) -> Cut:
         """With the messages' texts in it; without its first control token where the turn ended in it (`after`)."""
@@ -56,6 +48,20 @@ class Between:
         spoken = any(isinstance(part, int) for part in self.runs[0])
         ended = bool(self.controls) and not spoken and self.controls[0] == after
         return Cut(runs[ended:], self.controls[ended:])
+
+
+def inside_of(rendered: str, around: Sequence[str], marks: Sequence[str], at: int) -> str | None:
+    """What stands in place of mark `at` in a text that has k marks with k + 1 texts around them; None where the rest of
+    it is not these marks and texts.
+
+    >>> inside_of("<Zq7x><HIGHER>", ("<", "><", ">"), ("Zq7x", "Zq8x"), at=1)
+    'HIGHER'
+    """
+    left = "".join(text + mark for text, mark in zip(around[:at], marks[:at], strict=True)) + around[at]
+    later = zip(marks[at + 1 :], around[at + 2 :], strict=True)
+    right = around[at + 1] + "".join(mark + text for mark, text in later)
+    same = rendered.startswith(left) and rendered.endswith(right) and len(left) + len(right) <= len(rendered)
+    return rendered[len(left) : len(rendered) - len(right)] if same else None
 
 
 class Glue:

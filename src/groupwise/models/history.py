@@ -16,7 +16,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.models.chat import Chat, Message
 from groupwise.models.control_tokens import Cut
-from groupwise.models.glue import RENDERING, Glue
+from groupwise.models.glue import RENDERING, Glue, inside_of
 from groupwise.models.thinking import OPEN
 
 
@@ -74,12 +74,9 @@ class History:
         self, sample: Sample, entries: Sequence[_Entry], marks: Sequence[str], around: Sequence[str], at: int
     ) -> str:
         """What the template makes of one message's text; the text as it is where that cannot be told."""
-        left = "".join(text + mark for text, mark in zip(around[:at], marks[:at], strict=True)) + around[at]
-        later = zip(marks[at + 1 :], around[at + 2 :], strict=True)
-        right = around[at + 1] + "".join(mark + text for mark, text in later)
         whole = self._render(sample, entries, [*marks[:at], entries[at].text, *marks[at + 1 :]])
-        known = whole.startswith(left) and whole.endswith(right) and len(left) + len(right) <= len(whole)
-        return whole[len(left) : len(whole) - len(right)] if known else entries[at].text
+        inside = inside_of(whole, around, marks, at)
+        return entries[at].text if inside is None else inside
 
     def _written(self, entry: _Entry, inside: str) -> list[str | tuple[int, ...] | Cut]:
         """What stands in the prompt for a message of which the template writes `inside`."""
