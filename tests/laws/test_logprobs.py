@@ -25,7 +25,9 @@ def plain(logits, targets, support=None):
 @pytest.mark.parametrize("chunk", [1, 7 * 11, 10**9])
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
 @pytest.mark.parametrize("kept", [False, True])
-def test_chunks_equal_the_plain_path(chunk, temperature, kept):
+@pytest.mark.parametrize("held", [0, 10**9])
+@pytest.mark.parametrize("trains_entropy", [False, True])
+def test_chunks_equal_the_plain_path(chunk, temperature, kept, held, trains_entropy):
     g = torch.Generator().manual_seed(0)
     head = nn.Linear(5, 11, bias=True).double()
     states = torch.randn(23, 5, dtype=torch.float64, generator=g).requires_grad_(True)
@@ -36,15 +38,24 @@ def test_chunks_equal_the_plain_path(chunk, temperature, kept):
     weight = torch.randn(2, 23, dtype=torch.float64, generator=g)
 
     def gradients(logp, entropy):
-        total = (weight[0] * logp + weight[1] * entropy).sum()
+        total = (weight[0] * logp + weight[1] * entropy).sum() if trains_entropy else weight[0] @ logp
         return torch.autograd.grad(total, [states, *head.parameters()])
 
-    found = token_logprobs(head, states, targets, temperature, support, True, chunk_elements=chunk)
+    found = token_logprobs(head, states, targets, temperature, support, trains_entropy, chunk, held)
     expected = plain(head(states) / temperature, targets, ids if kept else None)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
     for a, b in zip(gradients(*found), gradients(*expected), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_second_backward_is_refused():
+    """The first has turned the probabilities that were held into slopes."""
+    head, states = nn.Linear(5, 11), torch.randn(3, 5, requires_grad=True)
+    logp, _ = token_logprobs(head, states, torch.arange(3))
+    logp.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logp.sum().backward()
 
 
 @pytest.mark.parametrize("held", [0, 10**9])

@@ -5,8 +5,8 @@
     d logp_i / d x_ij = [j = y_i] - p_ij        d H_i / d x_ij = -p_ij (log p_ij + H_i)
 
 Where sampling left ids out, the sums run over the ids that it kept; where it barred ids from a token, their x is so low
-that p is exactly 0 and no gradient passes. One chunk of logits is computed at a time; log p is
-held for the backward where all of it has room, and computed again there otherwise.
+that p is exactly 0 and no gradient passes. One chunk of logits is computed at a time. p, or log p where the entropy has
+a gradient, is held for the backward where all of it has room, and computed again there otherwise.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Scoring:
     support           of the tokens, where sampling left ids out
     entropy_gradient  whether the entropy has a gradient
     rows              tokens of a chunk
-    hold              whether log p of all chunks is kept for the backward
+    hold              whether p (or log p) of all chunks is kept for the backward, which is then possible once
     compute           what the matrix products are computed in
     barred            of each token whether ids were barred from it, [M] bool, and these ids [E]; None where none was
     """
@@ -58,20 +58,22 @@ class HeadLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: Scoring
     ) -> tuple[Tensor, Tensor]:
-        logp, entropy, log_total = states.new_empty(3, len(states), dtype=_wide(how.compute))
+        logp, entropy = states.new_empty(2, len(states), dtype=_wide(how.compute))
         product = _product(states, weight, bias, how)
         held: list[Tensor] = []
         for part, ids in how.chunks(len(states), states.device):
-            logits = product(part)
-            chosen = logits.gather(-1, targets[part, None])[:, 0]
-            logits = _over_support(logits, ids)
-            log_total[part] = logits.logsumexp(-1)
-            logp[part] = chosen - log_total[part]
-            log_p = logits.sub_(log_total[part, None])
-            entropy[part] = -torch.linalg.vecdot(log_p.exp(), _finite(log_p, ids))
+            every = product(part)
+            logits = _over_support(every, ids)
+            log_p = logits.log_softmax(-1)
+            if ids is None:
+                logp[part] = log_p.gather(-1, targets[part, None])[:, 0]
+            else:
+                logp[part] = every.gather(-1, targets[part, None])[:, 0] - logits.logsumexp(-1)
+            p = torch.exp(log_p, out=logits)
+            entropy[part] = -torch.linalg.vecdot(p, _finite(log_p, ids))
             if how.hold:
-                held.append(log_p)
-        ctx.save_for_backward(states, weight, bias, targets, entropy, log_total, *held)
+                held.append(log_p if how.entropy_gradient else p)
+        ctx.save_for_backward(states, weight, bias, targets, entropy, *held)
         ctx.how = how
         if not how.entropy_gradient:
             ctx.mark_non_differentiable(entropy)
@@ -80,7 +82,7 @@ class HeadLogprobs(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, up_logp: Tensor, up_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, bias, targets, entropy, log_total, *held = ctx.saved_tensors
+        states, weight, bias, targets, entropy, *held = ctx.saved_tensors
         how: Scoring = ctx.how
         product, across = _product(states, weight, bias, how), operand(weight, how.compute)
         to_states, to_weight, to_bias = (
@@ -88,20 +90,25 @@ class HeadLogprobs(torch.autograd.Function):
             for x, needed in zip((states, weight, bias), ctx.needs_input_grad, strict=False)
         )
         for i, (part, ids) in enumerate(how.chunks(len(states), states.device)):
-            log_p = held[i] if held else _over_support(product(part), ids).sub_(log_total[part, None])
+            logits = None if held else _over_support(product(part), ids)
             slope = -up_logp[part, None]
             if how.entropy_gradient:
+                log_p = held[i] if logits is None else logits.log_softmax(-1)
                 slope = slope - (_finite(log_p, ids) + entropy[part, None]) * up_entropy[part, None]
-            slope = _over_vocabulary(log_p.exp().mul_(slope), ids, len(weight))
+                slope = slope.mul_(log_p.exp())
+            else:
+                slope = (held[i] if logits is None else logits.softmax(-1)).mul_(slope)
+            slope = _over_vocabulary(slope, ids, len(weight))
             slope.scatter_add_(1, targets[part, None], up_logp[part, None])
-            slope = slope.div_(how.temperature)
+            if how.temperature != 1:
+                slope = slope.div_(how.temperature)
             if to_bias is not None:
                 to_bias += slope.sum(0).to(to_bias.dtype)
             slope = operand(slope, how.compute)
             if to_states is not None:
                 to_states[part] = (slope @ across).to(how.compute).to(states.dtype)
             if to_weight is not None:
-                to_weight += (slope.T @ operand(states[part], how.compute)).to(how.compute)
+                _add_product(to_weight, slope.T, operand(states[part], how.compute), how.compute)
         return to_states, to_weight, to_bias, None, None
 
 
@@ -115,13 +122,22 @@ def _product(states: Tensor, weight: Tensor, bias: Tensor | None, how: Scoring) 
 
     def logits(part: slice) -> Tensor:
         out = (operand(states[part], how.compute) @ across).to(how.compute).to(_wide(how.compute))
-        out = (out if bias is None else out.add_(bias)).div_(how.temperature)
+        out = out if bias is None else out.add_(bias)
+        out = out if how.temperature == 1 else out.div_(how.temperature)
         if how.barred is not None:
             rows, ids = how.barred
             out[rows[part].nonzero(), ids] = BARRED
         return out
 
     return logits
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, compute: torch.dtype) -> None:
+    """total += left right, rounded to `compute`; in one pass where nothing is rounded."""
+    if total.dtype == left.dtype == compute:
+        total.addmm_(left, right)
+    else:
+        total += (left @ right).to(compute)
 
 
 def _over_support(logits: Tensor, ids: Tensor | None) -> Tensor:

@@ -12,8 +12,9 @@ from groupwise.models.layout import Layout, padded
 from groupwise.models.line_attention import hidden_states
 from groupwise.models.precision import computes_in
 
-#: Logits of one chunk, elements: 64 MiB in float32.
-CHUNK_ELEMENTS = 1 << 24
+#: Logits of one chunk, elements: 28 MiB in float32. A tensor of 32 MiB or more is fresh memory of the system each time,
+#: which takes longer than what is computed in it.
+CHUNK_ELEMENTS = 7 << 20
 #: Log-probabilities of all ids that are kept from forward to backward, elements: 256 MiB in float32.
 HELD_ELEMENTS = 1 << 26
 

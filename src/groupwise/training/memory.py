@@ -3,7 +3,7 @@
 A phase holds what always stands (weights, moments, copies) and what is its own. The peak is the largest phase's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,14 @@ from groupwise.models.activations import (
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights
+from groupwise.models.logprobs import CHUNK_ELEMENTS
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.optimizer import AUTO, GIVEN_BACK, OptimizerSettings
 
 #: Logits of a chunk, and log-probabilities held, elements: what is taken where it fits, and less.
 LOGITS = ((1 << 24, 1 << 26), (1 << 22, 1 << 24), (1 << 20, 0))
+LOGITS_ON_CPU = ((CHUNK_ELEMENTS, 1 << 26), *LOGITS[1:])
 #: Tokens of a microbatch, from the most that pays to the fewest that are tried.
 TOKENS = (16384, 8192, 4096, 2048, 1024, 512)
 #: On a CPU more tokens pay nothing, nor do activations of more bytes: its caches are full with fewer.
@@ -160,21 +162,23 @@ def plan(
     def of(cuts: Cuts) -> MemoryPlan:
         return MemoryPlan(sizes.parts(cuts, held), sizes.phases, held, free, cuts)
 
-    preferred = list(_cuts(learner, critic, sizes.most_tokens()))
+    preferred = list(_cuts(learner, critic, sizes.most_tokens(), sizes.logits))
     largest = of(preferred[0])
     if largest.fits or not (smallest := of(preferred[-1])).fits:
         return largest if largest.fits else smallest
     return next((this for this in map(of, preferred[1:]) if this.fits), smallest)
 
 
-def _cuts(learner: LearnerSettings, critic: CriticSettings | None, most: int) -> Iterator[Cuts]:
+def _cuts(
+    learner: LearnerSettings, critic: CriticSettings | None, most: int, logits: Sequence[tuple[int, int]]
+) -> Iterator[Cuts]:
     """What may be tried, with at most so many tokens, in the order of preference; none comes twice.
 
     A number of the settings stays as it is.
     """
     tried = set()
     for tokens in (count for count in TOKENS if count <= most):
-        for chunk, held in LOGITS:
+        for chunk, held in logits:
             cuts = Cuts(
                 learner=_or_number(tokens, learner),
                 critic=0 if critic is None else _or_number(tokens, critic),
@@ -203,6 +207,7 @@ class _Sizes:
         device: str,
     ) -> None:
         self._base, self._shape, self._learner, self._device = model, shape, learner, device
+        self.logits = LOGITS_ON_CPU if device == "cpu" else LOGITS
         self._model = with_adapters(model, adapter) if adapter.rank else model
         self._merged = sum(weight.numel() for weight in adapted_weights(model, adapter).values()) * 4
         self._value_model = with_value_head(model) if critic else None
@@ -223,7 +228,7 @@ class _Sizes:
         """The tokens of a microbatch of which more would pay nothing."""
         if self._device != "cpu":
             return max(TOKENS)
-        chunk, held = LOGITS[0]
+        chunk, held = self.logits[0]
         for tokens in (count for count in TOKENS if count <= TOKENS_ON_CPU):
             cuts = Cuts(learner=tokens, critic=0, chunk_logits=chunk, held_logits=held)
             activations, _ = self._activations(self._model, cuts, tokens, line=self._learner.shared_prefixes)
