@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,3 +52,39 @@ def test_what_was_freed_below_something_that_stays_goes_back():
     give_back()
     assert held - held_memory("cpu") > 200 << 20
     assert len(last) == 1 << 16
+
+
+PAGES = """
+import ctypes, resource, sys
+from groupwise.core.free_memory import give_back, keep_freed
+if sys.argv[1] == "kept":
+    keep_freed()
+c = ctypes.CDLL(None)
+c.malloc.restype = ctypes.c_void_p
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        blocks = [ctypes.c_void_p(c.malloc(20 << 20)) for _ in range(8)]
+        for block in blocks:
+            c.memset(block, 1, 20 << 20)
+        for block in reversed(blocks):
+            c.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+again = faults()
+give_back()
+print(again, faults())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_what_stays_with_the_process_is_taken_again_without_a_page_from_the_system():
+    """Five times 160 MiB are 204,800 pages of 4 KiB; what was given back is taken from the system once."""
+    again, kept = (
+        [int(x) for x in subprocess.check_output([sys.executable, "-c", PAGES, how], text=True).split()]
+        for how in ("", "kept")
+    )
+    assert again[0] > 50_000 and kept[0] < 1_000, (again, kept)
+    assert 20_000 < kept[1] < 60_000, kept

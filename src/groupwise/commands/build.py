@@ -22,7 +22,7 @@ from groupwise.config.plan import OWN_CRITIC, REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
-from groupwise.core.free_memory import give_back
+from groupwise.core.free_memory import give_back, keep_freed
 from groupwise.core.machine import count_peak_anew
 from groupwise.core.records import Evaluation
 from groupwise.core.reward import TASK
@@ -71,6 +71,7 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     recipe = plan.recipe
     if "bf16" in (recipe.learner.precision, recipe.engine.precision, recipe.reference.precision):
         keep_few_products()
+    keep_freed()
     pool, environments = pool_of(plan), environments_of(plan)
     for line in reward_forms(plan, pool):
         view.note(line)

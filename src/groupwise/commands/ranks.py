@@ -18,6 +18,7 @@ from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.channel import Channel
 from groupwise.core.errors import GroupwiseError
+from groupwise.core.free_memory import keep_freed
 from groupwise.models.adjustment import adjustment_of
 from groupwise.models.described import description, model_like
 from groupwise.models.heads import halves
@@ -75,6 +76,7 @@ def _share(mesh: Mesh, plan: Plan, policy: Policy, models: Sequence[nn.Module | 
 def main(channel: Channel, threads: int, rank: int, size: int, port: int, seconds: float) -> None:
     """The life of another rank on this machine (core/children.py)."""
     torch.set_num_threads(threads)
+    keep_freed()
     channel.send({"ready": True})
     try:
         mesh = connect(rendezvous(HOST, port, size, leads=False), rank, size, seconds=seconds)

@@ -15,6 +15,10 @@ from groupwise.core.machine import peak_bytes
 MEMINFO, CGROUPS, OWN_CGROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 #: Files of a container's limit and use: of the second version of cgroups, and of the first.
 LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+#: Of glibc's mallopt: the options, by their numbers in malloc.h, and what they are set to, bytes. Blocks of 32 MiB or
+#: more have pages of their own in any case; no option of glibc goes higher.
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
+OPTIONS = {MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 64 << 20}
 
 
 def held_memory(device: str) -> int:
@@ -44,6 +48,17 @@ def give_back() -> None:
     """
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
+
+
+def keep_freed() -> None:
+    """From now on what is freed here stays with the process, for what it takes next; without glibc nothing happens.
+
+    The C library returns the end of its heap whenever that is free. A microbatch takes and frees all of its
+    activations, so each takes every page from the system again: an eighth of an update's time. `give_back` returns it.
+    """
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
+        for option, value in OPTIONS.items():
+            mallopt(option, value)
 
 
 def available(meminfo: str) -> int:
