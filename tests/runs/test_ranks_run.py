@@ -18,10 +18,10 @@ import groupwise
 from groupwise.commands.ranks import MODULE
 from groupwise.commands.train import resume
 from groupwise.core.errors import RunError, UsageError
+from groupwise.engines.outside.child import SERVER
 from groupwise.journal.journal import read_metrics
-from groupwise.training import checkpoint
 from tests.moe_policy import save_moe
-from tests.runs.tiny_runs import cut_back, own_processes, tiny_run, weights_after
+from tests.runs.tiny_runs import cut_back, own_processes, tiny_run
 
 #: A rate at which rounding does not grow from step to step.
 CHANGES: dict[str, Any] = {"steps": 3, "learner__learning_rate": 1e-3, "algorithm__name": "ppo"}
@@ -33,18 +33,20 @@ def other_ranks() -> list[int]:
 
 
 class Signals:
-    """A callback: after a step, and some time, the other rank gets a signal."""
+    """A callback: after a step, and some time, the other rank gets a signal; each time, or a number of times."""
 
-    def __init__(self, number: int, step: int, seconds: float = 0.0) -> None:
-        self._number, self._step, self._seconds = number, step, seconds
+    def __init__(self, number: int, step: int, seconds: float = 0.0, times: int = 99, module: str = MODULE) -> None:
+        self._number, self._step, self._seconds, self._times = number, step, seconds, times
+        self._module = module
 
     def __call__(self, record: Any) -> None:
-        if record.step == self._step:
+        if record.step == self._step and self._times:
+            self._times -= 1
             threading.Thread(target=self._send).start()
 
     def _send(self) -> None:
         time.sleep(self._seconds)
-        for pid in other_ranks():
+        for pid in own_processes(self._module):
             os.kill(pid, self._number)
 
 
@@ -82,18 +84,24 @@ def require_near(one: Any, other: Any, where: str = "") -> None:
         assert json.dumps(one) == json.dumps(other), where
 
 
-def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_metrics_of_one_process(tmp_path: Path) -> None:
-    """PPO: policy, reference and critic are in shards; killed after the second step, resumed from its checkpoint."""
+def resumed_entries(run: Path) -> list[dict[str, Any]]:
+    return json.loads((run / "about.json").read_text())["resumed"]
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on_by_itself_to_the_metrics_of_one_process(tmp_path: Path) -> None:
+    """PPO: policy, reference and critic are in shards; killed after the second step, it goes on from a checkpoint."""
     alone = trained(tmp_path, "alone")
-    with pytest.raises(RunError) as ended:
-        trained(tmp_path, "over", [Signals(signal.SIGKILL, step=2)], learner__ranks=2)
-    over = tmp_path / "runs" / "over"
-    again = f"groupwise train --resume {over}"
-    assert str(ended.value) == f"rank 1 of 2 ended: killed by SIGKILL; go on from the newest checkpoint with: {again}"
+    kill = Signals(signal.SIGKILL, step=2, times=1)
+    over = trained(tmp_path, "over", [kill], learner__ranks=2, placement__restarts=1)
     assert not other_ranks()
-    assert checkpoint.steps(over / "checkpoints")[-1] in (1, 2)
-    assert resume(over).finished
-    assert not other_ranks()
+    loss = "rank 1 of 2 ended: killed by SIGKILL"
+    again = f"go on from the newest checkpoint with: groupwise train --resume {over}"
+    lines = (over / "log.txt").read_text().splitlines()
+    at = lines.index(f"error: {loss}; {again}")
+    assert f"{loss}; restart 1 of 1 in a row" in lines[at:]
+    (entry,) = resumed_entries(over)
+    assert entry["lost"] == f"{loss}; restart 1 of 1 in a row"
+    assert entry["step"] in (1, 2)
     rows = [[numbers(row) for row in read_metrics(run)] for run in (alone, over)]
     assert len(rows[0]) == len(rows[1]) == 5
     for one, other in zip(*rows, strict=True):
@@ -149,6 +157,7 @@ def test_a_run_goes_on_in_one_process_up_to_rounding(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_at_any_moment_leaves_a_run_that_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """It ends in a line, and is resumed; then once more with restarts, and goes on by itself."""
     whole = trained(tmp_path, "whole", learner__ranks=2)
     moments = random.Random(0)
     for number in range(10):
@@ -157,4 +166,30 @@ def test_a_rank_that_is_killed_at_any_moment_leaves_a_run_that_goes_on_to_the_sa
             trained(tmp_path, name, [Signals(signal.SIGKILL, step, seconds)], learner__ranks=2)
         assert not other_ranks()
         assert resume(tmp_path / "runs" / name).finished
-        assert weights_after(tmp_path / "runs" / name, 3) == weights_after(whole, 3)
+        kill = Signals(signal.SIGKILL, step, seconds, times=1)
+        again = trained(tmp_path, f"again-{number}", [kill], learner__ranks=2, placement__restarts=1)
+        assert not other_ranks()
+        assert [bool(entry["lost"]) for entry in resumed_entries(again)] == [True]
+        for run in (tmp_path / "runs" / name, again):
+            require_same(whole, run)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_again_and_again_without_a_new_step_ends_the_run(tmp_path: Path) -> None:
+    kill = Signals(signal.SIGKILL, step=1)
+    with pytest.raises(RunError, match=r"^a process was lost 3 times in a row, the last of them: rank 1 of 2 ended: "):
+        trained(tmp_path, "over", [kill], learner__ranks=2, placement__restarts=2, checkpoint__every=3)
+    assert len(resumed_entries(tmp_path / "runs" / "over")) == 2
+    assert not other_ranks()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_by_itself_after_an_engine_was_lost_for_good(tmp_path: Path) -> None:
+    """To the bits of the run with an engine inside."""
+    inside = trained(tmp_path, "inside")
+    kill = Signals(signal.SIGKILL, step=2, times=1, module=SERVER)
+    changes = {"engine__process": "child", "engine__restarts": 0, "placement__restarts": 1}
+    child = trained(tmp_path, "child", [kill], **changes)
+    require_same(inside, child)
+    (entry,) = resumed_entries(child)
+    assert entry["lost"].startswith("the engine's process is lost, and engine.restarts = 0: ")

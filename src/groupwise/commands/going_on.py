@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -90,6 +90,7 @@ def record_changes(then: Continuation, plan: Plan, book: Journal, state: Mapping
     step = state["step"]
     lines = [f"changed after step {step}: {change}" for change in then.changes]
     returns = rate_after([Rollback.model_validate(one) for one in state.get("rollbacks", ())])
+    lines += _other_ranks(then.changes)
     lines += _moved_rate(dataclasses.replace(plan, recipe=then.before), plan, state.get("updates"), returns)
     for line in lines:
         book.log(line)
@@ -107,6 +108,15 @@ def _moved_rate(before: Plan, after: Plan, updates: object, factor: float) -> li
         return []
     old, new = (factor * _rate(plan, updates) for plan in (before, after))
     return [] if old == new else [f"the learning rate of the next update is {new:.3g}, and would have been {old:.3g}"]
+
+
+def _other_ranks(changes: Sequence[Change]) -> list[str]:
+    """What another number of ranks does to the numbers."""
+    return [
+        f"learner.ranks = {change.after}: the numbers from here on are those of {change.before} up to rounding alone"
+        for change in changes
+        if change.key == "learner.ranks"
+    ]
 
 
 def _rate(plan: Plan, update: int) -> float:

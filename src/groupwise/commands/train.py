@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,22 @@ from groupwise.commands.build import build
 from groupwise.commands.callbacks import Callback, Callbacks, require_callbacks
 from groupwise.commands.going_on import continuation, record_changes
 from groupwise.commands.policies import pinned
+from groupwise.commands.restarts import with_restarts
 from groupwise.commands.run import Run
+from groupwise.commands.summary import evaluations_of, summary_of
 from groupwise.commands.threads import threads, with_threads
 from groupwise.config import about
 from groupwise.config import recipe as recipes
 from groupwise.config.given import RecipeLike, RewardsLike, given
-from groupwise.config.plan import REWARD_MODEL, Plan
+from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.config.usual import unusual
 from groupwise.core.boundary import save_traceback
 from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.engine import Engine
-from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.errors import GroupwiseError, ProcessLost, UsageError
 from groupwise.core.paths import location
 from groupwise.core.terminal import Terminal
-from groupwise.health.checks import of_limit
 from groupwise.health.measure import measured
 from groupwise.journal import code, journal
 from groupwise.journal.journal import Journal, sound_metrics
@@ -45,8 +47,6 @@ from groupwise.rollout.collect import Rollout
 from groupwise.rollout.free import FreeBatches
 from groupwise.training import checkpoint
 from groupwise.training.mesh import Mesh
-from groupwise.training.reward_report import REPORT, read_report
-from groupwise.training.rollback import Guard
 
 #: What is closed when a run ends.
 Closable = Rollout | Engine | Batches | FreeBatches | Mesh
@@ -83,9 +83,13 @@ def train(
     text = recipes.dump(resolved_recipe(plan), given_recipe.origin)
     book = Journal.create(plan.folder, text, code.written(plan.code))
     notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
-    with threads(plan.recipe):
-        row = about.about(plan, time.time())
-        return _go(plan, book, row, None, Sender(send_to, book.log), notes, callbacks, fresh=True)
+
+    def first() -> Run:
+        with threads(plan.recipe):
+            row = about.about(plan, time.time())
+            return _go(plan, book, row, None, Sender(send_to, book.log), notes, callbacks, fresh=True)
+
+    return with_restarts(plan.folder, first, partial(_resumed, plan.folder, {}, callbacks))
 
 
 def resume(
@@ -103,26 +107,33 @@ def resume(
     """
     require_callbacks(callbacks)
     folder = location(run, "run")
+    first = partial(_resumed, folder, {} if overrides is None else overrides, callbacks)
+    return with_restarts(folder, first, partial(_resumed, folder, {}, callbacks))
+
+
+def _resumed(folder: Path, overrides: Mapping[str, object], callbacks: Sequence[Callback], lost: str = "") -> Run:
+    """The rest of a run; `lost` is the process after whose loss it goes on by itself, "" where a person asked."""
     path = whole_recipe(folder)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
     state: dict[str, Any] = checkpoint.read_state(newest) if newest else {"step": 0}
     step = state["step"]
-    then = continuation(folder, {} if overrides is None else overrides, step)
+    then = continuation(folder, overrides, step)
     # The folder is the run, wherever it was moved and whatever it is called.
     loaded, notes = with_threads(then.recipe)
     plan = resolve(loaded, place=Path(os.path.realpath(folder)))
     send_to = tracker(plan.recipe.journal.tracker)
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
-    if step and plan.evaluated and 0 not in _evaluations(folder):
+    if step and plan.evaluated and 0 not in evaluations_of(folder):
         damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
-    for line in [*damaged, *code.differences(folder)]:
+    for line in [*([lost] if lost else []), *damaged, *code.differences(folder)]:
         book.log(line)
         Terminal(stderr=True).print(line)
     for line in record_changes(then, plan, book, state):
         Terminal().print(line)
     with threads(plan.recipe):
-        row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes, state.get("rollbacks", ()))
+        returns = state.get("rollbacks", ())
+        row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes, returns, lost)
         return _go(plan, book, row, newest, Sender(send_to, book.log), notes, callbacks, fresh=False)
 
 
@@ -147,10 +158,14 @@ def _go(
     called = Callbacks(callbacks, plan.recipe.steps, plan.folder, say, book.log)
     opened: list[Closable] = []
     summary: dict[str, Any] | None = None
+
+    def stop() -> bool:
+        return bool(stop_signals) or called.stop
+
     try:
-        with _signals(stop_signals, view):
+        with _logged(plan.folder, book, stop), _signals(stop_signals, view):
             clock = Clock(START)
-            run = _begun(plan, book, about_row, view, lambda: bool(stop_signals) or called.stop, fresh)
+            run = _begun(plan, book, about_row, view, stop, fresh)
             opened += _closable(run.components)
             run.clock = clock
             if newest is not None:
@@ -162,19 +177,8 @@ def _go(
                 book.listen(called.hear)
                 run.after_step = called.after
             send.start(plan.folder, plan.folder.name, resolved_recipe(plan), after=run.progress.step)
-            finished = loop.train(run)
-        if finished:
-            if run.progress.step not in _evaluations(plan.folder):  # its row was damaged since
-                loop.evaluate(run)
-            summary = _summary(plan, run)
-            book.replace(journal.SUMMARY, summary)
-    except GroupwiseError as error:
-        if plan.folder.is_dir():
-            _log_error(book, error)
-        raise
-    except Exception as error:
-        save_traceback(error, plan.folder / journal.LOG)
-        raise
+            if loop.train(run):
+                summary = _finished(plan, run, book)
     finally:
         for each in opened:
             each.close()
@@ -193,9 +197,29 @@ def _closable(parts: loop.Components) -> list[Closable]:
     return [parts.rollout, parts.engine, parts.batches, parts.learner.mesh]
 
 
-def _log_error(book: Journal, error: GroupwiseError) -> None:
-    for line in (f"error: {error}", *getattr(error, "__notes__", ())):
-        book.log(line)
+def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
+    """Writes summary.json of a run that is at its end -> what it says."""
+    if run.progress.step not in evaluations_of(plan.folder):  # its row was damaged since
+        loop.evaluate(run)
+    summary = summary_of(plan, run)
+    book.replace(journal.SUMMARY, summary)
+    return summary
+
+
+@contextmanager
+def _logged(folder: Path, book: Journal, stop: Callable[[], bool]) -> Iterator[None]:
+    """Whatever ends a run stands in its log. After a loss it is not gone on with where a person wanted it to stop."""
+    try:
+        yield
+    except GroupwiseError as error:
+        for line in (f"error: {error}", *getattr(error, "__notes__", ())) if folder.is_dir() else ():
+            book.log(line)
+        if isinstance(error, ProcessLost):
+            error.final = stop()
+        raise
+    except Exception as error:
+        save_traceback(error, folder / journal.LOG)
+        raise
 
 
 def _stopped(folder: Path, step: int) -> str:
@@ -276,100 +300,3 @@ def _free_name(runs: Path, name: str) -> str:
         raise UsageError(f"runs = {str(runs)!r}: cannot be read: {error.strerror}") from None
     used = [int(m[1] or 1) for t in taken if (m := re.fullmatch(re.escape(name) + r"(?:-(\d+))?", t))]
     return name if name not in taken else f"{name}-{max(used) + 1}"
-
-
-def _summary(plan: Plan, run: Training) -> dict[str, Any]:
-    """summary.json, from the rows of metrics.jsonl, so that a resumed run says the same."""
-    progress = run.progress
-    return {
-        "name": plan.folder.name,
-        "algorithm": plan.algorithm.name,
-        "seed": plan.recipe.seed,
-        "steps": progress.step,
-        **_heldout(plan, _evaluations(plan.folder), progress.step),
-        **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
-        "checks": _worst_checks(plan.folder),
-        "seconds_total": round(progress.seconds_before + run.clock.total, 3),
-        "seconds_after": round(math.fsum(run.clock.lap().values()), 3),
-        "seconds_training": round(progress.seconds_training, 3),
-        "policy": str(checkpoint.folder_of(plan.folder / checkpoint.CHECKPOINTS, progress.step) / checkpoint.POLICY),
-        **({"rollbacks": [one.model_dump() for one in progress.rollbacks]} if _goes_back(plan) else {}),
-        **about.where(plan.recipe.device),
-    }
-
-
-def _goes_back(plan: Plan) -> bool:
-    return plan.recipe.guard is Guard.ROLLBACK
-
-
-def _heldout(plan: Plan, evaluations: Mapping[int, dict[str, Any]], step: int) -> dict[str, Any]:
-    """What the run came to on held-out problems; empty where it evaluated nothing."""
-    if step not in evaluations:
-        return {}
-    what = measured(plan.measure.metric, plan.measure.pass_at is not None)
-    unknown = {what.column: None, "length_mean": math.nan, "by_source": {}, "rewards": {}}
-    before, after = evaluations.get(0, unknown), evaluations[step]
-    return {
-        "heldout_measure": what.words,
-        "heldout_metric": plan.measure.metric,
-        "heldout_before": _or_nan(before[what.column]),
-        "heldout_after": _or_nan(after[what.column]),
-        "length_before": before["length_mean"],
-        "length_after": after["length_mean"],
-        **_by_reward(before, after),
-        **_by_source(before, after),
-        "heldout_problems": after["problems"],
-        "heldout_samples": after["samples"],
-    }
-
-
-def _evaluations(folder: Path) -> dict[int, dict[str, Any]]:
-    """The run's evaluations, by the step after which they were made."""
-    return {row["step"]: row["evaluation"] for row in sound_metrics(folder) if "evaluation" in row}
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _by_reward(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Mean before and after of each reward that trains, where the recipe names rewards."""
-    means = {
-        name: {"before": _or_nan(before["rewards"].get(name)), "after": _or_nan(mean)}
-        for name, mean in after["rewards"].items()
-    }
-    return {"heldout_by_reward": means} if means else {}
-
-
-def _by_source(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Mean before and after of what is measured, by source, where the task mixes several."""
-    scores = {
-        source: {
-            "before": _or_nan(before["by_source"].get(source, {}).get("measured_mean")),
-            "after": _or_nan(row.get("measured_mean")),
-        }
-        for source, row in after["by_source"].items()
-    }
-    return {"heldout_by_source": scores} if scores else {}
-
-
-def _reward_model_in_short(path: Path) -> dict[str, Any]:
-    """What summary.json says of the run's reward model, where it made one."""
-    if not path.is_file():
-        return {}
-    report = read_report(path)
-    names = ("accuracy", "accuracy_true", "ceiling", "share_of_ceiling", "calibration_error")
-    return {"reward_model": {name: getattr(report, name) for name in names}}
-
-
-def _worst_checks(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of each check over the whole run: how many steps measured it, and the value that came nearest to its limit."""
-    worst: dict[str, dict[str, Any]] = {}
-    for row in sound_metrics(folder):
-        for name, check in row.get("checks", {}).items():
-            known = worst.setdefault(name, {"steps": 0, "largest": 0.0, "limit": check["limit"]})
-            if check["value"] is not None and check["limit"] is not None:
-                known["steps"] += 1
-                if of_limit(check["value"], check["limit"]) >= of_limit(known["largest"], known["limit"] or 0.0):
-                    known["largest"], known["limit"] = check["value"], check["limit"]
-    return worst

@@ -31,11 +31,14 @@ def resumed(
     device: str,
     changes: Sequence[Change] = (),
     rollbacks: Sequence[Mapping[str, Any]] = (),
+    lost: str = "",
 ) -> dict[str, Any]:
     """The same, going on after `step` at `now`, unix seconds; `changes` are those of its recipe, `rollbacks` the
-    returns that the checkpoint has.
+    returns that the checkpoint has, `lost` the process after whose loss it goes on by itself.
     """
     entry: dict[str, Any] = {"step": step, "started": round(now, 3), **where(device)}
+    if lost:
+        entry["lost"] = lost
     if changes:
         entry["changed"] = {change.key: [change.before, change.after] for change in changes}
     rest = {key: value for key, value in before.items() if key != "rolled_back"}

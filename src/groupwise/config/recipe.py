@@ -15,6 +15,7 @@ from groupwise.config.elsewhere import require_own_names
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError, brief, nearest, one_line
 from groupwise.core.paths import location, require_regular
+from groupwise.core.placement import PlacementSettings
 from groupwise.core.plain import require_plain
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.engines.settings import EngineSettings
@@ -108,6 +109,7 @@ class Recipe(Settings):
     critic: Annotated[CriticSettings | None, ORIGIN] = None
     preference: Annotated[PreferenceSettings | None, GOAL] = None
     checkpoint: CheckpointSettings = CheckpointSettings()
+    placement: PlacementSettings = PlacementSettings()
     rollback: RollbackSettings = RollbackSettings()
     journal: JournalSettings = JournalSettings()
 

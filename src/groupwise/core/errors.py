@@ -28,6 +28,19 @@ class RunError(GroupwiseError):
     """A run that had started had to stop. The message names the step and what is kept on disk."""
 
 
+class ProcessLost(RunError):
+    """A process that a run cannot do without was lost. What is saved is sound, so that the run can go on from it.
+
+    loss    which process, and how it was lost
+    remedy  what a person can do
+    final   whether the run is not to go on by itself, because a person has asked it to stop
+    """
+
+    def __init__(self, loss: str, remedy: str) -> None:
+        super().__init__(f"{loss}; {remedy}")
+        self.loss, self.remedy, self.final = loss, remedy, False
+
+
 class CheckFailed(RunError):
     """A run's own invariant does not hold (DESIGN: a run proves itself)."""
 

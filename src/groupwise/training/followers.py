@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from groupwise.core.children import Child, ending
-from groupwise.core.errors import RunError, UsageError, shortened
+from groupwise.core.errors import ProcessLost, UsageError, shortened
 from groupwise.core.peer import PeerLost
 from groupwise.core.tail import Tail
 from groupwise.training.mesh import Mesh, Message, Verb, connect, rendezvous
@@ -59,14 +59,14 @@ class LeadingMesh(Mesh):
 
     @contextmanager
     def together(self, message: Message) -> Iterator[None]:
-        """Inside, every rank does what the message says. Raises RunError, with the rank, where one is lost."""
+        """Inside, every rank does what the message says. Raises ProcessLost, with the rank, where one is lost."""
         with self.answering():
             tell(self, message)
             yield
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Inside, the ranks work together. Raises RunError, with the rank, where one is lost."""
+        """Inside, the ranks work together. Raises ProcessLost, with the rank, where one is lost."""
         try:
             yield
         except BaseException as error:
@@ -74,7 +74,7 @@ class LeadingMesh(Mesh):
                 follower.lost = True  # the others are in the middle of something, and would not hear of a stop
             if not isinstance(error, RuntimeError) or not of_ranks(error):
                 raise
-            raise RunError(f"{lost_rank(self.followers, self.size, self.seconds)}; {self.go_on}") from None
+            raise ProcessLost(lost_rank(self.followers, self.size, self.seconds), self.go_on) from None
 
     def close(self) -> None:
         """Tells the others to stop, and ends those that do not. Again does nothing."""

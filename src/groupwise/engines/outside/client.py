@@ -8,7 +8,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
-from groupwise.core.errors import GroupwiseError, RunError, UsageError
+from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
 from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion
 from groupwise.engines.outside.line import Reach
@@ -149,8 +149,9 @@ class OutsideEngine:
             self._note(f"engine       its process is lost: {lost}; {again}")
             return
         times = f"{most + 1} times in a row" if most else "and engine.restarts = 0"
-        words = f"the engine's process is lost, {times}: {lost}; resume the run to go on from its newest checkpoint"
-        raise _with_notes(RunError(words), lost) from None
+        remedy = "resume the run to go on from its newest checkpoint"
+        gone = ProcessLost(f"the engine's process is lost, {times}: {lost}", remedy)
+        raise _with_notes(gone, lost) from None
 
     def _start(self, again: bool) -> Declared:
         """A process with the engine in it; none where that fails."""

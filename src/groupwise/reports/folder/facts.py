@@ -94,7 +94,8 @@ def _again(one: Mapping[str, Any]) -> str:
         when and f"at {when}",
         machine and f"on {machine}",
     ]
-    return "; ".join([" ".join(str(word) for word in words if word), *_changed(one)])
+    lost = [f"by itself, after {one['lost']}"] if one.get("lost") else []
+    return "; ".join([" ".join(str(word) for word in words if word), *lost, *_changed(one)])
 
 
 def _changed(one: Mapping[str, Any]) -> list[str]:
