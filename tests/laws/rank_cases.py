@@ -28,9 +28,12 @@ from groupwise.models.shards import own_part, set_whole, whole
 from groupwise.models.tiny import TinySpec
 from groupwise.models.value import from_policy
 from groupwise.training.adapted import AdaptedLearner
+from groupwise.training.checkpoint import OPTIMIZER
 from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import Learner, LearnerSettings
 from groupwise.training.mesh import ALONE, Mesh, connect, rendezvous
+from groupwise.training.parts import stored
+from groupwise.training.tensor_file import sha256_of
 from tests.laws import moe_models
 from tests.laws.test_split import make_batch
 
@@ -259,7 +262,7 @@ def adapted(mesh: Mesh, folder: Path) -> Measured:
 
 
 def saved(mesh: Mesh, folder: Path) -> Measured:
-    """A checkpoint of both ranks has the files of one process's, and goes back into either."""
+    """A checkpoint of both ranks has the tensors of one process's, and either goes back into either."""
     algo = groupwise.algorithm("dapo")
     alone, over = learners(learner_of(), policy(torch.float32), mesh)
     minibatch, _ = annotated(alone, over, algo, bare_batch())
@@ -270,7 +273,8 @@ def put_back(alone: Learner, over: Learner, algo: Any, minibatch: Batch, folder:
     """An update, a checkpoint, and two more updates; once more from there, at both ranks and in one process."""
     tokenizer = TinySpec().tokenizer("0123456789+-=")
     over.update(minibatch, algo)
-    over.save(folder / "over", tokenizer)
+    (folder / "over").mkdir(parents=True, exist_ok=True)
+    hashes = over.save(folder / "over", tokenizer)
     over.mesh.all_agree(True)  # written before it is read
     alone.restore(folder / "over", updates=1)
     first = weights(over.model)
@@ -278,20 +282,35 @@ def put_back(alone: Learner, over: Learner, algo: Any, minibatch: Batch, folder:
     if over.mesh.leads:
         alone.save(folder / "alone", tokenizer)
     over.mesh.all_agree(True)
-    files = [sorted(p.relative_to(folder / n) for p in (folder / n).rglob("*.*")) for n in ("alone", "over")]
-    equal = files[0] == files[1] and all(
-        (folder / "alone" / name).read_bytes() == (folder / "over" / name).read_bytes() for name in files[0]
-    )
     after = twice(over, minibatch, algo)
     over.restore(folder / "over", updates=1)
     back = same_bits(first, weights(over.model))
     again = twice(over, minibatch, algo)
+    over.restore(folder / "alone", updates=1)
     return {
         "same_restored": same and back,
-        "same_files": equal,
-        "files": len(files[0]),
+        **files_of(folder / "alone", folder / "over", hashes),
         "same_again": same_bits(after, again),
+        "same_from_one": same_bits(after, twice(over, minibatch, algo)),
         "elsewhere": apart(twice(alone, minibatch, algo), after),
+    }
+
+
+def files_of(alone: Path, over: Path, hashes: Mapping[str, str]) -> Measured:
+    """Two checkpoints of the same, by one process and by ranks: the policy's files, and where the moments lie."""
+    policies = [{p.name: p.read_bytes() for p in (folder / "policy").iterdir()} for folder in (alone, over)]
+    with stored(alone, OPTIMIZER) as one, stored(over, OPTIMIZER) as other:
+        moments = one.places.keys() == other.places.keys() and all(
+            torch.equal(one.whole(name), other.whole(name)) for name in one.places
+        )
+        count = len(one.places)
+    sizes = [(over / name).stat().st_size for name in hashes]
+    return {
+        "same_policy": policies[0] == policies[1],
+        "same_moments": moments,
+        "moments": count,
+        "hashed": {name: sha256_of(over / name) == digest for name, digest in hashes.items()},
+        "largest_file": max(sizes) / (alone / OPTIMIZER).stat().st_size,
     }
 
 

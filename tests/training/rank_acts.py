@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, disk_words
 from groupwise.training.mesh import Mesh, connect, rendezvous
+from groupwise.training.parts import write_parts
 
 #: Seconds that one rank waits for another here.
 DEADLINE = 1.0
@@ -38,7 +39,7 @@ def bits(x: torch.Tensor) -> list[int]:
     return x.contiguous().view(-1).view(torch.uint8).tolist()
 
 
-def acts(mesh: Mesh) -> dict[str, object]:
+def acts(mesh: Mesh, folder: Path) -> dict[str, object]:
     """What the mesh gives this rank."""
     leads = mesh.leads
     plain = {"text": "é", "numbers": [1, 2.5, None], "empty": {}}
@@ -53,8 +54,20 @@ def acts(mesh: Mesh) -> dict[str, object]:
         "plain": mesh.plain(plain if leads else None) == plain,
         "all_agree": [mesh.all_agree(True), mesh.all_agree(leads), mesh.all_agree(False)],
         "dealt": list(mesh.dealt([10, 11, 12])),
+        "of_each": mesh.of_each({"rank": mesh.rank, "text": "é" * (1 + mesh.rank)}),
+        "refused": refused(mesh, folder),
         "late": waits(mesh),
     }
+
+
+def refused(mesh: Mesh, folder: Path) -> str:
+    """What both ranks say where rank 1 cannot write its file, in whose place a folder is."""
+    (folder / "x.00002-of-00002.safetensors").mkdir(exist_ok=True)
+    try:
+        write_parts(folder, "x.safetensors", {"step": torch.tensor(1.0)}, mesh)
+    except OSError as error:
+        return disk_words(error)
+    return ""
 
 
 def fails_alone() -> None:
@@ -86,7 +99,7 @@ def main() -> None:
         fails_alone()
     store = rendezvous("127.0.0.1", options.port, 2, leads=False, seconds=30)
     mesh = connect(store, options.rank, 2, seconds=DEADLINE)
-    (options.folder / f"rank-{options.rank}.json").write_text(json.dumps(acts(mesh)))
+    (options.folder / f"rank-{options.rank}.json").write_text(json.dumps(acts(mesh, options.folder)))
     mesh.close()
 
 

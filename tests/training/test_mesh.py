@@ -54,6 +54,14 @@ def test_items_are_dealt_in_turn_and_both_run_as_many(ranks):
     assert [rank["dealt"] for rank in ranks] == [[10, 12], [11, None]]
 
 
+def test_what_each_rank_gives_is_known_to_both(ranks):
+    assert [rank["of_each"] for rank in ranks] == [[{"rank": 0, "text": "é"}, {"rank": 1, "text": "éé"}]] * 2
+
+
+def test_a_file_that_one_rank_cannot_write_is_an_error_of_both(ranks):
+    assert [rank["refused"] for rank in ranks] == ["Is a directory (rank 1)"] * 2
+
+
 def test_a_rank_that_does_not_come_is_waited_for_until_the_deadline(ranks):
     assert DEADLINE <= ranks[0]["late"] < DEADLINE + 1.4
 

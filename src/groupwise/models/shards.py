@@ -35,6 +35,31 @@ def parted_like(values: Tensor, x: Tensor) -> Tensor:
     return distribute_tensor(values, x.device_mesh, x.placements, src_data_rank=None)
 
 
+def first_rows(x: DTensor) -> tuple[int, ...]:
+    """Where the rows of each rank begin, and behind them how many rows there are; as torch.chunk deals them."""
+    return dealt_rows(x.shape[0], x.device_mesh.size())
+
+
+def dealt_rows(rows: int, ranks: int) -> tuple[int, ...]:
+    """The same of so many rows: all ranks but the last ones have as many.
+
+    >>> dealt_rows(15, 2), dealt_rows(5, 4)
+    ((0, 8, 15), (0, 2, 4, 5, 5))
+    """
+    each = -(-rows // ranks)
+    return tuple(min(rank * each, rows) for rank in range(ranks + 1))
+
+
+def with_own_part(x: DTensor, own: Tensor) -> DTensor:
+    """A tensor in parts as x is, of which this rank holds `own`; nothing is sent.
+
+    Raises ValueError where this rank holds another number of rows of x.
+    """
+    if own.shape != x.to_local().shape:
+        raise ValueError(f"a part of shape {tuple(own.shape)} in the place of {tuple(x.to_local().shape)}")
+    return DTensor.from_local(own, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+
+
 def whole_state(model: nn.Module, holds: bool) -> dict[str, Tensor]:
     """Every entry of a model's state, gathered one after another to the CPU of the ranks that hold them; else none.
 

@@ -55,12 +55,11 @@ class AdaptedLearner(Learner):
         with self.mesh.together(Message(Verb.WEIGHTS)):
             yield from self.adapters.merged()
 
-    def save(self, folder: Path, tokenizer: Any) -> None:
+    def save(self, folder: Path, tokenizer: Any) -> dict[str, str]:
         """The adapters and their optimizer, into a checkpoint's folder; the base stays where it came from."""
-        writes = self.mesh.leads
         with self.mesh.together(Message(Verb.SAVE, others={"folder": str(folder)})):
-            write_adapters(folder / checkpoint.POLICY, self.adapters, self.model.name_or_path, writes)
-            checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, writes=writes)
+            write_adapters(folder / checkpoint.POLICY, self.adapters, self.model.name_or_path, self.mesh.leads)
+            return checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, mesh=self.mesh)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Adapters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""

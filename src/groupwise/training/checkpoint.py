@@ -1,26 +1,26 @@
 """Checkpoints: safetensors and JSON in a folder that appears complete or not at all, with a hash of every file."""
 
-import hashlib
 import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from pydantic import Field
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from groupwise.core.atomic import open_regular, remove
 from groupwise.core.errors import RunError, UsageError, disk_words
 from groupwise.core.json_text import json_value
 from groupwise.core.settings import Changeable, Settings
-from groupwise.models.shards import parted_like, set_whole
-from groupwise.training.tensor_file import write_tensors
+from groupwise.training.mesh import ALONE, Mesh
+from groupwise.training.parts import stored, write_parts
+from groupwise.training.tensor_file import sha256_of, sync
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
 #: The place of the checkpoints in a run folder.
@@ -46,8 +46,10 @@ def folder_of(root: Path, step: int) -> Path:
     return root / f"step-{step:06d}"
 
 
-def save(root: Path, step: int, write: Callable[[Path], None], keep: int, every: int = 1) -> Path:
+def save(root: Path, step: int, write: Callable[[Path], Mapping[str, str] | None], keep: int, every: int = 1) -> Path:
     """A checkpoint of `step`, filled by `write`; then all but the newest `keep` are removed.
+
+    `write` returns the hashes, by name, of the files that are hashed already, because other ranks wrote them.
 
     One whose step is no multiple of `every` stays while it is the newest, and takes no other's place.
 
@@ -59,11 +61,11 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int, every:
     try:
         remove(partial)
         partial.mkdir(parents=True)
-        write(partial)
-        seal(partial)
+        hashes = write(partial)
+        seal(partial, hashes or {})
         remove(final)
         partial.rename(final)
-        _sync(root)
+        sync(root)
     except Exception as error:
         with suppress(OSError):
             remove(partial)
@@ -130,47 +132,49 @@ def damaged(folder: Path, needed: Sequence[str] = (STATE,)) -> str:
     for name in sorted({*needed, *hashes}):
         if name not in files:
             return f"{name} is missing"
-        if _hash(files[name]) != hashes.get(name):
+        if sha256_of(files[name]) != hashes.get(name):
             return f"{name} does not match its hash"
     return ""
 
 
-def write_parameters(folder: Path, model: nn.Module, name: str, writes: bool = True) -> None:
-    """Every parameter of a model, by its name. A rank that writes nothing helps to gather them."""
-    write_tensors(folder / name, dict(model.named_parameters()), writes)
+def write_parameters(folder: Path, model: nn.Module, name: str, mesh: Mesh = ALONE) -> dict[str, str]:
+    """Every parameter of a model, by its name, as `write_parts` has it."""
+    return write_parts(folder, name, dict(model.named_parameters()), mesh)
 
 
 def read_parameters(folder: Path, model: nn.Module, name: str) -> None:
     """The parameters as they were saved, bit for bit. Raises ValueError where the model has others."""
-    weights, parameters = load_file(folder / name), dict(model.named_parameters())
-    if {k: w.shape for k, w in weights.items()} != {k: p.shape for k, p in parameters.items()}:
-        raise ValueError(f"{name} holds other parameters than the model has")
-    with torch.no_grad():
+    parameters = dict(model.named_parameters())
+    with stored(folder, name) as saved, torch.no_grad():
+        if {k: place.shape for k, place in saved.places.items()} != {k: tuple(p.shape) for k, p in parameters.items()}:
+            raise ValueError(f"{name} holds other parameters than the model has")
         for key, parameter in parameters.items():
-            set_whole(parameter, weights[key])
+            parameter.copy_(saved.like(key, parameter))
 
 
 def write_optimizer(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER, writes: bool = True
-) -> None:
-    """Every optimizer tensor, as `<parameter>/<entry>`. A rank that writes nothing helps to gather them."""
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER, mesh: Mesh = ALONE
+) -> dict[str, str]:
+    """Every optimizer tensor, as `<parameter>/<entry>`, as `write_parts` has it."""
     tensors: dict[str, Tensor] = {}
     for key, parameter in model.named_parameters():
         for entry, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{key}/{entry}"] = value
-    write_tensors(folder / name, tensors, writes)
+    return write_parts(folder, name, tensors, mesh)
 
 
 def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:
     """The optimizer as it was saved, bit for bit, whatever updates it has had."""
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
-    for key, value in load_file(folder / name).items():
-        owner, entry = key.rsplit("/", 1)
-        parameter = parameters[owner]
-        # The fused AdamW counts its steps on the parameter's device, too; the count is no part of any shard.
-        like = value.shape == parameter.shape
-        optimizer.state[parameter][entry] = parted_like(value, parameter) if like else value.to(parameter.device)
+    with stored(folder, name) as saved:
+        for key, place in saved.places.items():
+            owner, entry = key.rsplit("/", 1)
+            parameter = parameters[owner]
+            # The fused AdamW counts its steps on the parameter's device, too; the count is no part of any shard.
+            like = place.shape == tuple(parameter.shape)
+            value = saved.like(key, parameter) if like else saved.whole(key).to(parameter.device)
+            optimizer.state[parameter][entry] = value
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
@@ -187,28 +191,16 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def seal(folder: Path) -> None:
-    """Sync every file to disk and write the manifest of their hashes last."""
+def seal(folder: Path, hashed: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Sync every file to disk and write the manifest of their hashes last; some may be hashed already, by name."""
     files = _files(folder)
     for path in files:
-        _sync(path)
-    hashes = {str(p.relative_to(folder)): _hash(p) for p in files}
+        sync(path)
+    names = {path: str(path.relative_to(folder)) for path in files}
+    hashes = {name: hashed.get(name) or sha256_of(path) for path, name in names.items()}
     (folder / MANIFEST).write_text(json.dumps({"sha256": hashes}, indent=1))
-    _sync(folder / MANIFEST)
+    sync(folder / MANIFEST)
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -76,12 +76,12 @@ class Critic(TrainedModel):
             "critic_updates_skipped": Sum(0 if outcome.applied else 1),
         }
 
-    def save(self, folder: Path) -> None:
-        """Parameters and optimizer, into a checkpoint's folder; rank 0 writes them."""
-        writes = self.mesh.leads
+    def save(self, folder: Path) -> dict[str, str]:
+        """Parameters and optimizer, into a checkpoint's folder -> the hashes of the files that ranks wrote."""
+        adamw, names = self.optimizer.adamw, (checkpoint.CRITIC, checkpoint.CRITIC_OPTIMIZER)
         with self.mesh.together(Message(Verb.SAVE_CRITIC, others={"folder": str(folder)})):
-            checkpoint.write_parameters(folder, self.model, checkpoint.CRITIC, writes)
-            checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER, writes)
+            hashes = checkpoint.write_parameters(folder, self.model, names[0], self.mesh)
+            return hashes | checkpoint.write_optimizer(folder, self.model, adamw, names[1], self.mesh)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Parameters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""

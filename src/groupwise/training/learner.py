@@ -237,13 +237,15 @@ class Learner(TrainedModel):
             for name, parameter in self.model.named_parameters():
                 yield name, whole(parameter)
 
-    def save(self, folder: Path, tokenizer: Any) -> None:
-        """The policy, as `from_pretrained` loads it, and its optimizer, into a checkpoint's folder; rank 0 writes."""
+    def save(self, folder: Path, tokenizer: Any) -> dict[str, str]:
+        """The policy, as `from_pretrained` loads it, and its optimizer, into a checkpoint's folder -> the hashes of the
+        files that ranks wrote. Rank 0 writes the policy.
+        """
         with self.mesh.together(Message(Verb.SAVE, others={"folder": str(folder)})):
             weights = None if self.mesh.alone else whole_state(self.model, holds=self.mesh.leads)
             if self.mesh.leads:
                 save_policy(self.model, tokenizer, folder / checkpoint.POLICY, weights)
-            checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, writes=self.mesh.leads)
+            return checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, mesh=self.mesh)
 
     def restore(self, folder: Path, updates: int) -> None:
         """Policy and optimizer as a checkpoint has them, bit for bit, after `updates` updates.

@@ -115,13 +115,14 @@ class RunState:
             "rollbacks": [rollback.model_dump() for rollback in progress.rollbacks],
         }
 
-        def write(folder: Path) -> None:
-            self.learner.save(folder, self.tokenizer)
+        def write(folder: Path) -> dict[str, str]:
+            hashes = self.learner.save(folder, self.tokenizer)
             if self.critic is not None:
-                self.critic.save(folder)
+                hashes |= self.critic.save(folder)
             if self.reference is not None:
                 self.reference.save(folder)
             checkpoint.write_state(folder, state)
+            return hashes
 
         return checkpoint.save(self.folder, progress.step, write, self.keep, self.every)
 
