@@ -21,10 +21,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import groupwise
 from groupwise.algorithms.settings import CATALOG
-from groupwise.core.records import Batch, Support, UpdateRecord
+from groupwise.core.engine import Sampling
+from groupwise.core.records import Batch, Group, Prompt, Support, UpdateRecord
+from groupwise.core.samples import Sample
+from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.models.load import Policy
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
-from groupwise.models.shards import own_part, set_whole, whole
+from groupwise.models.shards import own_part, set_whole, set_whole_state, whole
 from groupwise.models.tiny import TinySpec
 from groupwise.models.value import from_policy
 from groupwise.training.adapted import AdaptedLearner
@@ -33,6 +37,7 @@ from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import Learner, LearnerSettings
 from groupwise.training.mesh import ALONE, Mesh, connect, rendezvous
 from groupwise.training.parts import stored
+from groupwise.training.rounding import Precisions, float32_logprobs, measured_tolerance, sampled_completions
 from groupwise.training.tensor_file import sha256_of
 from tests.laws import moe_models
 from tests.laws.test_split import make_batch
@@ -395,6 +400,33 @@ def rounded(mesh: Mesh) -> Measured:
     }
 
 
+def measured(mesh: Mesh) -> Measured:
+    """What rounding does, as a run measures it: every side in bfloat16, and the probe's float32, after an update."""
+    algo, model = groupwise.algorithm("dapo"), policy(torch.float32)
+    whole_policy = Policy(model, None, frozenset({1}), 0)
+    engine = LocalEngine(copy.deepcopy(model), whole_policy.eos, whole_policy.pad, precision="bf16")
+    prompts = [Prompt(Sample(text, text, ""), tuple(range(2, 6 + i))) for i, text in enumerate("abc")]
+    completions = sampled_completions(engine, prompts, Sampling(max_new_tokens=9), seed=0)
+    groups = [Group(prompt, each) for prompt, each in zip(prompts, completions, strict=True)]
+    alone, over = learners(learner_of(precision="bf16"), model, mesh)
+    exact = [float32_logprobs(x) for x in (alone, over)]
+    minibatch, _ = annotated(alone, over, algo, bare_batch())
+    for learner in (alone, over):
+        learner.update(minibatch, algo)
+    set_whole_state(over.model, alone.model.state_dict())  # the same weights to the bit
+    before = alone.completion_logprobs(groups, pad=0)
+    every = Precisions("bf16", "bf16", "bf16")
+    tolerances = [measured_tolerance(whole_policy, x, every, prompts, completions) for x in (alone, over)]
+    own, shared = (torch.cat(logprobs(groups, pad=0)) for logprobs in exact)
+    return {
+        "same_tolerance": tolerances[0] == tolerances[1],
+        "rounding": tolerances[1].engine.mean,
+        "same_exact": same_bits(own, shared),
+        "apart_from_live": float((torch.cat(before) - shared).abs().mean()),
+        "same_live": all(map(same_bits, before, over.completion_logprobs(groups, pad=0))),
+    }
+
+
 def held(mesh: Mesh) -> Measured:
     """The share of weights, gradients and optimizer state that this rank holds."""
     algo = groupwise.algorithm("dapo")
@@ -428,6 +460,7 @@ def cases(folder: Path) -> Mapping[str, Callable[[Mesh], Measured]]:
         "critic": lambda mesh: critic(mesh, folder / "critic"),
         "not finite": not_finite,
         "rounded": rounded,
+        "measured": measured,
         "held": held,
     }
 

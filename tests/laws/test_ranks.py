@@ -86,6 +86,17 @@ def test_bfloat16_is_that_of_one_process_over_float32_masters(seen):
         assert seen[rank]["rounded"]["masters"]
 
 
+def test_rounding_is_measured_to_the_bits_of_one_process(seen):
+    """The limits of a run's checks are measured on weights that are gathered, as they are when they are measured."""
+    for rank in (0, 1):
+        measured = seen[rank]["measured"]
+        assert measured["same_live"]
+        assert measured["same_exact"], "the probe's float32"
+        assert measured["same_tolerance"]
+        assert measured["rounding"] > 1e-4
+        assert measured["apart_from_live"] > 1e-4, "float32 is not what the learner computes in"
+
+
 def test_adapters_train_alone_and_are_merged_to_the_bits_of_one_process(seen):
     for rank in (0, 1):
         require(seen[rank]["adapted"], ROUNDING["float32"])

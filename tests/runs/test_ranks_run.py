@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import groupwise
+from groupwise.commands.parity import TOLERANCE
 from groupwise.commands.ranks import MODULE
 from groupwise.commands.train import resume
 from groupwise.core.errors import RunError, UsageError
@@ -108,10 +109,21 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_by_itself_to_the_metrics_of_
         require_near(one, other)
 
 
+def test_a_run_in_bfloat16_has_the_limits_of_one_process(tmp_path: Path) -> None:
+    """Policy, engine and reference round; the probe's float32 and the tolerance are measured on gathered weights."""
+    rounded = dict.fromkeys(("learner__precision", "engine__precision", "reference__precision"), "bf16")
+    changes: dict[str, Any] = {**rounded, "algorithm__name": "grpo", "algorithm__kl__beta": 0.1, "steps": 2}
+    alone, over = trained(tmp_path, "alone", **changes), trained(tmp_path, "over", learner__ranks=2, **changes)
+    limits = [json.loads((run / TOLERANCE).read_text()) for run in (alone, over)]
+    assert limits[0] == limits[1]
+    assert limits[1]["passes"] is not None
+    first = [numbers(read_metrics(run)[1]) for run in (alone, over)]
+    require_near(*first)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"learner__precision": "bf16"}, r"^learner.ranks = 2 with learner.precision: rounding cannot be measured"),
         ({"reference__every": 2}, r"^learner.ranks = 2 with reference.every: .* set it to 0, or learner.ranks to 1$"),
         ({"learner__compile": True}, r"^learner.ranks = 2 with learner.compile: "),
     ],

@@ -19,7 +19,7 @@ from groupwise.training.rounding import (
     PROMPTS,
     SAMPLES,
     Precisions,
-    in_float32,
+    float32_logprobs,
     measured_tolerance,
     sampled_completions,
 )
@@ -74,10 +74,11 @@ def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, p
     A float32 engine is answered in float32, whatever the policy is trained in: the probe compares weights.
     """
     recipe = plan.recipe
-    answering = in_float32(learner) if learner.bf16 and engine.precision == "fp32" else learner
+    exact = learner.bf16 and engine.precision == "fp32"
+    logprobs = float32_logprobs(learner) if exact else learner.completion_logprobs
     return Probe(
         engine,
-        logprobs=partial(answering.completion_logprobs, pad=pad),
+        logprobs=partial(logprobs, pad=pad),
         prompts=[prompts.draw(i) for i in range(PROBE_PROMPTS)],
         samples=PROBE_SAMPLES,
         tokens=PROBE_TOKENS,

@@ -91,11 +91,8 @@ def require_runnable(plan: Plan) -> None:
 
 def _require_rankable(recipe: Recipe) -> None:
     """What is not there yet for a policy that several processes hold together."""
-    precisions = {s: getattr(recipe, s).precision for s in ("learner", "engine", "reference")}
-    rounded = next((f"{s}.precision" for s, p in precisions.items() if p == "bf16"), "")
     reasons = {
         "device": recipe.device != "cpu" and "they compute on CPUs alone so far: set it to 'cpu'",
-        rounded: rounded and "rounding cannot be measured over several yet: set it to 'fp32'",
         "learner.compile": recipe.learner.compile and "compiled layers have not been tried in shards: set it to false",
         "reference.every": recipe.reference.every and "a reference in shards cannot be renewed yet: set it to 0",
     }

@@ -156,11 +156,15 @@ class Mesh:
         return arrived
 
     def share_weights(self, model: nn.Module) -> None:
-        """Rank 0's weights and buffers in a whole model of every rank, one at a time."""
+        """Rank 0's weights and buffers in a whole model of every rank, one at a time; buffers in rank 0's types."""
         for entry in model.state_dict(keep_vars=True).values():
             arrived = self.tensors({"": entry} if self.leads else {})[""]
             if not self.leads:
                 entry.data.copy_(arrived)
+        buffers = dict(model.named_buffers())
+        for name, arrived in self.tensors(buffers).items():
+            if not self.leads:
+                buffers[name].data = arrived.to(buffers[name].device)
 
     def answering(self) -> AbstractContextManager[None]:
         """Inside, the ranks work together; a mesh with followers says in words which of them is lost."""

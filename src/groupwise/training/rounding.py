@@ -7,18 +7,20 @@ them is not read: a fault in it must not widen the limits that are to find it.
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from groupwise.core.engine import Engine, Precision, Request, Sampling
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.seeds import derive
 from groupwise.diagnostics.bias import tilt
 from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, Rounding, Tolerance
+from groupwise.models.described import description, model_like
 from groupwise.models.heads import halves
 from groupwise.models.load import Policy
 from groupwise.models.moe.settings import routers_to_record
@@ -79,11 +81,12 @@ def measured_tolerance(
     if precisions.exact:
         return FLOAT32
     logprobs = partial(_logprobs, prompts=prompts, pad=policy.pad, completions=completions)
-    live, exact = logprobs(learner), logprobs(in_float32(learner))
+    whole = WholePolicy(learner)
+    live, exact = logprobs(learner), logprobs(_with_model(learner, whole.model, "fp32"))
     passes = Passes(live=live, exact=exact, engine=exact, reference=live)
     if "bf16" not in (precisions.engine, precisions.reference):
         return tolerance_of(passes, precisions)
-    cast = cast_weights(copy.deepcopy(policy.model), "bf16")
+    cast = cast_weights(whole.model if whole.gathered else copy.deepcopy(whole.model), "bf16")
     if precisions.engine == "bf16":
         passes = dataclasses.replace(passes, engine=logprobs(_with_model(learner, cast, "fp32")))
     if precisions.reference == "bf16":
@@ -109,9 +112,40 @@ def tolerance_of(passes: Passes, precisions: Precisions) -> Tolerance:
     )
 
 
-def in_float32(learner: Learner) -> Learner:
-    """The same weights, computed in float32; for log-probabilities only."""
-    return _with_model(learner, learner.model, "fp32")
+class WholePolicy:
+    """A learner's policy as one process computes with it: the learner's own model, or, of one in shards, a copy of it.
+
+    gathered  whether it is a copy, which has the weights that the learner had when it was last gathered
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner, self.gathered = learner, not learner.mesh.alone
+        own = learner.model
+        self.model = model_like(AutoModelForCausalLM, description(own)) if self.gathered else own
+        self.gather()
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Takes the weights as they are now, one after another; nothing where it is the learner's own model."""
+        if not self.gathered:
+            return
+        own, buffers = dict(self.model.named_parameters()), dict(self._learner.model.named_buffers())
+        for name, weight in self._learner.weights():
+            own[name].copy_(weight)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(buffers.get(name, buffer))
+
+
+def float32_logprobs(learner: Learner) -> Callable[[Sequence[Group], int], list[Tensor]]:
+    """What `learner.completion_logprobs` is in float32, under the weights as they are whenever it is called."""
+    whole = WholePolicy(learner)
+    exact = _with_model(learner, whole.model, "fp32")
+
+    def logprobs(groups: Sequence[Group], pad: int) -> list[Tensor]:
+        whole.gather()
+        return exact.completion_logprobs(groups, pad)
+
+    return logprobs
 
 
 def _with_model(learner: Learner, model: torch.nn.Module, precision: Precision) -> Learner:
