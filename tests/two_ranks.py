@@ -1,4 +1,4 @@
-"""Two processes of a test that find one another: started together, and ended together."""
+"""Processes of a test that find one another, two where no number is said: started together, and ended together."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from groupwise.training.mesh import rendezvous
 ROOT = Path(__file__).parents[1]
 
 
-def ran(module: str, arguments: Sequence[str], seconds: float) -> list[subprocess.CompletedProcess[str]]:
-    """`python -m module RANK PORT *arguments` on both ranks, each with one thread, to its end or that of its time.
+def ran(
+    module: str, arguments: Sequence[str], seconds: float, ranks: int = 2
+) -> list[subprocess.CompletedProcess[str]]:
+    """`python -m module RANK PORT *arguments` on each rank, with one thread, to its end or that of its time.
 
-    Both meet at a store that this process keeps at a free port.
+    All meet at a store that this process keeps at a free port.
     """
-    store = rendezvous("127.0.0.1", 0, 2, leads=True, seconds=seconds)
+    store = rendezvous("127.0.0.1", 0, ranks, leads=True, seconds=seconds)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
@@ -29,7 +31,7 @@ def ran(module: str, arguments: Sequence[str], seconds: float) -> list[subproces
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in (0, 1)
+        for rank in range(ranks)
     ]
     try:
         said = [process.communicate(timeout=seconds)[0] for process in processes]

@@ -1,4 +1,4 @@
-"""What one of two ranks does, and what it sees beside one process: run as `python -m tests.laws.rank_cases ...`.
+"""What one of the ranks does, and what it sees beside one process: run as `python -m tests.laws.rank_cases ...`.
 
 Each case makes a learner by itself and one over both ranks, of the same weights, gives both the same batches, and
 writes down how far they lie apart. tests/laws/test_ranks.py starts both ranks once, and says what has to hold.
@@ -470,14 +470,15 @@ def main() -> None:
     parser.add_argument("rank", type=int)
     parser.add_argument("port", type=int)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--size", type=int, default=2)
+    parser.add_argument("--only", nargs="*")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    store = rendezvous("127.0.0.1", options.port, 2, leads=False, seconds=60)
-    mesh = connect(store, options.rank, 2, seconds=30)
+    store = rendezvous("127.0.0.1", options.port, options.size, leads=False, seconds=60)
+    mesh = connect(store, options.rank, options.size, seconds=30)
     with (options.folder / f"rank-{options.rank}.jsonl").open("w") as file:
         for name, case in cases(options.folder).items():
-            if options.only in name:
+            if not options.only or name in options.only:
                 print(json.dumps([name, case(mesh)]), file=file, flush=True)
     mesh.close()
 

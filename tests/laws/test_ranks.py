@@ -22,13 +22,20 @@ SAME = {"same_columns": True, "same_seen": True}
 ROUNDING = {"float64": 1e-9, "float32": 1e-6}
 
 
+#: Cases that are run over three ranks too.
+OVER_THREE = ("updates tied", "updates untied", "1 row", "saved")
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank wrote down, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    done = two_ranks.ran("tests.laws.rank_cases", [str(folder)], seconds=120)
-    assert [d.returncode for d in done] == [0, 0], "\n".join(d.stdout[-3000:] for d in done)
-    return [by_case(folder / f"rank-{rank}.jsonl") for rank in (0, 1)]
+    """What each of two ranks wrote down, by case."""
+    return ran(tmp_path_factory.mktemp("ranks"), 2)
+
+
+def ran(folder: Path, ranks: int, *options: str) -> list[dict[str, Any]]:
+    done = two_ranks.ran("tests.laws.rank_cases", [str(folder), f"--size={ranks}", *options], seconds=120, ranks=ranks)
+    assert [d.returncode for d in done] == [0] * ranks, "\n".join(d.stdout[-3000:] for d in done)
+    return [by_case(folder / f"rank-{rank}.jsonl") for rank in range(ranks)]
 
 
 def by_case(path: Path) -> dict[str, Any]:
@@ -125,6 +132,25 @@ def test_the_critic_is_sharded_alike(seen):
         assert measured["same_held"]
         assert measured["same_restored"]
         assert max(measured["loss"], measured["gradient"], measured["weights"]) < 1e-9
+
+
+def test_three_ranks_are_one_process_too(tmp_path):
+    """Widths of 20 and 27 and a vocabulary of 15 are dealt in parts of which the last is the smallest, or empty."""
+    seen = ran(tmp_path, 3, "--only", *OVER_THREE)
+    assert seen[0] == seen[1] == seen[2]
+    measured = seen[0]
+    for case in ("updates tied", "updates untied"):
+        assert max(measured[case]["weights"], measured[case]["norms"]) < 1e-9
+        assert measured[case]["least_moved_row"] > 1e-3
+        assert measured[case]["engine"]
+    require(measured["1 row"])
+    saved = measured["saved"]
+    assert saved["hashed"] == {f"optimizer.0000{n}-of-00003.safetensors": True for n in (1, 2, 3)}
+    assert saved["same_policy"]
+    assert saved["same_moments"]
+    assert saved["same_restored"]
+    assert saved["same_again"]
+    assert saved["same_from_one"]
 
 
 def test_what_is_not_finite_on_one_rank_is_skipped_on_both(seen):

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,8 +17,10 @@ import pytest
 
 import groupwise
 from groupwise.commands.parity import TOLERANCE
-from groupwise.commands.ranks import MODULE
+from groupwise.commands.ranks import MODULE, idle_ranks
 from groupwise.commands.train import resume
+from groupwise.config import recipe
+from groupwise.config.resolve import resolve
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines.outside.child import SERVER
 from groupwise.journal.journal import read_metrics
@@ -132,6 +135,43 @@ def test_what_is_not_there_yet_is_refused_in_one_line(tmp_path: Path, changes: d
     with pytest.raises(UsageError, match=words):
         trained(tmp_path, "refused", learner__ranks=2, **changes)
     assert not (tmp_path / "runs" / "refused").exists()
+
+
+def test_an_engine_ends_with_a_run_whose_ranks_cannot_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = sys.executable
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
+    words = r"^learner.ranks = 2: the process of rank 1 cannot be started: No such file or directory; ask for fewer, or"
+    with pytest.raises(UsageError, match=words):
+        trained(tmp_path, "over", learner__ranks=2, engine__process="child", engine__python=python)
+    assert not own_processes(SERVER)
+    assert not (tmp_path / "runs" / "over").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"learner.ranks": 4}, ""),
+        ({"learner.ranks": 2, "learner.tokens_per_microbatch": 99_999}, "1 microbatch at most, and the other ranks "),
+        ({"learner.ranks": 64, "prompts_per_step": 8, "samples_per_prompt": 4}, "16 microbatches at most, and the "),
+    ],
+)
+def test_ranks_that_no_update_can_use_are_a_question(changes: dict[str, Any], words: str) -> None:
+    question = idle_ranks(resolve(recipe.load("quickstart", changes)), longest=8)
+    assert words in question
+    assert bool(question) == bool(words)
+    assert question.count("learner.tokens_per_microbatch") == (changes.get("learner.ranks") == 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_more_ranks_have_the_metrics_of_one_process(tmp_path: Path, ranks: int) -> None:
+    alone, over = trained(tmp_path, "alone"), trained(tmp_path, "over", learner__ranks=ranks)
+    for one, other in zip(*(read_metrics(run) for run in (alone, over)), strict=True):
+        require_near(numbers(one), numbers(other))
+    assert not other_ranks()
 
 
 @pytest.mark.slow

@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 import torch
 import torch.distributed as dist
+from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Batch, Support
 from groupwise.training.followers import lead
+from groupwise.training.sharded import decoder_layers
 from groupwise.training.verbs import batch_of, columns_of
 from tests.laws.test_split import make_batch
 
@@ -71,3 +73,12 @@ def test_a_rank_that_cannot_start_is_named_with_its_last_words():
         "(ModuleNotFoundError: No module named 'groupwise.training.nowhere')"
     )
     assert not dist.is_initialized()
+
+
+def test_a_model_whose_layers_are_not_known_is_refused_by_its_name():
+    config = OpenAIGPTConfig(vocab_size=9, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    with pytest.raises(UsageError) as refused:
+        decoder_layers(OpenAIGPTLMHeadModel(config), ranks=3)
+    assert str(refused.value) == (
+        "learner.ranks = 3: OpenAIGPTLMHeadModel has no decoder layers that could be sharded; set it to 1"
+    )

@@ -15,7 +15,7 @@ from groupwise.commands.episodes import environments_of, episodes_of
 from groupwise.commands.memory import in_words, memory_of, memory_of_folder, picks, record_cuts, with_cuts
 from groupwise.commands.parity import make_probe, run_limits
 from groupwise.commands.policies import base_policy, named_model, reference_policy, starting_model
-from groupwise.commands.ranks import over_ranks
+from groupwise.commands.ranks import idle_ranks, over_ranks, rounds
 from groupwise.commands.run_reward_model import run_reward_model
 from groupwise.commands.selected import chat_of, selected
 from groupwise.config.plan import OWN_CRITIC, REWARD_MODEL, Plan
@@ -67,12 +67,25 @@ TRIED_ROWS = 4
 
 
 def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[], bool]) -> Training:
-    """Load or make the policy and put the run together, at step 0."""
-    recipe = plan.recipe
-    if "bf16" in (recipe.learner.precision, recipe.engine.precision, recipe.reference.precision):
+    """Load or make the policy and put the run together, at step 0. Whatever it has started ends where that fails."""
+    if rounds(plan.recipe):
         keep_few_products()
     keep_freed()
-    pool, environments = pool_of(plan), environments_of(plan)
+    with ExitStack() as started:
+        run = _built(plan, journal, view, stop_requested, started)
+        started.pop_all()
+    return run
+
+
+def _built(
+    plan: Plan, journal: Journal, view: View, stop_requested: Callable[[], bool], started: ExitStack
+) -> Training:
+    """The same; what holds processes or threads goes into `started`."""
+    recipe = plan.recipe
+    if (pool := pool_of(plan)) is not None:
+        started.callback(pool.close)
+    if (environments := environments_of(plan)) is not None:
+        started.callback(environments.close)
     for line in reward_forms(plan, pool):
         view.note(line)
     model = starting_model(plan, view.note)
@@ -89,6 +102,8 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     if picks(plan):
         plan = with_cuts(plan, memory)
         record_cuts(plan, journal)
+    if idle := idle_ranks(plan, selection.longest):
+        view.note(f"question     {idle}")
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
     reference = _reference(plan, policy, start, selection.longest, view.note)
@@ -100,29 +115,28 @@ def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[],
     require_disk(disk)
     view.note(f"disk         {disk}")
     engine = training_engine(plan, policy, routers, partial(_say, journal, view))
+    started.callback(engine.close)
     learner, critic = over_ranks(plan, policy, routers, reference=reference and reference.model, critic=value_model)
-    with ExitStack() as failed:
-        failed.callback(learner.mesh.close)
-        prompts = Prompts(selection.train, selection.encode, recipe.seed)
-        limits = run_limits(plan, policy, engine, learner, prompts, journal)
-        for line in limits.tolerance.lines():
-            view.note(f"tolerance    {line}")
-        rollout = _rollout(plan, engine, scorer, prompts, judge, episodes_of(plan, policy, chat, engine, environments))
-        components = Components(
-            algorithm=plan.algorithm,
-            rollout=rollout,
-            batches=_batches(plan, rollout),
-            engine=engine,
-            learner=learner,
-            critic=critic,
-            probe=make_probe(plan, engine, learner, prompts, policy.pad, limits),
-            limits=limits,
-            evaluate=evaluation(plan, rollout.sample, scorer, selection, judge) if selection.heldout else None,
-            state=_run_state(plan, policy, learner, critic, reference),
-        )
-        settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
-        failed.pop_all()
-        return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
+    started.callback(learner.mesh.close)
+    prompts = Prompts(selection.train, selection.encode, recipe.seed)
+    limits = run_limits(plan, policy, engine, learner, prompts, journal)
+    for line in limits.tolerance.lines():
+        view.note(f"tolerance    {line}")
+    rollout = _rollout(plan, engine, scorer, prompts, judge, episodes_of(plan, policy, chat, engine, environments))
+    components = Components(
+        algorithm=plan.algorithm,
+        rollout=rollout,
+        batches=_batches(plan, rollout),
+        engine=engine,
+        learner=learner,
+        critic=critic,
+        probe=make_probe(plan, engine, learner, prompts, policy.pad, limits),
+        limits=limits,
+        evaluate=evaluation(plan, rollout.sample, scorer, selection, judge) if selection.heldout else None,
+        state=_run_state(plan, policy, learner, critic, reference),
+    )
+    settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
+    return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
 
 
 def _rollout(

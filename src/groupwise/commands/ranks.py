@@ -30,6 +30,7 @@ from groupwise.training.critic import Critic
 from groupwise.training.followers import HOST, LOST_OTHERS, lead, of_ranks
 from groupwise.training.learner import Learner
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
+from groupwise.training.sharded import decoder_layers
 from groupwise.training.verbs import follow
 
 MODULE = "groupwise.commands.ranks"
@@ -42,6 +43,9 @@ def over_ranks(
 
     Raises UsageError where one cannot be started, RunError where one is lost before it is ready.
     """
+    for model in (policy.model, reference, critic) if plan.recipe.learner.ranks > 1 else ():
+        if model is not None:
+            decoder_layers(model, plan.recipe.learner.ranks)
     mesh = _started(plan)
     try:
         with mesh.answering():
@@ -52,6 +56,38 @@ def over_ranks(
     except BaseException:
         mesh.close()
         raise
+
+
+def rounds(recipe: Recipe) -> bool:
+    """Whether anything of a run computes in bfloat16."""
+    return "bf16" in (recipe.learner.precision, recipe.engine.precision, recipe.reference.precision)
+
+
+def idle_ranks(plan: Plan, longest: int) -> str:
+    """A question, where each update of the run leaves a rank without a microbatch; "" where none does for certain.
+
+    longest  prompt, tokens
+    """
+    recipe, ranks = plan.recipe, plan.recipe.learner.ranks
+    rows = -(-recipe.prompts_per_step // recipe.updates_per_batch) * recipe.samples_per_prompt
+    length, budget = longest + recipe.sampling.max_new_tokens, recipe.learner.tokens_per_microbatch
+    most = rows if isinstance(budget, str) else most_microbatches(rows, length, budget)
+    if most >= ranks:
+        return ""
+    fewer = f"set learner.tokens_per_microbatch = {rows // ranks * length} or less, or " if rows >= ranks else ""
+    return (
+        f"learner.ranks = {ranks}: an update has {most} microbatch{'es' if most > 1 else ''} at most, and the other "
+        f"ranks have nothing to do in any; {fewer}set learner.ranks = {most}; is it meant?"
+    )
+
+
+def most_microbatches(rows: int, length: int, budget: int) -> int:
+    """How many microbatches of `budget` tokens an update has at most, whose rows have no more than `length` tokens.
+
+    >>> most_microbatches(rows=512, length=10, budget=6000), most_microbatches(rows=3, length=10, budget=6)
+    (1, 3)
+    """
+    return -(-rows // max(1, budget // length))
 
 
 def _started(plan: Plan) -> Mesh:

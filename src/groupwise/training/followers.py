@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from groupwise.core.children import Child, ending
-from groupwise.core.errors import ProcessLost, UsageError, shortened
+from groupwise.core.errors import ProcessLost, UsageError, one_line, shortened
 from groupwise.core.peer import PeerLost
 from groupwise.core.tail import Tail
 from groupwise.training.mesh import Mesh, Message, Verb, connect, rendezvous
@@ -30,13 +30,19 @@ class Follower(Child):
 
     def __init__(self, rank: int, module: str, options: Mapping[str, Any]) -> None:
         """Raises UsageError where it cannot be started."""
-        self.rank, self._tail = rank, Tail()
+        self.rank = rank
         try:
-            super().__init__(module, {**options, "rank": rank}, stderr=self._tail.writing)
-        except OSError as error:
-            raise UsageError(f"learner.ranks: the process of rank {rank} cannot be started: {error.strerror}") from None
-        finally:
-            self._tail.given()
+            self._tail = Tail()
+            try:
+                super().__init__(module, {**options, "rank": rank}, stderr=self._tail.writing)
+            finally:
+                self._tail.given()
+        except (OSError, RuntimeError) as error:  # RuntimeError: no more threads, of which the tail has one
+            words = getattr(error, "strerror", None) or one_line(error)
+            raise UsageError(
+                f"learner.ranks = {options['size']}: the process of rank {rank} cannot be started: {words}; ask for "
+                "fewer, or for more processes and open files of the system's (ulimit -u, ulimit -n)"
+            ) from None
 
     def last_words(self) -> str:
         """The last line that it printed, in brackets; "" where it printed none."""

@@ -34,12 +34,7 @@ class Sharded(nn.Module):
         """
         super().__init__()
         self.model = model
-        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        if not layers:
-            raise UsageError(
-                f"learner.ranks = {mesh.size}: {type(model).__name__} has no decoder layers that could be sharded; "
-                "set it to 1"
-            )
+        layers = decoder_layers(model, mesh.size)
         # Norms go with what lies around the layers: rounded to bfloat16 with a layer they would be other functions than
         # those of one process. They are small, and as a list here they get no hooks of their own.
         self.norms = nn.ModuleList([norm for layer in layers for norm in layer.modules() if _is_norm(norm)])
@@ -65,6 +60,16 @@ class Sharded(nn.Module):
             # No backward will let go of the outer group; held on, it would be of weights that an update makes old.
             cast(FSDPModule, self).reshard()
         return out
+
+
+def decoder_layers(model: nn.Module, ranks: int) -> list[nn.Module]:
+    """The layers that are a group of parameters each. Raises UsageError where none are known to be such."""
+    layers: list[nn.Module] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise UsageError(
+            f"learner.ranks = {ranks}: {type(model).__name__} has no decoder layers that could be sharded; set it to 1"
+        )
+    return layers
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float, mesh: Mesh) -> float:
