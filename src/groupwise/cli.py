@@ -51,11 +51,14 @@ def train(
 ) -> None:
     """Train a policy: a recipe, or the rest of a run, with other values of keys that may change."""
     from groupwise.commands import train as run  # torch takes seconds to import: not for --help
+    from groupwise.commands.torchrun import follows
     from groupwise.config.recipe import assignment
 
     if (recipe is None) == (resume is None):
         raise UsageError("train takes a recipe or --resume RUN, one of them")
     chosen = dict(map(assignment, set or []))
+    if follows(recipe, resume, chosen):
+        return
     done = run.resume(resume, chosen) if resume is not None else run.train(str(recipe), chosen)
     if not done.finished:
         raise typer.Exit(128 + done.stopped_by)

@@ -25,12 +25,14 @@ from groupwise.models.heads import halves
 from groupwise.models.load import Policy
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import routers_to_record
+from groupwise.models.precision import keep_few_products
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.critic import Critic
 from groupwise.training.followers import HOST, LOST_OTHERS, lead, of_ranks
 from groupwise.training.learner import Learner
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
 from groupwise.training.sharded import decoder_layers
+from groupwise.training.torchrun import given_ranks, lead_given
 from groupwise.training.verbs import follow
 
 MODULE = "groupwise.commands.ranks"
@@ -96,31 +98,44 @@ def _started(plan: Plan) -> Mesh:
     if settings.ranks == 1:
         return ALONE
     go_on = f"go on from the newest checkpoint with: groupwise train --resume {shlex.quote(str(plan.folder))}"
-    return lead(MODULE, {"threads": torch.get_num_threads()}, settings.ranks, settings.rank_deadline, go_on)
+    if (given := given_ranks()) is not None:
+        return lead_given(given, settings.rank_deadline, go_on)
+    return lead(MODULE, {}, settings.ranks, settings.rank_deadline, go_on)
 
 
 def _share(mesh: Mesh, plan: Plan, policy: Policy, models: Sequence[nn.Module | None]) -> None:
     """The other ranks get the run's recipe and its models."""
-    recipe, folder = resolved_recipe(plan), str(plan.folder)
-    mesh.plain({"recipe": recipe, "folder": folder, "eos": sorted(policy.eos), "pad": policy.pad})
+    recipe, folder, threads = resolved_recipe(plan), str(plan.folder), torch.get_num_threads()
+    ends = {"eos": sorted(policy.eos), "pad": policy.pad}
+    mesh.plain({"recipe": recipe, "folder": folder, "threads": threads, **ends})
     for model in models:
         mesh.plain(None if model is None else description(model))
         if model is not None:
             mesh.share_weights(model)
 
 
-def main(channel: Channel, threads: int, rank: int, size: int, port: int, seconds: float) -> None:
+def main(channel: Channel, rank: int, size: int, port: int, seconds: float) -> None:
     """The life of another rank on this machine (core/children.py)."""
-    torch.set_num_threads(threads)
-    keep_freed()
     channel.send({"ready": True})
     try:
         mesh = connect(rendezvous(HOST, port, size, leads=False), rank, size, seconds=seconds)
+    except GroupwiseError as error:
+        sys.exit(f"error: {error}")
+    take_part(mesh)
+    channel.send({"done": True})
+
+
+def take_part(mesh: Mesh) -> None:
+    """The life of another rank from the run's recipe on to its end; exits where it cannot go on."""
+    try:
         run = mesh.plain(None)
+        torch.set_num_threads(run["threads"])
+        keep_freed()
         plan = resolve(Recipe.model_validate(run["recipe"]), place=Path(run["folder"]))
+        if rounds(plan.recipe):
+            keep_few_products()
         follow(mesh, _verbs(plan, mesh, frozenset(run["eos"]), run["pad"]))
         mesh.close()
-        channel.send({"done": True})
     except GroupwiseError as error:
         sys.exit(f"error: {error}")
     except RuntimeError as error:

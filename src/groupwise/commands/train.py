@@ -22,6 +22,7 @@ from groupwise.commands.restarts import with_restarts
 from groupwise.commands.run import Run
 from groupwise.commands.summary import evaluations_of, summary_of
 from groupwise.commands.threads import threads, with_threads
+from groupwise.commands.torchrun import with_given_ranks
 from groupwise.config import about
 from groupwise.config import recipe as recipes
 from groupwise.config.given import RecipeLike, RewardsLike, given
@@ -73,7 +74,7 @@ def train(
     """
     require_callbacks(callbacks)
     given_recipe = given(recipe, overrides, algorithm, rewards)
-    loaded = pinned(given_recipe.recipe, Terminal(stderr=True).print)
+    loaded = pinned(with_given_ranks(given_recipe.recipe), Terminal(stderr=True).print)
     if "name" not in (overrides or {}):
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     loaded, notes = with_threads(loaded)
@@ -119,7 +120,7 @@ def _resumed(folder: Path, overrides: Mapping[str, object], callbacks: Sequence[
     step = state["step"]
     then = continuation(folder, overrides, step)
     # The folder is the run, wherever it was moved and whatever it is called.
-    loaded, notes = with_threads(then.recipe)
+    loaded, notes = with_threads(with_given_ranks(then.recipe))
     plan = resolve(loaded, place=Path(os.path.realpath(folder)))
     send_to = tracker(plan.recipe.journal.tracker)
     book = Journal.reopen(folder, step)
