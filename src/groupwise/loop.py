@@ -248,7 +248,7 @@ def machine_work(run: Training, sampled: Sampled) -> dict[str, Any]:
 def renew_reference(run: Training) -> None:
     """The reference becomes the policy of today, after each step that it is renewed after."""
     reference, step = run.components.state.reference, run.progress.step
-    if reference is not None and reference.renew(step, run.components.learner.weights()):
+    if reference is not None and reference.renew(step, run.components.learner):
         run.output.say(step, "the reference is the policy after this step")
 
 

@@ -200,6 +200,9 @@ def _verbs(plan: Plan, mesh: Mesh, eos: frozenset[int], pad: int) -> Mapping[Ver
         Verb.WEIGHTS: lambda m: [None for _ in learner.weights()],
         Verb.SAVE: lambda m: learner.save(Path(m.others["folder"]), None),
         Verb.RESTORE: lambda m: learner.restore(Path(m.others["folder"]), m.others["updates"]),
+        Verb.RENEW_REFERENCE: lambda m: learner.renew_reference(),
+        Verb.SAVE_REFERENCE: lambda m: learner.save_reference(Path(m.others["folder"]), m.others["name"]),
+        Verb.RESTORE_REFERENCE: lambda m: learner.restore_reference(Path(m.others["folder"]), m.others["name"]),
     }
     if valuer is not None:
         verbs |= {

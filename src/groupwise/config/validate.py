@@ -94,7 +94,6 @@ def _require_rankable(recipe: Recipe) -> None:
     reasons = {
         "device": recipe.device != "cpu" and "they compute on CPUs alone so far: set it to 'cpu'",
         "learner.compile": recipe.learner.compile and "compiled layers have not been tried in shards: set it to false",
-        "reference.every": recipe.reference.every and "a reference in shards cannot be renewed yet: set it to 0",
     }
     for key, reason in reasons.items():
         if recipe.learner.ranks > 1 and reason:

@@ -50,10 +50,9 @@ class AdaptedLearner(Learner):
         with self.adapters.off():
             return self.logprobs(self.model, batch)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight as an engine takes them, the adapters merged into it."""
-        with self.mesh.together(Message(Verb.WEIGHTS)):
-            yield from self.adapters.merged()
+        return self.adapters.merged()
 
     def save(self, folder: Path, tokenizer: Any) -> dict[str, str]:
         """The adapters and their optimizer, into a checkpoint's folder; the base stays where it came from."""

@@ -28,7 +28,7 @@ from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.routing_pass import RoutingPass, routes_to_replay
 from groupwise.models.moe.settings import ReplayFrom, RouterLosses, RoutingSettings
 from groupwise.models.recompute import recomputed
-from groupwise.models.shards import set_whole_state, whole, whole_state
+from groupwise.models.shards import set_whole, set_whole_state, whole, whole_state
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Message, Verb
 from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel, place
@@ -234,8 +234,33 @@ class Learner(TrainedModel):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter by its name, as an engine takes them, gathered one at a time where they are in shards."""
         with self.mesh.together(Message(Verb.WEIGHTS)):
-            for name, parameter in self.model.named_parameters():
-                yield name, whole(parameter)
+            yield from self.whole_weights()
+
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The same, where all ranks call it at the same point of their work."""
+        return ((name, whole(parameter)) for name, parameter in self.model.named_parameters())
+
+    def renew_reference(self) -> None:
+        """The reference, a model of its own, becomes the policy as it is now."""
+        own = dict(self._own_reference.named_parameters())
+        with self.mesh.together(Message(Verb.RENEW_REFERENCE)):
+            for name, weight in self.whole_weights():
+                set_whole(own[name], weight)
+
+    def save_reference(self, folder: Path, name: str) -> dict[str, str]:
+        """The reference's weights into a checkpoint's folder -> the hashes of the files that ranks wrote."""
+        with self.mesh.together(Message(Verb.SAVE_REFERENCE, others={"folder": str(folder), "name": name})):
+            return checkpoint.write_parameters(folder, self._own_reference, name, self.mesh)
+
+    def restore_reference(self, folder: Path, name: str) -> None:
+        """The reference as a checkpoint has it, bit for bit. Raises ValueError where it does not fit."""
+        with self.mesh.together(Message(Verb.RESTORE_REFERENCE, others={"folder": str(folder), "name": name})):
+            checkpoint.read_parameters(folder, self._own_reference, name)
+
+    @property
+    def _own_reference(self) -> nn.Module:
+        assert self.reference is not None
+        return self.reference
 
     def save(self, folder: Path, tokenizer: Any) -> dict[str, str]:
         """The policy, as `from_pretrained` loads it, and its optimizer, into a checkpoint's folder -> the hashes of the

@@ -92,6 +92,11 @@ def write_parts(folder: Path, name: str, tensors: Mapping[str, Tensor], mesh: Me
     return {file: digest for file, (digest, _, _) in zip(files, said, strict=True)}
 
 
+def is_stored(folder: Path, name: str) -> bool:
+    """Whether `write_parts` has written something of this name there."""
+    return (folder / name).is_file() or (folder / _layout(name)).is_file()
+
+
 @contextmanager
 def stored(folder: Path, name: str) -> Iterator[Stored]:
     """What `write_parts` wrote, open to be read, whatever number of ranks wrote it.

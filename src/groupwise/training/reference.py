@@ -1,17 +1,15 @@
 """The reference of a run: a policy that is not trained, which the KL penalty keeps the trained one near to."""
 
 import copy
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.models.precision import WeightPrecision, cast_weights
-from groupwise.training import checkpoint
+from groupwise.training.learner import Learner
 
 #: The `model` that is no other: the policy that the run starts from.
 START = "start"
@@ -55,28 +53,29 @@ class Reference:
         """What a checkpoint must have for the run to go back to it: its weights, once they are not the first ones."""
         return (WEIGHTS,) if self.returns and self.model is not None and self.step else ()
 
-    def renew(self, step: int, weights: Iterable[tuple[str, Tensor]]) -> bool:
+    def renew(self, step: int, learner: Learner) -> bool:
         """Takes the policy's weights after `step`, where that is one of those that it is renewed after -> whether."""
         if self.model is None or not self.every or step % self.every:
             return False
-        own = dict(self.model.named_parameters())
-        with torch.no_grad():
-            for name, weight in weights:
-                own[name].copy_(weight)
+        learner.renew_reference()
         self.step = step
         return True
 
-    def save(self, folder: Path) -> None:
-        """Its weights into a checkpoint's folder, where they are not, or may be no more, those that it began with."""
-        if self.model is not None and (self.step or (self.every and self.returns)):
-            checkpoint.write_parameters(folder, self.model, WEIGHTS)
+    def save(self, folder: Path, learner: Learner) -> dict[str, str]:
+        """Its weights into a checkpoint's folder, where they are not, or may be no more, those that it began with.
 
-    def restore(self, folder: Path, step: int) -> None:
+        -> the hashes of the files that ranks wrote.
+        """
+        if self.model is not None and (self.step or (self.every and self.returns)):
+            return learner.save_reference(folder, WEIGHTS)
+        return {}
+
+    def restore(self, folder: Path, step: int, learner: Learner) -> None:
         """As a checkpoint has it, bit for bit: the policy of `step`. Raises ValueError where it does not fit."""
         if step and self.model is None:
             raise ValueError("its reference was renewed, and without reference.every this run keeps none of its own")
         if self.model is not None and (step or self.step):
-            checkpoint.read_parameters(folder, self.model, WEIGHTS)
+            learner.restore_reference(folder, WEIGHTS)
         self.step = step
 
 

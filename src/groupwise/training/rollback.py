@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from groupwise.core.settings import Changeable, Settings
 from groupwise.health.symptoms.base import RECENT
-from groupwise.training.checkpoint import STATE, damaged, folder_of, steps
+from groupwise.training.checkpoint import damaged, folder_of, steps
+from groupwise.training.parts import is_stored
 
 
 class Guard(StrEnum):
@@ -62,8 +63,9 @@ def way_back(root: Path, step: int, every: int, returned_to: int = 0, needed: Se
     was stopped and gone on with returns to where it would have without the stop.
 
     returned_to  the step that the run last went back to: no warning spoke of it, so it serves again
-    needed       files that it must have, beside its state
+    needed       tensors that it must have, by the name of their file
     """
     last = max(step - RECENT, returned_to)
     regular = (folder_of(root, before) for before in reversed(steps(root)) if before <= last and before % every == 0)
-    return next((folder for folder in regular if not damaged(folder, (STATE, *needed))), None)
+    whole = (folder for folder in regular if not damaged(folder))
+    return next((folder for folder in whole if all(is_stored(folder, name) for name in needed)), None)

@@ -120,7 +120,7 @@ class RunState:
             if self.critic is not None:
                 hashes |= self.critic.save(folder)
             if self.reference is not None:
-                self.reference.save(folder)
+                hashes |= self.reference.save(folder, self.learner)
             checkpoint.write_state(folder, state)
             return hashes
 
@@ -173,4 +173,4 @@ class RunState:
                 f"{folder}: the run's reference was policy {state['reference']}, and what is made or loaded now is "
                 f"{reference.digest}; resume with the model folder, library versions and number of threads that it had"
             )
-        reference.restore(folder, state["reference_step"])
+        reference.restore(folder, state["reference_step"], self.learner)
