@@ -24,7 +24,9 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines.outside.child import SERVER
 from groupwise.journal.journal import read_metrics
+from groupwise.training import checkpoint
 from tests.moe_policy import save_moe
+from tests.runs.test_run import weights
 from tests.runs.tiny_runs import cut_back, own_processes, tiny_run
 
 #: A rate at which rounding does not grow from step to step.
@@ -206,6 +208,43 @@ def test_a_run_goes_on_in_one_process_up_to_rounding(tmp_path: Path) -> None:
     assert resume(over, {"learner.ranks": 1}).finished
     for one, other in zip(*(read_metrics(run) for run in (alone, over)), strict=True):
         require_near(numbers(one), numbers(other))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_ranks_goes_on_in_one_process_to_a_millionth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step after it, of the same completions: what a gradient that is added up in another order leaves."""
+    over, one = (trained(tmp_path, name, learner__ranks=2) for name in ("over", "one"))
+    cut_back(one, 3)
+    capsys.readouterr()
+    assert resume(one, {"learner.ranks": 1}).finished
+    line = "learner.ranks = 1: the numbers from here on are those of 2 up to rounding alone"
+    assert line in " ".join(capsys.readouterr().out.split())
+    assert line in (one / "log.txt").read_text()
+    assert (one / "rollouts.jsonl").read_text().count('"step":3') > 10
+    rows = [next(row for row in read_metrics(run) if row["step"] == 3 and "loss" in row) for run in (over, one)]
+    for name in ("loss", "gradient_norm", "value_loss", "entropy", "kl", "learner_engine_gap"):
+        if name in rows[0]:
+            assert rows[1][name] == pytest.approx(rows[0][name], rel=1e-6), name
+    own, shared = (weights(run) for run in (one, over))
+    assert own.keys() == shared.keys()
+    difference = math.sqrt(sum(float((own[n] - shared[n]).double().square().sum()) for n in own))
+    assert difference < 1e-6 * math.sqrt(sum(float(x.double().square().sum()) for x in own.values()))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_without_one_of_its_shards_is_named_and_the_one_before_it_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, cut = (trained(tmp_path, name, learner__ranks=2) for name in ("whole", "cut"))
+    newest = checkpoint.folder_of(cut / "checkpoints", 3)
+    (newest / "critic.00002-of-00002.safetensors").unlink()
+    capsys.readouterr()
+    assert resume(cut).finished
+    words = f"{newest} is damaged (critic.00002-of-00002.safetensors is missing); falling back to an older one"
+    assert words in " ".join(capsys.readouterr().err.split())
+    require_same(whole, cut)
 
 
 @pytest.mark.slow

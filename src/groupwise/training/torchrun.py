@@ -13,11 +13,13 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from groupwise.core.errors import ProcessLost, UsageError, one_line, shortened
 from groupwise.training.followers import LeadingMesh, of_ranks
-from groupwise.training.mesh import FOREVER, Mesh, Message, Verb, connect
+from groupwise.training.mesh import Mesh, Message, Verb, connect
 from groupwise.training.verbs import tell
 
 #: What torchrun tells, and what says that it is torchrun which keeps the place where ranks meet.
 TOLD, KEEPS_STORE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "TORCHELASTIC_USE_AGENT_STORE"
+#: Seconds that a rank waits for rank 0 to load a run: torch counts milliseconds in 32 bits, which are 24 days.
+PATIENCE = 20 * 86400.0
 #: The key under which rank 0 says how long one rank may keep the others waiting.
 SECONDS = "seconds"
 
@@ -31,7 +33,7 @@ class GivenRanks:
     host: str
     port: int
 
-    def store(self, seconds: float = FOREVER * 86400) -> Store:
+    def store(self, seconds: float = PATIENCE) -> Store:
         """Where the ranks meet, which torchrun keeps; what is asked for there is waited for so long.
 
         Raises UsageError where it cannot be reached.
