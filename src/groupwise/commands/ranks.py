@@ -19,6 +19,7 @@ from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.channel import Channel
 from groupwise.core.errors import GroupwiseError
 from groupwise.core.free_memory import keep_freed
+from groupwise.core.place import HERE, Place
 from groupwise.models.adjustment import adjustment_of
 from groupwise.models.described import description, model_like
 from groupwise.models.heads import halves
@@ -28,7 +29,7 @@ from groupwise.models.moe.settings import routers_to_record
 from groupwise.models.precision import keep_few_products
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.critic import Critic
-from groupwise.training.followers import HOST, LOST_OTHERS, lead, of_ranks
+from groupwise.training.followers import LOST_OTHERS, lead, of_ranks
 from groupwise.training.learner import Learner
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
 from groupwise.training.sharded import decoder_layers
@@ -39,16 +40,22 @@ MODULE = "groupwise.commands.ranks"
 
 
 def over_ranks(
-    plan: Plan, policy: Policy, routers: Sequence[Router], reference: nn.Module | None, critic: nn.Module | None
+    plan: Plan,
+    policy: Policy,
+    routers: Sequence[Router],
+    reference: nn.Module | None,
+    critic: nn.Module | None,
+    place: Place = HERE,
 ) -> tuple[Learner, Critic | None]:
     """The run's learner and critic, over as many processes as the recipe says; the learner's mesh is to be closed.
 
+    place  where the processes of the other ranks are started
     Raises UsageError where one cannot be started, RunError where one is lost before it is ready.
     """
     for model in (policy.model, reference, critic) if plan.recipe.learner.ranks > 1 else ():
         if model is not None:
             decoder_layers(model, plan.recipe.learner.ranks)
-    mesh = _started(plan)
+    mesh = _started(plan, place)
     try:
         with mesh.answering():
             if not mesh.alone:
@@ -92,7 +99,7 @@ def most_microbatches(rows: int, length: int, budget: int) -> int:
     return -(-rows // max(1, budget // length))
 
 
-def _started(plan: Plan) -> Mesh:
+def _started(plan: Plan, place: Place) -> Mesh:
     """The run's mesh: a process by itself, or this one with others that wait for what they need."""
     settings = plan.recipe.learner
     if settings.ranks == 1:
@@ -100,7 +107,7 @@ def _started(plan: Plan) -> Mesh:
     go_on = f"go on from the newest checkpoint with: groupwise train --resume {shlex.quote(str(plan.folder))}"
     if (given := given_ranks()) is not None:
         return lead_given(given, settings.rank_deadline, go_on)
-    return lead(MODULE, {}, settings.ranks, settings.rank_deadline, go_on)
+    return lead(MODULE, {}, settings.ranks, settings.rank_deadline, go_on, place)
 
 
 def _share(mesh: Mesh, plan: Plan, policy: Policy, models: Sequence[nn.Module | None]) -> None:
@@ -114,11 +121,11 @@ def _share(mesh: Mesh, plan: Plan, policy: Policy, models: Sequence[nn.Module | 
             mesh.share_weights(model)
 
 
-def main(channel: Channel, rank: int, size: int, port: int, seconds: float) -> None:
-    """The life of another rank on this machine (core/children.py)."""
+def main(channel: Channel, rank: int, size: int, host: str, port: int, seconds: float) -> None:
+    """The life of another rank (core/place.py); `host` and `port` are where the ranks meet."""
     channel.send({"ready": True})
     try:
-        mesh = connect(rendezvous(HOST, port, size, leads=False), rank, size, seconds=seconds)
+        mesh = connect(rendezvous(host, port, size, leads=False), rank, size, seconds=seconds)
     except GroupwiseError as error:
         sys.exit(f"error: {error}")
     take_part(mesh)

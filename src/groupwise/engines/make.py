@@ -5,35 +5,35 @@ from functools import partial
 
 from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import UsageError
+from groupwise.core.place import HERE, Place, started
 from groupwise.engines.address import addresses_of
 from groupwise.engines.local.make import local_engine
-from groupwise.engines.outside.child import EngineChild
 from groupwise.engines.outside.client import Note, OutsideEngine, Published
 from groupwise.engines.outside.connection import Reaching
-from groupwise.engines.settings import EngineSettings, Place
-from groupwise.engines.several import SeveralEngines, started
+from groupwise.engines.outside.placed import reach_at
+from groupwise.engines.settings import EngineSettings, Lives
+from groupwise.engines.several import SeveralEngines
 from groupwise.engines.stop_strings import require_spelled
 from groupwise.models.load import Policy
 
 
-def inside(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> Engine:
+def inside(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
     """In the run's own process."""
     return local_engine(policy, settings, routes)
 
 
-def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> Engine:
+def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
     """In a process of its own, or in several."""
     weights = Published(policy)
-    child = partial(
-        OutsideEngine, policy, settings, routes, note, reach=lambda again: EngineChild(settings.python), weights=weights
-    )
+    reach = reach_at(place, settings)
+    child = partial(OutsideEngine, policy, settings, routes, note, reach=reach, weights=weights)
     members = started([child] * settings.count)
     if settings.python:
         note(f"engine       {members[0].library}")
     return members[0] if settings.count == 1 else SeveralEngines(members, weights.publish)
 
 
-def at_address(policy: Policy, settings: EngineSettings, routes: bool, note: Note) -> Engine:
+def at_address(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
     """In a process that a server elsewhere starts, or in several."""
     assert settings.address is not None, "its place says that it has one"
     weights = Published(policy)
@@ -46,7 +46,7 @@ def at_address(policy: Policy, settings: EngineSettings, routes: bool, note: Not
 
 
 #: Where an engine lives -> what makes it.
-PLACES: Mapping[Place, Callable[[Policy, EngineSettings, bool, Note], Engine]] = {
+LIVES: Mapping[Lives, Callable[[Policy, EngineSettings, bool, Note, Place], Engine]] = {
     "inside": inside,
     "child": in_child,
     "address": at_address,
@@ -54,14 +54,20 @@ PLACES: Mapping[Place, Callable[[Policy, EngineSettings, bool, Note], Engine]] =
 
 
 def make_engine(
-    *, policy: Policy, settings: EngineSettings, routes: bool = False, note: Note = lambda line: None
+    *,
+    policy: Policy,
+    settings: EngineSettings,
+    routes: bool = False,
+    note: Note = lambda line: None,
+    place: Place = HERE,
 ) -> Engine:
     """An engine that samples from a copy of the policy; `routes`: with the experts chosen. Close it after use.
 
-    note  hears of a process that is started again
+    note   hears of a process that is started again
+    place  where processes of engines are started
     Raises UsageError where the policy's model cannot be sampled, or has no experts to record.
     """
-    return PLACES[settings.place](policy, settings, routes, note)
+    return LIVES[settings.place](policy, settings, routes, note, place)
 
 
 def require_sampling(engine: Engine, policy: Policy, sampling: Sampling, section: str) -> None:

@@ -12,7 +12,7 @@ from groupwise.engines.address import AddressText, addresses_of, require_answer
 from groupwise.models.precision import WeightPrecision
 
 #: Where an engine lives.
-Place = Literal["inside", "child", "address"]
+Lives = Literal["inside", "child", "address"]
 #: The keys that only an engine in a child reads.
 OF_A_CHILD = frozenset({"count", "python", "deadline", "start_deadline", "restarts"})
 #: The keys that an engine at an address leaves unread: its own machine says these.
@@ -63,7 +63,7 @@ class EngineSettings(Settings):
         return of_vllm | (set() if in_child else OF_A_CHILD)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Lives:
         """Where it lives."""
         return "address" if self.address else self.process
 

@@ -26,9 +26,6 @@ class Member(Engine, Protocol):
         """Load what was published last."""
 
 
-E = TypeVar("E", bound=Member)
-
-
 class SeveralEngines:
     """N engines of one kind, each of which answers part of the requests. They work side by side.
 
@@ -108,19 +105,6 @@ class SeveralEngines:
         if errors:
             raise errors[0]
         return [future.result() for future in futures]
-
-
-def started(makers: Sequence[Callable[[], E]]) -> list[E]:
-    """What they make, side by side. Raises the first's error where one fails, and closes what others have made."""
-    with ThreadPoolExecutor(len(makers)) as workers:
-        futures = [workers.submit(maker) for maker in makers]
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if not errors:
-        return [future.result() for future in futures]
-    for future in futures:
-        if future.exception() is None:
-            future.result().close()
-    raise errors[0]
 
 
 class _InTurn:

@@ -1,53 +1,36 @@
-"""The other ranks of a run on this machine: started by rank 0, told what to do, and named where one is lost."""
+"""The other ranks of a run: started by rank 0, told what to do, and named where one is lost."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
-from groupwise.core.children import Child, ending
-from groupwise.core.errors import ProcessLost, UsageError, one_line, shortened
+from groupwise.core.errors import ProcessLost, UsageError
 from groupwise.core.peer import PeerLost
-from groupwise.core.tail import Tail
+from groupwise.core.place import HERE, Exit, Place, Process, Role, last_line, started
 from groupwise.training.mesh import Mesh, Message, Verb, connect, rendezvous
 from groupwise.training.verbs import tell
 
-#: Where the ranks of one machine meet.
-HOST = "127.0.0.1"
 #: Seconds that a rank has to import what it needs, and to end once it is told to.
 STARTS, ENDS = 120.0, 5.0
 #: Seconds after which ranks that lost another have ended of themselves, and the lost one is what is left.
 SETTLED = 3.0
 #: The exit code of a rank that ended because another one did.
 LOST_OTHERS = 3
+#: Where the system has no room for as many processes.
+MORE_PROCESSES = ", or for more processes and open files of the system's (ulimit -u, ulimit -n)"
 
 
-class Follower(Child):
-    """A rank in a child process: its number, and what it printed last."""
+@dataclass(frozen=True)
+class Follower:
+    """Another rank: its number, and its process."""
 
-    def __init__(self, rank: int, module: str, options: Mapping[str, Any]) -> None:
-        """Raises UsageError where it cannot be started."""
-        self.rank = rank
-        try:
-            self._tail = Tail()
-            try:
-                super().__init__(module, {**options, "rank": rank}, stderr=self._tail.writing)
-            finally:
-                self._tail.given()
-        except (OSError, RuntimeError) as error:  # RuntimeError: no more threads, of which the tail has one
-            words = getattr(error, "strerror", None) or one_line(error)
-            raise UsageError(
-                f"learner.ranks = {options['size']}: the process of rank {rank} cannot be started: {words}; ask for "
-                "fewer, or for more processes and open files of the system's (ulimit -u, ulimit -n)"
-            ) from None
-
-    def last_words(self) -> str:
-        """The last line that it printed, in brackets; "" where it printed none."""
-        line = self._tail.text(1.0).strip().rpartition("\n")[2].strip()
-        return f" ({shortened(line)})" if line else ""
+    rank: int
+    process: Process
 
 
 @dataclass(frozen=True)
@@ -77,42 +60,44 @@ class LeadingMesh(Mesh):
             yield
         except BaseException as error:
             for follower in self.followers:
-                follower.lost = True  # the others are in the middle of something, and would not hear of a stop
+                follower.process.lost = True  # the others are in the middle of something, and would not hear of a stop
             if not isinstance(error, RuntimeError) or not of_ranks(error):
                 raise
             raise ProcessLost(lost_rank(self.followers, self.size, self.seconds), self.go_on) from None
 
     def close(self) -> None:
         """Tells the others to stop, and ends those that do not. Again does nothing."""
-        if all(follower.usable for follower in self.followers):
+        processes = [follower.process for follower in self.followers]
+        if all(process.usable for process in processes):
             with suppress(RuntimeError):
                 tell(self, Message(Verb.STOP))
-            for follower in self.followers:
+            for process in processes:
                 with suppress(PeerLost):
-                    follower.receive(ENDS)
-        if any(not follower.closed for follower in self.followers):
-            for follower in self.followers:
-                follower.close()
+                    process.receive(ENDS)
+        if any(not process.closed for process in processes):
+            for process in processes:
+                process.close()
             super().close()
 
 
-def lead(module: str, options: Mapping[str, Any], size: int, seconds: float, go_on: str) -> LeadingMesh:
+def lead(
+    module: str, options: Mapping[str, Any], size: int, seconds: float, go_on: str, place: Place = HERE
+) -> LeadingMesh:
     """Starts the other `size` - 1 ranks, each running a module's `main`, and meets them.
 
     Raises UsageError where one cannot be started, or ends before it is there.
     """
-    store = rendezvous(HOST, 0, size, leads=True, seconds=STARTS)
-    followers: list[Follower] = []
+    store = rendezvous(place.host, 0, size, leads=True, seconds=STARTS)
+    shared = {**options, "host": place.host, "port": store.port, "size": size, "seconds": seconds}
+    makers = [partial(_started, place, rank, module, {**shared, "rank": rank}) for rank in range(1, size)]
+    followers = [Follower(rank, process) for rank, process in enumerate(started(makers), start=1)]
     try:
-        shared = {**options, "port": store.port, "size": size, "seconds": seconds}
-        for rank in range(1, size):
-            followers.append(Follower(rank, module, shared))
         for follower in followers:
             _arrived(follower)
         own = connect(store, 0, size, seconds=seconds)
     except BaseException:
         for follower in followers:
-            follower.close()
+            follower.process.close()
         raise
     return LeadingMesh(0, size, own.device, own.shards, own.waiting, tuple(followers), seconds, go_on)
 
@@ -121,8 +106,9 @@ def lost_rank(followers: Sequence[Follower], size: int, seconds: float) -> str:
     """Which rank was lost, and how. Those that wait for it in vain end of themselves; one that stalls does not."""
     _wait_for_ends(followers)
     if first := _ended(followers):
-        return f"rank {first.rank} of {size} ended: {ending(first.process.wait())}{first.last_words()}"
-    still = [str(follower.rank) for follower in followers if follower.process.poll() is None]
+        follower, how = first
+        return f"rank {follower.rank} of {size} ended: {how.words}{last_line(follower.process)}"
+    still = [str(follower.rank) for follower in followers if follower.process.exit() is None]
     return f"rank {' and '.join(still) or '?'} of {size} kept the others waiting for {seconds:g} seconds"
 
 
@@ -131,9 +117,10 @@ def of_ranks(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
-def _ended(followers: Sequence[Follower]) -> Follower | None:
-    """The first that ended of itself."""
-    return next((f for f in followers if f.process.poll() not in (None, LOST_OTHERS)), None)
+def _ended(followers: Sequence[Follower]) -> tuple[Follower, Exit] | None:
+    """The first that ended of itself, and how."""
+    exits = ((follower, follower.process.exit()) for follower in followers)
+    return next(((f, how) for f, how in exits if how is not None and how.code != LOST_OTHERS), None)
 
 
 def _wait_for_ends(followers: Sequence[Follower]) -> None:
@@ -143,9 +130,19 @@ def _wait_for_ends(followers: Sequence[Follower]) -> None:
         time.sleep(0.05)
 
 
+def _started(place: Place, rank: int, module: str, options: Mapping[str, Any]) -> Process:
+    try:
+        return place.start(Role.RANK, module, options, seconds=STARTS)
+    except PeerLost as lost:
+        more = f"; ask for fewer{MORE_PROCESSES if place.own else ''}"
+        words = f"learner.ranks = {options['size']}: the process of rank {rank} was not started: {lost}{more}"
+        raise UsageError(words) from None
+
+
 def _arrived(follower: Follower) -> None:
     """Waits until a rank has imported what it needs. Raises UsageError where it has not."""
     try:
-        follower.receive(STARTS)
+        follower.process.receive(STARTS)
     except PeerLost as gone:
-        raise UsageError(f"learner.ranks: rank {follower.rank} did not start: {gone}{follower.last_words()}") from None
+        words = f"learner.ranks: rank {follower.rank} did not start: {gone}{last_line(follower.process)}"
+        raise UsageError(words) from None

@@ -21,7 +21,7 @@ import torch
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines.make import make_engine
-from groupwise.engines.outside import child
+from groupwise.engines.outside import placed
 from groupwise.engines.outside.client import OutsideEngine
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
@@ -224,7 +224,7 @@ def test_a_listener_that_fails_ends_the_question_and_not_the_engine(both: Any) -
 def test_a_flood_of_output_does_no_harm_and_a_closed_engine_is_gone(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "SERVER", "tests.engines.outside.flooding")
+    monkeypatch.setattr(placed, "SERVER", "tests.engines.outside.flooding")
     requests = [Request((4, 5, 6), samples=8, seed=1)]
     expected = make_engine(policy=policy, settings=EngineSettings()).generate(requests, SAMPLINGS["plain"])
     flooded = make_engine(policy=policy, settings=EngineSettings(process="child"))

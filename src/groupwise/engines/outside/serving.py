@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from groupwise.core.address import Address, keep_alive
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.children import Child, ending
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.peer import PeerLost
-from groupwise.engines.address import PATIENCE, Address, greeting, keep_alive
+from groupwise.engines.address import PATIENCE, greeting
 
 #: The module that runs in an engine's process.
 MODULE = "groupwise.engines.outside.connected"
@@ -40,7 +41,7 @@ class EngineServer:
         self._run, self._child = "", None
         self._ended: set[Child] = set()  # here, and not of themselves
         try:
-            self._listening = socket.create_server(address, family=_family(address))
+            self._listening = socket.create_server(address, family=address.family)
         except (OSError, OverflowError) as error:
             words = f"cannot listen at {address}: {_in_words(error)}"
             raise UsageError(f"{words}; take another port, or 0 for any that is free") from None
@@ -133,7 +134,3 @@ def _in_words(error: Exception) -> str:
     """Without what Python puts behind the system's own words."""
     number = getattr(error, "errno", None)
     return (os.strerror(number) if number and number > 0 else one_line(error)).lower()
-
-
-def _family(address: Address) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address.host else socket.AF_INET
