@@ -13,7 +13,7 @@ from groupwise.core.task import Starts
 from groupwise.environments.game import Game
 from groupwise.environments.live import LiveEpisodes
 from groupwise.rewards.pool.dispatch import Limits
-from groupwise.rewards.pool.pool import Pool
+from groupwise.rewards.pool.pool import Pool, ScorePool
 
 #: What the processes know the environment by, in messages too.
 NAME = "environment"
@@ -63,11 +63,13 @@ class PoolEnvironments:
     A call that takes longer than the deadline, or ends its process, is a fault of that turn alone.
     """
 
-    def __init__(self, game: Game, limits: Limits) -> None:
-        """Raises UsageError where the class or a tool cannot be played."""
+    def __init__(
+        self, game: Game, limits: Limits, pool: Callable[[Mapping[str, Any], Limits], ScorePool] = Pool
+    ) -> None:
+        """`pool` makes what plays them. Raises UsageError where the class or a tool cannot be played."""
         game.load()  # what is wrong with it is said here, and not by every process
         self.with_special = game.with_special
-        self._pool = Pool({NAME: _Loads(game)}, limits)
+        self._pool = pool({NAME: _Loads(game)}, limits)
 
     def check(self) -> str:
         """Loads it in a process -> what it is, in words. Raises UsageError where that cannot be done."""

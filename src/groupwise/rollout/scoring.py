@@ -22,7 +22,7 @@ from groupwise.core.stream import Cohort
 from groupwise.core.task import Answers, ScoresSteps, Task
 from groupwise.rewards.functions.adapters import fault as raised_fault
 from groupwise.rewards.functions.results import score_result, score_results
-from groupwise.rewards.pool.pool import Pool
+from groupwise.rewards.pool.pool import ScorePool
 
 Decode = Callable[[tuple[int, ...]], str]
 
@@ -75,7 +75,12 @@ class Scorer:
     """Turns sampled ids into scored completions."""
 
     def __init__(
-        self, task: Task, decode: Decode, mix: Mix | None = None, pool: Pool | None = None, reads_steps: bool = False
+        self,
+        task: Task,
+        decode: Decode,
+        mix: Mix | None = None,
+        pool: ScorePool | None = None,
+        reads_steps: bool = False,
     ) -> None:
         self.task, self.decode, self.mix, self.pool = task, decode, mix or Mix(), pool
         self.reads_steps = reads_steps

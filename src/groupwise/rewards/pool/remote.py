@@ -1,0 +1,213 @@
+"""A pool that lives in a process elsewhere, with the processes that score beside it: the run's end of it.
+
+What is to be scored goes there pickled, as it goes from a pool to its processes; what comes back is JSON. A process
+that is lost is started again and given what it owed: a score is a function of its attempt, and an episode is played
+again from what was said (environments/live.py).
+"""
+
+import contextlib
+import itertools
+import pickle
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from groupwise.core.environment import Conversation
+from groupwise.core.errors import GroupwiseError, RunError, UsageError
+from groupwise.core.peer import PeerLost
+from groupwise.core.place import Place, Process, Role, last_line
+from groupwise.core.reward import Cause, ScoreResult
+from groupwise.core.samples import Attempt, Sample
+from groupwise.rewards.pool.dispatch import Limits
+
+#: The module that runs there.
+MODULE = "groupwise.rewards.pool.served"
+#: Seconds of one look for a message, and without any after which the process counts as stalled.
+LOOK, STALLED = 0.5, 60.0
+#: How often in a row it is started again.
+RESTARTS = 2
+
+Note = Callable[[str], None]
+
+
+class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
+    """Scores attempts as `Pool` does, with the same calls. Use it as a context manager, or close it.
+
+    rewards  by name: objects that can be sent to another process
+    place    where its process is started, within `seconds`
+    note     hears of a process that is started again
+    Raises UsageError where a reward cannot be sent or the process does not start.
+    """
+
+    def __init__(self, rewards: Mapping[str, Any], limits: Limits, place: Place, seconds: float, note: Note) -> None:
+        self._rewards, self._limits = dict(rewards), limits
+        self._place, self._start_seconds, self._note = place, seconds, note
+        self._parcel = _pickled(self._rewards)
+        self._tickets, self._numbers = itertools.count(), itertools.count()
+        self._owed: dict[int, tuple[str, Attempt | Conversation]] = {}
+        self._questions: dict[int, tuple[dict[str, Any], bytes]] = {}
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._changed = threading.Condition(threading.RLock())
+        self._broken: GroupwiseError | None = None
+        self._closing = False
+        self._lost_in_a_row, self._spent = 0, 0.0
+        try:
+            self._process = self._started()
+        except PeerLost as lost:
+            raise UsageError(f"rewards: the process that scores did not start: {lost}") from None
+        self._thread = threading.Thread(target=self._listen, name="rewards", daemon=True)
+        self._thread.start()
+
+    def submit(self, name: str, attempts: Sequence[Attempt | Conversation]) -> list[int]:
+        """As `Pool.submit`."""
+        if name not in self._rewards:
+            raise KeyError(name)
+        with self._changed:
+            self._require_usable()
+            given = {next(self._tickets): (name, attempt) for attempt in attempts}
+            self._owed |= given
+            self._hand_over(given)
+        return list(given)
+
+    def wait(self, tickets: Sequence[int]) -> list[ScoreResult]:
+        """As `Pool.wait`; raises RunError where the process is lost for good as well."""
+        with self._changed:
+            if unknown := set(tickets) - self._owed.keys():
+                raise ValueError(f"tickets that were never given, or were waited for already: {sorted(unknown)}")
+            answer = self._answer({"wait": list(tickets)})
+            for ticket in tickets:
+                del self._owed[ticket]
+        return [
+            ScoreResult(value, cause and Cause(cause), detail, columns, metrics)
+            for value, cause, detail, columns, metrics in answer["results"]
+        ]
+
+    @property
+    def seconds(self) -> float:
+        """What its processes had spent on scoring at its last answer."""
+        return self._spent
+
+    def check(self, samples: Sequence[Sample] = ()) -> dict[str, str]:
+        """As `Pool.check`."""
+        with self._changed:
+            return self._answer({"check": True}, pickle.dumps(tuple(samples)))["forms"]
+
+    def close(self) -> None:
+        """Ends the process, and with it those that score."""
+        self._closing = True
+        with self._changed:
+            process = self._process
+            self._changed.notify_all()
+        process.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _started(self) -> Process:
+        process = self._place.start(Role.POOL, MODULE, {}, seconds=self._start_seconds)
+        try:
+            process.send({"limits": asdict(self._limits), "bytes": len(self._parcel)})
+            process.send_raw(self._parcel)
+        except PeerLost as lost:
+            words = f"{lost}{last_line(process)}"
+            process.close()
+            raise PeerLost(words) from None
+        return process
+
+    # The lock is held in the following ones.
+
+    def _require_usable(self) -> None:
+        if self._closing:
+            raise RunError("rewards: the pool is closed")
+        if self._broken is not None:
+            raise self._broken
+
+    def _hand_over(self, entries: Mapping[int, tuple[str, Attempt | Conversation]]) -> None:
+        for name in dict.fromkeys(name for name, _ in entries.values()):
+            some = {ticket: attempt for ticket, (own, attempt) in entries.items() if own == name}
+            self._say({"submit": list(some), "name": name}, pickle.dumps(list(some.values())))
+
+    def _answer(self, question: dict[str, Any], data: bytes = b"") -> dict[str, Any]:
+        """What is answered to a question, once it is."""
+        number = next(self._numbers)
+        self._questions[number] = {**question, "number": number}, data
+        self._require_usable()
+        self._say(*self._questions[number])
+        while number not in self._answers:
+            self._require_usable()
+            self._changed.wait()
+        answer = self._answers.pop(number)
+        if wrong := answer.get("error"):
+            error = (UsageError if wrong["usage"] else RunError)(wrong["message"])
+            for note in wrong["notes"]:
+                error.add_note(note)
+            raise error
+        self._spent = answer["spent"]
+        return answer
+
+    def _say(self, message: dict[str, Any], data: bytes) -> None:
+        with contextlib.suppress(PeerLost):  # the thread that listens sees it too, and says all of it again
+            self._process.send({**message, "bytes": len(data)})
+            self._process.send_raw(data)
+
+    # What the thread does.
+
+    def _listen(self) -> None:
+        while not self._closing and self._broken is None:
+            try:
+                message = self._next()
+            except PeerLost as lost:
+                self._replace(lost)
+                continue
+            if "answer" in message:
+                with self._changed:
+                    self._answers[message["answer"]] = message
+                    self._questions.pop(message["answer"], None)
+                    self._lost_in_a_row = 0
+                    self._changed.notify_all()
+
+    def _next(self) -> dict[str, Any]:
+        silent = 0.0
+        while not self._process.speaks(LOOK):
+            silent += LOOK
+            if silent >= STALLED:
+                raise PeerLost(f"it gave no sign of life for {STALLED:g} seconds", late=True)
+        return self._process.receive()
+
+    def _replace(self, lost: PeerLost) -> None:
+        """Another process, which is given what the lost one owed; none where the pool, or its place, is closed."""
+        if self._closing or self._process.closed:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+            return
+        words = f"{lost}{last_line(self._process)}"
+        self._process.close()  # whoever is sending to it, and holds the lock, goes on
+        with self._changed:
+            while not self._closing:
+                self._lost_in_a_row += 1
+                if self._lost_in_a_row > RESTARTS:
+                    times = f"{RESTARTS + 1} times in a row"
+                    self._broken = RunError(f"rewards: the process that scores is lost, {times}: {words}")
+                    self._changed.notify_all()
+                    return
+                again = f"it is started again ({self._lost_in_a_row} of {RESTARTS} in a row) and given what it owed"
+                self._note(f"rewards      the process that scores is lost: {words}; {again}")
+                try:
+                    self._process = self._started()
+                    break
+                except PeerLost as failed:
+                    words = str(failed)
+            self._hand_over(self._owed)
+            for question in self._questions.values():
+                self._say(*question)
+
+
+def _pickled(rewards: Mapping[str, Any]) -> bytes:
+    try:
+        return pickle.dumps(rewards)
+    except Exception as error:  # whatever a user's object raises
+        raise UsageError(f"rewards: one of them cannot be sent to another process: {error}") from None

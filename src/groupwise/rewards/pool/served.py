@@ -1,0 +1,106 @@
+"""A pool in a process elsewhere: what runs there. It scores with processes of its own until the run is gone."""
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Any
+
+from groupwise.core.channel import Channel, FrameError
+from groupwise.core.errors import GroupwiseError, UsageError, one_line
+from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.isolate import Walls
+from groupwise.rewards.pool.pool import Pool
+
+#: Seconds between two signs of life.
+BEAT = 1.0
+
+
+def main(run: Channel) -> None:
+    """Serves the run at the other end of the channel."""
+    first = run.receive()
+    limits, walls = first["limits"], first["limits"]["walls"]
+    rewards = bytes(run.receive_raw(first["bytes"]))
+    serving = Serving(run, Limits(**{**limits, "walls": walls and Walls(walls)}), rewards)
+    threading.Thread(target=serving.beat, daemon=True).start()
+    try:
+        serving.serve()
+    except (EOFError, OSError, FrameError):  # the run is gone
+        serving.close()
+        os._exit(0)
+
+
+class Serving:
+    """A pool and its line to the run.
+
+    rewards  by name, pickled by the run
+    """
+
+    def __init__(self, run: Channel, limits: Limits, rewards: bytes) -> None:
+        self._run, self._sending = run, threading.Lock()
+        self._tickets: dict[int, int] = {}  # the run's -> the pool's
+        self._error: GroupwiseError | None = None
+        self._pool: Pool | None = None
+        try:
+            self._pool = Pool(pickle.loads(rewards), limits)
+        except Exception as error:  # whatever is missing here that the run has
+            words = f"{type(error).__name__}: {one_line(error)}"
+            self._error = UsageError(f"rewards: one of them cannot be loaded where it is to score: {words}")
+
+    def serve(self) -> None:
+        """Takes what is to be scored, and answers each question from a thread of its own."""
+        while True:
+            message = self._run.receive()
+            data = bytes(self._run.receive_raw(message["bytes"]))
+            if "submit" in message:
+                self._submit(message, data)
+            else:
+                threading.Thread(target=self._answer, args=(message, data), daemon=True).start()
+
+    def beat(self) -> None:
+        """Says that the process lives, until the run is gone."""
+        while self._send({"alive": True}):
+            time.sleep(BEAT)
+
+    def close(self) -> None:
+        """Ends the processes that score."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _submit(self, message: Mapping[str, Any], data: bytes) -> None:
+        try:
+            tickets = self._ready.submit(message["name"], pickle.loads(data))
+        except GroupwiseError as error:
+            self._error = error  # every question is answered with it
+        else:
+            self._tickets |= zip(message["submit"], tickets, strict=True)
+
+    def _answer(self, message: Mapping[str, Any], data: bytes) -> None:
+        number = message["number"]
+        try:
+            if "check" in message:
+                content: dict[str, Any] = {"forms": self._ready.check(pickle.loads(data))}
+            else:
+                results = self._ready.wait([self._tickets.pop(ticket) for ticket in message["wait"]])
+                content = {"results": [astuple(result) for result in results]}
+        except GroupwiseError as error:
+            notes = getattr(error, "__notes__", [])
+            content = {"error": {"message": str(error), "usage": isinstance(error, UsageError), "notes": notes}}
+        self._send({"answer": number, **content, "spent": self._pool.seconds if self._pool else 0.0})
+
+    @property
+    def _ready(self) -> Pool:
+        if self._error is not None or self._pool is None:
+            raise self._error or AssertionError
+        return self._pool
+
+    def _send(self, message: Mapping[str, Any]) -> bool:
+        """Whether it was sent; where not, the run is gone."""
+        try:
+            with self._sending:
+                self._run.send(message)
+        except OSError:
+            return False
+        return True
