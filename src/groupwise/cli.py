@@ -48,6 +48,10 @@ def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or its path.")] = None,
     set: Settings = None,
     resume: Annotated[Path | None, typer.Option(parser=location, help="Go on with this run folder.")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Sets placement.ray: HOST:PORT of a Ray, auto, or local."),
+    ] = None,
 ) -> None:
     """Train a policy: a recipe, or the rest of a run, with other values of keys that may change."""
     from groupwise.commands import train as run  # torch takes seconds to import: not for --help
@@ -56,7 +60,7 @@ def train(
 
     if (recipe is None) == (resume is None):
         raise UsageError("train takes a recipe or --resume RUN, one of them")
-    chosen = dict(map(assignment, set or []))
+    chosen = dict(map(assignment, set or [])) | ({} if ray is None else {"placement.ray": ray})
     if follows(recipe, resume, chosen):
         return
     done = run.resume(resume, chosen) if resume is not None else run.train(str(recipe), chosen)

@@ -42,7 +42,7 @@ def test_every_recipe_resolves_and_reads_back(path: Path, tmp_path: Path):
 def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
     given = {"algorithm": {"name": algorithm_name}, "guard": "rollback"}
     table = resolved_recipe(resolve(recipe.load("rlhf", given)))
-    absent = {"rewards", "start", "adapter"} | ({"critic"} if algorithm_name == "grpo" else set())
+    absent = {"rewards", "start", "adapter", "placement"} | ({"critic"} if algorithm_name == "grpo" else set())
     assert list(table) == [key for key in Recipe.model_fields if key not in absent]
     for key, section in table.items():
         value = getattr(recipe.parse(table, "again"), key)
@@ -207,6 +207,8 @@ OTHER: dict[str, Any] = {
     "adapter.targets": ["q_proj"],
     "guard": "stop",
     "rollback.rate_factor": 0.5,
+    "placement.ray": "local",
+    "placement.strategy": "spread",
 }
 
 
@@ -251,6 +253,9 @@ def test_every_key_changes_the_run(key: str):
         given = {"guard": "rollback"}
     if key in {f"engine.{name}" for name in OF_A_CHILD}:
         given = {"engine.process": "child"}
+    if key.startswith("placement."):
+        slow = {"task": {}, "format": {"pattern": "="}}
+        given = {"placement.ray": "auto", "engine.process": "child", "learner.ranks": 2, "rewards": slow}
     if key == "prompt_truncation":
         given = {"max_prompt_tokens": 99}
     changed = resolve(recipe.load("quickstart", {**given, key: value}))

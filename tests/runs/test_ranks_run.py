@@ -65,7 +65,7 @@ def trained(place: Path, name: str, callbacks: Any = (), **changes: Any) -> Path
 def numbers(value: Any) -> Any:
     """What a row of metrics.jsonl says, without the time that it took."""
     if isinstance(value, dict):
-        return {key: numbers(entry) for key, entry in value.items() if key != "seconds"}
+        return {key: numbers(entry) for key, entry in value.items() if key not in ("seconds", "scoring_seconds")}
     return value
 
 
@@ -143,7 +143,7 @@ def test_an_engine_ends_with_a_run_whose_ranks_cannot_be_started(
 ) -> None:
     python = sys.executable
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
-    words = r"^learner.ranks = 2: the process of rank 1 cannot be started: No such file or directory; ask for fewer, or"
+    words = r"^learner.ranks = 2: the process of rank 1 was not started: it cannot be started: No such file or directory; ask for fewer, or"
     with pytest.raises(UsageError, match=words):
         trained(tmp_path, "over", learner__ranks=2, engine__process="child", engine__python=python)
     assert not own_processes(SERVER)

@@ -1,12 +1,10 @@
 """From a plan to a run at step 0: the heavy things are loaded here, and what only they can tell is checked."""
 
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -15,6 +13,7 @@ from groupwise.commands.episodes import environments_of, episodes_of
 from groupwise.commands.memory import in_words, memory_of, memory_of_folder, picks, record_cuts, with_cuts
 from groupwise.commands.parity import make_probe, run_limits
 from groupwise.commands.policies import base_policy, named_model, reference_policy, starting_model
+from groupwise.commands.pools import pool_of
 from groupwise.commands.ranks import idle_ranks, over_ranks, rounds
 from groupwise.commands.run_reward_model import run_reward_model
 from groupwise.commands.selected import chat_of, selected
@@ -24,6 +23,7 @@ from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
 from groupwise.core.free_memory import give_back, keep_freed
 from groupwise.core.machine import count_peak_anew
+from groupwise.core.place import HERE, Place
 from groupwise.core.records import Evaluation
 from groupwise.core.reward import TASK
 from groupwise.engines.make import make_engine, require_engine_support, require_sampling
@@ -44,9 +44,7 @@ from groupwise.models.precision import cast_weights, keep_few_products
 from groupwise.models.reward import RewardModel
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
-from groupwise.rewards.functions.user import TaskScore
-from groupwise.rewards.pool.dispatch import Limits
-from groupwise.rewards.pool.pool import Pool
+from groupwise.rewards.pool.pool import ScorePool
 from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import HeldoutAnswers, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.episodes import Episodes
@@ -66,25 +64,35 @@ from groupwise.training.state import RunState
 TRIED_ROWS = 4
 
 
-def build(plan: Plan, journal: Journal, view: View, stop_requested: Callable[[], bool]) -> Training:
-    """Load or make the policy and put the run together, at step 0. Whatever it has started ends where that fails."""
+def build(
+    plan: Plan, journal: Journal, view: View, stop_requested: Callable[[], bool], place: Place = HERE
+) -> Training:
+    """Load or make the policy and put the run together, at step 0. Whatever it has started ends where that fails.
+
+    place  where its processes live
+    """
     if rounds(plan.recipe):
         keep_few_products()
     keep_freed()
     with ExitStack() as started:
-        run = _built(plan, journal, view, stop_requested, started)
+        run = _built(plan, journal, view, stop_requested, place, started)
         started.pop_all()
     return run
 
 
 def _built(
-    plan: Plan, journal: Journal, view: View, stop_requested: Callable[[], bool], started: ExitStack
+    plan: Plan,
+    journal: Journal,
+    view: View,
+    stop_requested: Callable[[], bool],
+    place: Place,
+    started: ExitStack,
 ) -> Training:
     """The same; what holds processes or threads goes into `started`."""
-    recipe = plan.recipe
-    if (pool := pool_of(plan)) is not None:
+    recipe, say = plan.recipe, partial(_say, journal, view)
+    if (pool := pool_of(plan, place, say)) is not None:
         started.callback(pool.close)
-    if (environments := environments_of(plan)) is not None:
+    if (environments := environments_of(plan, place, say)) is not None:
         started.callback(environments.close)
     for line in reward_forms(plan, pool):
         view.note(line)
@@ -114,9 +122,10 @@ def _built(
     disk = disk_plan(plan, policy.model, value_model)
     require_disk(disk)
     view.note(f"disk         {disk}")
-    engine = training_engine(plan, policy, routers, partial(_say, journal, view))
+    engine = training_engine(plan, policy, routers, say, place)
     started.callback(engine.close)
-    learner, critic = over_ranks(plan, policy, routers, reference=reference and reference.model, critic=value_model)
+    models = {"reference": reference and reference.model, "critic": value_model}
+    learner, critic = over_ranks(plan, policy, routers, **models, place=place)
     started.callback(learner.mesh.close)
     prompts = Prompts(selection.train, selection.encode, recipe.seed)
     limits = run_limits(plan, policy, engine, learner, prompts, journal)
@@ -272,10 +281,14 @@ def _output(plan: Plan, policy: Policy, journal: Journal, view: View) -> Output:
 
 
 def training_engine(
-    plan: Plan, policy: Policy, routers: Sequence[Router], note: Callable[[str], None] = lambda line: None
+    plan: Plan,
+    policy: Policy,
+    routers: Sequence[Router],
+    note: Callable[[str], None] = lambda line: None,
+    place: Place = HERE,
 ) -> Engine:
     """An engine for the policy. Raises UsageError where it does not return what training needs."""
-    engine = make_engine(policy=policy, settings=plan.recipe.engine, routes=bool(routers), note=note)
+    engine = make_engine(policy=policy, settings=plan.recipe.engine, routes=bool(routers), note=note, place=place)
     try:
         require_engine_routes(engine, plan.recipe.routing)
         require_engine_support(engine, plan.recipe.sampling)
@@ -315,19 +328,7 @@ def _selection(plan: Plan, policy: Policy, chat: Chat, view: View) -> Selection:
     return selection
 
 
-def pool_of(plan: Plan) -> Pool | None:
-    """The processes that score, where anything is not quick."""
-    slow: dict[str, Any] = {name: reward for name, reward in plan.mix.own.items() if not reward.quick}
-    if not plan.task.quick:
-        slow[TASK] = TaskScore(plan.task)
-    if not slow:
-        return None
-    s = plan.recipe.scoring
-    limits = Limits(workers=s.workers or os.cpu_count() or 1, seconds=s.deadline, memory=s.memory_mib * 2**20)
-    return Pool(slow, limits)
-
-
-def reward_forms(plan: Plan, pool: Pool | None) -> list[str]:
+def reward_forms(plan: Plan, pool: ScorePool | None) -> list[str]:
     """The form of each reward of a process, a line each, tried on the first rows before anything heavy loads.
 
     Raises UsageError where a user's own cannot be loaded, or asks for a column that the problems do not have.

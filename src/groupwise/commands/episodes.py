@@ -1,12 +1,14 @@
 """What plays a run's episodes, where its task has an environment."""
 
-import os
+from collections.abc import Callable
 from functools import partial
 
+from groupwise.commands.pools import limits_of, pool_at
 from groupwise.config.plan import Plan
 from groupwise.core.engine import Engine
 from groupwise.core.environment import Environments
 from groupwise.core.errors import UsageError
+from groupwise.core.place import HERE, Place
 from groupwise.environments.inline import InlineEnvironments
 from groupwise.environments.pool import PoolEnvironments
 from groupwise.models.chat import Chat
@@ -16,23 +18,25 @@ from groupwise.models.load import Policy
 from groupwise.models.moe.record import routers
 from groupwise.models.template_checks import Finding, require_no_fatal
 from groupwise.models.turn_checks import check_turns
-from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.turns import Sampler, advance
 from groupwise.tasks.environment.task import EnvironmentTask
 
 
-def environments_of(plan: Plan) -> Environments | None:
+def environments_of(
+    plan: Plan, place: Place = HERE, note: Callable[[str], None] = lambda line: None
+) -> Environments | None:
     """Where the run's episodes live; None for a task without an environment. Raises UsageError where its code does not
     load.
+
+    place  where their processes are started; `note` hears of one that is started again
     """
     if not isinstance(plan.task, EnvironmentTask):
         return None
-    game, scoring = plan.task.game, plan.recipe.scoring
+    game = plan.task.game
     if game.quick:
         return InlineEnvironments(game.load(), game.with_special)
-    workers = scoring.workers or os.cpu_count() or 1
-    return PoolEnvironments(game, Limits(workers, scoring.deadline, memory=scoring.memory_mib * 2**20))
+    return PoolEnvironments(game, limits_of(plan, place), partial(pool_at, plan, place, note))
 
 
 def episodes_of(

@@ -8,9 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from groupwise.commands.build import pool_of, sampled_heldout
+from groupwise.commands.build import sampled_heldout
 from groupwise.commands.episodes import environments_of, sampler_of
 from groupwise.commands.policies import policy_after
+from groupwise.commands.pools import pool_of
 from groupwise.commands.selected import chat_of, selected
 from groupwise.commands.threads import threads, with_threads
 from groupwise.config import recipe as recipes

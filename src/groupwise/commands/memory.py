@@ -14,6 +14,7 @@ from groupwise.config.recipe import Recipe, dump
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.errors import UsageError
 from groupwise.core.free_memory import free_memory, held_memory
+from groupwise.core.placement import LOCAL
 from groupwise.core.task import PlaysTurns
 from groupwise.journal.journal import Journal
 from groupwise.models.activations import without_memory
@@ -86,7 +87,7 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         reward_model=recipe.preference is not None,
         engines=recipe.engine.count,
         outside=recipe.engine.place != "inside",
-        elsewhere=recipe.engine.place == "address",
+        elsewhere=recipe.engine.place == "address" or recipe.placement.ray not in (None, LOCAL),
         ahead=recipe.rollout.beside,
         held=sampled if isinstance(run.task, PlaysTurns) and run.task.max_turns > 1 else 0,
         vllm_rows=recipe.engine.max_rows if recipe.engine.name == "vllm" else 0,

@@ -17,6 +17,7 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.commands.build import build
 from groupwise.commands.callbacks import Callback, Callbacks, require_callbacks
 from groupwise.commands.going_on import continuation, record_changes
+from groupwise.commands.places import place_of
 from groupwise.commands.policies import pinned
 from groupwise.commands.restarts import with_restarts
 from groupwise.commands.run import Run
@@ -34,6 +35,7 @@ from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.engine import Engine
 from groupwise.core.errors import GroupwiseError, ProcessLost, UsageError
 from groupwise.core.paths import location
+from groupwise.core.place import Place
 from groupwise.core.terminal import Terminal
 from groupwise.health.measure import measured
 from groupwise.journal import code, journal
@@ -50,7 +52,7 @@ from groupwise.training import checkpoint
 from groupwise.training.mesh import Mesh
 
 #: What is closed when a run ends.
-Closable = Rollout | Engine | Batches | FreeBatches | Mesh
+Closable = Rollout | Engine | Batches | FreeBatches | Mesh | Place
 
 
 def train(
@@ -166,8 +168,7 @@ def _go(
     try:
         with _logged(plan.folder, book, stop), _signals(stop_signals, view):
             clock = Clock(START)
-            run = _begun(plan, book, about_row, view, stop, fresh)
-            opened += _closable(run.components)
+            run = _begun(plan, book, about_row, view, stop, fresh, opened)
             run.clock = clock
             if newest is not None:
                 _restore(run, newest, sound_metrics(plan.folder))
@@ -259,12 +260,30 @@ def _leave_report(plan: Plan, view: View) -> None:
 
 
 def _begun(
-    plan: Plan, book: Journal, about_row: Mapping[str, Any], view: View, stop: Callable[[], bool], fresh: bool
+    plan: Plan,
+    book: Journal,
+    about_row: Mapping[str, Any],
+    view: View,
+    stop: Callable[[], bool],
+    fresh: bool,
+    opened: list[Closable],
 ) -> Training:
-    """The run, built; whatever ends it here leaves no run folder in which nothing happened, and the name is free."""
+    """The run, built; whatever ends it here leaves no run folder in which nothing happened, and the name is free.
+
+    opened  gets what is to be closed in the end, in this order
+    """
+
+    def say(line: str) -> None:
+        book.log(line)
+        view.note(line)
+
     try:
         book.replace(journal.ABOUT, about_row)
-        return build(plan, book, view, stop)
+        place = place_of(plan, say)
+        opened.append(place)
+        run = build(plan, book, view, stop, place)
+        opened[:0] = _closable(run.components)
+        return run
     except BaseException:
         if fresh:
             book.discard()

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import KeepAll
@@ -13,11 +14,16 @@ from groupwise.config.rewards import describe_mix
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import brief, listed
 from groupwise.core.measure import CORRECTNESS, Measure
+from groupwise.core.place import Role
+from groupwise.core.placement import asked, in_words
+from groupwise.core.reward import TASK
 from groupwise.core.task import Notes, PlaysTurns, ScoresSteps, Task
 from groupwise.core.user_code import Source
 from groupwise.models.value import POLICY_START, REWARD_START
+from groupwise.rewards.functions.user import TaskScore
 from groupwise.rollout.scoring import Mix
 from groupwise.rollout.selection import evaluated, heldout_sets
+from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import START, ReferenceSettings
@@ -112,6 +118,29 @@ class Plan:
         """Versions that a sampled token may be older than the weights that train on it."""
         return self.recipe.rollout.most_age(self.recipe.sampling.max_new_tokens)
 
+    @property
+    def processes(self) -> dict[Role, int]:
+        """How many the run has beside its own that are placed, by what they do."""
+        recipe, task = self.recipe, self.task
+        plays = isinstance(task, EnvironmentTask) and not task.game.quick
+        every = {
+            Role.RANK: recipe.learner.ranks - 1,
+            Role.ENGINE: recipe.engine.count if recipe.engine.place == "child" else 0,
+            Role.POOL: bool(self.slow_rewards) + plays,
+        }
+        return {role: count for role, count in every.items() if count}
+
+    @property
+    def unread_placement(self) -> set[str]:
+        """The keys of [placement] that nothing reads."""
+        return self.recipe.placement.unread(set(self.processes))
+
+    @property
+    def slow_rewards(self) -> dict[str, Any]:
+        """What is scored in processes, by name."""
+        slow: dict[str, Any] = {name: reward for name, reward in self.mix.own.items() if not reward.quick}
+        return slow if self.task.quick else {**slow, TASK: TaskScore(self.task)}
+
     def describe(self) -> str:
         """What the run will do, before it does it."""
         recipe, row = self.recipe, self.algorithm
@@ -131,6 +160,7 @@ class Plan:
             f"learning     {_describe_learning(recipe.learner)}",
             f"sampling     {_describe_sampling(recipe.sampling)}",
             *([f"engine       {recipe.engine}"] if recipe.engine.place != "inside" else []),
+            *([f"placement    {_describe_placement(self)}"] if recipe.placement.ray else []),
             *([f"adapters     {_describe_adapters(recipe)}"] if recipe.adapter.rank else []),
             *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
             f"precision    {_describe_precision(self)}",
@@ -147,6 +177,12 @@ class Plan:
             f"evaluation   {_describe_evaluation(self)}",
         ]
         return "\n".join(lines)
+
+
+def _describe_placement(plan: Plan) -> str:
+    settings = plan.recipe.placement
+    actors = (f"{in_words(role, count)} of {asked(settings, role)}" for role, count in plan.processes.items())
+    return f"actors of the Ray {settings.ray}: {', '.join(actors)}; {settings.strategy}"
 
 
 def _describe_measure(measure: Measure) -> str:

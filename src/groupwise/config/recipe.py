@@ -108,6 +108,7 @@ class Recipe(Settings):
     routing: Annotated[RoutingSettings, GOAL] = RoutingSettings()
     critic: Annotated[CriticSettings | None, ORIGIN] = None
     preference: Annotated[PreferenceSettings | None, GOAL] = None
+    placement: PlacementSettings = PlacementSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     placement: PlacementSettings = PlacementSettings()
     rollback: RollbackSettings = RollbackSettings()

@@ -70,6 +70,8 @@ def resolved_recipe(plan: Plan) -> dict[str, Any]:
     if preference:
         unread["preference"] = preference.unread
     unread["evaluation"] = plan.recipe.evaluation.unread
+    placement = plan.unread_placement
+    unread["placement"] = placement == set(type(plan.recipe.placement).model_fields) or placement
     if plan.recipe.guard is not Guard.ROLLBACK:
         unread["rollback"] = True
     if reference := _unread_of_reference(plan.recipe, plan.algorithm):

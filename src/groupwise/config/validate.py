@@ -78,6 +78,7 @@ def require_runnable(plan: Plan) -> None:
     require_mix(plan.mix, plan.algorithm, recipe.preference is not None)
     _require_way_back(recipe)
     _require_rankable(recipe)
+    _require_placed(plan)
     if recipe.prompt_truncation != "none" and not recipe.max_prompt_tokens:
         raise UsageError(
             f"prompt_truncation = {recipe.prompt_truncation!r}: no prompt is too long without max_prompt_tokens; set it"
@@ -98,6 +99,19 @@ def _require_rankable(recipe: Recipe) -> None:
     for key, reason in reasons.items():
         if recipe.learner.ranks > 1 and reason:
             raise UsageError(f"learner.ranks = {recipe.learner.ranks} with {key}: {reason}, or learner.ranks to 1")
+
+
+def _require_placed(plan: Plan) -> None:
+    """Every key of [placement] is read, and with Ray there is something to place."""
+    settings = plan.recipe.placement
+    if settings.ray and not plan.processes:
+        raise UsageError(
+            f"placement.ray = {settings.ray!r}: nothing of this run lives outside of its own process; take it out, or "
+            'set engine.process = "child", or learner.ranks = 2 or more'
+        )
+    if unread := sorted(settings.model_fields_set & plan.unread_placement):
+        keys = ", ".join(f"placement.{key}" for key in unread)
+        raise UsageError(f"{keys}: set, but nothing in this run reads it; take it out")
 
 
 def _require_way_back(recipe: Recipe) -> None:
