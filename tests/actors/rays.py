@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -70,14 +71,21 @@ def gone(seconds: float = 20.0) -> bool:
 
 
 class Machines:
-    """A Ray of two nodes, both on this machine, as two machines would be.
+    """A Ray of two nodes, both on this machine, as two machines would be. Ray takes a token from whoever joins.
 
-    address  of the Ray
+    address      of the Ray
+    environment  what a run that joins needs in its own
     """
 
     def __init__(self, folder: str, cpus: int) -> None:
         self._folder = folder
+        self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._cpus = cpus
         self.address = ""
+
+    def begin(self) -> None:
+        """Starts both nodes."""
+        cpus, folder = self._cpus, self._folder
         self._start("--head", "--port=0", f"--temp-dir={folder}", f"--num-cpus={cpus}", "--include-dashboard=false")
         self.address = (Path(folder) / "ray_current_cluster").read_text().strip()
         self._start(f"--address={self.address}", f"--num-cpus={cpus}")
@@ -96,9 +104,10 @@ class Machines:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
             "RAY_USAGE_STATS_ENABLED": "0",
+            **self.environment,
         }
         command = [str(Path(sys.executable).with_name("ray")), "start", "--disable-usage-stats", *words]
-        command += ["--node-ip-address=127.0.0.1", f"--object-store-memory={100 * 2**20}"]
+        command += [f"--object-store-memory={100 * 2**20}"]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -108,7 +117,11 @@ def machines(cpus: int = 4) -> Iterator[Machines]:
     """A Ray of two nodes with so many CPUs each."""
     with tempfile.TemporaryDirectory(prefix="gw-ray-", ignore_cleanup_errors=True) as folder:
         ray = Machines(folder, cpus)
-        try:
-            yield ray
-        finally:
-            ray.stop()
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in ray.environment.items():
+                patch.setenv(name, value)
+            try:
+                ray.begin()
+                yield ray
+            finally:
+                ray.stop()

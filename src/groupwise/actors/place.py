@@ -9,6 +9,7 @@ What a process is asked goes over its connection; how it ended comes through Ray
 import importlib.util
 import itertools
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -38,7 +39,7 @@ LEAVES, ENDS, NEWS = 15.0, 15.0, 5.0
 #: Seconds in which a Ray's address must answer, and what Ray is given beyond its deadline to say that it has not.
 PATIENCE, GRACE = 10.0, 30.0
 #: Set for the broker, and through it for a Ray of the run's own: no figures of use leave this machine.
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class RayProcess(Peer):
@@ -193,7 +194,8 @@ class RayPlace:
             "seconds": settings.deadline, "folder": self._folder,
         }  # fmt: skip
         try:
-            return Child(BROKER, options, environment={**os.environ, **QUIET}, stderr=self._tail.writing)
+            environment = {**os.environ, **QUIET, **(own_token() if self._folder else {})}
+            return Child(BROKER, options, environment=environment, stderr=self._tail.writing)
         finally:
             self._tail.given()
 
@@ -254,6 +256,11 @@ class RayPlace:
             self._broker.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def own_token() -> dict[str, str]:
+    """What a Ray of the run's own takes from whoever joins it; else Ray would write one into the home folder."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def require_ray(settings: PlacementSettings) -> None:
