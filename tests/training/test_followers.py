@@ -12,7 +12,7 @@ from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Batch, Support
 from groupwise.training.followers import lead
-from groupwise.training.sharded import decoder_layers
+from groupwise.training.sharded import require_decoder_layers
 from groupwise.training.verbs import batch_of, columns_of
 from tests.laws.test_split import make_batch
 
@@ -78,7 +78,7 @@ def test_a_rank_that_cannot_start_is_named_with_its_last_words():
 def test_a_model_whose_layers_are_not_known_is_refused_by_its_name():
     config = OpenAIGPTConfig(vocab_size=9, n_positions=8, n_embd=8, n_layer=1, n_head=2)
     with pytest.raises(UsageError) as refused:
-        decoder_layers(OpenAIGPTLMHeadModel(config), ranks=3)
+        require_decoder_layers(OpenAIGPTLMHeadModel(config), ranks=3)
     assert str(refused.value) == (
         "learner.ranks = 3: OpenAIGPTLMHeadModel has no decoder layers that could be sharded; set it to 1"
     )

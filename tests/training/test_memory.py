@@ -20,10 +20,9 @@ from groupwise.training.memory import (
     LATER,
     TOKENS_ON_CPU,
     MemoryPlan,
-    RunShape,
-    microbatch_rows,
     plan,
 )
+from groupwise.training.run_shape import RunShape, microbatch_rows
 
 SHAPE = RunShape(
     prompts=16,

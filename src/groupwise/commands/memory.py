@@ -22,8 +22,9 @@ from groupwise.models.folder import loading, read_config, require_room, weight_f
 from groupwise.models.load import load_tokenizer, model_folder, positions, require_config
 from groupwise.models.precision import itemsize
 from groupwise.rollout.turns import turns_of
-from groupwise.training.memory import MemoryPlan, RunShape, plan
+from groupwise.training.memory import MemoryPlan, plan
 from groupwise.training.optimizer import AUTO
+from groupwise.training.run_shape import RunShape
 
 #: Parts of the largest phase that are said by name; the others are added up.
 NAMED = 4
@@ -92,6 +93,7 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         held=sampled if isinstance(run.task, PlaysTurns) and run.task.max_turns > 1 else 0,
         vllm_rows=recipe.engine.max_rows if recipe.engine.name == "vllm" else 0,
         cache_mib=recipe.engine.cache_mib,
+        ranks=recipe.learner.ranks,
     )
 
 
@@ -162,7 +164,10 @@ def _lighter(run: Plan) -> Iterator[tuple[str, Plan]]:
     every: dict[str, Any] = {}
     for change in changes.values():
         every |= change
-    for words, change in {**changes, " and ".join(list(changes)[1:]): every}.items():
+    ways = {**changes, " and ".join(list(changes)[1:]): every}
+    if recipe.learner.ranks > 1:  # of one machine, whose memory they share
+        ways["learner.ranks = 1"] = {"learner": recipe.learner.replace(**picked, ranks=1)}
+    for words, change in ways.items():
         yield words, dataclasses.replace(run, recipe=recipe.replace(**change))
 
 

@@ -32,7 +32,7 @@ from groupwise.training.critic import Critic
 from groupwise.training.followers import LOST_OTHERS, lead, of_ranks
 from groupwise.training.learner import Learner
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
-from groupwise.training.sharded import decoder_layers
+from groupwise.training.sharded import require_decoder_layers
 from groupwise.training.torchrun import given_ranks, lead_given
 from groupwise.training.verbs import follow
 
@@ -54,7 +54,7 @@ def over_ranks(
     """
     for model in (policy.model, reference, critic) if plan.recipe.learner.ranks > 1 else ():
         if model is not None:
-            decoder_layers(model, plan.recipe.learner.ranks)
+            require_decoder_layers(model, plan.recipe.learner.ranks)
     mesh = _started(plan, place)
     try:
         with mesh.answering():

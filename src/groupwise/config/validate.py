@@ -77,7 +77,7 @@ def require_runnable(plan: Plan) -> None:
     _require_scores(plan)
     require_mix(plan.mix, plan.algorithm, recipe.preference is not None)
     _require_way_back(recipe)
-    _require_rankable(recipe)
+    require_rankable(recipe)
     _require_placed(plan)
     if recipe.prompt_truncation != "none" and not recipe.max_prompt_tokens:
         raise UsageError(
@@ -90,8 +90,8 @@ def require_runnable(plan: Plan) -> None:
             raise UsageError(f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer")
 
 
-def _require_rankable(recipe: Recipe) -> None:
-    """What is not there yet for a policy that several processes hold together."""
+def require_rankable(recipe: Recipe) -> None:
+    """Raises UsageError for what is not there yet for a policy that several processes hold together."""
     reasons = {
         "device": recipe.device != "cpu" and "they compute on CPUs alone so far: set it to 'cpu'",
         "learner.compile": recipe.learner.compile and "compiled layers have not been tried in shards: set it to false",

@@ -67,14 +67,21 @@ class Rows:
 class MicrobatchBytes:
     """The most that a microbatch takes, beside weights and gradients.
 
-    first  while the activations of every layer are held
-    last   when the backward pass is through the layers: nearly nothing of them is left
+    head   while the activations of every layer are held, and log-probabilities are made or go back
+    first  when the backward pass begins in the layers
+    last   when it is through them: nearly nothing of their activations is left
     layer  the activations of one layer, of the largest kind
     """
 
+    head: int
     first: int
     last: int
     layer: int
+
+    @property
+    def most(self) -> int:
+        """At any time."""
+        return max(self.head, self.first, self.last)
 
 
 def without_memory(config: Any) -> Any:
@@ -142,7 +149,7 @@ def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> M
     tied = head.weight is model.get_input_embeddings().weight and head.weight.requires_grad
     waiting = head.weight.numel() * 4 if tied else 0
     return MicrobatchBytes(
-        first=max(inside.held + logits, inside.first + waiting), last=inside.last + waiting, layer=inside.layer
+        head=inside.held + logits, first=inside.first + waiting, last=inside.last + waiting, layer=inside.layer
     )
 
 

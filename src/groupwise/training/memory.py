@@ -3,19 +3,18 @@
 A phase holds what always stands (weights, moments, copies) and what is its own. The peak is the largest phase's.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from groupwise.core.collate import microbatches
-from groupwise.core.prefixes import prefix_microbatches, prompt_keys
 from groupwise.engines.local.memory import cache_bytes, drawing_bytes, prefill_tokens
 from groupwise.engines.vllm import cache as vllm
 from groupwise.models.activations import (
     Computation,
-    Rows,
+    MicrobatchBytes,
     cached_widths,
     microbatch_bytes,
     trained_bytes,
@@ -27,8 +26,18 @@ from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights
 from groupwise.models.logprobs import CHUNK_ELEMENTS
 from groupwise.training.critic import CriticSettings
+from groupwise.training.groups import Groups, groups_of, held_bytes, largest_whole, trained_part
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.optimizer import AUTO, GIVEN_BACK, OptimizerSettings
+from groupwise.training.rank_memory import (
+    FOLLOWS,
+    UpdateBytes,
+    follower_parts,
+    gathered_to_save,
+    update_bytes,
+    whole_models,
+)
+from groupwise.training.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes
 
 #: Logits of a chunk, and log-probabilities held, elements: what is taken where it fits, and less.
 LOGITS = ((1 << 24, 1 << 26), (1 << 22, 1 << 24), (1 << 20, 0))
@@ -37,8 +46,6 @@ LOGITS_ON_CPU = ((CHUNK_ELEMENTS, 1 << 26), *LOGITS[1:])
 TOKENS = (16384, 8192, 4096, 2048, 1024, 512)
 #: On a CPU more tokens pay nothing, nor do activations of more bytes: its caches are full with fewer.
 TOKENS_ON_CPU, ACTIVATIONS_ON_CPU = 2048, 2 << 30
-#: Microbatches that are laid out to find the largest.
-ENOUGH = 4
 #: The share of the free memory that a run may take.
 USABLE = 0.9
 #: Bytes of a token in the columns of a batch; of a sampled one in the completions, which Python holds; and what
@@ -47,46 +54,8 @@ COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
 #: The share of an update's activations that the C library keeps, in pieces, where they are not given back: of what
 #: five shapes held without it, 0.2 to 1.5 of their activations were missing (docs/memory.md).
 KEPT = 0.5
-
-
-@dataclass(frozen=True)
-class RunShape:
-    """What of a run its memory depends on, beside the model.
-
-    prompts, samples    of a step
-    minibatches         of a batch
-    prompt, completion  tokens, at most
-    rows                completions that an engine samples side by side
-    truncates, adjusts  whether sampling leaves ids out, and whether it changes logits
-    engine, reference   bytes of a weight of the engine's copy, and of the frozen one's; 0 where there is none
-    reward_model        whether a reward model is held, which is of the policy's size
-    engines             how many engines there are
-    outside             whether they have processes of their own: libraries once more, and the weights on their way
-    elsewhere           whether that is on another machine: then the weights on their way are all that is here
-    ahead               whether a batch is sampled while another trains
-    held                completions whose keys and values are held between the turns of their episodes
-    vllm_rows           completions that vLLM samples side by side; 0 where another engine samples
-    cache_mib           of vLLM's cache, where the recipe says it
-    """
-
-    prompts: int
-    samples: int
-    minibatches: int
-    prompt: int
-    completion: int
-    rows: int
-    truncates: bool
-    adjusts: bool
-    engine: int
-    reference: int
-    reward_model: bool
-    engines: int = 1
-    outside: bool = False
-    elsewhere: bool = False
-    ahead: bool = False
-    held: int = 0
-    vllm_rows: int = 0
-    cache_mib: int | None = None
+#: How the part begins that the other ranks of a machine have of a phase.
+OTHER_RANKS = "other ranks while "
 
 
 @dataclass(frozen=True)
@@ -110,6 +79,7 @@ class MemoryPlan:
 
     held, free  what the process held when this was planned, and what it could take beside that
     cuts        what it was planned for
+    follower    the same of another rank than 0, where there is one; on one machine their parts are among these
     """
 
     parts: Mapping[str, int]
@@ -117,6 +87,7 @@ class MemoryPlan:
     held: int
     free: int
     cuts: Cuts
+    follower: "MemoryPlan | None" = None
 
     def bytes_of(self, phase: str) -> int:
         """Everything that is held in a phase."""
@@ -131,6 +102,10 @@ class MemoryPlan:
     def peak(self) -> int:
         """The most that the process holds."""
         return self.bytes_of(self.phase)
+
+    def own_bytes(self, phase: str) -> int:
+        """The same of this process alone, without other ranks of the machine."""
+        return sum(self.parts[part] for part in self.phases[phase] if not part.startswith(OTHER_RANKS))
 
     @property
     def needed(self) -> int:
@@ -157,16 +132,36 @@ def plan(
 
     `model` is without memory (models/activations.py); nothing here looks at the machine.
     """
-    sizes = _Sizes(model, shape, learner, critic is not None, adapter, device)
+    return Planner(model, shape, learner, critic, adapter, device).plan(held, free)
 
-    def of(cuts: Cuts) -> MemoryPlan:
-        return MemoryPlan(sizes.parts(cuts, held), sizes.phases, held, free, cuts)
 
-    preferred = list(_cuts(learner, critic, sizes.most_tokens(), sizes.logits))
-    largest = of(preferred[0])
-    if largest.fits or not (smallest := of(preferred[-1])).fits:
-        return largest if largest.fits else smallest
-    return next((this for this in map(of, preferred[1:]) if this.fits), smallest)
+class Planner:
+    """Plans one run for any number of ranks and any room: what its microbatches take is found once."""
+
+    def __init__(
+        self,
+        model: Any,
+        shape: RunShape,
+        learner: LearnerSettings,
+        critic: CriticSettings | None,
+        adapter: AdapterSettings,
+        device: str,
+    ) -> None:
+        self._learner, self._critic = learner, critic
+        self._sizes = _Sizes(model, shape, learner, critic is not None, adapter, device)
+
+    def plan(self, held: int, free: int, ranks: int | None = None) -> MemoryPlan:
+        """The first plan that fits; `ranks` of the shape unless others are given."""
+        sizes = self._sizes if ranks is None else self._sizes.over(ranks)
+
+        def of(cuts: Cuts) -> MemoryPlan:
+            return sizes.plan(cuts, held, free)
+
+        preferred = list(_cuts(self._learner, self._critic, sizes.most_tokens(), sizes.logits))
+        largest = of(preferred[0])
+        if largest.fits or not (smallest := of(preferred[-1])).fits:
+            return largest if largest.fits else smallest
+        return next((this for this in map(of, preferred[1:]) if this.fits), smallest)
 
 
 def _cuts(
@@ -211,18 +206,52 @@ class _Sizes:
         self._model = with_adapters(model, adapter) if adapter.rank else model
         self._merged = sum(weight.numel() for weight in adapted_weights(model, adapter).values()) * 4
         self._value_model = with_value_head(model) if critic else None
+        self._policy = groups_of(self._model, learner.bf16)
+        self._reference = groups_of(model, learner.bf16, shape.reference) if shape.reference else None
+        self._critic = None if self._value_model is None else groups_of(self._value_model, learner.bf16)
+        self._ranks = shape.ranks
+        # What is alive is counted on shapes; those of a GPU can be made where torch sees one.
+        self._simulated = device if device == "cpu" or torch.cuda.is_available() else "cpu"
+
+    def over(self, ranks: int) -> Self:
+        """The same over so many ranks."""
+        other = copy.copy(self)
+        other._ranks = ranks
+        return other
+
+    def plan(self, cuts: Cuts, held: int, free: int) -> MemoryPlan:
+        """Of rank 0, and of another."""
+        parts, phases = self.parts(cuts, held), self._phases()
+        if self._ranks == 1:
+            return MemoryPlan(parts, phases, held, free, cuts)
+        follows = {phase: FOLLOWS[phase] for phase in phases}
+        follower = MemoryPlan(follower_parts(parts, self._policy, self._critic, self._ranks), follows, held, free, cuts)
+        if self._device == "cpu":  # one machine has all of them
+            each = {phase: f"{OTHER_RANKS}{phase}" for phase in phases}
+            parts |= {each[phase]: (self._ranks - 1) * follower.bytes_of(phase) for phase in phases}
+            phases = {phase: (*names, each[phase]) for phase, names in phases.items()}
+        return MemoryPlan(parts, phases, held, free, cuts, follower)
+
+    def _phases(self) -> dict[str, tuple[str, ...]]:
+        """The parts of each phase on rank 0."""
         copies = ("engine's weights", "reference", "critic", "reward model")
+        engine = ("engine's process", "shared weights", "engine's weights", "reward model")
         standing = ("process", "engine's process", "weights", "moments", "shared weights", *copies)
         sampling, idle = ("engine's cache", "held turns", "drawing"), ("cache between steps",)
         between = (*standing, "batch", "freed blocks")
-        beside = (*between, *(sampling if shape.ahead else idle))
-        self.phases = {
+        beside = (*between, *(sampling if self._shape.ahead else idle))
+        phases = {
             "generating": (*between, *sampling),
-            "updating": (*beside, "gradients", "activations"),
-            "loading weights": (*between, *idle, "merged weights"),
+            "updating": (*beside, "gradients", "gathered weights", "activations"),
+            "loading weights": (*between, *idle, "merged weights", "a gathered weight"),
         }
-        if critic:
-            self.phases["updating the critic"] = (*beside, "critic's gradients", "critic's activations")
+        if self._critic is not None:
+            critics = ("critic's gradients", "critic's gathered weights", "critic's activations")
+            phases["updating the critic"] = (*beside, *critics)
+        if self._ranks > 1:
+            phases["starting"] = ("process", *engine, "whole models")
+            phases["saving"] = (*between, *idle, "gathered to be saved")
+        return phases
 
     def most_tokens(self) -> int:
         """The tokens of a microbatch of which more would pay nothing."""
@@ -231,36 +260,43 @@ class _Sizes:
         chunk, held = self.logits[0]
         for tokens in (count for count in TOKENS if count <= TOKENS_ON_CPU):
             cuts = Cuts(learner=tokens, critic=0, chunk_logits=chunk, held_logits=held)
-            activations, _ = self._activations(self._model, cuts, tokens, line=self._learner.shared_prefixes)
-            if activations <= ACTIVATIONS_ON_CPU:
+            update, _ = self._update(self._model, self._policy, cuts, tokens, line=self._learner.shared_prefixes)
+            if update.activations <= ACTIVATIONS_ON_CPU:
                 return tokens
         return min(TOKENS)
 
     def parts(self, cuts: Cuts, held: int) -> dict[str, int]:
         """Every part by its name."""
-        shape, weights, trained = self._shape, weight_bytes(self._base), trained_bytes(self._model)
-        on_cpu = self._device == "cpu"
-        own, of_layer = self._activations(self._model, cuts, cuts.learner, line=self._learner.shared_prefixes)
-        value_weights = critics = 0
-        if self._value_model is not None:
-            value_weights = weight_bytes(self._value_model)
-            critics, _ = self._activations(self._value_model, cuts, cuts.critic, line=False)
+        shape, weights, ranks, on_cpu = self._shape, weight_bytes(self._base), self._ranks, self._device == "cpu"
+        line = self._learner.shared_prefixes
+        own, of_layer = self._update(self._model, self._policy, cuts, cuts.learner, line)
+        critics, value = UpdateBytes(0, 0), self._critic
+        if self._value_model is not None and value is not None:
+            critics, _ = self._update(self._value_model, value, cuts, cuts.critic, line=False)
+        trained, critic_trained = (0 if g is None else trained_part(g.every, ranks) for g in (self._policy, value))
+        models = {"policy": self._policy, "reference": self._reference, "critic": value}
+        kept = on_cpu and trained_bytes(self._model) < GIVEN_BACK
         return {
             "process": held + LATER if on_cpu else 0,
             **self._engine(weights, held),
-            "weights": weight_bytes(self._model),
+            "weights": held_bytes(self._policy.every, ranks),
             "moments": 2 * trained,
-            "reference": weights * shape.reference // 4,
-            "critic": 3 * value_weights,
+            "reference": 0 if self._reference is None else held_bytes(self._reference.every, ranks),
+            "critic": 0 if value is None else held_bytes(value.every, ranks) + 2 * critic_trained,
             "reward model": weights if shape.reward_model else 0,
-            "batch": self._batch() if on_cpu else 0,
-            "freed blocks": int(KEPT * max(own, critics)) if on_cpu and trained < GIVEN_BACK else 0,
+            **(self._batch() if on_cpu else {"batch": 0, "columns": 0}),
+            "freed blocks": int(KEPT * max(own.activations, critics.activations)) if kept else 0,
             **self._sampling(of_layer),
             "gradients": trained,
+            "gathered weights": own.gathered,
             "merged weights": self._merged,
-            "activations": own,
-            "critic's gradients": value_weights,
-            "critic's activations": critics,
+            "activations": own.activations,
+            "critic's gradients": critic_trained,
+            "critic's gathered weights": critics.gathered,
+            "critic's activations": critics.activations,
+            "whole models": whole_models(models) if on_cpu else 0,
+            "a gathered weight": largest_whole(self._policy, ranks) if ranks > 1 else 0,
+            "gathered to be saved": gathered_to_save(self._policy, ranks, bool(self._merged)) if on_cpu else 0,
         }
 
     def _engine(self, weights: int, held: int) -> dict[str, int]:
@@ -274,10 +310,12 @@ class _Sizes:
             "engine's weights": 0 if shape.elsewhere else shape.engines * weights * shape.engine // 4 * packed,
         }
 
-    def _batch(self) -> int:
+    def _batch(self) -> dict[str, int]:
+        """Its columns, which every rank has, and the completions beside them, which rank 0 has."""
         shape = self._shape
         rows = shape.prompts * shape.samples
-        return rows * ((shape.prompt + shape.completion) * COLUMNS + shape.completion * SAMPLED)
+        columns = rows * (shape.prompt + shape.completion) * COLUMNS
+        return {"batch": columns + rows * shape.completion * SAMPLED, "columns": columns}
 
     def _sampling(self, layer_token: float) -> dict[str, int]:
         """Keys and values, and what a step and a pass over prompts take; a layer takes so much for a token."""
@@ -301,33 +339,19 @@ class _Sizes:
             "drawing": shape.engines * (drawing + passing),
         }
 
-    def _activations(self, model: Any, cuts: Cuts, tokens: int, line: bool) -> tuple[int, float]:
-        """Of an update, beside the gradients; and of one layer for one token."""
-        learner, gradients = self._learner, trained_bytes(model)
+    def _activations(self, model: Any, cuts: Cuts, tokens: int, line: bool) -> list[MicrobatchBytes]:
+        """Of the largest microbatches, beside gradients."""
+        learner = self._learner
         how = Computation(line, learner.bf16, learner.recompute, cuts.chunk_logits, cuts.held_logits)
         every = microbatch_rows(self._shape, tokens, line)
-        sizes = [microbatch_bytes(model, rows, how, self._device) for rows in _extremes(every, model, how)]
-        # The gradients of the only microbatch come while its activations go; those of a second are there before it.
-        most = max(max(b.first - gradients if len(every) == 1 else b.first, b.last) for b in sizes)
+        return [microbatch_bytes(model, rows, how, self._simulated) for rows in extremes(every, model, how)]
+
+    def _update(self, model: Any, groups: Groups, cuts: Cuts, tokens: int, line: bool) -> tuple[UpdateBytes, float]:
+        """Of an update on rank 0, beside its gradients; and of one layer for one token."""
+        every, sizes = microbatch_rows(self._shape, tokens, line), self._activations(model, cuts, tokens, line)
+        head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+        several = microbatch_sizes(self._shape, tokens, line).count > self._ranks
+        tied, copies = head is embedding, self._device == "cpu"
+        each = [update_bytes(groups, self._ranks, at, tied, several, copies) for at in sizes]
+        most = max(each, key=lambda one: one.activations + one.gathered)
         return most, sizes[0].layer / every[0].tokens(line)
-
-
-def microbatch_rows(shape: RunShape, tokens: int, line: bool) -> list[Rows]:
-    """The microbatches of a minibatch whose prompts and completions are all as long as they may be."""
-    count = -(-shape.prompts // shape.minibatches) * shape.samples
-    count = min(count, ENOUGH * (tokens // shape.completion + 1))  # equal rows: the next microbatches are like these
-    length = torch.full((count,), shape.prompt + shape.completion)
-    family = torch.arange(count) // shape.samples
-    if line:
-        parts = prefix_microbatches(prompt_keys(family, shape.prompt, shape.completion), length, tokens)
-    else:
-        parts = microbatches(length, tokens)
-    of_each = (family[part].unique(return_counts=True)[1] if line else torch.tensor([len(part)]) for part in parts)
-    return [Rows(tuple(counts.tolist()), shape.prompt, shape.completion) for counts in of_each]
-
-
-def _extremes(every: list[Rows], model: Any, how: Computation) -> list[Rows]:
-    """The largest microbatch, and the largest whose log-probabilities are held, where that is another."""
-    vocabulary = model.get_output_embeddings().out_features
-    holding = [rows for rows in every if sum(rows.completions) * rows.completion * vocabulary <= how.held_elements]
-    return list(dict.fromkeys([every[0], *holding[:1]]))

@@ -122,7 +122,7 @@ class Mesh:
         """Rank 0's value on every rank, which waits for it without a deadline: what JSON can hold."""
         if self.alone:
             return value
-        text = bytearray(json.dumps(value).encode()) if self.leads else bytearray()
+        text = bytearray(as_text(value)) if self.leads else bytearray()
         length = torch.tensor([len(text)])
         dist.broadcast(length, 0, group=self.waiting)
         data = torch.frombuffer(text or bytearray(int(length)), dtype=torch.uint8)
@@ -148,7 +148,7 @@ class Mesh:
         """Rank 0's tensors on every rank, on the CPU, one at a time; what the others give is not read."""
         if self.alone:
             return dict(named)
-        layout = self.plain([(name, DTYPES[x.dtype], list(x.shape)) for name, x in named.items()])
+        layout = self.plain(layout_of(named))
         arrived = {}
         for name, dtype, shape in layout:
             own = named[name] if self.leads else torch.empty(shape, dtype=_NAMED[dtype])
@@ -185,6 +185,16 @@ class Mesh:
 
 #: A process by itself.
 ALONE = Mesh()
+
+
+def as_text(value: Any) -> bytes:
+    """A plain value as it passes from rank to rank."""
+    return json.dumps(value).encode()
+
+
+def layout_of(named: Mapping[str, Tensor]) -> list[tuple[str, str, list[int]]]:
+    """What is said of tensors before they pass: name, type and shape of each."""
+    return [(name, DTYPES[x.dtype], list(x.shape)) for name, x in named.items()]
 
 
 def rendezvous(host: str, port: int, size: int, leads: bool, seconds: float = DEADLINE) -> TCPStore:

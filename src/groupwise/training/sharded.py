@@ -34,10 +34,10 @@ class Sharded(nn.Module):
         """
         super().__init__()
         self.model = model
-        layers = decoder_layers(model, mesh.size)
+        layers = require_decoder_layers(model, mesh.size)
         # Norms go with what lies around the layers: rounded to bfloat16 with a layer they would be other functions than
         # those of one process. They are small, and as a list here they get no hooks of their own.
-        self.norms = nn.ModuleList([norm for layer in layers for norm in layer.modules() if _is_norm(norm)])
+        self.norms = nn.ModuleList([norm for layer in layers for norm in norms_of(layer)])
         apart = set(self.norms.parameters())
         for layer in layers:
             policy = _policy(layer, bf16)
@@ -62,9 +62,9 @@ class Sharded(nn.Module):
         return out
 
 
-def decoder_layers(model: nn.Module, ranks: int) -> list[nn.Module]:
-    """The layers that are a group of parameters each. Raises UsageError where none are known to be such."""
-    layers: list[nn.Module] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+def require_decoder_layers(model: nn.Module, ranks: int) -> list[nn.Module]:
+    """The decoder layers of a model for so many ranks. Raises UsageError where none are known to be such."""
+    layers = decoder_layers(model)
     if not layers:
         raise UsageError(
             f"learner.ranks = {ranks}: {type(model).__name__} has no decoder layers that could be sharded; set it to 1"
@@ -88,8 +88,17 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float, mesh: Mesh)
     return norm
 
 
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of which each is gathered by itself, in their order."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def norms_of(layer: nn.Module) -> list[nn.Module]:
+    """The modules of a layer that have vectors alone, as norms do; they go with what lies around the layers."""
+    return [module for module in layer.modules() if _is_norm(module)]
+
+
 def _is_norm(module: nn.Module) -> bool:
-    """Whether it has vectors alone, as norms do."""
     own = list(module._parameters.values())
     return bool(own) and not module._modules and all(p is not None and p.dim() == 1 for p in own)
 

@@ -12,16 +12,32 @@ import torch
 from torch import Tensor
 
 from groupwise.core.records import Batch, Support
-from groupwise.training.mesh import Mesh, Message, Verb
+from groupwise.training.mesh import Mesh, Message, Verb, as_text, layout_of
+
+#: Bytes of the length that passes before a text.
+LENGTH = 8
 
 
 def tell(mesh: Mesh, message: Message) -> None:
     """Rank 0 says it to all others."""
-    plain, tensors = ({}, {}) if message.batch is None else columns_of(message.batch)
-    has_batch = message.batch is not None
-    mesh.plain({"verb": message.verb, "others": dict(message.others), "batch": plain if has_batch else None})
-    if has_batch:
+    plain, tensors = _said(message)
+    mesh.plain(plain)
+    if tensors is not None:
         mesh.tensors(tensors)
+
+
+def told_sizes(message: Message) -> list[int]:
+    """Bytes of each broadcast that `tell` makes; of the batch the shapes count, which may be without memory."""
+    plain, tensors = _said(message)
+    texts = [plain] if tensors is None else [plain, layout_of(tensors)]
+    lengths = [size for text in texts for size in (LENGTH, len(as_text(text)))]
+    return lengths + [x.numel() * x.element_size() for x in (tensors or {}).values() if x.numel()]
+
+
+def _said(message: Message) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
+    """What passes first, and the tensors behind it where there is a batch."""
+    plain, tensors = (None, None) if message.batch is None else columns_of(message.batch)
+    return {"verb": message.verb, "others": dict(message.others), "batch": plain}, tensors
 
 
 def hear(mesh: Mesh) -> Message:

@@ -1,0 +1,111 @@
+"""The plan's arithmetic beside what others have published: bytes of a rank, what passes, and tokens a second.
+
+python benchmarks/scale_published.py
+
+Nothing here is measured: both columns are of other people's machines, one as they say it and one as the plan does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import LlamaConfig
+
+from groupwise.models.activations import without_memory
+from groupwise.training.devices import device_of
+from groupwise.training.groups import groups_of, held_bytes, trained_part
+from groupwise.training.run_shape import RunShape
+from groupwise.training.step_time import optimizer_seconds, phase, tokens_of, training_seconds
+from groupwise.training.traffic import training_pass
+from groupwise.training.work import work_of
+
+#: Llama 3 of 8 and of 70 billion parameters, from Meta's model cards.
+LLAMA = {"vocab_size": 128_256, "num_key_value_heads": 8, "tie_word_embeddings": False}
+SIZES: dict[str, dict[str, int]] = {
+    "8B": {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "70B": {"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64},
+}
+#: Tokens of a sequence in all of them.
+LENGTH = 8192
+
+
+@dataclass(frozen=True)
+class Published:
+    """Tokens a second of a device, as others have it.
+
+    rows       sequences of a device in a step
+    recompute  whether the layers go forward twice; of "selective" recomputation, nothing is counted
+    """
+
+    model: str
+    device: str
+    ranks: int
+    rows: int
+    recompute: bool
+    tokens: float
+    where: str
+
+
+TORCHTITAN = "torchtitan, docs/performance.md (FSDP2, bf16"
+ROWS = (
+    Published("8B", "a100", 64, 1, False, 2973, f"{TORCHTITAN}, 64 A100)"),
+    Published("70B", "a100", 64, 1, True, 331, f"{TORCHTITAN}, 64 A100)"),
+    Published("8B", "h100", 8, 2, False, 5762, f"{TORCHTITAN}, 8 H100, not compiled)"),
+    Published("8B", "h100", 8, 2, False, 6667, f"{TORCHTITAN}, 8 H100, compiled)"),
+    Published("8B", "h100", 128, 2, False, 5605, f"{TORCHTITAN}, 128 H100, not compiled)"),
+)
+
+
+def llama(size: str) -> Any:
+    return without_memory(LlamaConfig(**LLAMA, **SIZES[size]))
+
+
+def tokens_per_second(row: Published) -> float:
+    """Of a device, by the plan: one microbatch forward and backward, what passes beside it, and AdamW."""
+    model, device = llama(row.model), device_of(row.device, row.ranks, 0)
+    groups, work = groups_of(model, bf16=True), work_of(model)
+    shape = RunShape(
+        prompts=row.rows,
+        samples=1,
+        minibatches=1,
+        prompt=1,
+        completion=LENGTH - 1,
+        rows=1,
+        truncates=False,
+        adjusts=False,
+        engine=0,
+        reference=0,
+        reward_model=False,
+    )
+    count = row.rows * LENGTH
+    tokens = tokens_of(shape, count, count * row.ranks, line=False)
+    own, _ = training_seconds(work, tokens, 1, device, True, row.recompute, trains_head=True)
+    step = phase("update", own, training_pass(groups, row.ranks), row.ranks, device)
+    return count / (step.seconds + optimizer_seconds(trained_part(groups.every, row.ranks), device))
+
+
+def main() -> None:
+    print("weights, gradients and moments of a rank (ZeRO, Rajbhandari et al. 2020, figure 1: 7.5 billion parameters)")
+    numbers = 7.5e9
+    for ranks, published in ((1, 120.0), (64, 1.88)):
+        ours = 16 * numbers / ranks / 1e9
+        print(f"  {ranks:>3} ranks: published {published:g} GB, of 16 bytes a parameter {ours:.3g} GB")
+    groups = groups_of(llama("8B"), bf16=False)
+    held = held_bytes(groups.every, 64) + 3 * trained_part(groups.every, 64)
+    each = 64 * held / sum(w.rows * w.row for w in groups.every)
+    print(f"   64 ranks: {each:.2f} bytes a parameter by the groups of Llama 3 8B, rows that fill up included")
+    moved, size = training_pass(groups, 64), held_bytes(groups.every, 1)
+    print("what passes in a pass, in sizes of the model (ZeRO, section 7.2.2: 3 with parameters in shards)")
+    print(f"  {(moved.gathered + moved.scattered) / size:.3f} here: the outer group is gathered once")
+    print("tokens a second of a device")
+    for row in ROWS:
+        ours = tokens_per_second(row)
+        print(
+            f"  {row.model:>4} on {row.ranks:>3} {row.device}: published {row.tokens:,.0f}, plan {ours:,.0f}, "
+            f"{ours / row.tokens:.2f}; {row.where}"
+        )
+
+
+if __name__ == "__main__":
+    main()

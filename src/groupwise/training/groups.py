@@ -1,0 +1,128 @@
+"""What of a model's weights passes between ranks at once, from shapes alone; and what each rank holds of it.
+
+FSDP2 deals a weight by its rows: of R rows over N ranks each holds the next ceil(R / N), the last ones fewer or
+none. Whatever passes is as large as if each held that many: rows that fill up are sent too.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from groupwise.training.sharded import decoder_layers, norms_of
+
+#: Bytes of a number: of a master weight, its gradient and its moments; and of one in bfloat16.
+FLOAT32, BFLOAT16 = 4, 2
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of a model.
+
+    rows, row  how many rows it has, and numbers of each
+    held       bytes of a number as a rank holds it
+    passed     bytes of a number as it goes to the other ranks for a forward or backward pass
+    trains     whether it has a gradient
+    """
+
+    rows: int
+    row: int
+    held: int = FLOAT32
+    passed: int = FLOAT32
+    trains: bool = True
+
+    def part(self, ranks: int) -> int:
+        """Numbers that rank 0 holds, and no rank more.
+
+        >>> [Weight(rows=15, row=20).part(ranks) for ranks in (1, 2, 64)]
+        [300, 160, 20]
+        """
+        return -(-self.rows // ranks) * self.row
+
+    def own(self, ranks: int, rank: int) -> int:
+        """Numbers of this very rank.
+
+        >>> [Weight(rows=15, row=20).own(2, rank) for rank in (0, 1)]
+        [160, 140]
+        """
+        each = -(-self.rows // ranks)
+        return max(0, min(each, self.rows - rank * each)) * self.row
+
+
+Group = tuple[Weight, ...]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A model's weights as they are gathered: a layer's with one another; what lies around the layers is one more."""
+
+    layers: tuple[Group, ...]
+    outer: Group
+
+    @property
+    def every(self) -> Group:
+        """All weights, each once."""
+        return tuple(weight for group in (*self.layers, self.outer) for weight in group)
+
+    @property
+    def largest(self) -> Group:
+        """The largest layer."""
+        return max(self.layers, key=lambda layer: gathered(layer, 1), default=())
+
+    @property
+    def lowest(self) -> int:
+        """The first layer, from 0, that has a gradient; as many as there are layers where none has."""
+        trained = (i for i, layer in enumerate(self.layers) if any(weight.trains for weight in layer))
+        return next(trained, len(self.layers))
+
+
+def groups_of(model: Any, bf16: bool = False, held: int = FLOAT32) -> Groups:
+    """The groups that `Sharded` makes of a model, which may be without memory.
+
+    bf16  whether it computes in bfloat16 over float32: then its layers pass in bfloat16
+    held  bytes of a number of its weights
+    A model without decoder layers has the outer group alone; over ranks such a one is refused.
+    """
+    layers, known = [], set[int]()
+    for layer in decoder_layers(model):
+        apart = {id(p) for norm in norms_of(layer) for p in norm.parameters()}
+        own = [p for p in layer.parameters() if id(p) not in apart | known]
+        known |= {id(p) for p in own}
+        layers.append(tuple(_weights(own, held, BFLOAT16 if bf16 else held)))
+    return Groups(tuple(layers), tuple(_weights((p for p in model.parameters() if id(p) not in known), held, held)))
+
+
+def _weights(parameters: Iterable[nn.Parameter], held: int, passed: int) -> Iterable[Weight]:
+    for p in parameters:
+        rows = p.shape[0] if p.dim() else 1
+        yield Weight(rows, p.numel() // max(rows, 1), held, passed, p.requires_grad)
+
+
+def held_bytes(group: Iterable[Weight], ranks: int) -> int:
+    """Of a group's weights on rank 0; every rank keeps room for as many."""
+    return sum(weight.part(ranks) * weight.held for weight in group)
+
+
+def trained_part(group: Iterable[Weight], ranks: int) -> int:
+    """Bytes of a rank's gradients, which are float32 as its masters are."""
+    return sum(weight.part(ranks) * FLOAT32 for weight in group if weight.trains)
+
+
+def gathered(group: Iterable[Weight], ranks: int) -> int:
+    """Bytes of the whole group on a rank that runs it, what fills up included.
+
+    >>> gathered([Weight(rows=15, row=20)], 2), gathered([Weight(rows=8, row=10, passed=2)], 64)
+    (1280, 1280)
+    """
+    return ranks * sum(weight.part(ranks) * weight.passed for weight in group)
+
+
+def summed(group: Iterable[Weight], ranks: int) -> int:
+    """Bytes of the whole group's gradients as they are added up over the ranks, in float32."""
+    return ranks * trained_part(group, ranks)
+
+
+def largest_whole(groups: Groups, ranks: int) -> int:
+    """Bytes of the largest weight, gathered as it is held, as an engine takes it."""
+    return max((ranks * weight.part(ranks) * weight.held for weight in groups.every), default=0)

@@ -1,0 +1,148 @@
+"""What of a run its memory and its time depend on, beside the model; and the microbatches of its updates.
+
+Prompts and completions are all taken to be as long as they may be.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from groupwise.core.collate import microbatches
+from groupwise.core.prefixes import prefix_microbatches, prompt_keys
+from groupwise.models.activations import Computation, Rows
+
+#: Microbatches that are laid out to find the largest.
+ENOUGH = 4
+
+
+@dataclass(frozen=True)
+class RunShape:
+    """What of a run its memory depends on, beside the model.
+
+    prompts, samples    of a step
+    minibatches         of a batch
+    prompt, completion  tokens, at most
+    rows                completions that an engine samples side by side
+    truncates, adjusts  whether sampling leaves ids out, and whether it changes logits
+    engine, reference   bytes of a weight of the engine's copy, and of the frozen one's; 0 where there is none
+    reward_model        whether a reward model is held, which is of the policy's size
+    engines             how many engines there are
+    outside             whether they have processes of their own: libraries once more, and the weights on their way
+    elsewhere           whether that is on another machine: then the weights on their way are all that is here
+    ahead               whether a batch is sampled while another trains
+    held                completions whose keys and values are held between the turns of their episodes
+    vllm_rows           completions that vLLM samples side by side; 0 where another engine samples
+    cache_mib           of vLLM's cache, where the recipe says it
+    ranks               processes that hold the policy together; on a CPU all of one machine
+    """
+
+    prompts: int
+    samples: int
+    minibatches: int
+    prompt: int
+    completion: int
+    rows: int
+    truncates: bool
+    adjusts: bool
+    engine: int
+    reference: int
+    reward_model: bool
+    engines: int = 1
+    outside: bool = False
+    elsewhere: bool = False
+    ahead: bool = False
+    held: int = 0
+    vllm_rows: int = 0
+    cache_mib: int | None = None
+    ranks: int = 1
+
+
+def microbatch_rows(shape: RunShape, tokens: int, line: bool) -> list[Rows]:
+    """The microbatches of a minibatch whose prompts and completions are all as long as they may be."""
+    # Rows are equal, so that the next microbatches are like these.
+    count = min(minibatch_rows(shape), ENOUGH * (tokens // shape.completion + 1))
+    length = torch.full((count,), shape.prompt + shape.completion)
+    family = torch.arange(count) // shape.samples
+    if line:
+        parts = prefix_microbatches(prompt_keys(family, shape.prompt, shape.completion), length, tokens)
+    else:
+        parts = microbatches(length, tokens)
+    of_each = (family[part].unique(return_counts=True)[1] if line else torch.tensor([len(part)]) for part in parts)
+    return [Rows(tuple(counts.tolist()), shape.prompt, shape.completion) for counts in of_each]
+
+
+def extremes(every: list[Rows], model: Any, how: Computation) -> list[Rows]:
+    """The largest microbatch, and the largest whose log-probabilities are held, where that is another."""
+    vocabulary = model.get_output_embeddings().out_features
+    holding = [rows for rows in every if sum(rows.completions) * rows.completion * vocabulary <= how.held_elements]
+    return list(dict.fromkeys([every[0], *holding[:1]]))
+
+
+def minibatch_rows(shape: RunShape) -> int:
+    """Completions of the largest minibatch, which has whole groups."""
+    return -(-shape.prompts // shape.minibatches) * shape.samples
+
+
+@dataclass(frozen=True)
+class MicrobatchSizes:
+    """The microbatches of a minibatch.
+
+    count    how many there are
+    tokens   that all of them run; a prompt once in each microbatch that has completions of it
+    largest  tokens of the largest
+    """
+
+    count: int
+    tokens: int
+    largest: int
+
+    def busiest(self, ranks: int) -> int:
+        """Tokens of the rank that runs most, to which the largest of each round are dealt; at most.
+
+        >>> MicrobatchSizes(count=3, tokens=70, largest=30).busiest(2)
+        60
+        """
+        return -(-self.count // ranks) * self.largest
+
+
+def microbatch_sizes(shape: RunShape, tokens: int, line: bool) -> MicrobatchSizes:
+    """Of all rows of a minibatch; what `prefix_microbatches` and `microbatches` do with rows of one length.
+
+    n rows of which the first is the j-th of its group, from 0, run in one line
+    P (1 + (j + n - 1) // G) + n (C - 1) tokens, with P of a prompt, C of a completion and G completions in a group.
+    """
+    rows, prompt, group = minibatch_rows(shape), shape.prompt, shape.samples
+    new = shape.completion - 1  # the last token of a row is not run
+    if not line:
+        of_each = max(1, tokens // (prompt + shape.completion))
+        return MicrobatchSizes(-(-rows // of_each), rows * (prompt + new), min(rows, of_each) * (prompt + new))
+
+    def size(place: int, n: int) -> int:
+        return prompt * (1 + (place + n - 1) // group) + n * new
+
+    row = count = total = largest = 0
+    seen: dict[int, tuple[int, int, int]] = {}
+    while row < rows:
+        place = row % group
+        if place in seen:  # all goes on as it went from there: as many whole rounds as are left, at once
+            was = seen[place]
+            again = (rows - row) // (row - was[0])
+            row, count, total = (a + again * (a - b) for a, b in zip((row, count, total), was, strict=True))
+            seen = {}
+            if row == rows:
+                break
+        seen[place] = (row, count, total)
+        n = _most(rows - row, lambda n, place=place: size(place, n) <= tokens)
+        row, count, total, largest = row + n, count + 1, total + size(place, n), max(largest, size(place, n))
+    return MicrobatchSizes(count, total, largest)
+
+
+def _most(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest n from 1 to `limit` that fits, where whatever is smaller fits too; 1 where none does."""
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

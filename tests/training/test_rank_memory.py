@@ -1,0 +1,153 @@
+"""The plan of a run's memory over ranks: what is dealt, what each has whole, and what one machine holds of all."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from groupwise.models.activations import MicrobatchBytes, weight_bytes
+from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.training.critic import CriticSettings
+from groupwise.training.groups import Groups, Weight, gathered, groups_of, summed
+from groupwise.training.learner import LearnerSettings
+from groupwise.training.memory import OTHER_RANKS, MemoryPlan, Planner, plan
+from groupwise.training.rank_memory import update_bytes
+from tests.training.test_memory import HELD, MODEL, RANK_4, ROOM, SHAPE
+
+WEIGHTS = weight_bytes(MODEL)
+
+
+def planned(
+    ranks: int,
+    device: str = "cpu",
+    critic: CriticSettings | None = None,
+    adapter: AdapterSettings = AdapterSettings(),
+    **changes: Any,
+) -> MemoryPlan:
+    shape = dataclasses.replace(SHAPE, ranks=ranks, **changes)
+    settings = LearnerSettings(tokens_per_microbatch=250, chunk_logits=1 << 20, held_logits=0)
+    return plan(MODEL, shape, settings, critic, adapter, device, HELD, ROOM)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_weights_moments_and_gradients_are_dealt(ranks: int) -> None:
+    alone, over = planned(1).parts, planned(ranks).parts
+    for part in ("weights", "moments", "gradients"):
+        assert over[part] == pytest.approx(alone[part] / ranks, rel=0.02), part
+    for part in ("engine's weights", "process", "batch", "activations", "engine's cache"):
+        assert over[part] == alone[part], part
+
+
+def test_a_rank_by_itself_gathers_nothing_and_has_no_other_phase() -> None:
+    alone = planned(1)
+    assert (alone.parts["gathered weights"], alone.parts["a gathered weight"], alone.follower) == (0, 0, None)
+    assert set(alone.phases) == {"generating", "updating", "loading weights"}
+    assert alone.own_bytes("updating") == alone.bytes_of("updating")
+
+
+def test_one_machine_holds_all_ranks() -> None:
+    over = planned(3)
+    assert over.follower is not None
+    for phase in over.phases:
+        others = over.bytes_of(phase) - over.own_bytes(phase)
+        assert others == 2 * over.follower.bytes_of(phase) == over.parts[f"{OTHER_RANKS}{phase}"]
+        assert others > 2 * HELD, "each is a process"
+
+
+def test_another_rank_has_no_engine_and_its_own_rows() -> None:
+    over = planned(2)
+    assert over.follower is not None
+    parts = over.follower.parts
+    assert not {"engine's weights", "engine's cache", "drawing"} & {
+        p for each in over.follower.phases.values() for p in each
+    }
+    assert parts["batch"] < over.parts["batch"], "columns, and no completions"
+    assert parts["weights"] == over.parts["weights"]
+    assert parts["moments"] + over.parts["moments"] == 2 * WEIGHTS, "all rows between them"
+
+
+def test_at_the_start_each_rank_has_all_models_whole() -> None:
+    value = WEIGHTS - 4 * 5000 * 64 + 4 * 65  # a head of one number
+    over = planned(2, critic=CriticSettings(), reference=4)
+    assert over.parts["whole models"] == 2 * WEIGHTS + value
+    assert "whole models" in over.phases["starting"]
+    assert over.follower is not None
+    assert over.follower.bytes_of("starting") == over.parts["process"] + over.parts["whole models"]
+
+
+def test_rank_0_gathers_the_whole_policy_to_save_it_and_of_adapters_one_weight() -> None:
+    assert planned(2).parts["gathered to be saved"] == WEIGHTS
+    assert planned(2, adapter=RANK_4).parts["gathered to be saved"] == 5000 * 64 * 4
+
+
+def test_a_critic_and_a_frozen_reference_are_dealt_alike() -> None:
+    alone, over = (planned(ranks, critic=CriticSettings(), reference=4) for ranks in (1, 2))
+    for part in ("critic", "critic's gradients", "reference"):
+        assert over.parts[part] == pytest.approx(alone.parts[part] / 2, rel=0.02), part
+    assert over.parts["critic's gathered weights"] > 0
+
+
+def test_each_gpu_holds_its_own_rank_alone() -> None:
+    over = planned(64, device="cuda")
+    assert not any(part.startswith(OTHER_RANKS) for part in over.parts)
+    assert over.parts["process"] == over.parts["batch"] == over.parts["whole models"] == 0
+    assert over.own_bytes("updating") == over.bytes_of("updating")
+    assert over.parts["moments"] == pytest.approx(2 * WEIGHTS / 64, rel=0.1)
+
+
+def test_on_gpus_more_ranks_hold_less_each_and_on_one_machine_more_together() -> None:
+    apart = [planned(ranks, device="cuda").peak for ranks in (2, 4, 8, 16)]
+    assert apart == sorted(apart, reverse=True)
+    together = [planned(ranks).peak for ranks in (1, 2, 4)]
+    assert together == sorted(together)
+
+
+def test_a_planner_plans_any_number_of_ranks() -> None:
+    settings = LearnerSettings(tokens_per_microbatch=250, chunk_logits=1 << 20, held_logits=0)
+    planner = Planner(MODEL, SHAPE, settings, None, AdapterSettings(), "cpu")
+    for ranks in (1, 2, 5):
+        assert planner.plan(HELD, ROOM, ranks) == planned(ranks)
+    assert planner.plan(HELD, ROOM) == planned(SHAPE.ranks)
+
+
+LAYER = (Weight(rows=4, row=10),)
+GROUPS = Groups((LAYER, LAYER), (Weight(rows=6, row=5),))
+L, U = gathered(LAYER, 2), gathered(GROUPS.outer, 2)
+
+
+@pytest.mark.parametrize(
+    ("at", "most"),
+    [
+        ((10**6, 0, 0, 0), 10**6 + U + L),
+        ((0, 10**6, 0, 0), 10**6 + 2 * U + 4 * L),
+        ((0, 0, 10**6, 0), 10**6 + 2 * U + L),
+        ((0, 0, 0, 0), max(2 * U + 4 * L, 3 * U)),
+    ],
+    ids=["head", "first", "last", "nothing"],
+)
+def test_what_is_gathered_at_each_time(at: tuple[int, ...], most: int) -> None:
+    assert (summed(LAYER, 2), summed(GROUPS.outer, 2)) == (L, U), "in float32 gradients are as large as weights"
+    update = update_bytes(GROUPS, 2, MicrobatchBytes(*at), tied=False, several=True, copies=True)
+    assert update.activations == max(at)
+    assert update.activations + update.gathered == most
+    tied = update_bytes(GROUPS, 2, MicrobatchBytes(*at), tied=True, several=True, copies=True)
+    assert tied.gathered <= update.gathered
+
+
+def test_the_gradients_of_the_only_microbatch_come_while_its_activations_go() -> None:
+    at = MicrobatchBytes(10**6, 0, 0, 0)
+    one, several = (update_bytes(GROUPS, 2, at, False, several, True) for several in (False, True))
+    part = sum(weight.part(2) * 4 for weight in GROUPS.every)
+    assert several.activations - one.activations == part
+    assert several.gathered == one.gathered
+
+
+def test_in_bfloat16_layers_take_half() -> None:
+    half = groups_of(MODEL, bf16=True)
+    full = groups_of(MODEL)
+    at = MicrobatchBytes(0, 10**6, 0, 0)
+    sizes = [update_bytes(groups, 2, at, False, True, False).gathered for groups in (half, full)]
+    layer = gathered(full.largest, 2)
+    assert sizes[1] - sizes[0] == 3 * layer / 2, "a layer, the next one and gradients in bfloat16; sums are float32"
