@@ -17,6 +17,7 @@ from groupwise.config import recipe
 from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import UsageError
+from groupwise.core.placement import PlacementSettings
 from groupwise.core.settings import Settings
 from groupwise.engines.settings import OF_A_CHILD, EngineSettings
 from groupwise.training.reward_model import PreferenceSettings
@@ -42,13 +43,15 @@ def test_every_recipe_resolves_and_reads_back(path: Path, tmp_path: Path):
 def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
     given = {"algorithm": {"name": algorithm_name}, "guard": "rollback"}
     table = resolved_recipe(resolve(recipe.load("rlhf", given)))
-    absent = {"rewards", "start", "adapter", "placement"} | ({"critic"} if algorithm_name == "grpo" else set())
+    absent = {"rewards", "start", "adapter"} | ({"critic"} if algorithm_name == "grpo" else set())
     assert list(table) == [key for key in Recipe.model_fields if key not in absent]
     for key, section in table.items():
         value = getattr(recipe.parse(table, "again"), key)
         if isinstance(value, Settings):
             unread = {"preference": {"model", "path"}, "engine": OF_A_CHILD | {"cache_mib", "address"}}
-            unread = {**unread, "rollout": {"turn_tokens", "free"}}.get(key, set())
+            of_ray = set(PlacementSettings.model_fields) - {"restarts"}
+            unread |= {"rollout": {"turn_tokens", "free"}, "placement": of_ray}
+            unread = unread.get(key, set())
             assert list(section) == [name for name in type(value).model_fields if name not in unread]
 
 

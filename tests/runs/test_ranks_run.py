@@ -22,7 +22,7 @@ from groupwise.commands.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import RunError, UsageError
-from groupwise.engines.outside.child import SERVER
+from groupwise.engines.outside.placed import SERVER
 from groupwise.journal.journal import read_metrics
 from groupwise.training import checkpoint
 from tests.moe_policy import save_moe
@@ -143,7 +143,8 @@ def test_an_engine_ends_with_a_run_whose_ranks_cannot_be_started(
 ) -> None:
     python = sys.executable
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
-    words = r"^learner.ranks = 2: the process of rank 1 was not started: it cannot be started: No such file or directory; ask for fewer, or"
+    missing = "it cannot be started: No such file or directory"
+    words = f"^learner.ranks = 2: the process of rank 1 was not started: {missing}; ask for fewer, or"
     with pytest.raises(UsageError, match=words):
         trained(tmp_path, "over", learner__ranks=2, engine__process="child", engine__python=python)
     assert not own_processes(SERVER)

@@ -110,7 +110,6 @@ class Recipe(Settings):
     preference: Annotated[PreferenceSettings | None, GOAL] = None
     placement: PlacementSettings = PlacementSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
-    placement: PlacementSettings = PlacementSettings()
     rollback: RollbackSettings = RollbackSettings()
     journal: JournalSettings = JournalSettings()
 
