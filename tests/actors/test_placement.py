@@ -65,9 +65,9 @@ def test_what_is_placed_is_what_lives_outside_of_the_run() -> None:
 
 def test_a_resolved_recipe_has_the_keys_that_are_read_and_goes_on() -> None:
     table = resolved_recipe(plan(placement__ray="host:6379", engine__process="child"))
-    assert set(table["placement"]) == {"ray", "strategy", "deadline", "engine_cpus", "engine_gpus"}
+    assert set(table["placement"]) == {"restarts", "ray", "strategy", "deadline", "engine_cpus", "engine_gpus"}
     assert resolve(recipe.parse(table, "again")).recipe.placement.ray == "host:6379"
-    assert "placement" not in resolved_recipe(plan())
+    assert set(resolved_recipe(plan())["placement"]) == {"restarts"}
 
 
 def test_a_ray_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
