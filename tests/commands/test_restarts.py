@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from groupwise.commands import train
 from groupwise.commands.restarts import with_restarts
 from groupwise.commands.run import Run
 from groupwise.config import recipe
@@ -75,18 +75,17 @@ def test_a_run_that_a_person_wants_to_stop_is_not_gone_on_with(tmp_path: Path) -
     assert going.reasons == [""]
 
 
-def test_a_loss_before_anything_happened_leaves_no_run_to_go_on_with(tmp_path: Path) -> None:
-    going = Going(tmp_path, restarts=9, steps=[0])
+def test_a_loss_before_anything_happened_leaves_no_run_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> None:
+        raise ProcessLost(LOSS, REMEDY)
 
-    def first() -> Run:
-        try:
-            return going()
-        finally:
-            shutil.rmtree(going.folder)
-
-    with pytest.raises(ProcessLost):
-        with_restarts(going.folder, first, going)
-    assert going.reasons == [""]
+    monkeypatch.setattr(train, "build", lose)
+    with pytest.raises(RunError) as ended:
+        train.train("quickstart", {"runs": str(tmp_path), "placement.restarts": 9})
+    assert str(ended.value) == f"{LOSS}; nothing was trained yet, so that no run is left to go on with"
+    assert not list(tmp_path.glob("quickstart*"))
 
 
 def test_what_is_no_loss_is_not_tried_again(tmp_path: Path) -> None:

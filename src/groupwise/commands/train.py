@@ -33,7 +33,7 @@ from groupwise.config.usual import unusual
 from groupwise.core.boundary import save_traceback
 from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.engine import Engine
-from groupwise.core.errors import GroupwiseError, ProcessLost, UsageError
+from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
 from groupwise.core.paths import location
 from groupwise.core.place import Place
 from groupwise.core.terminal import Terminal
@@ -284,9 +284,11 @@ def _begun(
         run = build(plan, book, view, stop, place)
         opened[:0] = _closable(run.components)
         return run
-    except BaseException:
+    except BaseException as error:
         if fresh:
             book.discard()
+        if fresh and isinstance(error, ProcessLost):
+            raise RunError(f"{error.loss}; nothing was trained yet, so that no run is left to go on with") from None
         raise
 
 
