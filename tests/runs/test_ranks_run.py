@@ -145,9 +145,10 @@ def test_an_engine_ends_with_a_run_whose_ranks_cannot_be_started(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
     missing = "it cannot be started: No such file or directory"
     words = f"^learner.ranks = 2: the process of rank 1 was not started: {missing}; ask for fewer, or"
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=words) as refused:
         trained(tmp_path, "over", learner__ranks=2, engine__process="child", engine__python=python)
-    assert not own_processes(SERVER)
+    assert not own_processes(SERVER), "also while somebody looks at the error, which holds what was made"
+    assert refused.tb is not None
     assert not (tmp_path / "runs" / "over").exists()
 
 
