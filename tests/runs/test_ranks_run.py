@@ -31,6 +31,8 @@ from tests.runs.tiny_runs import cut_back, own_processes, tiny_run
 
 #: A rate at which rounding does not grow from step to step.
 CHANGES: dict[str, Any] = {"steps": 3, "learner__learning_rate": 1e-3, "algorithm__name": "ppo"}
+#: A reference that becomes the policy after each step.
+RENEWED: dict[str, Any] = {"algorithm__name": "grpo", "algorithm__kl__beta": 0.1, "reference__every": 1}
 
 
 def other_ranks() -> list[int]:
@@ -193,7 +195,7 @@ def test_a_run_that_is_resumed_at_two_ranks_has_the_bits_of_one_that_never_stopp
     if kind == "adapters":
         own["adapter__rank"] = 2
     if kind == "renewed":
-        own |= {"algorithm__kl__beta": 0.1, "reference__every": 1}
+        own |= RENEWED
     if kind == "experts":
         own |= {"model": str(save_moe(tmp_path / "experts")), "routing__replay": "engine", "routing__load_balance": 0.1}
     whole, cut = (trained(tmp_path, part, **own) for part in ("whole", "cut"))
@@ -204,8 +206,9 @@ def test_a_run_that_is_resumed_at_two_ranks_has_the_bits_of_one_that_never_stopp
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_one_process_up_to_rounding(tmp_path: Path) -> None:
-    alone, over = trained(tmp_path, "alone"), trained(tmp_path, "over", learner__ranks=2)
+@pytest.mark.parametrize("own", [{}, RENEWED], ids=["ppo", "a reference that is renewed"])
+def test_a_run_goes_on_in_one_process_up_to_rounding(tmp_path: Path, own: dict[str, Any]) -> None:
+    alone, over = trained(tmp_path, "alone", **own), trained(tmp_path, "over", learner__ranks=2, **own)
     cut_back(over, 2)
     assert resume(over, {"learner.ranks": 1}).finished
     for one, other in zip(*(read_metrics(run) for run in (alone, over)), strict=True):
