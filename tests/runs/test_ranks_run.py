@@ -220,7 +220,8 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one_process_to_a_millionth(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The step after it, of the same completions: what a gradient that is added up in another order leaves."""
-    over, one = (trained(tmp_path, name, learner__ranks=2) for name in ("over", "one"))
+    changes = {"learner__ranks": 2, "learner__tokens_per_microbatch": 16, "critic__tokens_per_microbatch": 16}
+    over, one = (trained(tmp_path, name, **changes) for name in ("over", "one"))
     cut_back(one, 3)
     capsys.readouterr()
     assert resume(one, {"learner.ranks": 1}).finished
@@ -229,13 +230,13 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one_process_to_a_millionth(
     assert line in (one / "log.txt").read_text()
     assert (one / "rollouts.jsonl").read_text().count('"step":3') > 10
     rows = [next(row for row in read_metrics(run) if row["step"] == 3 and "loss" in row) for run in (over, one)]
-    for name in ("loss", "gradient_norm", "value_loss", "entropy", "kl", "learner_engine_gap"):
+    for name in ("loss", "gradient_norm", "value_loss", "critic_gradient_norm", "entropy", "kl"):
         if name in rows[0]:
-            assert rows[1][name] == pytest.approx(rows[0][name], rel=1e-6), name
+            assert rows[1][name] == pytest.approx(rows[0][name], rel=1e-6, abs=1e-7), name
     own, shared = (weights(run) for run in (one, over))
     assert own.keys() == shared.keys()
     difference = math.sqrt(sum(float((own[n] - shared[n]).double().square().sum()) for n in own))
-    assert difference < 1e-6 * math.sqrt(sum(float(x.double().square().sum()) for x in own.values()))
+    assert 0 < difference < 1e-6 * math.sqrt(sum(float(x.double().square().sum()) for x in own.values()))
 
 
 @pytest.mark.slow
