@@ -130,7 +130,8 @@ class Broker:
         try:
             how = self._ray.get(ended)
         except Exception as error:  # Ray's are of many classes
-            how = {"code": None, "words": loss(error), "printed": ""}
+            words, lost = loss(error)
+            how = {"code": None, "words": words, "printed": "", "lost": lost}
         self._kill(actor)
         del self._actors[number]
         self._free.append(index)
@@ -187,15 +188,17 @@ def refusal(error: Exception) -> str:
     return shortened(one_line(error))
 
 
-def loss(error: Exception) -> str:
-    """Why an actor has no answer, in one line: what its own code raised, or the part of Ray's words that differs.
+def loss(error: Exception) -> tuple[str, bool]:
+    """Why an actor has no answer, in one line, and whether Ray has lost it: else its own code has raised.
 
-    >>> loss(RuntimeError("The actor died. Worker exit type: X Worker exit detail: It has gone. Some common causes"))
-    'its actor is lost: It has gone.'
+    >>> loss(RuntimeError("The actor died:\\n\\tpid: 1\\nWorker exit detail: It has gone. Some common causes"))
+    ('its actor is lost: It has gone', True)
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, Exception):
-        return f"its actor failed: {type(cause).__name__}: {shortened(one_line(cause))}"
-    words = one_line(error)
-    detail = re.search(r"Worker exit detail: (.*?\.)(?: Some common causes|$)", words)
-    return f"its actor is lost: {shortened(detail[1] if detail else words)}"
+        return f"its actor failed: {type(cause).__name__}: {shortened(one_line(cause))}", False
+    lines = str(error).splitlines()
+    words = " ".join(line for line in (lines[1:] if len(lines) > 1 else lines) if not line.startswith("\t"))
+    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", words)
+    lost = "creation task" not in str(error)  # such as groupwise, which is not installed there
+    return f"its actor is lost: {shortened(detail[1] if detail else words).rstrip('.')}", lost

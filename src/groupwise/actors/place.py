@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -36,6 +37,8 @@ from groupwise.core.version import VERSION
 BROKER = "groupwise.actors.broker"
 #: Seconds that Ray may take to leave, an actor's process to end when it is told to, and the news of an end to come.
 LEAVES, ENDS, NEWS = 15.0, 15.0, 5.0
+#: Seconds before an actor that Ray has lost is started again.
+PAUSE = 1.0
 #: Seconds in which a Ray's address must answer, and what Ray is given beyond its deadline to say that it has not.
 PATIENCE, GRACE = 10.0, 30.0
 #: Set for the broker, and through it for a Ray of the run's own: no figures of use leave this machine.
@@ -98,6 +101,7 @@ class RayPlace:
         self._arrived: dict[str, tuple[dict[str, Any], Channel]] = {}
         self._living: dict[int, RayProcess] = {}
         self._ends: dict[int, tuple[Exit, str]] = {}
+        self._lost_by_ray: set[int] = set()
         self._lost = ""
         self._closed = False
         self._tail = Tail()
@@ -118,23 +122,34 @@ class RayPlace:
     def start(
         self, role: Role, module: str, options: Mapping[str, Any], *, seconds: float, python: str | None = None
     ) -> RayProcess:
-        """A process in an actor, once it has called back. Raises PeerLost where it does not, or has another version."""
-        number, token = next(self._numbers), self._listener.expect()
+        """A process in an actor, once it has called back. Raises PeerLost where it does not, or has another version.
+
+        An actor that Ray loses before is started again as long as there is time: a node that has gone is a while in
+        Ray's books.
+        """
         host, port = self._listener.address
         process = {
             "role": role, "module": module, "options": dict(options), "python": python, "folder": os.getcwd(),
-            "path": list(sys.path),
-            "threads": os.environ.get(OF_THE_RUN), "call": {"host": host, "port": port, "token": token},
+            "path": list(sys.path), "threads": os.environ.get(OF_THE_RUN),
         }  # fmt: skip
-        self._tell({"start": number, "process": process})
-        with self._changed:
-            self._changed.wait_for(lambda: token in self._arrived or self._over(number), seconds)
-            facts, channel = self._arrived.pop(token, (None, None))
-        self._listener.forget(token)
-        if facts is None or channel is None:
+        until = time.monotonic() + seconds
+        while True:
+            number, token = next(self._numbers), self._listener.expect()
+            self._tell({"start": number, "process": {**process, "call": {"host": host, "port": port, "token": token}}})
+            with self._changed:
+                left = until - time.monotonic()
+                self._changed.wait_for(lambda: token in self._arrived or self._over(number), left)  # noqa: B023
+                facts, channel = self._arrived.pop(token, (None, None))
+            self._listener.forget(token)
+            if facts is not None and channel is not None:
+                return self._met(role, number, facts, channel)
             why = self._why_not(number, seconds)
             self.end(number)
-            raise PeerLost(why)
+            if number not in self._lost_by_ray or time.monotonic() + PAUSE > until:
+                raise PeerLost(why)
+            time.sleep(PAUSE)
+
+    def _met(self, role: Role, number: int, facts: Mapping[str, Any], channel: Channel) -> RayProcess:
         started = self._living[number] = RayProcess(channel, number, self)
         if facts["groupwise"] != VERSION:
             started.close()
@@ -245,6 +260,8 @@ class RayPlace:
                 return
             words = ending(news["code"]) if news["code"] is not None else news.get("words", "its actor was ended")
             with self._changed:
+                if news.get("lost"):
+                    self._lost_by_ray.add(news["ended"])
                 self._ends[news["ended"]] = Exit(words, news["code"]), news.get("printed", "")
                 self._changed.notify_all()
 
