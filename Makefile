@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart real vllm test test-vllm test-slow test-fuzz check bench bench-trl docs claims clean
+.PHONY: help install quickstart real vllm ray test test-vllm test-slow test-fuzz check bench bench-trl docs claims clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -71,6 +71,9 @@ vllm: .venv-vllm/installed  ## an environment with vLLM, for engine.name = "vllm
 
 test-vllm: install .venv-vllm/installed  ## the engine's contract and a run, against the real vLLM
 	$(BIN)/python -m pytest -m vllm
+
+ray: install  ## Ray beside the rest (240 MB), for placement.ray; its tests are left out without it
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 
 bench-trl: install .venv-trl/installed  ## whole steps against TRL, docs/benchmarks_trl.md; goes on where it stopped; ONLY=equal-48,curves
 	$(BIN)/python benchmarks/trl/run.py docs/evidence/bench-trl.jsonl $(if $(ONLY),--only $(ONLY))

@@ -39,6 +39,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *wo
             ["train", "quickstart", "--set", "sampling.max_new_tokens=300"],
             "that is beyond the model's 256 positions; set it to at most 248",
         ),
+        (["train", "quickstart", "--ray", "ray://x:1"], "give HOST:PORT of a Ray, 'auto' or 'local'"),
+        (["train", "quickstart", "--ray", "local"], "nothing of this run lives outside of its own process"),
         (["train"], "a recipe or --resume RUN"),
         (["train", "quickstart", "--resume", "x"], "a recipe or --resume RUN"),
         (["train", "--resume", "nowhere"], "nowhere: not a run folder"),

@@ -137,6 +137,7 @@ def test_one_that_is_lost_again_and_again_is_one_line(left: Callable[[], list[in
 
 
 @linux
+@pytest.mark.slow
 def test_one_that_says_nothing_counts_as_lost(left: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "STALLED", 1.0 + 2 * served.BEAT)
     notes: list[str] = []
@@ -175,6 +176,12 @@ def test_what_cannot_be_loaded_there_is_one_line() -> None:
         pool.check()
     why = "ModuleNotFoundError: No module named 'no_such_module'"
     assert str(refused.value) == f"rewards: one of them cannot be loaded where it is to score: {why}"
+
+
+def test_an_error_of_the_process_itself_is_an_answer_too(pool: RemotePool) -> None:
+    pool._owed[99] = "one", attempts("good")[0]  # of which the process has not heard
+    with pytest.raises(RunError, match=r"^rewards: in the process that scores: KeyError: 99$"):
+        pool.wait([99])
 
 
 def test_it_closes_at_once_while_it_scores(left: Callable[[], list[int]]) -> None:

@@ -190,7 +190,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
             while not self._closing:
                 self._lost_in_a_row += 1
                 if self._lost_in_a_row > RESTARTS:
-                    times = f"{RESTARTS + 1} times in a row"
+                    times = f"{self._lost_in_a_row} times in a row"
                     self._broken = RunError(f"rewards: the process that scores is lost, {times}: {words}")
                     self._changed.notify_all()
                     return

@@ -9,7 +9,7 @@ from dataclasses import astuple
 from typing import Any
 
 from groupwise.core.channel import Channel, FrameError
-from groupwise.core.errors import GroupwiseError, UsageError, one_line
+from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool
@@ -72,8 +72,8 @@ class Serving:
     def _submit(self, message: Mapping[str, Any], data: bytes) -> None:
         try:
             tickets = self._ready.submit(message["name"], pickle.loads(data))
-        except GroupwiseError as error:
-            self._error = error  # every question is answered with it
+        except Exception as error:
+            self._error = _as_ours(error)  # every question is answered with it
         else:
             self._tickets |= zip(message["submit"], tickets, strict=True)
 
@@ -85,9 +85,10 @@ class Serving:
             else:
                 results = self._ready.wait([self._tickets.pop(ticket) for ticket in message["wait"]])
                 content = {"results": [astuple(result) for result in results]}
-        except GroupwiseError as error:
-            notes = getattr(error, "__notes__", [])
-            content = {"error": {"message": str(error), "usage": isinstance(error, UsageError), "notes": notes}}
+        except Exception as error:
+            ours = _as_ours(error)
+            notes = getattr(ours, "__notes__", [])
+            content = {"error": {"message": str(ours), "usage": isinstance(ours, UsageError), "notes": notes}}
         self._send({"answer": number, **content, "spent": self._pool.seconds if self._pool else 0.0})
 
     @property
@@ -104,3 +105,10 @@ class Serving:
         except OSError:
             return False
         return True
+
+
+def _as_ours(error: Exception) -> GroupwiseError:
+    """The error as one that the run can raise: whatever it is, whoever waits for an answer gets one."""
+    if isinstance(error, GroupwiseError):
+        return error
+    return RunError(f"rewards: in the process that scores: {type(error).__name__}: {one_line(error)}")
