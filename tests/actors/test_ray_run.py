@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -179,6 +180,17 @@ def test_what_a_ray_does_not_have_is_said_with_what_it_has() -> None:
         with pytest.raises(UsageError, match=r"2 engines of 1 CPU; it has 2 machines \(1 CPU, 1 CPU\)"):
             RayPlace(settings, {Role.ENGINE: 2}, lambda line: None)
         assert gone()
+
+
+@pytest.mark.slow
+def test_what_listens_there_and_is_no_ray_is_one_line_within_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begin = time.monotonic()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(UsageError, match=r"no answer of Ray: it did not answer for 16 seconds|Failed to connect"):
+            RayPlace(PlacementSettings(ray=address, deadline=1.0), {Role.ENGINE: 1}, lambda line: None)
+        assert time.monotonic() - begin < 25
+    assert gone()
 
 
 @pytest.mark.slow

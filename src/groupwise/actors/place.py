@@ -40,7 +40,7 @@ LEAVES, ENDS, NEWS = 15.0, 15.0, 5.0
 #: Seconds before an actor that Ray has lost is started again.
 PAUSE = 1.0
 #: Seconds in which a Ray's address must answer, and what Ray is given beyond its deadline to say that it has not.
-PATIENCE, GRACE = 10.0, 30.0
+PATIENCE, GRACE = 10.0, 15.0
 #: Set for the broker, and through it for a Ray of the run's own: no figures of use leave this machine.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -220,6 +220,7 @@ class RayPlace:
         try:
             answer = broker.receive(deadline + GRACE)
         except PeerLost as lost:
+            broker.close()  # it is still waiting
             raise UsageError(f"{self._key}: no answer of Ray: {lost}{last_of(self._tail.text(1.0))}") from None
         if why := answer.get("refused"):
             raise UsageError(f"{self._key}: {why}")
