@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import groupwise
+from groupwise.actors import place as places
 from groupwise.actors.place import RayPlace
 from groupwise.commands.train import resume
 from groupwise.core.errors import RunError, UsageError
@@ -219,7 +220,7 @@ def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_cannot_begin_or_ends_says_why() -> None:
+def test_a_process_that_cannot_begin_or_ends_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     place = RayPlace(PlacementSettings(ray="local", engine_cpus=0.1), {Role.ENGINE: 1}, lambda line: None)
     try:
         with pytest.raises(PeerLost, match=r"exit code 1.*No such file|No such file"):
@@ -237,6 +238,9 @@ def test_a_process_that_cannot_begin_or_ends_says_why() -> None:
         again.close()
         assert not again.usable
         assert not in_actors("engine")
+        monkeypatch.setattr(places, "VERSION", "9.9")
+        with pytest.raises(PeerLost, match=r"^groupwise 0\.\S+ is installed on Ray's node .*, and this is 9\.9"):
+            place.start(Role.ENGINE, "tests.core.child_acts", {}, seconds=60)
     finally:
         place.close()
         place.close()
