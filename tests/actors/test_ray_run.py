@@ -28,7 +28,9 @@ from groupwise.models.load import Policy
 from tests.actors.rays import actors, gone, in_actors, machines, needs_ray, processes, small
 from tests.engines.outside.test_outside_engine import SAMPLINGS
 from tests.engines.outside.test_several import MANY, assert_alike
+from tests.runs.test_environment_run import changes as of_episodes
 from tests.runs.test_ranks_run import require_same
+from tests.runs.test_run import assert_same_run
 from tests.runs.tiny_runs import tiny_run
 
 pytestmark = needs_ray
@@ -126,6 +128,21 @@ def test_a_killed_engine_or_pool_is_replaced_with_the_same_bits(role: str, what:
 
 
 @pytest.mark.slow
+def test_episodes_and_an_engine_of_another_interpreter_ahead_of_the_run_have_the_same_bits(tmp_path: Path) -> None:
+    """The pool that plays is killed while its episodes live."""
+    own = {"steps": 4, "threads": 1, "rollout.ahead": 1, "learner.learning_rate": 1e-3}
+    inside = groupwise.train("quickstart", {**of_episodes(tmp_path, name="inside"), **own}).folder
+    elsewhere = {**LOCAL, **small("engine", "pool"), "engine.process": "child", "engine.python": sys.executable}
+    kills = Kills(lambda: in_actors("pool"), step=1)
+    overrides = {**of_episodes(tmp_path, name="actors"), **own, **elsewhere}
+    in_ray = groupwise.train("quickstart", overrides, callbacks=[kills]).folder
+    assert len(kills.killed) == 1
+    assert "the process that scores is lost: it ended: killed by SIGKILL" in log(in_ray)
+    assert_same_run(inside, in_ray)
+    assert gone()
+
+
+@pytest.mark.slow
 def test_a_node_that_goes_away_takes_its_engine_and_the_other_has_room_for_it(tmp_path: Path) -> None:
     own = {**ENGINE, "engine__count": 2}
     children = trained(tmp_path, "children", {}, steps=3, **own)
@@ -171,7 +188,7 @@ def test_what_a_ray_does_not_have_is_said_with_what_it_has() -> None:
         RayPlace(PlacementSettings(ray="local", engine_cpus=999.0), {Role.ENGINE: 2}, lambda line: None)
     cores = os.cpu_count()
     assert str(refused.value) == (
-        "placement.ray = 'local': it does not give the run all at once, pack, within 60 seconds: 2 engines of 999 CPU; "
+        "placement.ray = 'local': it does not give the run all at once, pack: 2 engines of 999 CPU; "
         f"it has 1 machine ({cores} CPU), of which {cores} CPU are free. Lower placement.*_cpus or *_gpus, or ask for "
         "fewer, or add machines"
     )

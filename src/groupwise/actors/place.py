@@ -226,9 +226,10 @@ class RayPlace:
             raise UsageError(f"{self._key}: {why}")
         if there := answer.get("lacks"):
             each = ", ".join(f"{in_words(role, n)} of {asked(self._settings, role)}" for role, n in counts.items())
+            within = "" if self._folder else f", within {deadline:g} seconds"
             raise UsageError(
-                f"{self._key}: it does not give the run all at once, {self._settings.strategy}, within {deadline:g} "
-                f"seconds: {each}; {there}. Lower placement.*_cpus or *_gpus, or ask for fewer, or add machines"
+                f"{self._key}: it does not give the run all at once, {self._settings.strategy}{within}: {each}; "
+                f"{there}. Lower placement.*_cpus or *_gpus, or ask for fewer, or add machines"
             )
         self._note(f"placement    Ray {answer['ray']} of {answer['nodes']} node{'s' * (answer['nodes'] > 1)}")
         return answer["host"]
