@@ -23,8 +23,8 @@ RANKS = 2
 #: What every run has: the seconds are the median of all steps but the first.
 COMMON: dict[str, Any] = {
     "warm_start.steps": 0,
-    "steps": 4,
-    "evaluation.problems": 8,
+    "steps": 3,
+    "evaluation.problems": 4,
     "evaluation.samples": 1,
     "evaluation.every": 0,
     "checkpoint.every": 1,

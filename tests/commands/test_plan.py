@@ -45,6 +45,11 @@ def planned(ranks: int, device: str = "h100", **changes: Any) -> ScalePlan:
     return scale_plan("quickstart", given, ranks, device)
 
 
+def said(plan: ScalePlan) -> str:
+    """Its words, wherever their lines end."""
+    return " ".join(in_words(plan).split())
+
+
 @pytest.mark.parametrize(("device", "ranks"), [("h100", 64), ("a100", 2), ("cpu", 2), ("cpu", 1)])
 def test_quickstart_on_any_device(device: str, ranks: int, monkeypatch, capfd) -> None:
     words = ["plan", "quickstart", "--set", "warm_start.steps=0", "--ranks", str(ranks), "--device", device]
@@ -56,8 +61,8 @@ def test_quickstart_on_any_device(device: str, ranks: int, monkeypatch, capfd) -
     for part in parts:
         assert part in out, part
     assert ("bytes of a step" in out) == (ranks > 1)
-    assert ("groupwise train says: learner.ranks = 64 with device: " in out) == (device == "h100")
-    assert max(map(len, out.splitlines())) <= 150
+    assert (f"groupwise train says: learner.ranks = {ranks} with device: " in out) == (device != "cpu")
+    assert max(map(len, out.splitlines())) <= 120
 
 
 def test_a_model_of_which_there_is_a_configuration_alone(large: Path) -> None:
@@ -79,13 +84,13 @@ def test_a_model_of_which_there_is_a_configuration_alone(large: Path) -> None:
     )
     assert not fewer.memory.fits
     assert fewer.fits_from == over.fits_from
-    assert f"no; on {over.fits_from} ranks it does" in in_words(fewer)
+    assert f"no; on {over.fits_from} ranks it does" in said(fewer)
 
 
 def test_what_rank_0_has_for_itself_is_not_dealt(large: Path) -> None:
     never = planned(64, "a100", model=str(large), reference__precision="fp32", engine__count=4, engine__process="child")
     assert never.fits_from is None
-    assert "no, on no number of ranks: what rank 0 has for itself stays; engine.address puts" in in_words(never)
+    assert "no, on no number of ranks: what rank 0 has for itself stays; engine.address puts" in said(never)
 
 
 def test_an_engine_elsewhere_takes_nothing_here(large: Path) -> None:
@@ -98,22 +103,22 @@ def test_an_engine_elsewhere_takes_nothing_here(large: Path) -> None:
 
 
 def test_ranks_without_a_microbatch_are_said() -> None:
-    words = in_words(planned(64))
+    words = said(planned(64))
     assert " of 64 ranks have none and wait; learner.tokens_per_microbatch = " in words
-    assert "a rank" in in_words(planned(2)).splitlines()[3]
+    assert " for each update, of at most 512 tokens, " in said(planned(2))
 
 
 def test_adapters_a_critic_and_a_reference_are_counted() -> None:
     plain = planned(4)
     adapted = planned(4, adapter__rank=2)
     assert adapted.memory.parts["moments"] < plain.memory.parts["moments"] / 4
-    assert "adapters of rank 2 train" in in_words(adapted)
+    assert "adapters of rank 2 train" in said(adapted)
     assert adapted.traffic["update"].scattered < plain.traffic["update"].scattered / 4
     ppo = planned(4, algorithm={"name": "ppo"}, passes_per_batch=2)
     assert set(ppo.traffic) - set(plain.traffic) == {"values", "update the critic"}
     assert [p.name for p in ppo.phases][2:5] == ["values", "update", "update the critic"]
     assert ppo.memory.parts["critic"] > 0
-    assert "beside it a critic" in in_words(ppo)
+    assert "beside it a critic" in said(ppo)
 
 
 def test_experts_are_read_and_gathered_whole_and_run_in_part(tmp_path: Path) -> None:
@@ -121,10 +126,10 @@ def test_experts_are_read_and_gathered_whole_and_run_in_part(tmp_path: Path) -> 
     over = planned(2, model=model, routing__replay="engine")
     assert over.work.experts
     assert over.work.chosen < 1
-    assert "of which a token goes through" in in_words(over)
+    assert "of which a token goes through" in said(over)
     assert over.traffic["annotate"].joined > planned(2, model=model).traffic["annotate"].joined
     many = planned(64, model=model)
-    assert "as if" in in_words(many), "a stack of few experts is filled up"
+    assert "as if" in said(many), "a stack of few experts is filled up"
 
 
 def test_a_step_of_one_rank_passes_nothing() -> None:
@@ -147,7 +152,7 @@ def test_seconds_fall_with_ranks_until_microbatches_run_out() -> None:
         (["--device", "h10"], "--device h10: did you mean 'h100'? known: cpu, a100, h100, h200, b200"),
         (["--set", "model=nobody/nothing"], "model = 'nobody/nothing': no such folder, and no model of that id can"),
         (["--set", "stps=3"], "stps: there is no such key; did you mean 'steps'?"),
-        (["--ranks", "0"], "0 is not in the range 1<=x<=1024"),
+        (["--ranks", "0"], "Invalid value for '--ranks': "),
         (["--set", "sampling.max_new_tokens=300"], "that is beyond the model's 256 positions"),
     ],
 )

@@ -1,6 +1,7 @@
 """A plan for scale in words: a table for memory, one for what passes, one for seconds, and what they stand on."""
 
 from collections.abc import Iterable
+from textwrap import wrap
 
 from groupwise.commands.memory import NAMED, size_in_words
 from groupwise.commands.plan import ScalePlan
@@ -10,8 +11,8 @@ from groupwise.training.memory import MemoryPlan
 from groupwise.training.run_shape import microbatch_sizes
 from groupwise.training.traffic import Traffic
 
-#: Columns of a line's first word, and of a table's first column.
-WORD, FIRST = 13, 24
+#: Columns of a line, of its first word, and of a table's first column.
+WIDTH, WORD, FIRST = 112, 13, 24
 #: A phase that takes this share of a step, or more, is said; so is what passes beside the weights themselves.
 MOST_OF_A_STEP, FILLED_UP = 0.5, 1.25
 
@@ -61,14 +62,14 @@ def _microbatches(plan: ScalePlan) -> str:
 def _memory(plan: ScalePlan) -> list[str]:
     memory, follower = plan.memory, plan.memory.follower
     room = size_in_words(int(plan.device.memory))
-    others = "a rank beside it" if follower else ""
+    others = "another rank" if follower else ""
     lines = [_row(f"memory, of {room}", "rank 0" if follower else "", others)]
     largest = max(memory.phases, key=memory.own_bytes)
     # On GPUs the models that are whole at the start are in their machines' memory, and not in that of a device.
     shown = [phase for phase in memory.phases if phase != "starting" or plan.device.name == CPU]
     for phase in shown:
-        own = size_in_words(memory.own_bytes(phase))
-        lines.append(_row(f"  {phase}", own, size_in_words(follower.bytes_of(phase)) if follower else ""))
+        own = small_size(memory.own_bytes(phase))
+        lines.append(_row(f"  {phase}", own, small_size(follower.bytes_of(phase)) if follower else ""))
     lines.append(_line("largest", _parts(memory, largest)))
     if plan.device.name == CPU and follower:
         lines.append(_line("all ranks", f"{size_in_words(memory.peak)} of this machine at most, while {memory.phase}"))
@@ -87,15 +88,15 @@ def _parts(memory: MemoryPlan, phase: str) -> str:
     names = [part for part in memory.phases[phase] if memory.parts[part] and not part.startswith("other ranks")]
     names.sort(key=lambda part: -memory.parts[part])
     rest = sum(memory.parts[part] for part in names[NAMED:])
-    named = [f"{part} {size_in_words(memory.parts[part])}" for part in names[:NAMED]]
-    return f"{phase} on rank 0: {', '.join(named + [f'others {size_in_words(rest)}'] * (rest > 0))}"
+    named = [f"{part} {small_size(memory.parts[part])}" for part in names[:NAMED]]
+    return f"{phase} on rank 0: {', '.join(named + [f'others {small_size(rest)}'] * (rest > 0))}"
 
 
 def _fits(plan: ScalePlan) -> str:
     memory, machine = plan.memory, plan.device.name == CPU
     if memory.fits:
-        least = f", as from {plan.fits_from} on" if plan.fits_from and plan.fits_from < plan.ranks else ""
-        return f"yes{least}; a tenth of the memory is left to spare"
+        fewer = f"; the fewest ranks that have room are {plan.fits_from}" * bool(plan.fits_from and plan.ranks > 1)
+        return f"yes, with a tenth of the memory to spare{fewer}"
     if plan.fits_from:
         shared = " (they share one machine's memory)" if machine else ""
         return f"no; on {plan.fits_from} rank{'s' * (plan.fits_from > 1)}{shared} it does"
@@ -143,21 +144,24 @@ def _seconds(plan: ScalePlan) -> list[str]:
         bf16 = plan.run.recipe.learner.bf16
         peak = plan.ranks * (plan.device.bf16 if bf16 else plan.device.fp32)
         share = sum(phase.operations for phase in learning) / busy / peak
-        lines.append(_line("learning", f"{share:.0%} of what {plan.ranks} devices can do at most, in {_kind(bf16)}"))
+        lines.append(_line("learning", f"{share:.1%} of what {plan.ranks} devices can do at most, in {_kind(bf16)}"))
     return lines
 
 
 def _constants(plan: ScalePlan) -> list[str]:
-    d: Device = plan.device
-    links = f"{d.inside / 1e9:g} GB/s inside a machine, {d.between / 1e9:g} between machines"
+    d = plan.device
+    speeds = (
+        f"{d.bf16 / 1e12:.3g} (bf16) and {d.fp32 / 1e12:.3g} (fp32) TFLOP/s, {d.bandwidth / 1e9:,.4g} GB/s of memory"
+    )
+    links = f"{d.inside / 1e9:g} GB/s to a device of the same machine, {d.between / 1e9:g} to one of another"
+    shares = (
+        f"{d.reached:.0%} of the operations are reached, {d.sampling:.0%} of the memory's bandwidth in sampling, "
+        f"{d.network:.0%} of the network's"
+    )
+    least = f"at least {d.call * 1e6:g} us a collective and {d.layer * 1e6:g} us a layer"
     return [
-        _line("constants", f"{d.title}: {d.bf16 / 1e12:.3g} (bf16) and {d.fp32 / 1e12:.3g} (fp32) TFLOP/s,"),
-        _line("", f"{d.bandwidth / 1e9:,.4g} GB/s of memory, {links}; {d.source}"),
-        _line(
-            "assumed", f"reached: {d.reached:.0%} of the operations, {d.sampling:.0%} of the memory's bandwidth while"
-        ),
-        _line("", f"sampling, {d.network:.0%} of the network's; at least {d.call * 1e6:g} us a collective and "),
-        _line("", f"{d.layer * 1e6:g} us a layer; {d.host / 1e9:g} GB/s for what rank 0 sends; {_overlap(d)}"),
+        _line("constants", f"{d.title}: {speeds}, {links}; {d.source}"),
+        _line("assumed", f"{shares}; {least}; {d.host / 1e9:g} GB/s for what rank 0 sends; {_overlap(d)}"),
     ]
 
 
@@ -179,7 +183,9 @@ def _left_out(plan: ScalePlan) -> list[str]:
 
 
 def _line(word: str, text: str) -> str:
-    return f"{word:<{WORD}}{text}"
+    """A word and what is said of it, in lines of one width."""
+    lines = wrap(text, WIDTH - WORD, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"{before:<{WORD}}{line}" for before, line in zip([word, *[""] * len(lines)], lines, strict=False))
 
 
 def _row(first: str, *cells: str) -> str:

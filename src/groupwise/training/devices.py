@@ -15,7 +15,7 @@ from groupwise.core.errors import UsageError, nearest
 #: The device that is measured.
 CPU = "cpu"
 #: Rows of the square matrices that are multiplied to measure, bytes that are copied, and how often at most.
-MATRIX, COPIED, TRIES = 1024, 1 << 27, 3
+MATRIX, COPIED, TRIES = 1024, 1 << 27, 8
 
 
 @dataclass(frozen=True)
