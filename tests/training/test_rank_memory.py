@@ -12,7 +12,7 @@ from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.training.critic import CriticSettings
 from groupwise.training.groups import Groups, Weight, gathered, groups_of, summed
 from groupwise.training.learner import LearnerSettings
-from groupwise.training.memory import OTHER_RANKS, MemoryPlan, Planner, plan
+from groupwise.training.memory import KEPT_OVER_RANKS, OTHER_RANKS, MemoryPlan, Planner, plan
 from groupwise.training.rank_memory import update_bytes
 from tests.training.test_memory import HELD, MODEL, RANK_4, ROOM, SHAPE
 
@@ -54,6 +54,8 @@ def test_one_machine_holds_all_ranks() -> None:
         others = over.bytes_of(phase) - over.own_bytes(phase)
         assert others == 2 * over.follower.bytes_of(phase) == over.parts[f"{OTHER_RANKS}{phase}"]
         assert others > 2 * HELD, "each is a process"
+    kept = KEPT_OVER_RANKS * (over.parts["activations"] + over.parts["gathered weights"])
+    assert over.parts["freed blocks"] == int(kept)
 
 
 def test_another_rank_has_no_engine_and_its_own_rows() -> None:
@@ -74,7 +76,7 @@ def test_at_the_start_each_rank_has_all_models_whole() -> None:
     assert over.parts["whole models"] == 2 * WEIGHTS + value
     assert "whole models" in over.phases["starting"]
     assert over.follower is not None
-    assert over.follower.bytes_of("starting") == over.parts["process"] + over.parts["whole models"]
+    assert over.follower.bytes_of("starting") == HELD + over.parts["whole models"]
 
 
 def test_rank_0_gathers_the_whole_policy_to_save_it_and_of_adapters_one_weight() -> None:

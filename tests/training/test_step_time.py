@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from transformers import LlamaConfig, Qwen3MoeConfig
 
 from groupwise.core.errors import UsageError
@@ -113,7 +114,8 @@ def test_one_rank_passes_nothing_and_a_ring_moves_all_but_its_own_part() -> None
 
 def test_more_ranks_than_a_machine_has_pass_over_the_network() -> None:
     assert PLAIN.link(8) == pytest.approx(0.7 * 450e9)
-    assert PLAIN.link(9) == pytest.approx(0.7 * 50e9)
+    assert PLAIN.link(9) == pytest.approx(0.7 * 8 * 50e9), "by all cards of a machine"
+    assert dataclasses.replace(PLAIN, between=1e12).link(9) == PLAIN.link(8)
 
 
 def test_weights_hide_behind_what_is_computed_and_columns_do_not() -> None:
@@ -160,12 +162,17 @@ def test_every_row_of_the_table_is_whole(name: str) -> None:
     assert device.inside > device.between
 
 
-def test_this_machines_processor_is_measured_and_shared() -> None:
-    one, two = (device_of("cpu", ranks, 10**9) for ranks in (1, 2))
-    for number in ("fp32", "bandwidth"):
-        assert getattr(one, number) > 1e8
-        assert getattr(one, number) == pytest.approx(2 * getattr(two, number), rel=0.9)
-    assert not one.overlaps
+def test_this_machines_processor_is_measured_and_its_threads_are_shared() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        one, four = (device_of("cpu", ranks, 10**9) for ranks in (1, 4))
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+    assert one.fp32 == pytest.approx(4 * four.fp32, rel=0.75)
+    assert min(one.fp32, one.bf16, one.bandwidth) > 1e8
+    assert (one.memory, one.overlaps) == (10**9, False)
     assert one.link(2) == one.host
 
 

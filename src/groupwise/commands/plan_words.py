@@ -153,7 +153,8 @@ def _constants(plan: ScalePlan) -> list[str]:
     speeds = (
         f"{d.bf16 / 1e12:.3g} (bf16) and {d.fp32 / 1e12:.3g} (fp32) TFLOP/s, {d.bandwidth / 1e9:,.4g} GB/s of memory"
     )
-    links = f"{d.inside / 1e9:g} GB/s to a device of the same machine, {d.between / 1e9:g} to one of another"
+    links = f"{d.inside / 1e9:g} GB/s to a device of the same machine"
+    links += f", {d.between / 1e9:g} a device to another machine" * (d.name != CPU)
     shares = (
         f"{d.reached:.0%} of the operations are reached, {d.sampling:.0%} of the memory's bandwidth in sampling, "
         f"{d.network:.0%} of the network's"

@@ -2,7 +2,8 @@
 
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +26,7 @@ class Device:
     memory           bytes that a rank may hold
     bf16, fp32       operations a second of matrix products, at most
     bandwidth        bytes a second from and to its memory, at most
-    inside, between  bytes a second to another device of the same machine, and to one of another machine, at most
+    inside, between  bytes a second to another device of the same machine, and by its own card to another machine
     machine          devices of a machine
     reached          share of bf16 or fp32 that a forward or backward pass reaches
     sampling         share of the bandwidth that sampling reaches
@@ -61,8 +62,12 @@ class Device:
         return self.reached * (self.bf16 if bf16 else self.fp32)
 
     def link(self, ranks: int) -> float:
-        """Bytes a second that a collective of so many ranks reaches on the slowest of their connections."""
-        return self.network * (self.inside if ranks <= self.machine else self.between)
+        """Bytes a second that reach each of so many ranks in a collective.
+
+        Rings over several machines enter each of them by all of its network cards, a part of the bytes by each.
+        """
+        apart = self.machine * self.between if ranks > self.machine else self.inside
+        return self.network * min(self.inside, apart)
 
 
 def known_devices() -> list[str]:
@@ -84,23 +89,37 @@ def device_of(name: str, ranks: int, free: int) -> Device:
 
 
 def _measured(ranks: int, free: int) -> Device:
-    """A rank's part of this machine's processor: its threads and its memory are shared by the ranks."""
-    row, bandwidth = _table()[CPU], _copied_per_second()
+    """A rank's part of this machine's processor: its threads, and the memory that all ranks share."""
+    row, threads = _table()[CPU], max(1, torch.get_num_threads() // ranks)
+    with _one_thread():
+        fp32, bf16 = (threads * _multiplied_per_second(dtype) for dtype in (torch.float32, torch.bfloat16))
+        bandwidth = _copied_per_second()
     return Device(
         name=CPU,
-        title=f"a processor of this machine, shared by {ranks}" if ranks > 1 else "this machine's processor",
+        title=f"{threads} thread{'s' * (threads > 1)} of this machine for each rank",
         memory=free,
-        bf16=_multiplied_per_second(torch.bfloat16) / ranks,
-        fp32=_multiplied_per_second(torch.float32) / ranks,
-        bandwidth=bandwidth / ranks,
+        bf16=bf16,
+        fp32=fp32,
+        bandwidth=bandwidth,
         inside=row["host"],
         between=row["host"],
         machine=ranks,
         overlaps=False,
         doubled=True,
-        source=f"measured now: products of {MATRIX} x {MATRIX}, a copy of {COPIED >> 20} MiB",
+        source=f"measured now on one thread: products of {MATRIX} x {MATRIX}, a copy of {COPIED >> 20} MiB",
         **row,
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Inside, torch has one: two that share their cores with other work would wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _multiplied_per_second(dtype: torch.dtype) -> float:

@@ -54,6 +54,9 @@ COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
 #: The share of an update's activations that the C library keeps, in pieces, where they are not given back: of what
 #: five shapes held without it, 0.2 to 1.5 of their activations were missing (docs/memory.md).
 KEPT = 0.5
+#: The same over ranks, of activations and what is gathered: the threads of torch and gloo each have a part of the C
+#: library's memory, and what one has freed another does not take (docs/scale.md).
+KEPT_OVER_RANKS = 1.6
 #: How the part begins that the other ranks of a machine have of a phase.
 OTHER_RANKS = "other ranks while "
 
@@ -225,7 +228,9 @@ class _Sizes:
         if self._ranks == 1:
             return MemoryPlan(parts, phases, held, free, cuts)
         follows = {phase: FOLLOWS[phase] for phase in phases}
-        follower = MemoryPlan(follower_parts(parts, self._policy, self._critic, self._ranks), follows, held, free, cuts)
+        own = follower_parts(parts, self._policy, self._critic, self._ranks)
+        own["process"] = held if self._device == "cpu" else 0  # what comes later to rank 0 is an engine's
+        follower = MemoryPlan(own, follows, held, free, cuts)
         if self._device == "cpu":  # one machine has all of them
             each = {phase: f"{OTHER_RANKS}{phase}" for phase in phases}
             parts |= {each[phase]: (self._ranks - 1) * follower.bytes_of(phase) for phase in phases}
@@ -275,7 +280,6 @@ class _Sizes:
             critics, _ = self._update(self._value_model, value, cuts, cuts.critic, line=False)
         trained, critic_trained = (0 if g is None else trained_part(g.every, ranks) for g in (self._policy, value))
         models = {"policy": self._policy, "reference": self._reference, "critic": value}
-        kept = on_cpu and trained_bytes(self._model) < GIVEN_BACK
         return {
             "process": held + LATER if on_cpu else 0,
             **self._engine(weights, held),
@@ -285,7 +289,7 @@ class _Sizes:
             "critic": 0 if value is None else held_bytes(value.every, ranks) + 2 * critic_trained,
             "reward model": weights if shape.reward_model else 0,
             **(self._batch() if on_cpu else {"batch": 0, "columns": 0}),
-            "freed blocks": int(KEPT * max(own.activations, critics.activations)) if kept else 0,
+            "freed blocks": self._kept(own, critics) if on_cpu else 0,
             **self._sampling(of_layer),
             "gradients": trained,
             "gathered weights": own.gathered,
@@ -298,6 +302,14 @@ class _Sizes:
             "a gathered weight": largest_whole(self._policy, ranks) if ranks > 1 else 0,
             "gathered to be saved": gathered_to_save(self._policy, ranks, bool(self._merged)) if on_cpu else 0,
         }
+
+    def _kept(self, *updates: UpdateBytes) -> int:
+        """What the C library keeps of what an update frees."""
+        if trained_bytes(self._model) >= GIVEN_BACK:
+            return 0
+        if self._ranks > 1:
+            return int(KEPT_OVER_RANKS * max(one.activations + one.gathered for one in updates))
+        return int(KEPT * max(one.activations for one in updates))
 
     def _engine(self, weights: int, held: int) -> dict[str, int]:
         """The engines' copies of the weights, and what their processes take; beside a GPU that is not counted."""

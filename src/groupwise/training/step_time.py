@@ -1,7 +1,7 @@
 """An estimate of a step's seconds, by phase, from operations, bytes, and what a device does in a second.
 
 computing   operations / (bf16 or fp32 x reached) + layers x layer
-passing     bytes / (inside or between x network) + collectives x call + what rank 0 sends / host
+passing     bytes / (network x inside, or the cards of a machine) + collectives x call + what rank 0 sends / host
 a phase     the larger of computing and the weights' and gradients' passing where the device overlaps them, else both
 sampling    for each token of a completion the larger of (weights + keys and values) / (bandwidth x sampling) and its
             operations; and the prompts' operations
