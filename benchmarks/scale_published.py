@@ -21,8 +21,8 @@ from groupwise.training.traffic import training_pass
 from groupwise.training.work import work_of
 
 #: Llama 3 of 8 and of 70 billion parameters, from Meta's model cards.
-LLAMA = {"vocab_size": 128_256, "num_key_value_heads": 8, "tie_word_embeddings": False}
-SIZES: dict[str, dict[str, int]] = {
+LLAMA: dict[str, Any] = {"vocab_size": 128_256, "num_key_value_heads": 8, "tie_word_embeddings": False}
+SIZES: dict[str, dict[str, Any]] = {
     "8B": {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32},
     "70B": {"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64},
 }

@@ -131,7 +131,7 @@ class PlannedBatches:
         """What `annotate` adds, and what follows from it."""
         column = torch.zeros(batch.tokens.shape)
         from_engine = self.routes is not None and self.routes.from_engine
-        recorded = batch.routes_engine if self.old or from_engine else None
+        recorded: Any = batch.routes_engine if self.old or from_engine else None
         return batch.add(
             logp_old=column if self._measured or self._run.recipe.logp_old == "engine" else None,
             logp_ref=column if self._run.algorithm.needs_reference else None,

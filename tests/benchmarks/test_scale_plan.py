@@ -1,0 +1,41 @@
+"""`groupwise plan` beside a run over two ranks: bytes are those that passed, memory is near what each rank held."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def scale(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("scale_plan")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["2 layers of 64, 64 x 8", "8 layers of 512, 16 x 8"])
+def test_a_run_of_two_ranks_passes_and_holds_what_its_plan_says(scale: ModuleType, tmp_path: Path, name: str) -> None:
+    scale.make_models(tmp_path)
+    settings = {**scale.COMMON, **scale.shapes(tmp_path, None)[name], "name": "measured"}
+    plan = scale.result_of("--planned", json.dumps(settings))
+    seen = scale.result_of("--run", str(tmp_path / "runs"), json.dumps(settings))
+    assert set(seen["bytes"]) == {"annotate", "update", "weights", "logprobs"}
+    for verb, numbers in seen["bytes"].items():
+        assert numbers == plan["bytes"][scale.VERBS[verb]], verb
+    for rank in ("rank 0", "rank 1"):
+        planned, measured = seen[rank]
+        assert planned == pytest.approx(measured, rel=0.15), rank
+
+
+def test_published_figures_are_met_within_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens a second of FSDP2 on 8 to 128 GPUs, two models and two devices, as others have them."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    published = importlib.import_module("scale_published")
+    for row in published.ROWS:
+        assert published.tokens_per_second(row) == pytest.approx(row.tokens, rel=0.25), row
