@@ -54,9 +54,10 @@ COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
 #: The share of an update's activations that the C library keeps, in pieces, where they are not given back: of what
 #: five shapes held without it, 0.2 to 1.5 of their activations were missing (docs/memory.md).
 KEPT = 0.5
-#: The same over ranks, of activations and what is gathered: the threads of torch and gloo each have a part of the C
-#: library's memory, and what one has freed another does not take (docs/scale.md).
-KEPT_OVER_RANKS = 1.6
+#: The same over ranks, of activations and what is gathered, where it is not given back; and what is kept inside an update
+#: where it is: the threads of torch and gloo each have a part of the C library's memory, and what one has freed another
+#: does not take (docs/scale.md).
+KEPT_OVER_RANKS, KEPT_INSIDE = 1.6, 0.45
 #: How the part begins that the other ranks of a machine have of a phase.
 OTHER_RANKS = "other ranks while "
 
@@ -247,12 +248,12 @@ class _Sizes:
         beside = (*between, *(sampling if self._shape.ahead else idle))
         phases = {
             "generating": (*between, *sampling),
-            "updating": (*beside, "gradients", "gathered weights", "activations"),
+            "updating": (*beside, "gradients", "gathered weights", "activations", "freed inside an update"),
             "loading weights": (*between, *idle, "merged weights", "a gathered weight"),
         }
         if self._critic is not None:
             critics = ("critic's gradients", "critic's gathered weights", "critic's activations")
-            phases["updating the critic"] = (*beside, *critics)
+            phases["updating the critic"] = (*beside, *critics, "freed inside an update")
         if self._ranks > 1:
             phases["starting"] = ("process", *engine, "whole models")
             phases["saving"] = (*between, *idle, "gathered to be saved")
@@ -289,7 +290,7 @@ class _Sizes:
             "critic": 0 if value is None else held_bytes(value.every, ranks) + 2 * critic_trained,
             "reward model": weights if shape.reward_model else 0,
             **(self._batch() if on_cpu else {"batch": 0, "columns": 0}),
-            "freed blocks": self._kept(own, critics) if on_cpu else 0,
+            **self._kept(own, critics),
             **self._sampling(of_layer),
             "gradients": trained,
             "gathered weights": own.gathered,
@@ -303,13 +304,15 @@ class _Sizes:
             "gathered to be saved": gathered_to_save(self._policy, ranks, bool(self._merged)) if on_cpu else 0,
         }
 
-    def _kept(self, *updates: UpdateBytes) -> int:
-        """What the C library keeps of what an update frees."""
-        if trained_bytes(self._model) >= GIVEN_BACK:
-            return 0
-        if self._ranks > 1:
-            return int(KEPT_OVER_RANKS * max(one.activations + one.gathered for one in updates))
-        return int(KEPT * max(one.activations for one in updates))
+    def _kept(self, *updates: UpdateBytes) -> dict[str, int]:
+        """What the C library keeps of what an update frees: behind it, and inside it."""
+        over, given_back = self._ranks > 1, trained_bytes(self._model) >= GIVEN_BACK
+        most = max(one.activations + over * one.gathered for one in updates) if self._device == "cpu" else 0
+        behind = 0.0 if given_back else KEPT_OVER_RANKS if over else KEPT
+        return {
+            "freed blocks": int(behind * most),
+            "freed inside an update": int(KEPT_INSIDE * most) if over and given_back else 0,
+        }
 
     def _engine(self, weights: int, held: int) -> dict[str, int]:
         """The engines' copies of the weights, and what their processes take; beside a GPU that is not counted."""

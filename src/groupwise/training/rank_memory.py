@@ -12,10 +12,16 @@ STANDING = ("process", "weights", "moments", "reference", "critic", "batch", "fr
 FOLLOWS = {
     "starting": ("process", "whole models"),
     "generating": STANDING,
-    "updating": (*STANDING, "gradients", "gathered weights", "activations"),
+    "updating": (*STANDING, "gradients", "gathered weights", "activations", "freed inside an update"),
     "loading weights": (*STANDING, "a gathered weight"),
     "saving": (*STANDING, "a gathered weight"),
-    "updating the critic": (*STANDING, "critic's gradients", "critic's gathered weights", "critic's activations"),
+    "updating the critic": (
+        *STANDING,
+        "critic's gradients",
+        "critic's gathered weights",
+        "critic's activations",
+        "freed inside an update",
+    ),
 }
 
 
