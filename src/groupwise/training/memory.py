@@ -54,9 +54,9 @@ COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
 #: The share of an update's activations that the C library keeps, in pieces, where they are not given back: of what
 #: five shapes held without it, 0.2 to 1.5 of their activations were missing (docs/memory.md).
 KEPT = 0.5
-#: The same over ranks, of activations and what is gathered, where it is not given back; and what is kept inside an update
-#: where it is: the threads of torch and gloo each have a part of the C library's memory, and what one has freed another
-#: does not take (docs/scale.md).
+#: The same over ranks, of activations and what is gathered, where it is not given back; and what is kept inside an
+#: update where it is. The threads of torch and gloo each have a part of the C library's memory, and what one has freed
+#: another does not take (docs/scale.md).
 KEPT_OVER_RANKS, KEPT_INSIDE = 1.6, 0.45
 #: How the part begins that the other ranks of a machine have of a phase.
 OTHER_RANKS = "other ranks while "
