@@ -63,6 +63,12 @@ def shapes(folder: Path, real: str | None) -> dict[str, dict[str, Any]]:
     middle = {**short, **fixed(32), "prompts_per_step": 16, "model": str(folder / "middle")}
     every = {
         "2 layers of 64, 64 x 8": {**tiny, "prompts_per_step": 64},
+        "4 layers of 64, 8 experts": {
+            **tiny,
+            "model": str(folder / "experts"),
+            "prompts_per_step": 64,
+            "routing": {"replay": "engine", "load_balance": 0.01},
+        },
         "8 layers of 512, 16 x 8": {**middle, "learner.tokens_per_microbatch": 1024},
         "8 layers of 512, ppo": {
             **middle,
@@ -82,11 +88,12 @@ def shapes(folder: Path, real: str | None) -> dict[str, dict[str, Any]]:
 
 
 def make_models(folder: Path) -> None:
-    """A tiny policy and one of 34 million weights with a character a token, and problems of one length."""
-    from groupwise.models.tiny import TinySpec
+    """Tiny policies and one of 34 million weights, with a character a token, and problems of one length."""
+    from groupwise.models.tiny import MoeSpec, TinySpec
 
     letters = "".join(map(chr, range(32, 127)))
     TinySpec(initializer_range=0.02).build(letters, folder / "tiny", 0)
+    MoeSpec(initializer_range=0.02).build(letters, folder / "experts", 0)
     sizes = {"layers": 8, "width": 512, "mlp_width": 2048, "heads": 8, "kv_heads": 8, "head_dim": 64}
     TinySpec(**sizes, initializer_range=0.02).build(letters, folder / "middle", 0)
     sums = [{"prompt": f"{i:03d}+{i + 1:03d}=", "answer": str(2 * i + 1)} for i in range(100, 300)]

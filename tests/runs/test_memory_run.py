@@ -16,7 +16,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.models.activations import without_memory
 from groupwise.models.tiny import TinySpec
-from groupwise.training.memory import TOKENS_ON_CPU
+from groupwise.training.memory import TOKENS_ON_CPU, USABLE
 
 CONFIG = LlamaConfig(
     vocab_size=2000, hidden_size=64, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, eos_token_id=1
@@ -75,3 +75,14 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(small, tmp_path:
     with pytest.raises(UsageError, match=r"memory about [\d.]+ [GT]iB at most, while .*: more than is free; take a"):
         groupwise.train("quickstart", changes)
     assert "large" not in os.listdir(changes["runs"])
+
+
+def test_ranks_share_one_machine_and_where_they_do_not_fit_one_process_may() -> None:
+    model, own = without_memory(CONFIG), {"prompts_per_step": 16, "engine__max_rows": 32}
+    one, four = (quickstart(learner__ranks=ranks, **own) for ranks in (1, 4))
+    enough = fitting(four, model, 20, HELD, 1 << 40)
+    assert enough.parts["other ranks while updating"] > 3 * HELD
+    free = int(fitting(one, model, 20, HELD, 1 << 40).needed / USABLE) + 1
+    assert free < enough.needed
+    with pytest.raises(UsageError, match=r"other ranks while .*: more than is free; with learner.ranks = 1 it is "):
+        fitting(four, model, 20, HELD, free)
