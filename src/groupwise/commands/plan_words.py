@@ -134,10 +134,10 @@ def _seconds(plan: ScalePlan) -> list[str]:
     lines.append(_row("  in all", "", "", _number(plan.seconds)))
     sampling = plan.phases[0].seconds / plan.seconds
     if sampling >= MOST_OF_A_STEP and plan.ranks > 1:
-        where = "the engines" if plan.shape.elsewhere else "rank 0 alone"
-        lines.append(
-            _line("sampling", f"{sampling:.0%} of it, on {where}; engine.address names engines on other devices")
-        )
+        elsewhere = plan.shape.elsewhere
+        alone = "rank 0 alone; engine.address names engines elsewhere"
+        where = "the engines; more of them would share it" if elsewhere else alone
+        lines.append(_line("sampling", f"{sampling:.0%} of it, on {where}"))
     learning = [phase for phase in plan.phases[1:] if phase.operations]
     busy = sum(phase.seconds for phase in learning)
     if busy:
