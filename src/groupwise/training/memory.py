@@ -57,7 +57,7 @@ KEPT = 0.5
 #: The same over ranks, of activations and what is gathered, where it is not given back; and what is kept inside an
 #: update where it is. The threads of torch and gloo each have a part of the C library's memory, and what one has freed
 #: another does not take (docs/scale.md).
-KEPT_OVER_RANKS, KEPT_INSIDE = 1.6, 0.45
+KEPT_OVER_RANKS, KEPT_INSIDE = 1.6, 0.75
 #: How the part begins that the other ranks of a machine have of a phase.
 OTHER_RANKS = "other ranks while "
 
