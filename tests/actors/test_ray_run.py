@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -224,6 +226,7 @@ def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    folders = set(Path(tempfile.gettempdir()).glob("groupwise-ray-*"))
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment) as run:
         assert run.stdout is not None
         assert any(line == "here\n" for line in run.stdout)
@@ -234,6 +237,8 @@ def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     while processes("groupwise-ray-") and time.monotonic() < end:
         time.sleep(0.2)
     assert not processes("groupwise-ray-"), "the Ray of the run has ended too"
+    for folder in set(Path(tempfile.gettempdir()).glob("groupwise-ray-*")) - folders:
+        shutil.rmtree(folder)  # a run that is killed takes nothing away
 
 
 @pytest.mark.slow
