@@ -139,6 +139,23 @@ def test_an_engine_of_half_the_bytes_has_half_the_weights_and_half_the_cache():
     assert all(half[part] * 2 == full[part] for part in ("engine's weights", "engine's cache"))
 
 
+def test_rank_0_has_a_whole_policy_where_one_in_shards_in_bfloat16_is_asked_in_float32():
+    over = dataclasses.replace(SHAPE, ranks=2)
+    policy = 4 * sum(weight.numel() for weight in MODEL.parameters())
+    copies = [
+        planned(shape=shape, precision=precision).parts["whole copy"]
+        for shape, precision in (
+            (over, "bf16"),
+            (over, "fp32"),
+            (SHAPE, "bf16"),
+            (dataclasses.replace(over, engine=2), "bf16"),
+        )
+    ]
+    assert copies == [policy, 0, 0, 0]
+    phases = planned(shape=over, precision="bf16").phases
+    assert all("whole copy" in phases[phase] for phase in ("generating", "updating", "saving"))
+
+
 def test_adapters_alone_have_gradients_and_moments_and_are_merged_on_their_way_to_the_engine():
     memory, weights = planned(adapter=RANK_4), adapted_weights(MODEL, RANK_4)
     adapters = 4 * adapter_size(weights, rank=4)

@@ -242,7 +242,7 @@ class _Sizes:
         """The parts of each phase on rank 0."""
         copies = ("engine's weights", "reference", "critic", "reward model")
         engine = ("engine's process", "shared weights", "engine's weights", "reward model")
-        standing = ("process", "engine's process", "weights", "moments", "shared weights", *copies)
+        standing = ("process", "engine's process", "weights", "whole copy", "moments", "shared weights", *copies)
         sampling, idle = ("engine's cache", "held turns", "drawing"), ("cache between steps",)
         between = (*standing, "batch", "freed blocks")
         beside = (*between, *(sampling if self._shape.ahead else idle))
@@ -285,6 +285,8 @@ class _Sizes:
             "process": held + LATER if on_cpu else 0,
             **self._engine(weights, held),
             "weights": held_bytes(self._policy.every, ranks),
+            # A policy in shards that is trained in bfloat16 is asked for its float32 answers as a whole one.
+            "whole copy": weights if ranks > 1 and self._learner.bf16 and shape.engine == 4 else 0,
             "moments": 2 * trained,
             "reference": 0 if self._reference is None else held_bytes(self._reference.every, ranks),
             "critic": 0 if value is None else held_bytes(value.every, ranks) + 2 * critic_trained,

@@ -17,7 +17,7 @@ from groupwise.training.mesh import Mesh, Message, Verb, connect
 from groupwise.training.verbs import tell
 
 #: What torchrun tells, and what says that it is torchrun which keeps the place where ranks meet.
-TOLD, KEEPS_STORE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "TORCHELASTIC_USE_AGENT_STORE"
+VARIABLES, KEEPS_STORE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "TORCHELASTIC_USE_AGENT_STORE"
 #: Seconds that a rank waits for rank 0 to load a run: torch counts milliseconds in 32 bits, which are 24 days.
 PATIENCE = 20 * 86400.0
 #: The key under which rank 0 says how long one rank may keep the others waiting.
@@ -39,11 +39,11 @@ class GivenRanks:
         Raises UsageError where it cannot be reached.
         """
         try:
-            kept = TCPStore(self.host, self.port, self.size, is_master=False, timeout=timedelta(seconds=seconds))
+            store = TCPStore(self.host, self.port, self.size, is_master=False, timeout=timedelta(seconds=seconds))
         except RuntimeError as error:  # torch's own, which has no finer class
             words = shortened(one_line(error))
             raise UsageError(f"torchrun's meeting point {self.host}:{self.port} cannot be reached: {words}") from None
-        return PrefixStore("groupwise", kept)
+        return PrefixStore("groupwise", store)
 
 
 @dataclass
@@ -88,15 +88,15 @@ def given_ranks(environment: Mapping[str, str] | None = None) -> GivenRanks | No
 
     Raises UsageError where something else tells it the same, and the ranks have nowhere to meet.
 
-    >>> told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    >>> given_ranks({**told, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    >>> variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    >>> given_ranks({**variables, "TORCHELASTIC_USE_AGENT_STORE": "True"})
     GivenRanks(rank=1, size=2, host='localhost', port=29500)
     """
-    told = os.environ if environment is None else environment
-    if any(not told.get(name) for name in TOLD) or told["WORLD_SIZE"] == "1":
+    variables = os.environ if environment is None else environment
+    if any(not variables.get(name) for name in VARIABLES) or variables["WORLD_SIZE"] == "1":
         return None
-    rank, size, host, port = (told[name] for name in TOLD)
-    if not (rank + size + port).isdecimal() or told.get(KEEPS_STORE) != "True":
+    rank, size, host, port = (variables[name] for name in VARIABLES)
+    if not (rank + size + port).isdecimal() or variables.get(KEEPS_STORE) != "True":
         raise UsageError(
             f"RANK = {rank}, WORLD_SIZE = {size}: these variables are set, and not by torchrun; start the ranks with "
             "torchrun, or with learner.ranks and without the variables"
