@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 RANKS = 2
-#: What every run has: the seconds are the median of all steps but the first.
+#: What every run has: the seconds are the median of all steps but the first, of two the larger.
 COMMON: dict[str, Any] = {
     "warm_start.steps": 0,
     "steps": 3,
