@@ -73,7 +73,7 @@ class Broker:
 
         grows  whether other machines may join while it is waited for
         """
-        from ray.util.placement_group import placement_group
+        from ray.util.placement_group import placement_group  # pyright: ignore[reportMissingImports]
 
         ray, wanted = self._ray, [dict(asked) for _, asked in self._bundles]
         if grows or fits(wanted, ray.cluster_resources()):
@@ -109,7 +109,7 @@ class Broker:
             return
         self._free.remove(index)
         asked = self._bundles[index][1]
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
         actor = (
             self._ray.remote(Host)
@@ -149,7 +149,7 @@ class Broker:
 
 def joined(address: str, folder: str) -> Any:
     """Ray's module, connected; what it prints of actors, its dashboard and its figures of use are off."""
-    import ray
+    import ray  # pyright: ignore[reportMissingImports]
 
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "groupwise"}
     if folder:

@@ -78,7 +78,7 @@ class Host:
 
 def _node() -> str:
     """The machine, as Ray names it."""
-    import ray
+    import ray  # pyright: ignore[reportMissingImports]
 
     context = ray.get_runtime_context()
     return f"{context.get_node_id()[:8]} at {ray.util.get_node_ip_address()}"
