@@ -18,6 +18,7 @@ from groupwise.training.learner import LearnerSettings
 from groupwise.training.memory import (
     ACTIVATIONS_ON_CPU,
     LATER,
+    LIBRARIES,
     TOKENS_ON_CPU,
     MemoryPlan,
     plan,
@@ -137,6 +138,14 @@ def test_what_is_held_between_turns_is_a_cache_of_whole_episodes_while_sampling(
 def test_an_engine_of_half_the_bytes_has_half_the_weights_and_half_the_cache():
     half, full = planned(shape=dataclasses.replace(SHAPE, engine=2)).parts, planned().parts
     assert all(half[part] * 2 == full[part] for part in ("engine's weights", "engine's cache"))
+
+
+def test_other_processes_have_libraries_and_nothing_of_what_this_one_did_before():
+    shape = dataclasses.replace(SHAPE, ranks=2, outside=True)
+    long_lived = plan(MODEL, shape, LearnerSettings(), None, AdapterSettings(), "cpu", 8 << 30, ROOM)
+    assert long_lived.follower is not None
+    assert long_lived.parts["process"] > 8 << 30
+    assert long_lived.parts["engine's process"] == long_lived.follower.parts["process"] == LIBRARIES
 
 
 def test_rank_0_has_a_whole_policy_where_one_in_shards_in_bfloat16_is_asked_in_float32():

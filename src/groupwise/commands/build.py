@@ -21,7 +21,7 @@ from groupwise.config.plan import OWN_CRITIC, REWARD_MODEL, Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.engine import Engine
 from groupwise.core.errors import UsageError
-from groupwise.core.free_memory import give_back, keep_freed
+from groupwise.core.free_memory import give_back
 from groupwise.core.machine import count_peak_anew
 from groupwise.core.place import HERE, Place
 from groupwise.core.records import Evaluation
@@ -73,7 +73,6 @@ def build(
     """
     if rounds(plan.recipe):
         keep_few_products()
-    keep_freed()
     with ExitStack() as started:
         run = _built(plan, journal, view, stop_requested, place, started)
         started.pop_all()

@@ -34,6 +34,7 @@ from groupwise.core.boundary import save_traceback
 from groupwise.core.clock import LOST, START, Clock
 from groupwise.core.engine import Engine
 from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
+from groupwise.core.free_memory import freed_stays
 from groupwise.core.paths import location
 from groupwise.core.place import Place
 from groupwise.core.terminal import Terminal
@@ -88,7 +89,7 @@ def train(
     notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
 
     def first() -> Run:
-        with threads(plan.recipe):
+        with threads(plan.recipe), freed_stays():
             row = about.about(plan, time.time())
             return _go(plan, book, row, None, Sender(send_to, book.log), notes, callbacks, fresh=True)
 
@@ -134,7 +135,7 @@ def _resumed(folder: Path, overrides: Mapping[str, object], callbacks: Sequence[
         Terminal(stderr=True).print(line)
     for line in record_changes(then, plan, book, state):
         Terminal().print(line)
-    with threads(plan.recipe):
+    with threads(plan.recipe), freed_stays():
         returns = state.get("rollbacks", ())
         row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes, returns, lost)
         return _go(plan, book, row, newest, Sender(send_to, book.log), notes, callbacks, fresh=False)

@@ -4,7 +4,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -59,6 +59,17 @@ def keep_freed() -> None:
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         for option, value in OPTIONS.items():
             mallopt(option, value)
+
+
+@contextmanager
+def freed_stays() -> Iterator[None]:
+    """Inside, what is freed stays with the process (`keep_freed`); before and behind it, it is returned."""
+    give_back()
+    keep_freed()
+    try:
+        yield
+    finally:
+        give_back()
 
 
 def available(meminfo: str) -> int:

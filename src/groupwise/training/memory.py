@@ -51,6 +51,8 @@ USABLE = 0.9
 #: Bytes of a token in the columns of a batch; of a sampled one in the completions, which Python holds; and what
 #: libraries take after a run is planned.
 COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
+#: What another process of the run holds of libraries, at most: this one may hold more, of what it did before.
+LIBRARIES = 450 << 20
 #: The share of an update's activations that the C library keeps, in pieces, where they are not given back: of what
 #: five shapes held without it, 0.2 to 1.5 of their activations were missing (docs/memory.md).
 KEPT = 0.5
@@ -230,7 +232,7 @@ class _Sizes:
             return MemoryPlan(parts, phases, held, free, cuts)
         follows = {phase: FOLLOWS[phase] for phase in phases}
         own = follower_parts(parts, self._policy, self._critic, self._ranks)
-        own["process"] = held if self._device == "cpu" else 0  # what comes later to rank 0 is an engine's
+        own["process"] = min(held, LIBRARIES) if self._device == "cpu" else 0  # what comes later is an engine's
         follower = MemoryPlan(own, follows, held, free, cuts)
         if self._device == "cpu":  # one machine has all of them
             each = {phase: f"{OTHER_RANKS}{phase}" for phase in phases}
@@ -320,7 +322,7 @@ class _Sizes:
         """The engines' copies of the weights, and what their processes take; beside a GPU that is not counted."""
         shape, on_cpu = self._shape, self._device == "cpu"
         packed = vllm.WEIGHTS if on_cpu and shape.vllm_rows else 1
-        process = shape.engines * (vllm.PROCESS if shape.vllm_rows else held)
+        process = shape.engines * (vllm.PROCESS if shape.vllm_rows else min(held, LIBRARIES))
         return {
             "engine's process": process if on_cpu and shape.outside and not shape.elsewhere else 0,
             "shared weights": weights if on_cpu and shape.outside else 0,
