@@ -134,6 +134,7 @@ def test_the_critic_is_sharded_alike(seen):
         assert max(measured["loss"], measured["gradient"], measured["weights"]) < 1e-9
 
 
+@pytest.mark.slow
 def test_three_ranks_are_one_process_too(tmp_path):
     """Widths of 20 and 27 and a vocabulary of 15 are dealt in parts of which the last is the smallest, or empty."""
     seen = ran(tmp_path, 3, "--only", *OVER_THREE)
