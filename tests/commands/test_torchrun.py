@@ -20,7 +20,7 @@ TOLD = {
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> None:
+def rank_0_of_2(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if torchrun had started this process."""
     for name, value in TOLD.items():
         monkeypatch.setenv(name, value)
@@ -45,7 +45,7 @@ def test_a_meeting_point_that_is_not_there_is_one_line() -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_the_run_takes_the_ranks_that_it_is_given(told: None) -> None:
+def test_the_run_takes_the_ranks_that_it_is_given(rank_0_of_2: None) -> None:
     assert with_given_ranks(recipe.load("quickstart")).learner.ranks == 2
     assert with_given_ranks(recipe.load("quickstart", {"learner.ranks": 2})).learner.ranks == 2
 
@@ -58,14 +58,16 @@ def test_the_run_takes_the_ranks_that_it_is_given(told: None) -> None:
         ({"placement.restarts": 1}, r"^placement.restarts = 1: torchrun's processes cannot be started again from here"),
     ],
 )
-def test_a_recipe_that_says_otherwise_is_refused(told: None, changes: dict[str, object], words: str, tmp_path) -> None:
+def test_a_recipe_that_says_otherwise_is_refused(
+    rank_0_of_2: None, changes: dict[str, object], words: str, tmp_path
+) -> None:
     with pytest.raises(UsageError, match=words):
         groupwise.train("quickstart", {**changes, "runs": str(tmp_path)})
     assert not list(tmp_path.iterdir())
 
 
 def test_a_program_on_another_rank_does_not_train_a_run_of_its_own(
-    told: None, monkeypatch: pytest.MonkeyPatch, tmp_path
+    rank_0_of_2: None, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(UsageError, match=r"^rank 1 of torchrun's: a program trains on rank 0 alone"):

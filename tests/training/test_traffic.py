@@ -9,7 +9,7 @@ import pytest
 
 from groupwise.training.groups import Groups, Weight
 from groupwise.training.mesh import Message, Verb
-from groupwise.training.traffic import Traffic, forward_pass, told, training_pass, weights_sent
+from groupwise.training.traffic import Traffic, announced, forward_pass, training_pass, weights_sent
 from tests import two_ranks
 
 #: The cases of traffic_acts.py, and the verbs of each.
@@ -77,7 +77,7 @@ def test_rows_that_fill_up_pass_too() -> None:
 
 def test_a_verb_without_a_batch_is_a_text_and_its_length() -> None:
     text = json.dumps({"verb": "weights", "others": {}, "batch": None})
-    assert told(Message(Verb.WEIGHTS)) == Traffic(sent=8 + len(text), calls=2)
+    assert announced(Message(Verb.WEIGHTS)) == Traffic(sent=8 + len(text), calls=2)
     assert weights_sent(GROUPS, 2).gathered == 2 * 66 * 4 + 16 * 4 * 4
 
 

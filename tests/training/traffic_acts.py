@@ -36,10 +36,10 @@ from groupwise.training.traffic import (
     RoutesShape,
     Traffic,
     annotated,
+    announced,
     critic_updated,
     probed,
     rounds,
-    told,
     updated,
     valued,
     weights_sent,
@@ -77,7 +77,7 @@ def shape(message: Message, parts: list[Any]) -> BatchShape:
     assert message.batch is not None
     length = message.batch.length
     rows, width = message.batch.tokens.shape
-    return BatchShape(rows, width, int((length - 1).sum()), rounds(len(parts), RANKS), told(message))
+    return BatchShape(rows, width, int((length - 1).sum()), rounds(len(parts), RANKS), announced(message))
 
 
 def parts_of(learner: Learner, batch: Batch, rows: torch.Tensor, replayed: Any = None) -> list[Any]:
@@ -134,11 +134,11 @@ def policy_verbs(make: Callable[[Mesh], Learner], algo: Any, batch: Batch, group
         for _ in learner.weights():
             pass
 
-    def asked() -> Traffic:
+    def expected() -> Traffic:
         message = Message(Verb.LOGPROBS, batch)
         return probed(shape(message, parts_of(learner, batch, every, batch.routes_engine)), groups, RANKS)
 
-    with watch.at(Verb.LOGPROBS, asked):
+    with watch.at(Verb.LOGPROBS, expected):
         learner.logprobs_now(batch)
     tell(mesh, Message(Verb.STOP))
     return watch.seen

@@ -45,7 +45,7 @@ def main(
     except Exception as error:  # Ray's are of many classes
         run.send({"refused": refusal(error)})
         return
-    broker = Broker(run, ray, [(role, dict(asked)) for role, asked in bundles])
+    broker = Broker(run, ray, [(role, dict(resources)) for role, resources in bundles])
     try:
         if broker.reserve(STRATEGIES[strategy], until, grows=not folder):
             broker.serve()
@@ -75,7 +75,7 @@ class Broker:
         """
         from ray.util.placement_group import placement_group  # pyright: ignore[reportMissingImports]
 
-        ray, wanted = self._ray, [dict(asked) for _, asked in self._bundles]
+        ray, wanted = self._ray, [dict(resources) for _, resources in self._bundles]
         if grows or fits(wanted, ray.cluster_resources()):
             self._group = placement_group(wanted, strategy=strategy)
             if self._group.wait(timeout_seconds=max(1, int(until - time.monotonic()))):
@@ -108,14 +108,14 @@ class Broker:
             self._send({"ended": number, "words": f"the run has asked Ray for no other {role}", "code": None})
             return
         self._free.remove(index)
-        asked = self._bundles[index][1]
+        resources = self._bundles[index][1]
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
         actor = (
             self._ray.remote(Host)
             .options(
-                num_cpus=asked.get("CPU", 0),
-                num_gpus=asked.get("GPU", 0),
+                num_cpus=resources.get("CPU", 0),
+                num_gpus=resources.get("GPU", 0),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index),
                 max_concurrency=2,
             )

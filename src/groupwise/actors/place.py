@@ -29,7 +29,7 @@ from groupwise.core.children import Child, ending
 from groupwise.core.errors import UsageError
 from groupwise.core.peer import Peer, PeerLost
 from groupwise.core.place import Exit, Role, last_of
-from groupwise.core.placement import AUTO, LOCAL, PlacementSettings, asked, in_words
+from groupwise.core.placement import AUTO, LOCAL, PlacementSettings, in_words, resources_in_words
 from groupwise.core.tail import Tail
 from groupwise.core.version import VERSION
 
@@ -225,7 +225,9 @@ class RayPlace:
         if why := answer.get("refused"):
             raise UsageError(f"{self._key}: {why}")
         if there := answer.get("lacks"):
-            each = ", ".join(f"{in_words(role, n)} of {asked(self._settings, role)}" for role, n in counts.items())
+            each = ", ".join(
+                f"{in_words(role, n)} of {resources_in_words(self._settings, role)}" for role, n in counts.items()
+            )
             within = "" if self._folder else f", within {deadline:g} seconds"
             raise UsageError(
                 f"{self._key}: it does not give the run all at once, {self._settings.strategy}{within}: {each}; "

@@ -56,6 +56,7 @@ from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
 from groupwise.training.initial_policy import TINY
 from groupwise.training.learner import Learner
+from groupwise.training.memory import MemoryPlan
 from groupwise.training.reference import Reference, frozen_copy
 from groupwise.training.rollback import Guard
 from groupwise.training.state import RunState
@@ -89,10 +90,10 @@ def _built(
 ) -> Training:
     """The same; what holds processes or threads goes into `started`."""
     recipe, say = plan.recipe, partial(_say, journal, view)
-    if (pool := pool_of(plan, place, say)) is not None:
-        started.callback(pool.close)
-    if (environments := environments_of(plan, place, say)) is not None:
-        started.callback(environments.close)
+    pool, environments = pool_of(plan, place, say), environments_of(plan, place, say)
+    for each in (pool, environments):
+        if each is not None:
+            started.callback(each.close)
     for line in reward_forms(plan, pool):
         view.note(line)
     model = starting_model(plan, view.note)
@@ -105,12 +106,7 @@ def _built(
     chat = chat_of(plan, policy.tokenizer)
     selection = _selection(plan, policy, chat, view)
     memory = memory or memory_of(plan, without_memory(policy.model.config), selection.longest)
-    view.note(in_words(memory))
-    if picks(plan):
-        plan = with_cuts(plan, memory)
-        record_cuts(plan, journal)
-    if idle := idle_ranks(plan, selection.longest):
-        view.note(f"question     {idle}")
+    plan = _cut(plan, memory, selection.longest, journal, view)
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
     reference = _reference(plan, policy, start, selection.longest, view.note)
@@ -145,6 +141,17 @@ def _built(
     )
     settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
     return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
+
+
+def _cut(plan: Plan, memory: MemoryPlan, longest: int, journal: Journal, view: View) -> Plan:
+    """The plan with its updates cut to fit; what that takes is said, and what it leaves without work asked."""
+    view.note(in_words(memory))
+    if picks(plan):
+        plan = with_cuts(plan, memory)
+        record_cuts(plan, journal)
+    if idle := idle_ranks(plan, longest):
+        view.note(f"question     {idle}")
+    return plan
 
 
 def _rollout(

@@ -21,7 +21,7 @@ from groupwise.models.moe.record import Router, route_dtype, routers
 from groupwise.models.moe.settings import ReplayFrom
 from groupwise.training.mesh import Message, Verb
 from groupwise.training.run_shape import RunShape, microbatch_sizes
-from groupwise.training.traffic import BatchShape, RoutesShape, rounds, told
+from groupwise.training.traffic import BatchShape, RoutesShape, announced, rounds
 
 #: Tokens of the short rows: of a prompt, and of a completion.
 SHORT_PROMPT, SHORT_COMPLETION = 2, 3
@@ -83,12 +83,12 @@ class PlannedBatches:
 
     def probe(self, ranks: int, tokens: int) -> BatchShape:
         """What the learner answers after a load, of prompts as long as the longest."""
-        asked = replace(
+        probe = replace(
             self._shape, prompts=PROBE_PROMPTS, samples=PROBE_SAMPLES, completion=PROBE_TOKENS, minibatches=1
         )
-        sizes = microbatch_sizes(asked, tokens, self._run.recipe.learner.shared_prefixes)
+        sizes = microbatch_sizes(probe, tokens, self._run.recipe.learner.shared_prefixes)
         bare = collate(self._groups(scored=False), pad=0)
-        return self._sent(Verb.LOGPROBS, bare, asked, rounds(sizes.count, ranks), {})
+        return self._sent(Verb.LOGPROBS, bare, probe, rounds(sizes.count, ranks), {})
 
     @property
     def _weighed(self) -> Batch:
@@ -99,7 +99,7 @@ class PlannedBatches:
 
     def _sent(self, verb: Verb, batch: Batch, shape: RunShape, each: int, others: dict[str, Any]) -> BatchShape:
         rows, width = shape.prompts * shape.samples, shape.prompt + shape.completion
-        said = told(Message(verb, as_large(batch, rows, width), others))
+        said = announced(Message(verb, as_large(batch, rows, width), others))
         return BatchShape(rows, width, rows * (width - 1), each, said)
 
     def _groups(self, scored: bool) -> list[Group]:

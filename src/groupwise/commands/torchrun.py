@@ -25,7 +25,7 @@ ENDS = 20.0
 #: What rank 0 says where all were asked for the same.
 AGREED = "yes"
 #: What a rank says to the others before anything is loaded.
-Asked = dict[str, Any]
+Request = dict[str, Any]
 
 
 def follows(recipe: str | None, resume: Path | None, overrides: Mapping[str, object]) -> bool:
@@ -76,7 +76,7 @@ def with_given_ranks(recipe: Recipe) -> Recipe:
     return recipe.replace(learner=learner.replace(ranks=given.size))
 
 
-def disagreement(own: Asked, rank: int, others: Asked) -> str:
+def disagreement(own: Request, rank: int, others: Request) -> str:
     """What another rank has been asked for that this one has not; "" where both were asked for the same.
 
     >>> disagreement({"version": "1.0", "recipe": {"steps": 3}}, 1, {"version": "1.0", "recipe": {"steps": 4}})
@@ -100,7 +100,7 @@ def _require_agreement(
     """Rank 0 compares what all were asked for, and tells them whether it is the same."""
     wrong = "rank 0 cannot begin"
     try:
-        own = _asked(recipe, resume, overrides)
+        own = _request(recipe, resume, overrides)
         others = [json.loads(store.get(f"asked {rank}")) for rank in range(1, given.size)]
         wrong = next((words for rank, one in enumerate(others, 1) if (words := disagreement(own, rank, one))), "")
     finally:
@@ -114,16 +114,16 @@ def _agree(
 ) -> None:
     """Another rank says what it was asked for. Ends in silence where that is something else: rank 0 says what."""
     try:
-        asked = _asked(recipe, resume, overrides)
+        request = _request(recipe, resume, overrides)
     except GroupwiseError as error:
-        asked = {"error": str(error)}
-    store.set(f"asked {given.rank}", json.dumps(asked))
+        request = {"error": str(error)}
+    store.set(f"asked {given.rank}", json.dumps(request))
     if store.get("agreed") != AGREED.encode():
         time.sleep(ENDS)
         sys.exit(UsageError.exit_code)
 
 
-def _asked(recipe: str | None, resume: Path | None, overrides: Mapping[str, object]) -> Asked:
+def _request(recipe: str | None, resume: Path | None, overrides: Mapping[str, object]) -> Request:
     if resume is not None:
         table: dict[str, Any] = {"resume": os.path.realpath(resume), **overrides}
     else:

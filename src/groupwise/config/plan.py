@@ -15,7 +15,7 @@ from groupwise.core.engine import Sampling
 from groupwise.core.errors import brief, listed
 from groupwise.core.measure import CORRECTNESS, Measure
 from groupwise.core.place import Role
-from groupwise.core.placement import asked, in_words
+from groupwise.core.placement import in_words, resources_in_words
 from groupwise.core.reward import TASK
 from groupwise.core.task import Notes, PlaysTurns, ScoresSteps, Task
 from groupwise.core.user_code import Source
@@ -181,7 +181,8 @@ class Plan:
 
 def _describe_placement(plan: Plan) -> str:
     settings = plan.recipe.placement
-    actors = (f"{in_words(role, count)} of {asked(settings, role)}" for role, count in plan.processes.items())
+    counts = plan.processes.items()
+    actors = (f"{in_words(role, count)} of {resources_in_words(settings, role)}" for role, count in counts)
     return f"actors of the Ray {settings.ray}: {', '.join(actors)}; {settings.strategy}"
 
 

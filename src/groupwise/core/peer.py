@@ -3,9 +3,23 @@
 import contextlib
 import select
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from groupwise.core.channel import Channel, FrameError
+
+
+class Line(Protocol):
+    """What an end of a connection can do: a Channel in the other process, a Peer here."""
+
+    def send(
+        self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None
+    ) -> None: ...
+
+    def receive(self, seconds: float | None = None) -> dict[str, Any]: ...
+
+    def send_raw(self, data: memoryview | bytes, seconds: float | None = None) -> None: ...
+
+    def receive_raw(self, count: int, seconds: float | None = None) -> bytearray: ...
 
 
 class PeerLost(Exception):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from groupwise.core.address import LOOPBACK
 from groupwise.core.children import Child, ending
 from groupwise.core.errors import one_line, shortened
-from groupwise.core.peer import PeerLost
+from groupwise.core.peer import Line, PeerLost
 from groupwise.core.tail import Tail
 
 #: Seconds in which the rest of what an ended process printed must have come.
@@ -50,7 +50,7 @@ class Exit(NamedTuple):
     code: int | None
 
 
-class Process(Protocol):
+class Process(Line, Protocol):
     """A process at the other end of a connection, as core/peer.py asks it, and what is known of it besides.
 
     lost           whether an answer failed to come, so that the next one could be taken for it
@@ -73,16 +73,6 @@ class Process(Protocol):
 
     @property
     def closed(self) -> bool: ...
-
-    def send(
-        self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None
-    ) -> None: ...
-
-    def receive(self, seconds: float | None = None) -> dict[str, Any]: ...
-
-    def send_raw(self, data: memoryview | bytes, seconds: float | None = None) -> None: ...
-
-    def receive_raw(self, count: int, seconds: float | None = None) -> bytearray: ...
 
     def speaks(self, seconds: float) -> bool: ...
 

@@ -93,10 +93,10 @@ def in_words(role: Role, count: int) -> str:
     return f"{count} {NAMES[role][count > 1]}"
 
 
-def asked(settings: PlacementSettings, role: Role) -> str:
+def resources_in_words(settings: PlacementSettings, role: Role) -> str:
     """What a process of a role asks Ray for.
 
-    >>> asked(PlacementSettings(rank_gpus=1.0), Role.RANK)
+    >>> resources_in_words(PlacementSettings(rank_gpus=1.0), Role.RANK)
     '1 CPU and 1 GPU'
     """
     return " and ".join(f"{count:g} {name}" for name, count in settings.resources(role).items())

@@ -84,7 +84,7 @@ def whole_weights(groups: Groups, ranks: int) -> Traffic:
     return Traffic(gathered=sum(sizes), calls=len(sizes))
 
 
-def told(message: Message) -> Traffic:
+def announced(message: Message) -> Traffic:
     """Rank 0 says to the others what they do, with the batch that they do it on."""
     sizes = told_sizes(message)
     return Traffic(sent=sum(sizes), calls=len(sizes))
@@ -191,7 +191,7 @@ def critic_updated(batch: BatchShape, critic: Groups, ranks: int) -> Traffic:
 
 def weights_sent(policy: Groups, ranks: int) -> Traffic:
     """`weights`, each gathered on every rank."""
-    return told(Message(Verb.WEIGHTS)) + whole_weights(policy, ranks)
+    return announced(Message(Verb.WEIGHTS)) + whole_weights(policy, ranks)
 
 
 def probed(batch: BatchShape, policy: Groups, ranks: int) -> Traffic:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from groupwise.core.peer import PeerLost
+from groupwise.core.peer import Line, PeerLost
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.shared_weights import SharedWeights
 
@@ -15,7 +15,7 @@ class Parcel(NamedTuple):
     descriptors: Sequence[int]
 
 
-class EngineLine(wire.Line, Protocol):
+class EngineLine(Line, Protocol):
     """This end of it.
 
     pid  of the process, where it is one of this machine's

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.engine import Finished, Request, Sampling
+from groupwise.core.peer import Line
 from groupwise.core.records import Completion, Span, Support
 
 Arrays = Mapping[str, np.ndarray]
@@ -29,20 +30,6 @@ PART = 1 << 24
 FILE = "file:"
 #: The array that is a whole file of weights (shared_weights.py).
 WEIGHTS = "weights"
-
-
-class Line(Protocol):
-    """An end of the connection: a Channel in the engine's process, a Peer in the run."""
-
-    def send(
-        self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None
-    ) -> None: ...
-
-    def receive(self, seconds: float | None = None) -> dict[str, Any]: ...
-
-    def send_raw(self, data: memoryview | bytes, seconds: float | None = None) -> None: ...
-
-    def receive_raw(self, count: int, seconds: float | None = None) -> bytearray: ...
 
 
 class Message(NamedTuple):
