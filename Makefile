@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart real vllm ray test test-vllm test-slow test-fuzz check bench bench-trl docs claims clean
+.PHONY: help install quickstart real vllm ray test test-gpu test-vllm test-slow test-fuzz check bench bench-trl docs claims clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -35,10 +35,13 @@ real: install models/smollm2/config.json  ## train a real chat model of 135 mill
 	$(BIN)/groupwise train times-tables
 
 test: install  ## the tests, two files at a time; those of the pages need chromium and are skipped without it
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-gpu: install  ## the laws on a GPU: gradients beside a CPU's, the engine, runs and their memory
+	$(BIN)/python -m pytest tests/gpu
 
 test-slow: install  ## the long tests: the whole quickstart, ten kills and resumes, live pages, the wheel, experts, what hangs in every way
-	$(BIN)/python -m pytest -m slow
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -m slow
 
 test-fuzz: install  ## 10,000 fresh mutants of all that can be given to it, docs/hostile_input.md; SEED=... repeats a run
 	$(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(MUTANTS),--mutants $(MUTANTS))

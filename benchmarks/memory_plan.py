@@ -2,8 +2,9 @@
 
 python benchmarks/memory_plan.py [FOLDER]
 
-FOLDER is a real model's (groupwise model smollm2 FOLDER), which is measured too where it is given. Only the standard
-library is imported here: a process begins with the size of the one that it is started from.
+FOLDER is a real model's (groupwise model smollm2 FOLDER), which is measured too where it is given. On a GPU what is
+measured is the most that torch's allocator held, elsewhere the process. Only the standard library is imported here: a
+process begins with the size of the one that it is started from.
 """
 
 from __future__ import annotations
@@ -83,9 +84,10 @@ def run(folder: str, recipe: str, settings: dict[str, Any]) -> None:
     build.in_words = remembered
     groupwise.train(recipe, {**settings, "runs": folder})
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    memory = plans[0]
+    memory, process = plans[0], int(status["VmHWM"].split()[0]) * 1024
+    allocated = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
     parts = {part: memory.parts[part] for part in memory.phases[memory.phase]}
-    seen = {"planned": memory.peak, "held": memory.held, "measured": int(status["VmHWM"].split()[0]) * 1024}
+    seen = {"planned": memory.peak, "held": memory.held, "measured": allocated or process}
     print("RESULT", json.dumps({**seen, "phase": memory.phase, "parts": parts, "torch": torch.__version__}))
 
 
@@ -114,20 +116,27 @@ def refused(folder: Path) -> str:
     return f"exit {ended.returncode}: {' '.join(ended.stderr.split())}"
 
 
+def in_a_process(folder: Path, recipe: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """What `run` printed of a short run in a process of its own. Raises RuntimeError where it printed nothing."""
+    command = [sys.executable, __file__, "--run", str(folder), recipe, json.dumps({**SHORT, **settings})]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        raise RuntimeError(ended.stderr[-2000:])
+    return json.loads(lines[0].removeprefix("RESULT "))
+
+
 def main(real: str | None) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         subprocess.run([sys.executable, __file__, "--models", name], check=True)
         print(f"{'shape':<32}{'planned':>9}{'measured':>10}{'off':>7}   MiB; phase, and what it holds")
         for number, (shape, (recipe, settings)) in enumerate(shapes(folder, real).items()):
-            given = json.dumps({**SHORT, **settings, "name": f"measured-{number}"})
-            command = [sys.executable, __file__, "--run", str(folder / "runs"), recipe, given]
-            ended = subprocess.run(command, capture_output=True, text=True, check=False)
-            lines = [line for line in ended.stdout.splitlines() if line.startswith("RESULT ")]
-            if not lines:
-                print(f"{shape:<32} failed: {ended.stderr[-2000:]}")
+            try:
+                row = in_a_process(folder / "runs", recipe, {**settings, "name": f"measured-{number}"})
+            except RuntimeError as error:
+                print(f"{shape:<32} failed: {error}")
                 continue
-            row = json.loads(lines[0].removeprefix("RESULT "))
             planned, measured = (row[key] / 2**20 for key in ("planned", "measured"))
             parts = ", ".join(f"{part} {size / 2**20:.0f}" for part, size in row["parts"].items() if size >= 2**20)
             off = planned / measured - 1

@@ -84,9 +84,11 @@ def bare_batch(rows: int = 32) -> Batch:
     return whole_batch.rows(torch.arange(rows))
 
 
-def learners(make: Callable[[Any, Mesh], Any], model: Any, mesh: Mesh) -> tuple[Any, Any]:
-    """The same by itself, and over the ranks."""
-    return make(copy.deepcopy(model), ALONE), make(copy.deepcopy(model), mesh)
+def learners(
+    make: Callable[[Any, Mesh], Any], model: Any, mesh: Mesh, dtype: torch.dtype | None = None
+) -> tuple[Any, Any]:
+    """The same by itself, and over the ranks, on their device; in another type where one is given."""
+    return make(copy.deepcopy(model), ALONE), make(copy.deepcopy(model).to(mesh.device, dtype), mesh)
 
 
 def learner_of(reference: Any = None, routing: RoutingSettings = RoutingSettings(), **settings: Any) -> Any:
@@ -95,7 +97,7 @@ def learner_of(reference: Any = None, routing: RoutingSettings = RoutingSettings
     def make(model: Any, mesh: Mesh) -> Learner:
         own = {"tokens_per_microbatch": BUDGET, "learning_rate": 0.01, **settings}
         routers = routers_to_record(model.base_model, routing)
-        frozen = copy.deepcopy(reference)
+        frozen = None if reference is None else copy.deepcopy(reference).to(mesh.device)
         return Learner(model, frozen, LearnerSettings(**own), 0.8, 4, routing, routers, mesh=mesh)
 
     return make
@@ -104,11 +106,18 @@ def learner_of(reference: Any = None, routing: RoutingSettings = RoutingSettings
 def annotated(alone: Learner, over: Learner, algo: Any, batch: Batch) -> tuple[Batch, Measured]:
     """The batch with its columns, and whether both gave the same bits."""
     own, shared = (x.annotate(batch, old=True, ref=x.reference is not None) for x in (alone, over))
-    same = {"same_columns": all(same_bits(getattr(own, n), getattr(shared, n)) for n in ("logp_old", "logp_ref"))}
+    same = same_columns(own, shared)
     if own.routes is not None:
         columns = ((own.routes, shared.routes), (own.routes_own, shared.routes_own))
         same["same_routes"] = all(a is b is None or all(map(torch.equal, a, b)) for a, b in columns)
     return algo.weigh(algo.credit(shared)), same
+
+
+def same_columns(own: Batch, shared: Batch) -> Measured:
+    """Whether log-probabilities have the same bits, and how far they lie apart, nats."""
+    pairs = [(getattr(own, name), getattr(shared, name)) for name in ("logp_old", "logp_ref")]
+    off = [float((a - b)[own.mask].abs().max()) for a, b in pairs if a is not None]
+    return {"same_columns": all(same_bits(a, b) for a, b in pairs), "columns": max(off, default=0.0)}
 
 
 def compared(alone: Learner, over: Learner, algo: Any, minibatch: Batch) -> Measured:
@@ -130,11 +139,11 @@ def cleared(learner: Any) -> Any:
 
 
 def gradient(model: Any) -> Tensor:
-    return torch.cat([whole(p.grad).flatten() for p in model.parameters() if p.grad is not None])
+    return torch.cat([whole(p.grad).flatten().cpu() for p in model.parameters() if p.grad is not None])
 
 
 def weights(model: Any) -> Tensor:
-    return torch.cat([whole(p).flatten() for p in model.parameters()])
+    return torch.cat([whole(p).flatten().cpu() for p in model.parameters()])
 
 
 def apart(own: Tensor, shared: Tensor) -> float:
@@ -144,7 +153,7 @@ def apart(own: Tensor, shared: Tensor) -> float:
 def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    return one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return one.shape == other.shape and torch.equal(one.cpu().view(torch.uint8), other.cpu().view(torch.uint8))
 
 
 def same_seen(one: UpdateRecord, other: UpdateRecord) -> bool:
@@ -158,8 +167,8 @@ def moved(*models: Any, size: float = 0.02) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 other = whole(parameter)
-                noise = size * torch.randn(other.shape, generator=numbers, dtype=other.dtype)
-                set_whole(parameter, other + noise)
+                noise = size * torch.randn(other.shape, generator=numbers, dtype=torch.float64)
+                set_whole(parameter, other + noise.to(other.device, other.dtype))
 
 
 def catalog(mesh: Mesh, dtype: torch.dtype) -> Measured:
@@ -226,12 +235,14 @@ def supported(mesh: Mesh) -> Measured:
     return {**same, **compared(alone, over, algo, minibatch)}
 
 
-def experts(mesh: Mesh, replay: ReplayFrom, architecture: str = "qwen3_moe") -> Measured:
-    """A mixture of experts with replayed routes and both of the routers' losses."""
+def experts(
+    mesh: Mesh, replay: ReplayFrom, architecture: str = "qwen3_moe", dtype: torch.dtype = torch.float64
+) -> Measured:
+    """A mixture of experts with replayed routes and both of the routers' losses; over the ranks of another type."""
     algo = groupwise.algorithm("dapo")
     model = moe_models.build(architecture, dtype=torch.float64, experts_implementation="eager")
     routing = RoutingSettings(replay=replay, load_balance=0.3, z_loss=0.2)
-    alone, over = learners(learner_of(routing=routing), model, mesh)
+    alone, over = learners(learner_of(routing=routing), model, mesh, dtype)
     batch, numbers = bare_batch(), torch.Generator().manual_seed(2)
     places = [torch.rand(n - 1, 3, 8, generator=numbers).argsort(-1) for n in batch.length.tolist()]
     batch = dataclasses.replace(batch, routes_engine=tuple(place[..., :2].to(torch.uint8) for place in places))
@@ -257,10 +268,9 @@ def adapted(mesh: Mesh, folder: Path) -> Measured:
         for matrix in learner.adapters.matrices.values():
             set_whole(matrix, 0.2 * torch.randn(matrix.shape, generator=numbers))
     batch = bare_batch()
-    columns = [x.annotate(batch, old=True, ref=True) for x in (alone, over)]
-    same = all(same_bits(getattr(columns[0], n), getattr(columns[1], n)) for n in ("logp_old", "logp_ref"))
-    minibatch = algo.weigh(algo.credit(columns[0]))
-    measured = {"same_columns": same, **compared(alone, over, algo, minibatch)}
+    own, shared = (x.annotate(batch, old=True, ref=True) for x in (alone, over))
+    minibatch = algo.weigh(algo.credit(own))
+    measured = {**same_columns(own, shared), **compared(alone, over, algo, minibatch)}
     merged = zip(alone.weights(), over.weights(), strict=True)
     measured["same_merged"] = all(n == m and same_bits(a, b) for (n, a), (m, b) in merged)
     return {**measured, **put_back(alone, over, algo, minibatch, folder)}
@@ -309,7 +319,7 @@ def files_of(alone: Path, over: Path, hashes: Mapping[str, str]) -> Measured:
             torch.equal(one.whole(name), other.whole(name)) for name in one.places
         )
         count = len(one.places)
-    sizes = [(over / name).stat().st_size for name in hashes]
+    sizes = [(over / name).stat().st_size for name in hashes or [OPTIMIZER]]  # one process writes a single file
     return {
         "same_policy": policies[0] == policies[1],
         "same_moments": moments,

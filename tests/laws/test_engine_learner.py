@@ -125,7 +125,7 @@ def test_engine_and_learner_agree_under_every_option_that_trains(
 ):
     """And the ratio of the first update is 1, with a finite entropy and gradient."""
     sampling = Sampling(max_new_tokens=24, **options)
-    batch = _sampled(engine, two_ends, sampling)
+    batch = sampled_batch(engine, two_ends, sampling)
     assert (batch.support is not None) == sampling.truncates
     learner = Learner(
         two_ends.model,
@@ -144,7 +144,7 @@ def test_engine_and_learner_agree_under_every_option_that_trains(
     assert all(torch.isfinite(p.grad).all() for p in two_ends.model.parameters() if p.grad is not None)
 
 
-def _sampled(engine: LocalEngine, policy: Policy, sampling: Sampling) -> Batch:
+def sampled_batch(engine: LocalEngine, policy: Policy, sampling: Sampling) -> Batch:
     """A batch of scored completions of five prompts."""
     texts = ["a", "hello", LETTERS, "xyzzy99", "Q0"]
     prompts = [

@@ -14,7 +14,7 @@ from groupwise.training import memory as memory_plan
 from groupwise.training.critic import CriticSettings
 from groupwise.training.groups import Groups, Weight, gathered, groups_of, summed
 from groupwise.training.learner import LearnerSettings
-from groupwise.training.memory import KEPT_INSIDE, KEPT_OVER_RANKS, OTHER_RANKS, MemoryPlan, Planner, plan
+from groupwise.training.memory import KEPT_INSIDE, KEPT_OVER_RANKS, OTHER_RANKS, WORKSPACES, MemoryPlan, Planner, plan
 from groupwise.training.rank_memory import update_bytes
 from tests.training.test_memory import HELD, MODEL, RANK_4, ROOM, SHAPE
 
@@ -105,7 +105,8 @@ def test_a_critic_and_a_frozen_reference_are_dealt_alike() -> None:
 def test_each_gpu_holds_its_own_rank_alone() -> None:
     over = planned(64, device="cuda")
     assert not any(part.startswith(OTHER_RANKS) for part in over.parts)
-    assert over.parts["process"] == over.parts["batch"] == over.parts["whole models"] == 0
+    assert over.parts["process"] == WORKSPACES
+    assert over.parts["batch"] == over.parts["whole models"] == 0
     assert over.own_bytes("updating") == over.bytes_of("updating")
     assert over.parts["moments"] == pytest.approx(2 * WEIGHTS / 64, rel=0.1)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
+from groupwise.core.reproducible import prepare
 from groupwise.models.folder import (
     ADAPTERS,
     error_line,
@@ -99,6 +100,7 @@ def load_policy(
             f"{where}: the tokenizer has {ids} ids but the model only {embeddings} embeddings; they do not "
             "belong together"
         )
+    prepare(device)
     with loading(f"{where}: does not run"):
         check_halves(model.to(device))
     if training:

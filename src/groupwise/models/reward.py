@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 from groupwise.core.collate import microbatches
 from groupwise.core.errors import UsageError
+from groupwise.core.reproducible import prepare
 from groupwise.models.folder import loading, read_config
 from groupwise.models.heads import hidden, require_same
 from groupwise.models.load import Policy, from_pretrained, load_tokenizer, positions, require_config, with_backbone
@@ -89,6 +90,7 @@ def load_reward_model(folder: Path, dtype: torch.dtype = torch.float32, device: 
     for parameter in model.parameters():
         # Weights mapped from a file lie at odd addresses, where sums round differently from those that were saved.
         parameter.data = parameter.data.clone()
+    prepare(device)
     with loading(f"{where}: does not run"):
         _check_head(model.to(device))
     return RewardModel(model, tokenizer)

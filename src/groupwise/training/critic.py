@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from groupwise.algorithms.parts.critic import value_loss
 from groupwise.core.metrics import Mean, Sum, Value
 from groupwise.core.records import Batch
+from groupwise.core.reproducible import reproducible
 from groupwise.core.settings import Changeable, Location
 from groupwise.models.value import POLICY_START, token_values
 from groupwise.training import checkpoint
@@ -43,7 +44,7 @@ class Critic(TrainedModel):
 
     def values(self, batch: Batch) -> Tensor:
         """V(s_t) [N,T] in reward units, on the CPU without gradient, 0 where masked."""
-        with self.mesh.together(Message(Verb.VALUES, batch)), torch.no_grad():
+        with self.mesh.together(Message(Verb.VALUES, batch)), reproducible(self.device), torch.no_grad():
             return self.by_microbatch(batch, lambda _, micro: self._forward(micro))
 
     def gradients(self, minibatch: Batch, tokens: int) -> tuple[float, int]:
@@ -53,10 +54,11 @@ class Critic(TrainedModel):
         """
         loss, held = 0.0, 0
         for _, micro in self.microbatches(minibatch):
-            value = self._forward(micro)
-            old, returns = (micro.need(name).to(value.dtype) for name in ("value", "returns"))
-            part = value_loss(value, old, returns, micro.mask, self.clip).sum() / max(tokens, 1)
-            part.backward()
+            with reproducible(self.device):
+                value = self._forward(micro)
+                old, returns = (micro.need(name).to(value.dtype) for name in ("value", "returns"))
+                part = value_loss(value, old, returns, micro.mask, self.clip).sum() / max(tokens, 1)
+                part.backward()
             loss += part.item()
             held += int(clipped(value.detach(), old, returns, micro.mask, self.clip).sum())
         loss, total = self.mesh.sums([loss, held])

@@ -15,6 +15,7 @@ from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import NO_ROWS, collate, idle_rows, microbatches
 from groupwise.core.prefixes import prefix_microbatches
 from groupwise.core.records import Batch, Group, RoutingRecord, UpdateRecord, UpdateResult
+from groupwise.core.reproducible import reproducible
 from groupwise.core.settings import Changeable
 from groupwise.models.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.compiled import CompiledLayers
@@ -322,7 +323,7 @@ class Learner(TrainedModel):
     def _attending(self, model: nn.Module, layout: Layout) -> Iterator[None]:
         """Inside, a forward of the model and its backward run as the layout and the settings have it."""
         backbone, _ = halves(model)
-        with self.fused.running(), ExitStack() as stack:
+        with reproducible(self.device), self.fused.running(), ExitStack() as stack:
             if layout.line is not None:
                 stack.enter_context(in_line(backbone))
             if self.recompute and torch.is_grad_enabled():

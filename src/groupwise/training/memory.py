@@ -51,6 +51,9 @@ USABLE = 0.9
 #: Bytes of a token in the columns of a batch; of a sampled one in the completions, which Python holds; and what
 #: libraries take after a run is planned.
 COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
+#: What cuBLAS keeps on a GPU for its products: as much as core/reproducible.py says, for each thread that has any, the
+#: one that runs forwards and torch's of backwards.
+WORKSPACES = 2 * 8 * (4096 << 10)
 #: What another process of the run holds of libraries, at most: this one may hold more, of what it did before.
 LIBRARIES = 450 << 20
 #: The share of an update's activations that the C library keeps, in pieces, where they are not given back: of what
@@ -232,7 +235,8 @@ class _Sizes:
             return MemoryPlan(parts, phases, held, free, cuts)
         follows = {phase: FOLLOWS[phase] for phase in phases}
         own = follower_parts(parts, self._policy, self._critic, self._ranks)
-        own["process"] = min(held, LIBRARIES) if self._device == "cpu" else 0  # what comes later is an engine's
+        # What comes later is an engine's.
+        own["process"] = min(held, LIBRARIES) if self._device == "cpu" else WORKSPACES
         follower = MemoryPlan(own, follows, held, free, cuts)
         if self._device == "cpu":  # one machine has all of them
             each = {phase: f"{OTHER_RANKS}{phase}" for phase in phases}
@@ -284,7 +288,7 @@ class _Sizes:
         trained, critic_trained = (0 if g is None else trained_part(g.every, ranks) for g in (self._policy, value))
         models = {"policy": self._policy, "reference": self._reference, "critic": value}
         return {
-            "process": held + LATER if on_cpu else 0,
+            "process": held + LATER if on_cpu else WORKSPACES,
             **self._engine(weights, held),
             "weights": held_bytes(self._policy.every, ranks),
             # A policy in shards that is trained in bfloat16 is asked for its float32 answers as a whole one.

@@ -10,6 +10,7 @@ from torch.optim import AdamW
 
 from groupwise.core.collate import microbatches
 from groupwise.core.errors import RunError
+from groupwise.core.reproducible import reproducible
 from groupwise.core.seeds import stream
 from groupwise.core.settings import Location, Settings
 from groupwise.models.load import positions
@@ -124,10 +125,11 @@ def gradients(model: RewardModel, batch: Sequence[Comparison], settings: Prefere
     loss = 0.0
     for part in microbatches(length, settings.tokens_per_microbatch // 2):
         rows = [row for i in part.tolist() for row in _rows(batch[i])]
-        chosen, rejected = model.forward(rows).view(-1, 2).unbind(1)
-        share = bradley_terry(chosen, rejected) + settings.center * (chosen + rejected).square().mean()
-        share = share * (len(part) / len(batch))
-        share.backward()
+        with reproducible(model.model.device):
+            chosen, rejected = model.forward(rows).view(-1, 2).unbind(1)
+            share = bradley_terry(chosen, rejected) + settings.center * (chosen + rejected).square().mean()
+            share = share * (len(part) / len(batch))
+            share.backward()
         loss += share.item()
     return loss
 

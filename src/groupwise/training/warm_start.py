@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from groupwise.core.errors import UsageError
+from groupwise.core.reproducible import reproducible
 from groupwise.core.settings import Settings
 from groupwise.core.task import Demonstration
 from groupwise.models.chat import Chat
@@ -154,7 +155,8 @@ def _backward(model: Any, examples: list[Example], pad: int, load_balance: float
     # Short and long apart: guesses are half as long as worked answers, and padding costs as much as text.
     for half in (by_length[:middle], by_length[middle:]):
         if half:
-            with _routers_loss(model, half, load_balance * len(half) / len(examples)) as routers_loss:
+            balance = load_balance * len(half) / len(examples)
+            with reproducible(model.device), _routers_loss(model, half, balance) as routers_loss:
                 part = _cross_entropy(model, half, pad) / trained
                 (part + routers_loss()).backward()
             loss += part.item()

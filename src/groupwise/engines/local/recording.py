@@ -9,6 +9,7 @@ where torch has no tracer, the plain forward runs.
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -27,12 +28,22 @@ def recorded(plain: nn.Module, example: Callable[[S], Sequence[Tensor]], first: 
         # A value that decides what is recorded makes the recording wrong for other values.
         warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[reportPrivateImportUsage]
         try:
-            replay: Any = torch.jit.trace(plain, tuple(example(first)), check_trace=False)
+            inputs = tuple(example(first))
+            replay: Any = torch.jit.trace(plain, inputs, check_trace=False)
             if not all(_agree(plain(*inputs), replay(*inputs)) for inputs in map(example, others)):
                 return plain
         except Exception:  # whatever a model does that cannot be recorded, the plain forward can do
             return plain
-    return replay.forward  # a call of the module itself looks for hooks first
+    # A call of the module itself looks for hooks first.
+    return partial(_as_recorded, replay.forward) if inputs[0].is_cuda else replay.forward
+
+
+def _as_recorded(forward: Forward, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """torch joins operations on a GPU after a few calls, which moves the last bits: an engine that is made anew, for a
+    run that goes on, would not have those of the one before.
+    """
+    with torch.jit.optimized_execution(False):  # pyright: ignore[reportPrivateImportUsage]
+        return forward(*inputs)
 
 
 def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

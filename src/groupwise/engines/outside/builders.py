@@ -22,6 +22,7 @@ def local(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progres
     """
     from transformers import AutoModelForCausalLM
 
+    from groupwise.core.reproducible import prepare
     from groupwise.engines.local.make import local_engine
     from groupwise.engines.weights import copy_weights
     from groupwise.models.folder import loading, read_config
@@ -38,6 +39,7 @@ def local(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progres
             experts_implementation=spec.experts,
         )
     progress()
+    prepare(spec.device)
     model = model.eval().to(spec.device)
     copy_weights(model, weights, keeps=0)
     policy = Policy(model, tokenizer, frozenset(spec.eos), spec.pad)

@@ -1,0 +1,91 @@
+"""A learner on a GPU has the gradients of the same learner on the CPU: the cases of several ranks, run by one there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from groupwise.algorithms.settings import CATALOG
+from groupwise.models.moe.settings import ReplayFrom
+from groupwise.training.mesh import ALONE
+from tests.laws import moe_models, rank_cases
+
+ON_GPU = dataclasses.replace(ALONE, device="cuda")
+#: Relative, of a gradient. Norms and rotary positions of transformers' models are computed in float32 whatever the type
+#: of the weights, and a GPU rounds there otherwise than a CPU.
+ROUNDING = {"float64": 1e-6, "float32": 1e-4}
+
+
+def require(measured: dict[str, Any], rounding: float = ROUNDING["float64"]) -> None:
+    assert measured["columns"] < rounding
+    assert measured["gradient"] < rounding
+    assert measured["loss"] < rounding
+    assert measured["norm"] > 1e-3, "there is a gradient to compare"
+
+
+@pytest.fixture(scope="module")
+def catalog() -> dict[str, dict[str, Any]]:
+    return {dtype: rank_cases.catalog(ON_GPU, getattr(torch, dtype)) for dtype in ROUNDING}
+
+
+@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_every_row_of_the_catalog(dtype: str, name: str, catalog: dict[str, dict[str, Any]]) -> None:
+    require(catalog[dtype][name], ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("case", [rank_cases.padded_rows, rank_cases.supported])
+def test_rows_without_shared_prompts_recomputed_and_tokens_of_a_truncated_distribution(case: Any) -> None:
+    require(case(ON_GPU))
+
+
+@pytest.mark.parametrize("replay", [ReplayFrom.LEARNER, ReplayFrom.ENGINE])
+@pytest.mark.parametrize("architecture", moe_models.BUILD)
+def test_routes_are_recorded_and_replayed(replay: ReplayFrom, architecture: str) -> None:
+    """Routers compute in float32 whatever the type of the weights: no further from float64 than float32 is on a CPU."""
+    measured = rank_cases.experts(ON_GPU, replay, architecture)
+    single = rank_cases.experts(ALONE, replay, architecture, torch.float32)
+    apart = [name for name in ("columns", "gradient", "loss", "losses") if measured[name] > single[name]]
+    assert apart == []
+    assert measured["same_routes"]
+    assert measured["same_own"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_clipped_updates(tied: bool) -> None:
+    measured = rank_cases.updates(ON_GPU, tied)
+    assert max(measured["weights"], measured["norms"]) < ROUNDING["float64"]
+    assert measured["clipped"] > 0.1, "the norm was above its limit"
+    assert measured["least_moved_row"] > 1e-3
+
+
+def test_bfloat16_is_near_that_of_a_cpu_over_float32_masters() -> None:
+    """Either rounds on its own: their gradients may lie as far apart as rounding moves one, eps = 2^-8."""
+    measured = rank_cases.rounded(ON_GPU)
+    assert measured["gradient"] < 8 * 2**-8
+    assert 1e-4 < measured["rounding"] < 0.1
+    assert measured["masters"]
+
+
+def test_the_critic(tmp_path: Any) -> None:
+    measured = rank_cases.critic(ON_GPU, tmp_path)
+    assert max(measured["loss"], measured["gradient"], measured["weights"]) < ROUNDING["float64"]
+    assert measured["same_restored"]
+
+
+def test_adapters_and_back_from_their_checkpoint(tmp_path: Any) -> None:
+    measured = rank_cases.adapted(ON_GPU, tmp_path)
+    require(measured, ROUNDING["float32"])
+    assert measured["same_restored"]
+    assert measured["same_again"], "the same updates from the same checkpoint have the same bits"
+    assert measured["elsewhere"] < ROUNDING["float32"]
+
+
+def test_back_from_a_checkpoint(tmp_path: Any) -> None:
+    measured = rank_cases.saved(ON_GPU, tmp_path)
+    assert measured["same_restored"], "what a GPU wrote, a CPU reads"
+    assert measured["same_from_one"], "and the other way"
+    assert measured["same_again"]
