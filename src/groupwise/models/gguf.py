@@ -23,6 +23,8 @@ from groupwise.models.folder import WEIGHTS, loading, quiet
 MAGIC = b"GGUF"
 #: The one architecture whose tensors are known here, and its weights' bytes a number once they are read.
 ARCHITECTURE, BYTES = "llama", 4
+#: A tokenizer's tokens of a meaning of their own -> their names in a file's metadata.
+SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 #: Ids that end an answer, in a file's metadata.
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot"))
 #: How a text is cut before it is encoded, by the name that llama.cpp gives it, where transformers takes GPT-2's way.
@@ -86,9 +88,10 @@ def read_gguf(path: Path) -> GgufModel:
         vars(config).pop("_model_name_or_path", None)  # the file's title, which is no path
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
         shapes = {name: tensor.shape for name, tensor in empty.state_dict().items() if name not in tied}
-        tokenizer = _tokenizer(path, _text(reader, "tokenizer.ggml.pre"), config.max_position_embeddings)
-        ends = {int(field.parts[-1][0]) for key in END_KEYS if (field := reader.get_field(key))}
-    return GgufModel(path, config, tokenizer, shapes, tuple(sorted(ends)))
+        tokenizer = _tokenizer(path, reader, config.max_position_embeddings)
+        ends = sorted({int(field.parts[-1][0]) for key in END_KEYS if (field := reader.get_field(key))})
+        config.eos_token_id = ends  # of the file, whatever this version of transformers makes of it
+    return GgufModel(path, config, tokenizer, shapes, tuple(ends))
 
 
 def weights(model: GgufModel) -> dict[str, Tensor]:
@@ -135,16 +138,19 @@ def _text(reader: Any, key: str) -> str:
     return bytes(field.parts[-1]).decode() if field else ""
 
 
-def _tokenizer(path: Path, pre_tokenizer: str, longest: int) -> PreTrainedTokenizerFast:
+def _tokenizer(path: Path, reader: Any, longest: int) -> PreTrainedTokenizerFast:
     """The file's tokenizer with its chat template; `longest` is the model's number of positions."""
     read = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    pre_tokenizer = _text(reader, "tokenizer.ggml.pre")
     if pre_tokenizer in PRE_TOKENIZERS:
         read.backend_tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre_tokenizer]
-    named = {key: getattr(read, key) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    # By the file's ids: versions of transformers differ in which token they take for the end.
+    ids = {key: reader.get_field(f"tokenizer.ggml.{name}_token_id") for key, name in SPECIAL_TOKENS.items()}
+    named = {key: read.convert_ids_to_tokens(int(field.parts[-1][0])) for key, field in ids.items() if field}
     return PreTrainedTokenizerFast(
         tokenizer_object=read.backend_tokenizer,
         chat_template=read.chat_template,
         model_max_length=longest,
         clean_up_tokenization_spaces=False,
-        **{key: token for key, token in named.items() if token is not None},
+        **named,
     )
