@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -10,20 +11,9 @@ import torch
 from groupwise.core.collate import microbatches
 from groupwise.core.prefixes import prefix_microbatches, prompt_keys
 from groupwise.training.run_shape import MicrobatchSizes, RunShape, microbatch_sizes, minibatch_rows
+from tests.training.test_memory import SHAPE as WIDE
 
-SHAPE = RunShape(
-    prompts=6,
-    samples=4,
-    minibatches=1,
-    prompt=7,
-    completion=5,
-    rows=128,
-    truncates=False,
-    adjusts=False,
-    engine=4,
-    reference=0,
-    reward_model=False,
-)
+SHAPE = dataclasses.replace(WIDE, prompts=6, samples=4, minibatches=1, prompt=7, completion=5)
 
 
 def shape_of(prompts: int, samples: int, prompt: int, completion: int, minibatches: int = 1) -> RunShape:
