@@ -79,6 +79,28 @@ print(again, faults())
 """
 
 
+LARGE = """
+import sys
+import torch
+from groupwise.core.free_memory import held_memory, keep_freed
+keep_freed(large=sys.argv[1] == "all")
+blocks = [torch.ones(size << 18) for _ in range(16) for size in (3, 12)]
+last, held = blocks[-2], held_memory("cpu")
+blocks.clear()
+print(held - held_memory("cpu") >> 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_large_blocks_go_back_as_they_are_freed_where_only_small_ones_stay():
+    """Of 16 blocks of 12 MiB and 16 of 3 the large ones, and none where all stay."""
+    small, every = (
+        int(subprocess.check_output([sys.executable, "-c", LARGE, how], text=True)) for how in ("small", "all")
+    )
+    assert 16 * 12 - 8 < small <= 16 * 12
+    assert every < 8
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 def test_what_stays_with_the_process_is_taken_again_without_a_page_from_the_system():
     """Five times 160 MiB are 204,800 pages of 4 KiB; what was given back is taken from the system once."""

@@ -137,8 +137,8 @@ def take_part(mesh: Mesh) -> None:
     try:
         run = mesh.plain(None)
         torch.set_num_threads(run["threads"])
-        keep_freed()
         plan = resolve(Recipe.model_validate(run["recipe"]), place=Path(run["folder"]))
+        keep_freed(large=not plan.recipe.learner.recompute)
         if rounds(plan.recipe):
             keep_few_products()
         follow(mesh, _verbs(plan, mesh, frozenset(run["eos"]), run["pad"]))

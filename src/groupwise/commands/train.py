@@ -89,7 +89,7 @@ def train(
     notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
 
     def first() -> Run:
-        with threads(plan.recipe), freed_stays():
+        with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
             row = about.about(plan, time.time())
             return _go(plan, book, row, None, Sender(send_to, book.log), notes, callbacks, fresh=True)
 
@@ -135,7 +135,7 @@ def _resumed(folder: Path, overrides: Mapping[str, object], callbacks: Sequence[
         Terminal(stderr=True).print(line)
     for line in record_changes(then, plan, book, state):
         Terminal().print(line)
-    with threads(plan.recipe), freed_stays():
+    with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
         returns = state.get("rollbacks", ())
         row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes, returns, lost)
         return _go(plan, book, row, newest, Sender(send_to, book.log), notes, callbacks, fresh=False)

@@ -18,7 +18,8 @@ LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.us
 #: Of glibc's mallopt: the options, by their numbers in malloc.h, and what they are set to, bytes. Blocks of 32 MiB or
 #: more have pages of their own in any case; no option of glibc goes higher.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
-OPTIONS = {MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 64 << 20}
+KEEP_ALL = {MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 64 << 20}
+KEEP_SMALL = {MMAP_THRESHOLD: 4 << 20, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 0}
 
 
 def held_memory(device: str) -> int:
@@ -50,22 +51,25 @@ def give_back() -> None:
         trim(0)
 
 
-def keep_freed() -> None:
+def keep_freed(large: bool = True) -> None:
     """From now on what is freed here stays with the process, for what it takes next; without glibc nothing happens.
 
     The C library returns the end of its heap whenever that is free. A microbatch takes and frees all of its
     activations, so each takes every page from the system again: an eighth of an update's time. `give_back` returns it.
+
+    large  whether blocks of 4 MiB and more stay too. Where they do not, an update holds what its tensors are: else
+           gradients, which stay for longer, take pieces of what activations have freed, and those need new memory
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
-        for option, value in OPTIONS.items():
+        for option, value in (KEEP_ALL if large else KEEP_SMALL).items():
             mallopt(option, value)
 
 
 @contextmanager
-def freed_stays() -> Iterator[None]:
+def freed_stays(large: bool = True) -> Iterator[None]:
     """Inside, what is freed stays with the process (`keep_freed`); before and behind it, it is returned."""
     give_back()
-    keep_freed()
+    keep_freed(large)
     try:
         yield
     finally:
