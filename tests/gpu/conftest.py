@@ -6,8 +6,8 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def gpu() -> None:
-    """Skips the test where torch finds no GPU."""
+    """Skips every test here where torch finds no GPU, before any fixture asks for one."""
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
