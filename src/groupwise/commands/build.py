@@ -114,9 +114,7 @@ def _built(
     judge = run_reward_model(plan, policy, chat, scorer, journal, view)
     value_model = _value_model(plan, policy, view.note)
     routers = _routers(plan, policy, view)
-    disk = disk_plan(plan, policy.model, value_model)
-    require_disk(disk)
-    view.note(f"disk         {disk}")
+    _require_disk(plan, policy, value_model, view)
     engine = training_engine(plan, policy, routers, say, place)
     started.callback(engine.close)
     models = {"reference": reference and reference.model, "critic": value_model}
@@ -141,6 +139,13 @@ def _built(
     )
     settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
     return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
+
+
+def _require_disk(plan: Plan, policy: Policy, value_model: nn.Module | None, view: View) -> None:
+    """Says what the run will write; raises UsageError where the disk has no room for it."""
+    disk = disk_plan(plan, policy.model, value_model)
+    require_disk(disk)
+    view.note(f"disk         {disk}")
 
 
 def _cut(plan: Plan, memory: MemoryPlan, longest: int, journal: Journal, view: View) -> Plan:
