@@ -37,6 +37,7 @@ COMMON: dict[str, Any] = {
 VERBS = {
     "annotate": "annotate",
     "values": "values",
+    "scores": "score",
     "update": "update",
     "update critic": "update the critic",
     "weights": "load weights",
@@ -45,6 +46,7 @@ VERBS = {
 #: The phases of a run's metrics that a plan estimates, and the plan's own that are in them.
 PHASES = {
     "generate": ("generate",),
+    "score": ("score",),
     "annotate": ("annotate", "values"),
     "update": ("update", "update the critic"),
     "load weights": ("load weights",),
@@ -76,6 +78,11 @@ def shapes(folder: Path, real: str | None) -> dict[str, dict[str, Any]]:
             "critic": {"tokens_per_microbatch": 1024},
             "algorithm": {"name": "ppo"},
             "passes_per_batch": 1,
+        },
+        "8 layers of 512, reward model": {
+            **middle,
+            "learner.tokens_per_microbatch": 1024,
+            "preference": {"pairs": 16, "heldout_pairs": 4, "batch_size": 4},
         },
         "8 layers of 512, adapters": {**middle, "learner.tokens_per_microbatch": 1024, "adapter.rank": 16},
     }

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.load import Policy
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
+from groupwise.models.reward import RewardModel, reward_model_of
 from groupwise.models.shards import own_part, set_whole, set_whole_state, whole
 from groupwise.models.tiny import TinySpec
 from groupwise.models.value import from_policy
@@ -37,6 +39,7 @@ from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import Learner, LearnerSettings
 from groupwise.training.mesh import ALONE, Mesh, connect, rendezvous
 from groupwise.training.parts import stored
+from groupwise.training.reward_scorer import RewardScorer
 from groupwise.training.rounding import Precisions, float32_logprobs, measured_tolerance, sampled_completions
 from groupwise.training.tensor_file import sha256_of
 from tests.laws import moe_models
@@ -370,6 +373,28 @@ def critic(mesh: Mesh, folder: Path) -> Measured:
     }
 
 
+def scoring_model() -> RewardModel:
+    """A reward model of the tiny policy, whose scores differ."""
+    own = Policy(policy(torch.float32), SimpleNamespace(pad_token_id=0), frozenset({1}), 0)
+    reward = dataclasses.replace(reward_model_of(own), tokens_per_batch=30)
+    moved(reward.model, size=0.3)
+    return reward
+
+
+def reward_model(mesh: Mesh) -> Measured:
+    """Scores of rows of every length, of which a batch holds a few; and of one row, with which a rank is idle."""
+    alone = scoring_model()
+    over = RewardScorer(dataclasses.replace(alone, model=copy.deepcopy(alone.model).to(mesh.device)), mesh)
+    batch = bare_batch()
+    rows = [tuple(row[:n].tolist()) for row, n in zip(batch.tokens, batch.length.tolist(), strict=True)]
+    every, one = ([alone.scores(some, [()] * len(some)), over.take_part(some)] for some in (rows, rows[:1]))
+    return {
+        "same": every[0] == every[1] and one[0] == one[1],
+        "batches": len(alone.batches(rows)),
+        "spread": max(every[0]) - min(every[0]),
+    }
+
+
 def not_finite(mesh: Mesh) -> Measured:
     """An advantage is NaN in a row of rank 1 alone: neither rank moves, and both go on after it."""
     algo = groupwise.algorithm("dapo")
@@ -438,13 +463,17 @@ def measured(mesh: Mesh) -> Measured:
 
 
 def held(mesh: Mesh) -> Measured:
-    """The share of weights, gradients and optimizer state that this rank holds."""
+    """The share of weights, gradients and optimizer state that this rank holds, and of a reward model."""
     algo = groupwise.algorithm("dapo")
     _, over = learners(learner_of(), policy(), mesh)
     minibatch = algo.weigh(algo.credit(over.annotate(bare_batch(), old=True, ref=False)))
     parameters = list(over.model.parameters())
     total = sum(p.numel() for p in parameters)
-    shares = {"weights": sum(own_part(p).numel() for p in parameters) / total}
+    scored = list(RewardScorer(scoring_model(), mesh).model.parameters())
+    shares = {
+        "weights": sum(own_part(p).numel() for p in parameters) / total,
+        "reward model": sum(own_part(p).numel() for p in scored) / sum(p.numel() for p in scored),
+    }
     cleared(over).gradients(minibatch, algo)
     shares["gradients"] = sum(own_part(p.grad).numel() for p in parameters) / total
     over.update(minibatch, algo)
@@ -468,6 +497,7 @@ def cases(folder: Path) -> Mapping[str, Callable[[Mesh], Measured]]:
         "adapted": lambda mesh: adapted(mesh, folder / "adapted"),
         "saved": lambda mesh: saved(mesh, folder / "saved"),
         "critic": lambda mesh: critic(mesh, folder / "critic"),
+        "reward model": reward_model,
         "not finite": not_finite,
         "rounded": rounded,
         "measured": measured,

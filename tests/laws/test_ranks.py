@@ -134,6 +134,14 @@ def test_the_critic_is_sharded_alike(seen):
         assert max(measured["loss"], measured["gradient"], measured["weights"]) < 1e-9
 
 
+def test_a_reward_model_in_shards_scores_with_the_bits_of_one_process(seen):
+    for rank in (0, 1):
+        measured = seen[rank]["reward model"]
+        assert measured["same"]
+        assert measured["batches"] % 2 == 1, "one rank is idle in the end"
+        assert measured["spread"] > 0.1, "a model that says one thing would pass this"
+
+
 @pytest.mark.slow
 def test_three_ranks_are_one_process_too(tmp_path):
     """Widths of 20 and 27 and a vocabulary of 15 are dealt in parts of which the last is the smallest, or empty."""
@@ -159,8 +167,8 @@ def test_what_is_not_finite_on_one_rank_is_skipped_on_both(seen):
         assert seen[rank]["not finite"] == {"on_rank_1": True, "applied": False, "still": True, "goes_on": True}
 
 
-def test_each_rank_holds_half_of_weights_gradients_and_optimizer(seen):
-    for name in ("weights", "gradients", "optimizer"):
+def test_each_rank_holds_half_of_weights_gradients_and_optimizer_and_of_a_reward_model(seen):
+    for name in ("weights", "gradients", "optimizer", "reward model"):
         shares = [seen[rank]["held"][name] for rank in (0, 1)]
         assert sum(shares) == pytest.approx(1)
         assert shares == pytest.approx([0.5, 0.5], rel=0.1)

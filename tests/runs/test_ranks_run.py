@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import groupwise
 from groupwise.commands.parity import TOLERANCE
@@ -24,10 +25,12 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines.outside.placed import SERVER
 from groupwise.journal.journal import read_metrics
+from groupwise.models.load import load_policy, save_policy
+from groupwise.models.reward import reward_model_of
 from groupwise.training import checkpoint
 from tests.moe_policy import save_moe
 from tests.runs.test_run import weights
-from tests.runs.tiny_runs import cut_back, own_processes, tiny_run
+from tests.runs.tiny_runs import cut_back, own_processes, tiny_policy, tiny_run
 
 #: A rate at which rounding does not grow from step to step.
 CHANGES: dict[str, Any] = {"steps": 3, "learner__learning_rate": 1e-3, "algorithm__name": "ppo"}
@@ -188,14 +191,43 @@ def test_a_rank_that_stalls_is_named_within_the_deadline(tmp_path: Path) -> None
     assert not other_ranks()
 
 
+def scoring_model(place: Path) -> Path:
+    """The folder of a reward model of the tiny policy, whose scores differ."""
+    folder = place / "reward_model"
+    reward = reward_model_of(load_policy(tiny_policy(place / "scored")))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        torch.nn.init.normal_(reward.model.score.weight)
+    save_policy(reward.model, reward.tokenizer, folder)
+    return folder
+
+
+@pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_reward_model_in_shards_scores_with_the_bits_of_one_process(tmp_path: Path, ahead: int) -> None:
+    """Sampled ahead, a batch is scored by a thread while the ranks train: they do one after the other."""
+    changes: dict[str, Any] = {"algorithm__name": "grpo", "rollout__ahead": ahead}
+    changes["preference__model"] = str(scoring_model(tmp_path))
+    alone, over = trained(tmp_path, "alone", **changes), trained(tmp_path, "over", learner__ranks=2, **changes)
+    rows = [[json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()] for run in (alone, over)]
+    for one, other in zip(*rows, strict=True):
+        # Of one policy: later ones are the same up to rounding, and their completions need not be.
+        assert one["step"] > 1 + ahead or (one["completion"], one["learned"]) == (other["completion"], other["learned"])
+    assert len({row["learned"] for row in rows[1]}) > 5, "a model that says one thing would pass this"
+    for one, other in zip(*(read_metrics(run) for run in (alone, over)), strict=True):
+        require_near(numbers(one), numbers(other))
+    assert not other_ranks()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dense", "adapters", "experts", "renewed"])
+@pytest.mark.parametrize("kind", ["dense", "adapters", "experts", "renewed", "reward model"])
 def test_a_run_that_is_resumed_at_two_ranks_has_the_bits_of_one_that_never_stopped(tmp_path: Path, kind: str) -> None:
     own: dict[str, Any] = {"algorithm__name": "grpo", "learner__ranks": 2}
     if kind == "adapters":
         own["adapter__rank"] = 2
     if kind == "renewed":
         own |= RENEWED
+    if kind == "reward model":
+        own["preference__model"] = str(scoring_model(tmp_path))
     if kind == "experts":
         own |= {"model": str(save_moe(tmp_path / "experts")), "routing__replay": "engine", "routing__load_balance": 0.1}
     whole, cut = (trained(tmp_path, part, **own) for part in ("whole", "cut"))

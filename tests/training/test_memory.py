@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from transformers import LlamaConfig
 
-from groupwise.models.activations import weight_bytes, without_memory
+from groupwise.models.activations import weight_bytes, with_value_head, without_memory
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights, adapter_size
 from groupwise.training import memory as memory_plan
@@ -98,13 +98,22 @@ def test_on_a_cpu_no_more_activations_than_pay():
     [
         ({"reference": 4}, "reference", 1),
         ({"reference": 2}, "reference", 0.5),
-        ({"reward_model": True}, "reward model", 1),
     ],
 )
 def test_a_frozen_copy_costs_its_weights(change: dict[str, Any], part: str, share: float):
     more = planned(shape=dataclasses.replace(SHAPE, **change))
     assert more.parts[part] == share * weight_bytes(MODEL)
     assert more.peak - planned().peak == share * weight_bytes(MODEL)
+
+
+def test_a_reward_model_costs_its_weights_and_what_a_batch_of_rows_takes():
+    more = planned(shape=dataclasses.replace(SHAPE, reward_model=True))
+    own = weight_bytes(with_value_head(MODEL, bias=False))
+    assert more.parts["reward model"] == own
+    assert own == weight_bytes(MODEL) - 4 * (5000 - 1) * 64, "a head of one number, without a bias"
+    assert more.bytes_of("updating") - planned().bytes_of("updating") >= own
+    assert more.parts["scored rows"] > 0
+    assert more.bytes_of("scoring") == more.bytes_of("loading weights") + more.parts["scored rows"]
 
 
 def test_an_engine_in_a_child_costs_its_libraries_and_the_weights_on_their_way():

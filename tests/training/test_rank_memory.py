@@ -102,6 +102,20 @@ def test_a_critic_and_a_frozen_reference_are_dealt_alike() -> None:
     assert over.parts["critic's gathered weights"] > 0
 
 
+def test_a_reward_model_is_dealt_and_what_it_runs_is_gathered() -> None:
+    alone, over = (planned(ranks, reward_model=True) for ranks in (1, 2))
+    assert over.parts["reward model"] == pytest.approx(alone.parts["reward model"] / 2, rel=0.02)
+    assert over.parts["whole models"] == WEIGHTS + alone.parts["reward model"], "at the start it is whole on each rank"
+    assert (alone.parts["gathered to score"], "scoring" in planned(2).phases) == (0, False)
+    assert over.parts["gathered to score"] > over.parts["reward model"]
+    assert over.follower is not None
+    own = over.follower.parts
+    assert own["reward model"] == over.parts["reward model"]
+    assert over.follower.bytes_of("scoring") - over.follower.bytes_of("generating") == (
+        own["gathered to score"] + own["scored rows"]
+    )
+
+
 def test_each_gpu_holds_its_own_rank_alone() -> None:
     over = planned(64, device="cuda")
     assert not any(part.startswith(OTHER_RANKS) for part in over.parts)

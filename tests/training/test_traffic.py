@@ -16,7 +16,9 @@ from tests import two_ranks
 POLICY = {"annotate", "update", "weights", "logprobs"}
 LEARNERS = ("dense", "3 rows", "padded", "recomputed", "bfloat16", "some untrained", "adapters", "adapters above")
 CASES = dict.fromkeys([*LEARNERS, "experts learner", "experts engine"], POLICY) | {
-    "critic": {"values", "update critic"}
+    "critic": {"values", "update critic"},
+    "reward model": {"scores"},
+    "reward model, 1 row": {"scores"},
 }
 
 
@@ -53,6 +55,11 @@ def test_each_rank_keeps_room_for_as_many_rows_and_holds_its_own(seen: list[dict
         counted, planned = seen[rank]["held"]["weights"]
         assert counted == planned
     assert seen[0]["held"]["weights"][0][1] > seen[1]["held"]["weights"][0][1], "the last rank has fewer rows"
+
+
+def test_a_thread_that_scores_takes_turns_with_the_one_that_trains(seen: list[dict[str, Any]]) -> None:
+    same, asked = seen[0]["two threads"]["the same"]
+    assert same == asked
 
 
 LAYER = (Weight(rows=6, row=10), Weight(rows=6, row=1))

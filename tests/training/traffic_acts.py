@@ -10,6 +10,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from groupwise.training.followers import LeadingMesh
 from groupwise.training.groups import Groups, groups_of, held_bytes
 from groupwise.training.learner import Learner, LearnerSettings
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
+from groupwise.training.reward_scorer import RewardScorer
 from groupwise.training.traffic import (
     BatchShape,
     RoutesShape,
@@ -40,13 +42,14 @@ from groupwise.training.traffic import (
     critic_updated,
     probed,
     rounds,
+    scored,
     updated,
     valued,
     weights_sent,
 )
 from groupwise.training.verbs import follow, tell
 from tests.laws import moe_models
-from tests.laws.rank_cases import bare_batch, policy
+from tests.laws.rank_cases import bare_batch, policy, scoring_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from passed import Passed
@@ -54,6 +57,8 @@ from passed import Passed
 #: Tokens of a microbatch, of which there are then several, and an odd number.
 BUDGET = 70
 RANKS = 2
+#: How often each of two threads asks.
+TURNS = 10
 
 #: Verb -> what was counted, and what was planned.
 Seen = dict[str, tuple[list[int], list[int]]]
@@ -235,6 +240,46 @@ def critic(mesh: Mesh) -> Seen:
     return watch.seen
 
 
+def reward_model(mesh: Mesh, rows: int) -> Seen:
+    """Scores of rows whose batches are an odd number, or of one row."""
+    reward, watch = scoring_model(), Watch()
+    groups, some = groups_of(reward.model), token_rows()[:rows]
+    batches, tokens = len(reward.batches(some)), sum(map(len, some))
+    scorer = RewardScorer(reward, mesh)
+    if not mesh.leads:
+        follow(mesh, {Verb.SCORES: lambda m: scorer.take_part()})
+        return {}
+    with watch.at(Verb.SCORES, lambda: scored(len(some), tokens, batches, groups, RANKS)):
+        scorer.scores(some, [()] * len(some))
+    tell(mesh, Message(Verb.STOP))
+    return watch.seen
+
+
+def two_threads(mesh: Mesh) -> Seen:
+    """While one thread asks for values, another asks for scores, over and over: whether both get what one gets."""
+    own = scoring_model()
+    right = own.scores(token_rows(), [()] * 32)
+    scorer = RewardScorer(own, mesh)
+    valuer = Critic(from_policy(policy(torch.float32)), CriticSettings(tokens_per_microbatch=BUDGET), 4, mesh=mesh)
+    bare = dataclasses.replace(bare_batch(), value=None)
+    if not mesh.leads:
+        follow(mesh, {Verb.SCORES: lambda m: scorer.take_part(), Verb.VALUES: lambda m: valuer.values(m.batch)})
+        return {}
+    first = valuer.values(bare)
+    with ThreadPoolExecutor(1) as other:
+        scores = [other.submit(scorer.scores, token_rows(), [()] * 32) for _ in range(TURNS)]
+        values = [valuer.values(bare) for _ in range(TURNS)]
+    same = [sum(torch.equal(x, first) for x in values), sum(one.result() == right for one in scores)]
+    tell(mesh, Message(Verb.STOP))
+    return {"the same": (same, [TURNS, TURNS])}
+
+
+def token_rows() -> list[tuple[int, ...]]:
+    """The rows of the batch, without what fills them up."""
+    batch = bare_batch()
+    return [tuple(row[:n].tolist()) for row, n in zip(batch.tokens, batch.length.tolist(), strict=True)]
+
+
 def held(mesh: Mesh) -> Seen:
     """Bytes of the weights that this rank holds, beside what the groups say, of an uneven vocabulary."""
     model = policy(torch.float32)
@@ -258,6 +303,9 @@ CASES: Mapping[str, Callable[[Mesh], Seen]] = {
     "experts learner": lambda mesh: experts(mesh, ReplayFrom.LEARNER),
     "experts engine": lambda mesh: experts(mesh, ReplayFrom.ENGINE),
     "critic": critic,
+    "reward model": lambda mesh: reward_model(mesh, rows=32),
+    "reward model, 1 row": lambda mesh: reward_model(mesh, rows=1),
+    "two threads": two_threads,
     "held": held,
 }
 

@@ -41,12 +41,11 @@ from groupwise.models.load import Policy, digest
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import require_engine_routes, routers_to_record
 from groupwise.models.precision import cast_weights, keep_few_products
-from groupwise.models.reward import RewardModel
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
 from groupwise.rewards.pool.pool import ScorePool
 from groupwise.rollout.ahead import Batches
-from groupwise.rollout.collect import HeldoutAnswers, Prompts, Rollout, heldout_answers, measured
+from groupwise.rollout.collect import HeldoutAnswers, Judge, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.free import FreeBatches
 from groupwise.rollout.scoring import Scorer
@@ -111,14 +110,15 @@ def _built(
     journal.log(f"starting policy {start}")
     reference = _reference(plan, policy, start, selection.longest, view.note)
     scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
-    judge = run_reward_model(plan, policy, chat, scorer, journal, view)
+    reward = run_reward_model(plan, policy, chat, scorer, journal, view)
     value_model = _value_model(plan, policy, view.note)
     routers = _routers(plan, policy, view)
     _require_disk(plan, policy, value_model, view)
     engine = training_engine(plan, policy, routers, say, place)
     started.callback(engine.close)
-    models = {"reference": reference and reference.model, "critic": value_model}
-    learner, critic = over_ranks(plan, policy, routers, **models, place=place)
+    models = {"reference": reference and reference.model, "critic": value_model, "reward": reward}
+    trained = over_ranks(plan, policy, routers, **models, place=place)
+    learner, critic, judge = trained.learner, trained.critic, trained.judge
     started.callback(learner.mesh.close)
     prompts = Prompts(selection.train, selection.encode, recipe.seed)
     limits = run_limits(plan, policy, engine, learner, prompts, journal)
@@ -164,7 +164,7 @@ def _rollout(
     engine: Engine,
     scorer: Scorer,
     prompts: Prompts,
-    judge: RewardModel | None,
+    judge: Judge | None,
     episodes: Episodes | None,
 ) -> Rollout:
     """What samples a step's groups, as the plan says."""
@@ -175,7 +175,7 @@ def _rollout(
         sampling=plan.recipe.sampling,
         samples_per_prompt=plan.recipe.samples_per_prompt,
         filter=plan.algorithm.filter,
-        judge=judge and judge.scores,
+        judge=judge,
         measure=plan.measure,
         turn_tokens=plan.recipe.rollout.turn_tokens,
         episodes=episodes,
@@ -191,7 +191,7 @@ def _batches(plan: Plan, rollout: Rollout) -> Batches | FreeBatches:
 
 
 def evaluation(
-    plan: Plan, sample: Sampler, scorer: Scorer, selection: Selection, judge: RewardModel | None
+    plan: Plan, sample: Sampler, scorer: Scorer, selection: Selection, judge: Judge | None
 ) -> Callable[[], Evaluation]:
     """Samples the held-out problems as the plan says, each time with the same random numbers, and sums them up."""
     answers = sampled_heldout(plan, sample, scorer, selection, judge)
@@ -199,7 +199,7 @@ def evaluation(
 
 
 def sampled_heldout(
-    plan: Plan, sample: Sampler, scorer: Scorer, selection: Selection, judge: RewardModel | None
+    plan: Plan, sample: Sampler, scorer: Scorer, selection: Selection, judge: Judge | None
 ) -> Callable[[], HeldoutAnswers]:
     """Samples the held-out problems as the plan says, each time with the same random numbers."""
     settings = plan.recipe.evaluation
@@ -212,7 +212,7 @@ def sampled_heldout(
         samples=settings.samples,
         sampling=plan.evaluation_sampling,
         seed=plan.recipe.seed,
-        judge=judge and judge.scores,
+        judge=judge,
     )
 
 

@@ -28,9 +28,9 @@ from groupwise.journal import code
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.rollout_rows import completion_columns
 from groupwise.models.load import Policy, load_policy, model_folder
-from groupwise.models.reward import RewardModel, load_reward_model
+from groupwise.models.reward import load_reward_model
 from groupwise.models.template_checks import check_chat, require_no_fatal
-from groupwise.rollout.collect import measured, problem_values
+from groupwise.rollout.collect import Judge, measured, problem_values
 from groupwise.rollout.scoring import Scorer
 from groupwise.training.initial_policy import HUB_ID
 from groupwise.training.run_policy import RunPolicy, is_run, run_policy
@@ -187,7 +187,7 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
         scorer = Scorer(plan.task, policy.decode, plan.mix, pool)
         sample = sampler_of(plan, policy, chat, engine, environments)
-        answers = sampled_heldout(plan, sample, scorer, selection, _reward_model(plan))()
+        answers = sampled_heldout(plan, sample, scorer, selection, _judge(plan))()
     return PolicyResult(named, plan.measure, answers.groups, measured(answers, plan.measure, scorer.has_answers))
 
 
@@ -238,13 +238,13 @@ def _difference_line(apart: Difference) -> str:
     return f"{words} (95 % {around}, {around.name}), {chance}"
 
 
-def _reward_model(plan: Plan) -> RewardModel | None:
-    """The run's reward model. Raises UsageError where there is none and the evaluation reads its scores."""
+def _judge(plan: Plan) -> Judge | None:
+    """What the run's reward model scores with. Raises UsageError where there is none, and the evaluation reads it."""
     folder = plan.folder / REWARD_MODEL
     if plan.recipe.preference is None:
         return None
     if folder.is_dir():
-        return load_reward_model(folder, device=plan.recipe.device)
+        return load_reward_model(folder, device=plan.recipe.device).scores
     if plan.measure.metric != CORRECTNESS:
         raise UsageError(
             f"evaluation.metric = {plan.measure.metric!r}: it takes the reward model, and {folder} is not there; "

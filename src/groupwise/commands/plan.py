@@ -30,13 +30,15 @@ from groupwise.models.activations import with_value_head, without_memory
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.folder import loading, read_config
 from groupwise.models.load import load_tokenizer, positions, require_config
+from groupwise.models.reward import TOKENS_PER_BATCH
 from groupwise.training.devices import CPU, Device, device_of
 from groupwise.training.groups import Groups, gathered, groups_of, held_bytes, trained_part
 from groupwise.training.memory import MemoryPlan, Planner
-from groupwise.training.run_shape import MicrobatchSizes, RunShape, microbatch_sizes
+from groupwise.training.run_shape import MicrobatchSizes, RunShape, microbatch_sizes, scored_sizes
 from groupwise.training.step_time import (
     Phase,
     Sampling,
+    Tokens,
     forward_seconds,
     loading_seconds,
     optimizer_seconds,
@@ -53,6 +55,7 @@ from groupwise.training.traffic import (
     critic_updated,
     probed,
     rounds,
+    scored,
     total,
     updated,
     valued,
@@ -195,8 +198,12 @@ class _Step:
         copied = groups_of(model, self._bf16, shape.reference) if shape.reference else None
         self._reference = copied or (self._policy if run.algorithm.needs_reference else None)
         self._critic = None if value_model is None else groups_of(value_model, self._bf16)
+        reward_model = with_value_head(model, bias=False) if shape.reward_model else None
+        self._reward = None if reward_model is None else groups_of(reward_model)
+        self._reward_work = None if reward_model is None else work_of(reward_model, value=True)
         self.filled_up = gathered(self._policy.every, shape.ranks) / gathered(self._policy.every, 1)
-        self.models = [groups for groups in (self._policy, copied, self._critic) if groups is not None]
+        every = (self._policy, copied, self._critic, self._reward)
+        self.models = [groups for groups in every if groups is not None]
         self.work = work_of(adapted)
         self._value_work = None if value_model is None else work_of(value_model, value=True)
         self._batches = PlannedBatches(run, model, shape)
@@ -234,7 +241,12 @@ class _Step:
         minibatches = self._minibatches.items()
         updates = [updated(of.update(s, each[s]), policy, ranks, of.routes).times(n) for s, n in minibatches]
         begun = of.annotate(each[self._whole])
-        parts = {"annotate": annotated(begun, policy, self._reference, ranks, self._old, of.routes)}
+        parts = {}
+        if self._reward is not None:
+            judged = scored_sizes(self._shape, TOKENS_PER_BATCH)
+            rows = self._shape.prompts * self._shape.samples
+            parts["score"] = scored(rows, judged.tokens, judged.count, self._reward, ranks)
+        parts["annotate"] = annotated(begun, policy, self._reference, ranks, self._old, of.routes)
         if (critic := self._critic) is not None:
             own = self._rounds(critic=True)
             parts["values"] = valued(of.values(own[self._whole]), critic, ranks)
@@ -257,7 +269,10 @@ class _Step:
 
         passes = self._old + (self._reference is not None)
         before, every = self._forward(self.work, self._whole, critic=False)
-        done = [self._sampled(), over("annotate", (passes * before, passes * every))]
+        done = [self._sampled()]
+        if self._reward_work is not None:
+            done.append(over("score", self._scoring(self._reward_work)))
+        done.append(over("annotate", (passes * before, passes * every)))
         if self._value_work is not None:
             done.append(over("values", self._forward(self._value_work, self._whole, critic=True)))
         done.append(over("update", self._updates(self.work, self._policy, critic=False)))
@@ -272,6 +287,14 @@ class _Step:
         sizes = self.sizes(shape, critic)
         tokens = tokens_of(shape, sizes.busiest(self._ranks), sizes.tokens, self._line and not critic)
         return forward_seconds(work, tokens, rounds(sizes.count, self._ranks), self._device, self._bf16)
+
+    def _scoring(self, work: Work) -> tuple[float, float]:
+        """Of a reward model, which computes in float32 and reads the last token of each row; it learns nothing."""
+        sizes, shape = scored_sizes(self._shape, TOKENS_PER_BATCH), self._shape
+        length = shape.prompt + shape.completion
+        tokens = Tokens(sizes.busiest(self._ranks), sizes.tokens, pairs=length / 2, predicted=1 / length)
+        seconds, _ = forward_seconds(work, tokens, rounds(sizes.count, self._ranks), self._device, bf16=False)
+        return seconds, 0.0
 
     def _updates(self, work: Work, groups: Groups, critic: bool) -> tuple[float, float]:
         """All updates of a step, the optimizer's work included."""

@@ -34,6 +34,7 @@ def _what(plan: ScalePlan) -> list[str]:
     active = plan.work.dense + plan.work.chosen * plan.work.experts
     of_token = f", of which a token goes through {active:,.0f}" if plan.work.experts else ""
     copies = ["a critic"] * (recipe.critic is not None) + ["a reference"] * (shape.reference > 0)
+    copies += ["a reward model"] * shape.reward_model
     beside = f"; beside it {' and '.join(copies)}" if copies else ""
     lines = [
         _line("plan", f"{recipe.name} on {ranks}: {where}"),
@@ -174,8 +175,8 @@ def _overlap(device: Device) -> str:
 
 def _left_out(plan: ScalePlan) -> list[str]:
     run, recipe = plan.run, plan.run.recipe
-    words = ["scoring, evaluations and checkpoints", "completions that end early: all are as long as they may be"]
-    words += ["a reward model's seconds"] * (recipe.preference is not None)
+    words = ["rewards that are functions, evaluations and checkpoints"]
+    words += ["completions that end early: all are as long as they may be"]
     words += ["the ids that top_p, top_k or min_p leave, which go with a batch"] * recipe.sampling.truncates
     words += ["an environment's answers, and that a turn's tokens are read again"] * isinstance(run.task, PlaysTurns)
     if plan.device.name != CPU:

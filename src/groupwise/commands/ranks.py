@@ -6,12 +6,13 @@ What passes is the run's recipe, and each model: its configuration, and its weig
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe
@@ -27,16 +28,32 @@ from groupwise.models.load import Policy
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import routers_to_record
 from groupwise.models.precision import keep_few_products
+from groupwise.models.reward import RewardModel
+from groupwise.rollout.collect import Judge
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.critic import Critic
 from groupwise.training.followers import LOST_OTHERS, lead, of_ranks
 from groupwise.training.learner import Learner
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
+from groupwise.training.reward_scorer import RewardScorer
 from groupwise.training.sharded import require_decoder_layers
 from groupwise.training.torchrun import given_ranks, lead_given
 from groupwise.training.verbs import follow
 
 MODULE = "groupwise.commands.ranks"
+
+
+@dataclass(frozen=True)
+class OverRanks:
+    """What the ranks of a run hold together.
+
+    critic  of an algorithm that reads values
+    judge   scores completions, where the run has a reward model
+    """
+
+    learner: Learner
+    critic: Critic | None
+    judge: Judge | None
 
 
 def over_ranks(
@@ -45,23 +62,24 @@ def over_ranks(
     routers: Sequence[Router],
     reference: nn.Module | None,
     critic: nn.Module | None,
+    reward: RewardModel | None,
     place: Place = HERE,
-) -> tuple[Learner, Critic | None]:
-    """The run's learner and critic, over as many processes as the recipe says; the learner's mesh is to be closed.
+) -> OverRanks:
+    """The run's models over as many processes as the recipe says; the learner's mesh is to be closed.
 
     place  where the processes of the other ranks are started
     Raises UsageError where one cannot be started, RunError where one is lost before it is ready.
     """
-    for model in (policy.model, reference, critic) if plan.recipe.learner.ranks > 1 else ():
+    models = (policy.model, reference, critic, reward and reward.model)
+    for model in models if plan.recipe.learner.ranks > 1 else ():
         if model is not None:
             require_decoder_layers(model, plan.recipe.learner.ranks)
     mesh = _started(plan, place)
     try:
         with mesh.answering():
             if not mesh.alone:
-                _share(mesh, plan, policy, (policy.model, reference, critic))
-            valuer = make_critic(plan, critic, mesh)
-            return make_learner(plan, policy, routers, reference, mesh), valuer
+                _share(mesh, plan, policy, models)
+            return _made(plan, policy, routers, reference, critic, reward, mesh)
     except BaseException:
         mesh.close()
         raise
@@ -97,6 +115,22 @@ def most_microbatches(rows: int, length: int, budget: int) -> int:
     (1, 3)
     """
     return -(-rows // max(1, budget // length))
+
+
+def _made(
+    plan: Plan,
+    policy: Policy,
+    routers: Sequence[Router],
+    reference: nn.Module | None,
+    critic: nn.Module | None,
+    reward: RewardModel | None,
+    mesh: Mesh,
+) -> OverRanks:
+    return OverRanks(
+        learner=make_learner(plan, policy, routers, reference, mesh),
+        critic=make_critic(plan, critic, mesh),
+        judge=None if reward is None else RewardScorer(reward, mesh).scores,
+    )
 
 
 def _started(plan: Plan, place: Place) -> Mesh:
@@ -187,14 +221,14 @@ def make_critic(plan: Plan, model: nn.Module | None, mesh: Mesh = ALONE) -> Crit
 
 
 def _verbs(plan: Plan, mesh: Mesh, eos: frozenset[int], pad: int) -> Mapping[Verb, Callable[[Message], object]]:
-    """What another rank does at each verb, with a learner and a critic of rank 0's models."""
-    policy, reference, critic = (
-        _arrived(mesh, kind) for kind in (AutoModelForCausalLM, AutoModelForCausalLM, AutoModelForTokenClassification)
-    )
+    """What another rank does at each verb, with learner, critic and reward model of rank 0's models."""
+    policy, reference = (_arrived(mesh, AutoModelForCausalLM) for _ in range(2))
+    critic = _arrived(mesh, AutoModelForTokenClassification)
+    reward = _arrived(mesh, AutoModelForSequenceClassification)
     own = Policy(policy, None, eos, pad)
     routers = routers_to_record(halves(policy)[0], plan.recipe.routing)
-    valuer = make_critic(plan, critic, mesh)
     learner = make_learner(plan, own, routers, reference, mesh)
+    valuer = make_critic(plan, critic, mesh)
 
     def update(message: Message) -> None:
         learner.optimizer.factor = message.others["factor"]
@@ -218,6 +252,9 @@ def _verbs(plan: Plan, mesh: Mesh, eos: frozenset[int], pad: int) -> Mapping[Ver
             Verb.SAVE_CRITIC: lambda m: valuer.save(Path(m.others["folder"])),
             Verb.RESTORE_CRITIC: lambda m: valuer.restore(Path(m.others["folder"]), m.others["updates"]),
         }
+    if reward is not None:
+        scorer = RewardScorer(RewardModel(reward, tokenizer=None), mesh)
+        verbs[Verb.SCORES] = lambda m: scorer.take_part()
     return verbs
 
 

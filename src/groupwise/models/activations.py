@@ -106,11 +106,11 @@ def _shapes(of: _Configuration) -> Any:
         return AutoModelForCausalLM.from_config(copy.deepcopy(of.config), dtype=torch.float32, trust_remote_code=False)
 
 
-def with_value_head(model: Any) -> Any:
-    """A copy of a model without memory whose head gives one number, as a critic's does."""
+def with_value_head(model: Any, bias: bool = True) -> Any:
+    """A copy of a model without memory whose head gives one number: a critic's has a bias, a reward model's none."""
     model = copy.deepcopy(model)
     model.config.get_text_config().tie_word_embeddings = False
-    model.set_output_embeddings(nn.Linear(halves(model)[1].in_features, 1, device="meta"))
+    model.set_output_embeddings(nn.Linear(halves(model)[1].in_features, 1, bias=bias, device="meta"))
     return model
 
 

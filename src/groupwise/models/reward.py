@@ -20,6 +20,9 @@ from groupwise.models.load import Policy, from_pretrained, load_tokenizer, posit
 
 Tokens = tuple[int, ...]
 
+#: Padded tokens of a forward.
+TOKENS_PER_BATCH = 16384
+
 
 @dataclass(frozen=True)
 class RewardModel:
@@ -34,20 +37,29 @@ class RewardModel:
 
     model: Any
     tokenizer: Any
-    tokens_per_batch: int = 16384
+    tokens_per_batch: int = TOKENS_PER_BATCH
 
     def scores(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[float]:
         """One score a row, in the order given; no gradient. The same call gives the same bits.
 
         Raises ValueError where the two are not of one length, a row is empty or does not fit the model's positions.
         """
-        rows = [(*prompt, *completion) for prompt, completion in zip(prompts, completions, strict=True)]
-        check_rows(rows, positions(self.model))
+        rows = self.rows(prompts, completions)
         out = torch.zeros(len(rows))
         with torch.inference_mode():
-            for part in microbatches(torch.tensor([len(row) for row in rows]), self.tokens_per_batch):
+            for part in self.batches(rows):
                 out[part] = self.forward([rows[i] for i in part.tolist()]).cpu().float()
         return out.tolist()
+
+    def rows(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Tokens]:
+        """Each prompt with its completion. Raises ValueError as `scores` does."""
+        rows = [(*prompt, *completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        check_rows(rows, positions(self.model))
+        return rows
+
+    def batches(self, rows: Sequence[Tokens]) -> list[Tensor]:
+        """The indices of the rows that are run together, batch after batch."""
+        return microbatches(torch.tensor([len(row) for row in rows]), self.tokens_per_batch)
 
     def forward(self, rows: Sequence[Tokens]) -> Tensor:
         """Rows of ids, prompt and completion -> [N] scores, differentiable in the weights."""

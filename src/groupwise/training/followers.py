@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch.distributed as dist
@@ -40,16 +41,18 @@ class LeadingMesh(Mesh):
     followers  ranks 1 and on
     seconds    that one may keep the others waiting
     go_on      what a person can do after a rank was lost
+    turn       held while the ranks do something: a thread that samples ahead scores with them too
     """
 
     followers: tuple[Follower, ...] = ()
     seconds: float = 0.0
     go_on: str = ""
+    turn: AbstractContextManager[Any] = field(default_factory=RLock, repr=False, compare=False)
 
     @contextmanager
     def together(self, message: Message) -> Iterator[None]:
         """Inside, every rank does what the message says. Raises ProcessLost, with the rank, where one is lost."""
-        with self.answering():
+        with self.turn, self.answering():
             tell(self, message)
             yield
 

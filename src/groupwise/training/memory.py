@@ -25,6 +25,7 @@ from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights
 from groupwise.models.logprobs import CHUNK_ELEMENTS
+from groupwise.models.reward import TOKENS_PER_BATCH
 from groupwise.training.critic import CriticSettings
 from groupwise.training.groups import Groups, groups_of, held_bytes, largest_whole, trained_part
 from groupwise.training.learner import LearnerSettings
@@ -34,10 +35,11 @@ from groupwise.training.rank_memory import (
     UpdateBytes,
     follower_parts,
     gathered_to_save,
+    gathered_to_score,
     update_bytes,
     whole_models,
 )
-from groupwise.training.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes
+from groupwise.training.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes, scored_sizes
 
 #: Logits of a chunk, and log-probabilities held, elements: what is taken where it fits, and less.
 LOGITS = ((1 << 24, 1 << 26), (1 << 22, 1 << 24), (1 << 20, 0))
@@ -218,6 +220,7 @@ class _Sizes:
         self._policy = groups_of(self._model, learner.bf16)
         self._reference = groups_of(model, learner.bf16, shape.reference) if shape.reference else None
         self._critic = None if self._value_model is None else groups_of(self._value_model, learner.bf16)
+        self._reward = groups_of(with_value_head(model, bias=False)) if shape.reward_model else None
         self._ranks = shape.ranks
         # What is alive is counted on shapes; those of a GPU can be made where torch sees one.
         self._simulated = device if device == "cpu" or torch.cuda.is_available() else "cpu"
@@ -247,16 +250,19 @@ class _Sizes:
     def _phases(self) -> dict[str, tuple[str, ...]]:
         """The parts of each phase on rank 0."""
         copies = ("engine's weights", "reference", "critic", "reward model")
-        engine = ("engine's process", "shared weights", "engine's weights", "reward model")
+        engine = ("engine's process", "shared weights", "engine's weights")
         standing = ("process", "engine's process", "weights", "whole copy", "moments", "shared weights", *copies)
         sampling, idle = ("engine's cache", "held turns", "drawing"), ("cache between steps",)
         between = (*standing, "batch", "freed blocks")
-        beside = (*between, *(sampling if self._shape.ahead else idle))
+        scoring = () if self._reward is None else ("gathered to score", "scored rows")
+        beside = (*between, *((*sampling, *scoring) if self._shape.ahead else idle))
         phases = {
             "generating": (*between, *sampling),
             "updating": (*beside, "gradients", "gathered weights", "activations", "freed inside an update"),
             "loading weights": (*between, *idle, "merged weights", "a gathered weight"),
         }
+        if scoring:
+            phases["scoring"] = (*between, *idle, *scoring)
         if self._critic is not None:
             critics = ("critic's gradients", "critic's gathered weights", "critic's activations")
             phases["updating the critic"] = (*beside, *critics, "freed inside an update")
@@ -286,7 +292,8 @@ class _Sizes:
         if self._value_model is not None and value is not None:
             critics, _ = self._update(self._value_model, value, cuts, cuts.critic, line=False)
         trained, critic_trained = (0 if g is None else trained_part(g.every, ranks) for g in (self._policy, value))
-        models = {"policy": self._policy, "reference": self._reference, "critic": value}
+        models = {"policy": self._policy, "reference": self._reference, "critic": value, "reward model": self._reward}
+        scored = self._scored(of_layer)
         return {
             "process": held + LATER if on_cpu else WORKSPACES,
             **self._engine(weights, held),
@@ -296,9 +303,11 @@ class _Sizes:
             "moments": 2 * trained,
             "reference": 0 if self._reference is None else held_bytes(self._reference.every, ranks),
             "critic": 0 if value is None else held_bytes(value.every, ranks) + 2 * critic_trained,
-            "reward model": weights if shape.reward_model else 0,
+            "reward model": 0 if self._reward is None else held_bytes(self._reward.every, ranks),
             **(self._batch() if on_cpu else {"batch": 0, "columns": 0}),
-            **self._kept(own, critics),
+            **self._kept(own, critics, scored),
+            "scored rows": scored.activations,
+            "gathered to score": scored.gathered,
             **self._sampling(of_layer),
             "gradients": trained,
             "gathered weights": own.gathered,
@@ -311,6 +320,13 @@ class _Sizes:
             "a gathered weight": largest_whole(self._policy, ranks) if ranks > 1 else 0,
             "gathered to be saved": gathered_to_save(self._policy, ranks, bool(self._merged)) if on_cpu else 0,
         }
+
+    def _scored(self, layer_token: float) -> UpdateBytes:
+        """Of a batch that the reward model scores; a layer takes so much for a token."""
+        if self._reward is None:
+            return UpdateBytes(0, 0)
+        tokens = scored_sizes(self._shape, TOKENS_PER_BATCH).largest
+        return UpdateBytes(int(tokens * layer_token), gathered_to_score(self._reward, self._ranks))
 
     def _kept(self, *updates: UpdateBytes) -> dict[str, int]:
         """What the C library keeps of what an update frees: behind it, and inside it."""

@@ -47,6 +47,7 @@ class Verb(StrEnum):
     UPDATE_CRITIC = "update critic"
     SAVE_CRITIC = "save critic"
     RESTORE_CRITIC = "restore critic"
+    SCORES = "scores"
     STOP = "stop"
 
 

@@ -7,11 +7,12 @@ from groupwise.models.activations import MicrobatchBytes
 from groupwise.training.groups import FLOAT32, Groups, gathered, held_bytes, largest_whole, summed, trained_part
 
 #: What stands on every rank from sampling to the end of a step.
-STANDING = ("process", "weights", "moments", "reference", "critic", "batch", "freed blocks")
+STANDING = ("process", "weights", "moments", "reference", "critic", "reward model", "batch", "freed blocks")
 #: What another rank than 0 holds in each phase.
 FOLLOWS = {
     "starting": ("process", "whole models"),
     "generating": STANDING,
+    "scoring": (*STANDING, "gathered to score", "scored rows"),
     "updating": (*STANDING, "gradients", "gathered weights", "activations", "freed inside an update"),
     "loading weights": (*STANDING, "a gathered weight"),
     "saving": (*STANDING, "a gathered weight"),
@@ -69,6 +70,11 @@ def update_bytes(
         (2 + copies) * outer_gradients,
     )
     return UpdateBytes(alone, max(0, most - alone))
+
+
+def gathered_to_score(groups: Groups, ranks: int) -> int:
+    """What is gathered of a model that runs forward alone: what lies around its layers, a layer and the next one."""
+    return 0 if ranks == 1 else gathered(groups.outer, ranks) + 2 * gathered(groups.largest, ranks)
 
 
 def whole_models(models: Mapping[str, Groups | None]) -> int:

@@ -139,6 +139,13 @@ def microbatch_sizes(shape: RunShape, tokens: int, line: bool) -> MicrobatchSize
     return MicrobatchSizes(count, total, largest)
 
 
+def scored_sizes(shape: RunShape, tokens: int) -> MicrobatchSizes:
+    """The batches of a step's rows that a reward model scores, of at most so many tokens each."""
+    rows, length = shape.prompts * shape.samples, shape.prompt + shape.completion
+    of_each = min(rows, max(1, tokens // length))
+    return MicrobatchSizes(-(-rows // of_each), rows * length, of_each * length)
+
+
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest n from 1 to `limit` that fits, where whatever is smaller fits too; 1 where none does."""
     low, high = 1, limit

@@ -8,10 +8,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from groupwise.training.groups import Groups, gathered, summed
 from groupwise.training.learner import SEEN
 from groupwise.training.mesh import Message, Verb
-from groupwise.training.verbs import told_sizes
+from groupwise.training.verbs import tensor_sizes, told_sizes
 
 #: Bytes of a number that is added up over the ranks by itself, and of one in a column of log-probabilities or values.
 NUMBER, COLUMN = 8, 4
@@ -187,6 +189,14 @@ def valued(batch: BatchShape, critic: Groups, ranks: int) -> Traffic:
 def critic_updated(batch: BatchShape, critic: Groups, ranks: int) -> Traffic:
     """`update` of the critic."""
     return batch.said + training_pass(critic, ranks).times(batch.rounds) + sums(2, 1, 1)
+
+
+def scored(rows: int, tokens: int, batches: int, reward: Groups, ranks: int) -> Traffic:
+    """`scores` of a reward model: rows of so many `tokens` all together, of which all ranks run so many batches."""
+    numbers = {"tokens": tokens, "length": rows}
+    sent = tensor_sizes({name: torch.empty(n, dtype=torch.int64, device="meta") for name, n in numbers.items()})
+    said = announced(Message(Verb.SCORES)) + Traffic(sent=sum(sent), calls=len(sent))
+    return said + forward_pass(reward, ranks).times(rounds(batches, ranks)) + columns(rows, 1)
 
 
 def weights_sent(policy: Groups, ranks: int) -> Traffic:

@@ -29,9 +29,16 @@ def tell(mesh: Mesh, message: Message) -> None:
 def told_sizes(message: Message) -> list[int]:
     """Bytes of each broadcast that `tell` makes; of the batch the shapes count, which may be without memory."""
     plain, tensors = _said(message)
-    texts = [plain] if tensors is None else [plain, layout_of(tensors)]
-    lengths = [size for text in texts for size in (LENGTH, len(as_text(text)))]
-    return lengths + [x.numel() * x.element_size() for x in (tensors or {}).values() if x.numel()]
+    return _text_sizes(plain) + ([] if tensors is None else tensor_sizes(tensors))
+
+
+def tensor_sizes(named: Mapping[str, Tensor]) -> list[int]:
+    """The same of `Mesh.tensors`: what says of which kind they are, and each of them."""
+    return _text_sizes(layout_of(named)) + [x.numel() * x.element_size() for x in named.values() if x.numel()]
+
+
+def _text_sizes(value: Any) -> list[int]:
+    return [LENGTH, len(as_text(value))]
 
 
 def _said(message: Message) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
