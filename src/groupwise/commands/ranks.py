@@ -79,7 +79,11 @@ def over_ranks(
         with mesh.answering():
             if not mesh.alone:
                 _share(mesh, plan, policy, models)
-            return _made(plan, policy, routers, reference, critic, reward, mesh)
+            return OverRanks(
+                learner=make_learner(plan, policy, routers, reference, mesh),
+                critic=make_critic(plan, critic, mesh),
+                judge=None if reward is None else RewardScorer(reward, mesh).scores,
+            )
     except BaseException:
         mesh.close()
         raise
@@ -115,22 +119,6 @@ def most_microbatches(rows: int, length: int, budget: int) -> int:
     (1, 3)
     """
     return -(-rows // max(1, budget // length))
-
-
-def _made(
-    plan: Plan,
-    policy: Policy,
-    routers: Sequence[Router],
-    reference: nn.Module | None,
-    critic: nn.Module | None,
-    reward: RewardModel | None,
-    mesh: Mesh,
-) -> OverRanks:
-    return OverRanks(
-        learner=make_learner(plan, policy, routers, reference, mesh),
-        critic=make_critic(plan, critic, mesh),
-        judge=None if reward is None else RewardScorer(reward, mesh).scores,
-    )
 
 
 def _started(plan: Plan, place: Place) -> Mesh:

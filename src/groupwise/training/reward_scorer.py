@@ -27,9 +27,9 @@ class RewardScorer:
 
     def scores(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[float]:
         """One score a row, reward units, in the order given. Raises ValueError as `RewardModel.scores` does."""
-        rows = self._reward.rows(prompts, completions)
         if self._sharded is None:
             return self._reward.scores(prompts, completions)
+        rows = self._reward.rows(prompts, completions)
         with self.mesh.together(Message(Verb.SCORES)):
             return self.take_part(rows)
 
@@ -53,8 +53,8 @@ def passed(rows: Sequence[Tokens]) -> dict[str, Tensor]:
     {'tokens': [5, 6, 7, 8], 'length': [3, 1]}
     """
     return {
-        "tokens": torch.tensor([token for row in rows for token in row]),
-        "length": torch.tensor([len(row) for row in rows]),
+        "tokens": torch.tensor([token for row in rows for token in row], dtype=torch.int64),
+        "length": torch.tensor([len(row) for row in rows], dtype=torch.int64),
     }
 
 
