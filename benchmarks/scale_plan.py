@@ -82,7 +82,7 @@ def shapes(folder: Path, real: str | None) -> dict[str, dict[str, Any]]:
         "8 layers of 512, reward model": {
             **middle,
             "learner.tokens_per_microbatch": 1024,
-            "preference": {"pairs": 16, "heldout_pairs": 4, "batch_size": 4},
+            "preference": {"model": str(folder / "reward")},
         },
         "8 layers of 512, adapters": {**middle, "learner.tokens_per_microbatch": 1024, "adapter.rank": 16},
     }
@@ -95,7 +95,11 @@ def shapes(folder: Path, real: str | None) -> dict[str, dict[str, Any]]:
 
 
 def make_models(folder: Path) -> None:
-    """Tiny policies and one of 34 million weights, with a character a token, and problems of one length."""
+    """Tiny policies and one of 34 million weights, with a character a token, a reward model of it, and problems of one
+    length.
+    """
+    from groupwise.models.load import load_policy, save_policy
+    from groupwise.models.reward import reward_model_of
     from groupwise.models.tiny import MoeSpec, TinySpec
 
     letters = "".join(map(chr, range(32, 127)))
@@ -103,6 +107,8 @@ def make_models(folder: Path) -> None:
     MoeSpec(initializer_range=0.02).build(letters, folder / "experts", 0)
     sizes = {"layers": 8, "width": 512, "mlp_width": 2048, "heads": 8, "kv_heads": 8, "head_dim": 64}
     TinySpec(**sizes, initializer_range=0.02).build(letters, folder / "middle", 0)
+    reward = reward_model_of(load_policy(folder / "middle"))
+    save_policy(reward.model, reward.tokenizer, folder / "reward")
     sums = [{"prompt": f"{i:03d}+{i + 1:03d}=", "answer": str(2 * i + 1)} for i in range(100, 300)]
     (folder / "short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
     words = [{"prompt": f"What is {i} times {i % 9 + 1}?", "answer": str(i * (i % 9 + 1))} for i in range(10, 100)]
@@ -146,7 +152,7 @@ def run(folder: str, settings: dict[str, Any]) -> None:
         "phase": max(own, key=lambda phase: own[phase]),
         "phase of rank 1": follower.phase,
         "parts": memory.parts,
-        "bytes": passed[2],
+        "bytes": passed[1],  # of the second step, beside which nothing is evaluated
         "seconds": {name: column(metrics.get(f"seconds.{name}", [])) for name in PHASES},
     }
     print("RESULT", json.dumps(result))
