@@ -305,7 +305,7 @@ class _Sizes:
             "critic": 0 if value is None else held_bytes(value.every, ranks) + 2 * critic_trained,
             "reward model": 0 if self._reward is None else held_bytes(self._reward.every, ranks),
             **(self._batch() if on_cpu else {"batch": 0, "columns": 0}),
-            **self._kept(own, critics, scored),
+            **self._kept(own, critics),
             "scored rows": scored.activations,
             "gathered to score": scored.gathered,
             **self._sampling(of_layer),

@@ -1,11 +1,13 @@
 """What a run scores with where it has a reward model: by itself, or over ranks that hold the model in shards."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from groupwise.core.collate import NO_ROWS
+from groupwise.core.free_memory import give_back
 from groupwise.models.reward import RewardModel, Tokens
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb
 from groupwise.training.sharded import Sharded
@@ -27,23 +29,25 @@ class RewardScorer:
 
     def scores(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[float]:
         """One score a row, reward units, in the order given. Raises ValueError as `RewardModel.scores` does."""
-        if self._sharded is None:
-            return self._reward.scores(prompts, completions)
         rows = self._reward.rows(prompts, completions)
         with self.mesh.together(Message(Verb.SCORES)):
             return self.take_part(rows)
 
     def take_part(self, rows: Sequence[Tokens] = ()) -> list[float]:
         """The scores of rank 0's rows, on every rank; what the others give is not read."""
-        assert self._sharded is not None
         rows = rows_of(self.mesh.tensors(passed(rows) if self.mesh.leads else {}))
         out = torch.zeros(len(rows))
         with torch.no_grad():
             for part in self.mesh.dealt(self._reward.batches(rows)):
                 index, own = (NO_ROWS, IDLE) if part is None else (part, [rows[i] for i in part.tolist()])
-                scores = self._sharded.run(lambda own=own: self._reward.forward(own))
-                out[index] = scores[: len(index)].cpu().float()
+                out[index] = self._forward(own)[: len(index)].cpu().float()
+        # What a pass leaves with the C library has other sizes than what an update takes, and would stay beside it.
+        give_back()
         return self.mesh.joined(out).tolist()
+
+    def _forward(self, rows: Sequence[Tokens]) -> Tensor:
+        forward = partial(self._reward.forward, rows)
+        return forward() if self._sharded is None else self._sharded.run(forward)
 
 
 def passed(rows: Sequence[Tokens]) -> dict[str, Tensor]:
