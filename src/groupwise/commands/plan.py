@@ -30,7 +30,7 @@ from groupwise.models.activations import with_value_head, without_memory
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.folder import loading, read_config
 from groupwise.models.load import load_tokenizer, positions, require_config
-from groupwise.models.reward import TOKENS_PER_BATCH
+from groupwise.models.reward import tokens_at_once
 from groupwise.training.devices import CPU, Device, device_of
 from groupwise.training.groups import Groups, gathered, groups_of, held_bytes, trained_part
 from groupwise.training.memory import MemoryPlan, Planner
@@ -243,9 +243,8 @@ class _Step:
         begun = of.annotate(each[self._whole])
         parts = {}
         if self._reward is not None:
-            judged = scored_sizes(self._shape, TOKENS_PER_BATCH)
-            rows = self._shape.prompts * self._shape.samples
-            parts["score"] = scored(rows, judged.tokens, judged.count, self._reward, ranks)
+            rows, sizes = self._shape.prompts * self._shape.samples, self._scored_sizes
+            parts["score"] = scored(rows, sizes.tokens, sizes.count, self._reward, ranks)
         parts["annotate"] = annotated(begun, policy, self._reference, ranks, self._old, of.routes)
         if (critic := self._critic) is not None:
             own = self._rounds(critic=True)
@@ -288,9 +287,13 @@ class _Step:
         tokens = tokens_of(shape, sizes.busiest(self._ranks), sizes.tokens, self._line and not critic)
         return forward_seconds(work, tokens, rounds(sizes.count, self._ranks), self._device, self._bf16)
 
+    @cached_property
+    def _scored_sizes(self) -> MicrobatchSizes:
+        return scored_sizes(self._shape, tokens_at_once(CPU if self._device.name == CPU else "cuda"))
+
     def _scoring(self, work: Work) -> tuple[float, float]:
         """Of a reward model, which computes in float32 and reads the last token of each row; it learns nothing."""
-        sizes, shape = scored_sizes(self._shape, TOKENS_PER_BATCH), self._shape
+        sizes, shape = self._scored_sizes, self._shape
         length = shape.prompt + shape.completion
         tokens = Tokens(sizes.busiest(self._ranks), sizes.tokens, pairs=length / 2, predicted=1 / length)
         seconds, _ = forward_seconds(work, tokens, rounds(sizes.count, self._ranks), self._device, bf16=False)

@@ -35,7 +35,7 @@ def _what(plan: ScalePlan) -> list[str]:
     of_token = f", of which a token goes through {active:,.0f}" if plan.work.experts else ""
     copies = ["a critic"] * (recipe.critic is not None) + ["a reference"] * (shape.reference > 0)
     copies += ["a reward model"] * shape.reward_model
-    beside = f"; beside it {' and '.join(copies)}" if copies else ""
+    beside = f"; beside it {', '.join(copies)}" if copies else ""
     lines = [
         _line("plan", f"{recipe.name} on {ranks}: {where}"),
         _line("policy", f"{run.origin}, {plan.numbers:,} weights{of_token}; {trained}{beside}"),

@@ -20,8 +20,10 @@ from groupwise.models.load import Policy, from_pretrained, load_tokenizer, posit
 
 Tokens = tuple[int, ...]
 
-#: Padded tokens of a forward.
-TOKENS_PER_BATCH = 16384
+
+def tokens_at_once(device: str) -> int:
+    """Padded tokens of a forward. On a CPU more pay nothing, and ranks that share a step's rows get more batches."""
+    return 2048 if device == "cpu" else 16384
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,14 @@ class RewardModel:
 
     model             a transformers sequence classifier with one label: `base_model` and a linear `score`
     tokenizer         the policy's, saved beside the weights
-    tokens_per_batch  padded tokens of one forward; bounds memory
+    tokens_per_batch  padded tokens of one forward, which bound memory; None: as many as the device is worth
 
     Only differences between completions of one prompt mean anything: preferences leave the constant free.
     """
 
     model: Any
     tokenizer: Any
-    tokens_per_batch: int = TOKENS_PER_BATCH
+    tokens_per_batch: int | None = None
 
     def scores(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[float]:
         """One score a row, in the order given; no gradient. The same call gives the same bits.
@@ -59,7 +61,8 @@ class RewardModel:
 
     def batches(self, rows: Sequence[Tokens]) -> list[Tensor]:
         """The indices of the rows that are run together, batch after batch."""
-        return microbatches(torch.tensor([len(row) for row in rows]), self.tokens_per_batch)
+        tokens = self.tokens_per_batch or tokens_at_once(self.model.device.type)
+        return microbatches(torch.tensor([len(row) for row in rows]), tokens)
 
     def forward(self, rows: Sequence[Tokens]) -> Tensor:
         """Rows of ids, prompt and completion -> [N] scores, differentiable in the weights."""

@@ -25,7 +25,7 @@ from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights
 from groupwise.models.logprobs import CHUNK_ELEMENTS
-from groupwise.models.reward import TOKENS_PER_BATCH
+from groupwise.models.reward import tokens_at_once
 from groupwise.training.critic import CriticSettings
 from groupwise.training.groups import Groups, groups_of, held_bytes, largest_whole, trained_part
 from groupwise.training.learner import LearnerSettings
@@ -325,7 +325,7 @@ class _Sizes:
         """Of a batch that the reward model scores; a layer takes so much for a token."""
         if self._reward is None:
             return UpdateBytes(0, 0)
-        tokens = scored_sizes(self._shape, TOKENS_PER_BATCH).largest
+        tokens = scored_sizes(self._shape, tokens_at_once(self._device)).largest
         return UpdateBytes(int(tokens * layer_token), gathered_to_score(self._reward, self._ranks))
 
     def _kept(self, *updates: UpdateBytes) -> dict[str, int]:
