@@ -119,6 +119,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_by_itself_to_the_metrics_of_
         require_near(one, other)
 
 
+@pytest.mark.slow
 def test_a_run_in_bfloat16_has_the_limits_of_one_process(tmp_path: Path) -> None:
     """Policy, engine and reference round; the probe's float32 and the tolerance are measured on gathered weights."""
     rounded = dict.fromkeys(("learner__precision", "engine__precision", "reference__precision"), "bf16")
@@ -202,7 +203,8 @@ def scoring_model(place: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [0, 1])
 def test_a_reward_model_in_shards_scores_with_the_bits_of_one_process(tmp_path: Path, ahead: int) -> None:
     """Sampled ahead, a batch is scored by a thread while the ranks train: they do one after the other."""
     changes: dict[str, Any] = {"algorithm__name": "grpo", "rollout__ahead": ahead}
