@@ -58,7 +58,7 @@ from passed import Passed
 BUDGET = 70
 RANKS = 2
 #: How often each of two threads asks.
-TURNS = 4
+TURNS = 10
 
 #: Verb -> what was counted, and what was planned.
 Seen = dict[str, tuple[list[int], list[int]]]
