@@ -33,6 +33,9 @@ COMMON: dict[str, Any] = {
     "learner.learning_rate": 1e-5,
     "threads": 1,
 }
+#: A reward that differs within a group. By the task's own every completion of a policy that knows nothing is as wrong,
+#: and ppo's rows have no gradient then.
+VARIED = "def varied(sample, completion):\n    return sum(map(ord, completion)) % 7 / 7\n"
 #: What a plan calls a verb.
 VERBS = {
     "annotate": "annotate",
@@ -78,6 +81,7 @@ def shapes(folder: Path, real: str | None) -> dict[str, dict[str, Any]]:
             "critic": {"tokens_per_microbatch": 1024},
             "algorithm": {"name": "ppo"},
             "passes_per_batch": 1,
+            "rewards.varied": {"use": f"{folder / 'varied.py'}:varied"},
         },
         "8 layers of 512, reward model": {
             **middle,
@@ -109,6 +113,7 @@ def make_models(folder: Path) -> None:
     TinySpec(**sizes, initializer_range=0.02).build(letters, folder / "middle", 0)
     reward = reward_model_of(load_policy(folder / "middle"))
     save_policy(reward.model, reward.tokenizer, folder / "reward")
+    (folder / "varied.py").write_text(VARIED)
     sums = [{"prompt": f"{i:03d}+{i + 1:03d}=", "answer": str(2 * i + 1)} for i in range(100, 300)]
     (folder / "short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
     words = [{"prompt": f"What is {i} times {i % 9 + 1}?", "answer": str(i * (i % 9 + 1))} for i in range(10, 100)]

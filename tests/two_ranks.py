@@ -1,12 +1,21 @@
-"""Processes of a test that find one another, two where no number is said: started together, and ended together."""
+"""Processes of a test that find one another, two where no number is said: started together, and ended together.
+
+What they import is imported once, in the process that they are forked from: that takes as long as many of their cases.
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 from groupwise.training.mesh import rendezvous
 
@@ -22,21 +31,52 @@ def ran(
     """
     store = rendezvous("127.0.0.1", 0, ranks, leads=True, seconds=seconds)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", module, str(rank), str(store.port), *arguments],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+    with TemporaryDirectory() as folder:
+        own = [module, folder, str(ranks), str(store.port), *arguments]
+        command = [sys.executable, "-W", "error", "-m", "tests.two_ranks", *own]
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
-        for rank in range(ranks)
-    ]
-    try:
-        said = [process.communicate(timeout=seconds)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [subprocess.CompletedProcess(p.args, p.returncode, out) for p, out in zip(processes, said, strict=True)]
+        try:
+            codes = json.loads(process.communicate(timeout=seconds)[0])
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        said = [said_by(Path(folder), rank).read_text() for rank in range(ranks)]
+    return [subprocess.CompletedProcess(own, code, out) for code, out in zip(codes, said, strict=True)]
+
+
+def said_by(folder: Path, rank: int) -> Path:
+    return folder / f"said-by-{rank}"
+
+
+def fork_ranks(module: str, folder: str, ranks: str, port: str, *arguments: str) -> list[int]:
+    """A process for each rank, in which `module.main` reads its words -> how they ended."""
+    main = importlib.import_module(module).main
+    started = []
+    for rank in range(int(ranks)):
+        if not (process := os.fork()):
+            sys.argv = [module, str(rank), port, *arguments]
+            live(main, said_by(Path(folder), rank))
+        started.append(process)
+    return [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in started]
+
+
+def live(main: Callable[[], None], said: Path) -> NoReturn:
+    """The life of a rank, and the end of its process."""
+    with said.open("w", buffering=1) as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+        try:
+            main()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    print(json.dumps(fork_ranks(*sys.argv[1:])))

@@ -107,13 +107,19 @@ def learner_of(reference: Any = None, routing: RoutingSettings = RoutingSettings
 
 
 def annotated(alone: Learner, over: Learner, algo: Any, batch: Batch) -> tuple[Batch, Measured]:
+    """The batch with its columns and weights, and whether both gave the same bits."""
+    columns, same = columns_of(alone, over, batch)
+    return algo.weigh(algo.credit(columns)), same
+
+
+def columns_of(alone: Learner, over: Learner, batch: Batch) -> tuple[Batch, Measured]:
     """The batch with its columns, and whether both gave the same bits."""
     own, shared = (x.annotate(batch, old=True, ref=x.reference is not None) for x in (alone, over))
     same = same_columns(own, shared)
     if own.routes is not None:
         columns = ((own.routes, shared.routes), (own.routes_own, shared.routes_own))
         same["same_routes"] = all(a is b is None or all(map(torch.equal, a, b)) for a, b in columns)
-    return algo.weigh(algo.credit(shared)), same
+    return shared, same
 
 
 def same_columns(own: Batch, shared: Batch) -> Measured:
@@ -179,10 +185,11 @@ def catalog(mesh: Mesh, dtype: torch.dtype) -> Measured:
     model = policy(dtype)
     alone, over = learners(learner_of(reference=model), model, mesh)
     moved(alone.model, over.model, size=0.005)
-    measured, batch = {}, bare_batch()
+    columns, same = columns_of(alone, over, bare_batch())  # which no algorithm has a part in
+    measured = {}
     for name in CATALOG:
         algo = groupwise.algorithm(name)
-        minibatch, same = annotated(alone, over, algo, batch)
+        minibatch = algo.weigh(algo.credit(columns))
         minibatch = dataclasses.replace(minibatch, logp_old=minibatch.need("logp_old") + 0.05 * minibatch.mask)
         measured[name] = {**same, **compared(alone, over, algo, minibatch)}
     return measured

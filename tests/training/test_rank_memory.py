@@ -14,7 +14,7 @@ from groupwise.training import memory as memory_plan
 from groupwise.training.critic import CriticSettings
 from groupwise.training.groups import Groups, Weight, gathered, groups_of, summed
 from groupwise.training.learner import LearnerSettings
-from groupwise.training.memory import KEPT_INSIDE, KEPT_OVER_RANKS, OTHER_RANKS, WORKSPACES, MemoryPlan, Planner, plan
+from groupwise.training.memory import KEPT_INSIDE, KEPT_INSIDE_LARGE, OTHER_RANKS, WORKSPACES, MemoryPlan, Planner, plan
 from groupwise.training.rank_memory import update_bytes
 from tests.training.test_memory import HELD, MODEL, RANK_4, ROOM, SHAPE
 
@@ -56,17 +56,17 @@ def test_one_machine_holds_all_ranks() -> None:
         others = over.bytes_of(phase) - over.own_bytes(phase)
         assert others == 2 * over.follower.bytes_of(phase) == over.parts[f"{OTHER_RANKS}{phase}"]
         assert others > 2 * HELD, "each is a process"
-    kept = KEPT_OVER_RANKS * (over.parts["activations"] + over.parts["gathered weights"])
-    assert over.parts["freed blocks"] == int(kept)
 
 
-def test_of_a_policy_whose_blocks_are_given_back_some_are_kept_inside_an_update() -> None:
-    with mock.patch.object(memory_plan, "GIVEN_BACK", 0):
-        parts, alone = planned(2).parts, planned(1).parts
-    most = parts["activations"] + parts["gathered weights"]
-    assert (parts["freed blocks"], parts["freed inside an update"]) == (0, int(KEPT_INSIDE * most))
-    assert alone["freed blocks"] == alone["freed inside an update"] == 0
-    assert "freed inside an update" not in planned(2).phases["generating"]
+@pytest.mark.parametrize(("given_back", "share"), [(1 << 28, KEPT_INSIDE), (0, KEPT_INSIDE_LARGE)])
+def test_over_ranks_some_is_kept_inside_an_update_and_nothing_behind_it(given_back: int, share: float) -> None:
+    with mock.patch.object(memory_plan, "GIVEN_BACK", given_back):
+        over, alone = planned(2), planned(1).parts
+    most = over.parts["activations"] + over.parts["gathered weights"]
+    assert (over.parts["freed blocks"], over.parts["freed inside an update"]) == (0, int(share * most))
+    assert alone["freed inside an update"] == 0
+    assert "freed inside an update" in over.phases["updating"]
+    assert "freed inside an update" not in over.phases["generating"]
 
 
 def test_another_rank_has_no_engine_and_its_own_rows() -> None:

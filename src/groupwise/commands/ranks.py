@@ -19,7 +19,7 @@ from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.channel import Channel
 from groupwise.core.errors import GroupwiseError
-from groupwise.core.free_memory import keep_freed
+from groupwise.core.free_memory import give_back, keep_freed
 from groupwise.core.place import HERE, Place
 from groupwise.models.adjustment import adjustment_of
 from groupwise.models.described import description, model_like
@@ -163,7 +163,9 @@ def take_part(mesh: Mesh) -> None:
         keep_freed(large=not plan.recipe.learner.recompute)
         if rounds(plan.recipe):
             keep_few_products()
-        follow(mesh, _verbs(plan, mesh, frozenset(run["eos"]), run["pad"]))
+        verbs = _verbs(plan, mesh, frozenset(run["eos"]), run["pad"])
+        give_back()  # of the models that were whole here
+        follow(mesh, verbs)
         mesh.close()
     except GroupwiseError as error:
         sys.exit(f"error: {error}")

@@ -61,10 +61,10 @@ LIBRARIES = 450 << 20
 #: The share of an update's activations that the C library keeps, in pieces, where they are not given back: of what
 #: five shapes held without it, 0.2 to 1.5 of their activations were missing (docs/memory.md).
 KEPT = 0.5
-#: The same over ranks, of activations and what is gathered, where it is not given back; and what is kept inside an
-#: update where it is. The threads of torch and gloo each have a part of the C library's memory, and what one has freed
-#: another does not take (docs/scale.md).
-KEPT_OVER_RANKS, KEPT_INSIDE = 1.6, 0.75
+#: The same over ranks, inside an update, of activations and what is gathered; and of a policy of `GIVEN_BACK` bytes or
+#: more, whose largest blocks have pages of their own. Threads of torch and gloo each have a part of the C library's
+#: memory, and what one has freed another does not take (docs/scale.md).
+KEPT_INSIDE, KEPT_INSIDE_LARGE = 1.2, 0.75
 #: How the part begins that the other ranks of a machine have of a phase.
 OTHER_RANKS = "other ranks while "
 
@@ -330,12 +330,12 @@ class _Sizes:
 
     def _kept(self, *updates: UpdateBytes) -> dict[str, int]:
         """What the C library keeps of what an update frees: behind it, and inside it."""
-        over, given_back = self._ranks > 1, trained_bytes(self._model) >= GIVEN_BACK
+        over, large = self._ranks > 1, trained_bytes(self._model) >= GIVEN_BACK
         most = max(one.activations + over * one.gathered for one in updates) if self._device == "cpu" else 0
-        behind = 0.0 if given_back else KEPT_OVER_RANKS if over else KEPT
+        inside = KEPT_INSIDE_LARGE if large else KEPT_INSIDE
         return {
-            "freed blocks": int(behind * most),
-            "freed inside an update": int(KEPT_INSIDE * most) if over and given_back else 0,
+            "freed blocks": 0 if over or large else int(KEPT * most),
+            "freed inside an update": int(inside * most) if over else 0,
         }
 
     def _engine(self, weights: int, held: int) -> dict[str, int]:

@@ -35,8 +35,8 @@ def silent(step: int, steps: int, loss: float) -> None:
 #: The setting that is picked from the free memory, and the tokens of a microbatch where nobody picks.
 AUTO: Literal["auto"] = "auto"
 MOST_TOKENS = 16384
-#: From so many bytes on, freed gradients go back to the machine: that takes a tenth of a second, and so does taking
-#: memory again, which is little for a model of this size.
+#: From so many bytes on, what an update has freed goes back to the machine: that takes a tenth of a second, and so does
+#: taking memory again, which is little for a model of this size. Over ranks it always goes back: each has its own.
 GIVEN_BACK = 1 << 28
 
 
@@ -107,7 +107,7 @@ class Optimizer:
         self.adamw, self.updates, self.factor = adamw, 0, 1.0
         self._model, self._rate, self._clip_norm, self._mesh = model, rate, clip_norm, mesh
         trained = [weight for weight in model.parameters() if weight.requires_grad and weight.device.type == "cpu"]
-        self._gives_back = sum(weight.nbytes for weight in trained) >= GIVEN_BACK
+        self._gives_back = bool(trained) and (not mesh.alone or sum(w.nbytes for w in trained) >= GIVEN_BACK)
 
     @classmethod
     def from_settings(
