@@ -144,6 +144,7 @@ def test_what_is_not_there_yet_is_refused_in_one_line(tmp_path: Path, changes: d
     assert not (tmp_path / "runs" / "refused").exists()
 
 
+@pytest.mark.slow
 def test_an_engine_ends_with_a_run_whose_ranks_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

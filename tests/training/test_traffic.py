@@ -31,6 +31,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [dict(map(json.loads, (folder / f"rank-{rank}.jsonl").read_text().splitlines())) for rank in (0, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_each_verb_passes_what_its_closed_form_says(seen: list[dict[str, Any]], case: str) -> None:
     verbs = seen[0][case]
@@ -40,6 +41,7 @@ def test_each_verb_passes_what_its_closed_form_says(seen: list[dict[str, Any]], 
         assert counted[-1] > 0, verb
 
 
+@pytest.mark.slow
 def test_the_cases_differ_where_they_should(seen: list[dict[str, Any]]) -> None:
     """Else a closed form could be right by not looking."""
     update = {case: seen[0][case]["update"][0] for case, verbs in CASES.items() if "update" in verbs}
@@ -50,6 +52,7 @@ def test_the_cases_differ_where_they_should(seen: list[dict[str, Any]]) -> None:
     assert update["adapters"][1] < update["dense"][1]
 
 
+@pytest.mark.slow
 def test_each_rank_keeps_room_for_as_many_rows_and_holds_its_own(seen: list[dict[str, Any]]) -> None:
     for rank in (0, 1):
         counted, planned = seen[rank]["held"]["weights"]
@@ -57,6 +60,7 @@ def test_each_rank_keeps_room_for_as_many_rows_and_holds_its_own(seen: list[dict
     assert seen[0]["held"]["weights"][0][1] > seen[1]["held"]["weights"][0][1], "the last rank has fewer rows"
 
 
+@pytest.mark.slow
 def test_a_thread_that_scores_takes_turns_with_the_one_that_trains(seen: list[dict[str, Any]]) -> None:
     same, asked = seen[0]["two threads"]["the same"]
     assert same == asked

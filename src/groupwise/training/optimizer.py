@@ -36,7 +36,8 @@ def silent(step: int, steps: int, loss: float) -> None:
 AUTO: Literal["auto"] = "auto"
 MOST_TOKENS = 16384
 #: From so many bytes on, what an update has freed goes back to the machine: that takes a tenth of a second, and so does
-#: taking memory again, which is little for a model of this size. Over ranks it always goes back: each has its own.
+#: taking memory again, which is little for a model of this size. Over ranks it goes back whatever the size: else what a
+#: rank holds differs from run to run (docs/scale.md).
 GIVEN_BACK = 1 << 28
 
 

@@ -159,6 +159,7 @@ def test_where_one_does_not_start_none_is_left(experts: Policy, tmp_path: Any) -
         make_engine(policy=experts, settings=settings)
 
 
+@pytest.mark.slow
 def test_engines_at_two_addresses_answer_as_one_and_each_with_its_part(
     engines: dict[int, Any], experts: Policy
 ) -> None:
