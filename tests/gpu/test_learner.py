@@ -45,11 +45,14 @@ def test_rows_without_shared_prompts_recomputed_and_tokens_of_a_truncated_distri
 @pytest.mark.parametrize("replay", [ReplayFrom.LEARNER, ReplayFrom.ENGINE])
 @pytest.mark.parametrize("architecture", moe_models.BUILD)
 def test_routes_are_recorded_and_replayed(replay: ReplayFrom, architecture: str) -> None:
-    """Routers compute in float32 whatever the type of the weights: no further from float64 than float32 is on a CPU."""
+    """Routers compute in float32 whatever the type of the weights: no further from float64 than float32 is on a CPU.
+
+    The policy's loss is left to the others: it is a sum of both signs, near 0, of which rounding may be any share.
+    """
     measured = rank_cases.experts(ON_GPU, replay, architecture)
     single = rank_cases.experts(ALONE, replay, architecture, torch.float32)
-    apart = [name for name in ("columns", "gradient", "loss", "losses") if measured[name] > single[name]]
-    assert apart == []
+    beside = {name: (measured[name], single[name]) for name in ("columns", "gradient", "losses")}
+    assert {name: pair for name, pair in beside.items() if pair[0] > pair[1]} == {}
     assert measured["same_routes"]
     assert measured["same_own"]
 
