@@ -1,6 +1,6 @@
 """The one place where an engine is built, and what training requires of one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from groupwise.core.engine import Engine, Sampling
@@ -24,25 +24,41 @@ def inside(policy: Policy, settings: EngineSettings, routes: bool, note: Note, p
 
 def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
     """In a process of its own, or in several."""
-    weights = Published(policy)
-    reach = reach_at(place, settings)
-    child = partial(OutsideEngine, policy, settings, routes, note, reach=reach, weights=weights)
-    members = started([child] * settings.count)
+    child = partial(OutsideEngine, policy, settings, routes, note, reach_at(place, settings))
+    engine, libraries = _as_one([child] * settings.count, policy)
     if settings.python:
-        note(f"engine       {members[0].library}")
-    return members[0] if settings.count == 1 else SeveralEngines(members, weights.publish)
+        _say(libraries, note)
+    return engine
 
 
 def at_address(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
     """In a process that a server elsewhere starts, or in several."""
     assert settings.address is not None, "its place says that it has one"
-    weights = Published(policy)
-    at = partial(OutsideEngine, policy, settings, routes, note, weights=weights)
     reaches = [Reaching(address, settings.start_deadline) for address in addresses_of(settings.address)]
-    members = started([partial(at, reach=reach) for reach in reaches])
-    for line in dict.fromkeys(member.library for member in members):
-        note(f"engine       {line}")
-    return members[0] if len(members) == 1 else SeveralEngines(members, weights.publish)
+    makers = [partial(OutsideEngine, policy, settings, routes, note, reach) for reach in reaches]
+    engine, libraries = _as_one(makers, policy)
+    _say(libraries, note)
+    return engine
+
+
+def _as_one(makers: Sequence[Callable[..., OutsideEngine]], policy: Policy) -> tuple[Engine, list[str]]:
+    """The one engine, or several that share the run's newest weights; and the library of each."""
+    if len(makers) == 1:
+        engine = makers[0]()
+        return engine, [engine.library]
+    weights = Published(policy)
+    try:
+        members = started([partial(maker, weights=weights) for maker in makers])
+    except BaseException:
+        weights.close()
+        raise
+    return SeveralEngines(members, weights), [member.library for member in members]
+
+
+def _say(libraries: Sequence[str], note: Note) -> None:
+    """What samples where it is not what the run itself would have sampled with."""
+    for library in dict.fromkeys(libraries):
+        note(f"engine       {library}")
 
 
 #: Where an engine lives -> what makes it.

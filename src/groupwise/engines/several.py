@@ -24,18 +24,31 @@ class Member(Engine, Protocol):
 
     def take_weights(self, version: int) -> None:
         """Load what was published last."""
+        ...
+
+
+class Weights(Protocol):
+    """Where every member takes weights from."""
+
+    def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Replace what lies there."""
+        ...
+
+    def close(self) -> None:
+        """Give back what they take."""
+        ...
 
 
 class SeveralEngines:
     """N engines of one kind, each of which answers part of the requests. They work side by side.
 
     members  at least one
-    publish  (weights by name, version) puts them where every engine takes them from
+    weights  where every member takes them from; closed with the members
     Raises what an engine raises; of several that do, the first one's.
     """
 
-    def __init__(self, members: Sequence[Member], publish: Callable[[Mapping[str, Tensor], int], None]) -> None:
-        self._members, self._publish = tuple(members), publish
+    def __init__(self, members: Sequence[Member], weights: Weights) -> None:
+        self._members, self._weights = tuple(members), weights
         self._workers = ThreadPoolExecutor(len(members), thread_name_prefix="engine")
         self._holds: dict[int, int] = {}
         first = members[0]
@@ -80,7 +93,7 @@ class SeveralEngines:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Publish them once, and have every engine take them."""
-        self._publish(dict(weights), version)
+        self._weights.publish(dict(weights), version)
         self._holds = {}
         self._side_by_side([partial(engine.take_weights, version) for engine in self._members])
 
@@ -89,6 +102,7 @@ class SeveralEngines:
         for engine in self._members:
             engine.close()
         self._workers.shutdown()
+        self._weights.close()
 
     def _shares(self, requests: Sequence[Request]) -> list[list[int]]:
         """For each engine the numbers of its requests."""

@@ -13,29 +13,31 @@ import pytest
 import groupwise
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.peer import PeerLost
 from groupwise.engines.make import make_engine
+from groupwise.engines.outside.client import OutsideEngine, Published
+from groupwise.engines.outside.placed import SERVER
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.several import SeveralEngines
 from groupwise.models.load import Policy
 from tests.engines.outside.test_address import listening, noted
 from tests.engines.outside.test_outside_engine import REQUESTS, SAMPLINGS, weights
-from tests.runs.tiny_runs import tiny_run
+from tests.runs.tiny_runs import own_processes, tiny_run
 
 MANY = [Request((2 + i, 5, 6 + i % 4), samples=1 + i % 3, seed=i) for i in range(11)]
 
 
 @pytest.fixture(scope="module")
 def engines(experts: Policy) -> Iterator[dict[int, Any]]:
-    """One inside, and two and three children."""
-    every = {
-        count: make_engine(
-            policy=experts, settings=EngineSettings(process="child", count=count) if count > 1 else EngineSettings()
-        )
-        for count in (1, 2, 3)
+    """One inside, three children, and two of these as two engines."""
+    three = make_engine(policy=experts, settings=EngineSettings(process="child", count=3))
+    assert isinstance(three, SeveralEngines)
+    yield {
+        1: make_engine(policy=experts, settings=EngineSettings()),
+        2: SeveralEngines(three._members[:2], three._weights),
+        3: three,
     }
-    yield every
-    for engine in every.values():
-        engine.close()
+    three.close()
 
 
 def assert_alike(some: Any, others: Any) -> None:
@@ -60,12 +62,12 @@ def test_completions_do_not_depend_on_the_number(engines: dict[int, Any], sampli
 
 
 def test_each_answers_its_part_and_the_tokens_that_were_computed_are_those_of_one(engines: dict[int, Any]) -> None:
-    sampling = SAMPLINGS["plain"]
-    before = {count: engine.tokens_run for count, engine in engines.items()}
-    members = [member.tokens_run for member in engines[3]._members]
-    for engine in engines.values():
-        engine.generate(MANY, sampling)
-    computed = {count: engine.tokens_run - before[count] for count, engine in engines.items()}
+    computed = {}
+    for count, engine in engines.items():
+        members = [member.tokens_run for member in engines[3]._members]
+        before = engine.tokens_run
+        engine.generate(MANY, SAMPLINGS["plain"])
+        computed[count] = engine.tokens_run - before
     assert computed[1] == computed[2] == computed[3]
     parts = [m.tokens_run - b for m, b in zip(engines[3]._members, members, strict=True)]
     assert all(part > computed[3] / 6 for part in parts)
@@ -155,8 +157,25 @@ def test_where_one_does_not_start_none_is_left(experts: Policy, tmp_path: Any) -
     )
     program.chmod(0o755)
     settings = EngineSettings(process="child", count=2, python=str(program))
-    with pytest.raises(UsageError, match="did not start"):
+    before = own_processes(SERVER)
+    with pytest.raises(UsageError, match=r"did not start: it ended: exit code 3 \(planted\)"):
         make_engine(policy=experts, settings=settings)
+    assert own_processes(SERVER) == before
+
+
+def test_one_that_does_not_start_leaves_the_weights_to_those_that_do(experts: Policy) -> None:
+    """Another may be about to send them to its process, at that moment."""
+
+    def lost(again: bool) -> Any:
+        raise PeerLost("planted")
+
+    weights = Published(experts)
+    try:
+        with pytest.raises(UsageError, match="planted"):
+            OutsideEngine(experts, EngineSettings(process="child"), False, print, lost, weights)
+        assert os.fstat(weights.shared.descriptor).st_size == weights.shared.array().nbytes > 0
+    finally:
+        weights.close()
 
 
 @pytest.mark.slow

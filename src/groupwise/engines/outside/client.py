@@ -42,13 +42,17 @@ class Published:
         """Replace what lies there, which no process may read meanwhile. Raises RunError where memory has no room."""
         self.stamp = self.shared.write({**self._buffers, **weights}, version)
 
+    def close(self) -> None:
+        """Give the memory back, once no process takes weights from it. A second call does nothing."""
+        self.shared.close()
+
 
 class OutsideEngine:
     """An engine in a process of its own. Where that ends or stalls it is started again, loaded, and asked again: the
     same requests under the same weights are answered by the same completions.
 
     reach     makes the connection to such a process
-    weights   where it gets its weights; several engines may share them, and each closes them
+    weights   where it gets its weights, which another closes, for several engines may share them; None: its own
     restarts  how often it was started again
     library   what samples there, with its version, and whether that is one that is tested
     Raises UsageError where it does not start, or the engine refuses the policy.
@@ -65,7 +69,7 @@ class OutsideEngine:
     ) -> None:
         self._settings, self._note, self._reach = settings, note, reach
         self._spec, self._write_folder = spec_of(policy, settings, routes), folder_writer(policy)
-        self._weights = weights or Published(policy)
+        self._weights, self._owns_weights = weights or Published(policy), weights is None
         self._process: EngineProcess | None = None
         self._closed = False
         self.version, self.restarts, self.tokens_run = 0, 0, 0
@@ -120,10 +124,11 @@ class OutsideEngine:
         self.version = version
 
     def close(self) -> None:
-        """End the process and give the shared memory back. A second call does nothing."""
+        """End the process and give memory of its own back. A second call does nothing."""
         self._closed = True
         self._end()
-        self._weights.shared.close()
+        if self._owns_weights:
+            self._weights.close()
 
     def _ask_with_restarts(self, ask: Callable[[EngineProcess], T]) -> T:
         """The answer of a process that lives; one that is lost is replaced, `settings.restarts` times in a row."""
