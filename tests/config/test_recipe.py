@@ -104,6 +104,7 @@ def test_a_row_is_rebuilt_from_its_settings(name: str):
         ("task.largest", -1, "task.largest must be"),
         ("evaluation.problems", 10**6, "evaluation.problems = 1000000: the task holds out only"),
         ("model", "/nowhere", "model = '/nowhere': there is no such folder"),
+        ("model", __file__, "is a file; a model is a folder"),
         ("name", "a/b", "name = 'a/b'"),
         ("seed", -1, "seed = -1"),
     ],

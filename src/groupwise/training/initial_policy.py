@@ -43,8 +43,10 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 def check_model(key: str, model: str, names: Sequence[str] = tuple(TINY)) -> None:
     """Raises UsageError, the recipe's key first, where `model` is none of the names, nor a folder, nor a run, nor looks
-    like a hub's id.
+    like a hub's id; and where it is a file.
     """
+    if os.path.isfile(model):
+        raise UsageError(f"{key} = {model!r} is a file; a model is a folder, as save_pretrained writes it")
     known = model in names or os.path.isdir(model) or HUB_ID.fullmatch(model) or run_policy(model)
     if not known:
         raise UsageError(f"{key} = {model!r}: there is no such folder; or one of: {', '.join(names)}")
