@@ -76,9 +76,11 @@ def empty(cache: RowCache, plain: Plain) -> None:
     plain.drop([], [], 0)
 
 
-def fresh(cache: RowCache, plain: Plain, lengths: list[int], source: list[int], ahead: int, seed: int) -> None:
+def fresh(
+    cache: RowCache, plain: Plain, lengths: list[int], source: list[int], ahead: int, seed: int, rows: int = 0
+) -> None:
     prompts = prompts_of(lengths, seed)
-    cache.insert(prompts, torch.tensor(source), ahead)
+    cache.insert(prompts, torch.tensor(source), ahead, rows)
     plain.insert(prompts, source)
 
 
@@ -130,3 +132,15 @@ def test_layouts_share_one_spare_buffer_and_later_ones_need_no_memory() -> None:
     for i in range(20):
         step(cache, plain, 20 - i, i)
     assert buffers(cache) == had
+
+
+def test_rows_that_come_one_after_another_have_room_from_the_first_on() -> None:
+    """Prompts pass through the model some at a time; a layout for each would leave memory of many sizes behind."""
+    cache, plain = RowCache(), Plain()
+    fresh(cache, plain, [16, 9], [0, 0, 1], 20, 0, rows=7)
+    had = buffers(cache)
+    fresh(cache, plain, [12], [0, 0], 20, 1, rows=7)
+    fresh(cache, plain, [16], [0, 0], 20, 2, rows=7)
+    assert buffers(cache) == had
+    for i in range(20):
+        step(cache, plain, 20 - i, i)

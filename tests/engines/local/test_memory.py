@@ -37,9 +37,7 @@ def test_a_large_cache_is_not_held_between_calls():
     assert cache_bytes([8], 2 * rows, 50, 40).kept == 0
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7), Sampling(top_k=50)])
-def test_drawing_takes_no_more_than_was_planned(sampling: Sampling):
-    rows, vocabulary = 64, 20_000
+def tiny(vocabulary: int) -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=vocabulary,
@@ -51,7 +49,26 @@ def test_drawing_takes_no_more_than_was_planned(sampling: Sampling):
         head_dim=8,
         max_position_embeddings=64,
     )
-    engine = LocalEngine(Qwen3ForCausalLM(config), eos=frozenset(), pad=0)
+    return Qwen3ForCausalLM(config)
+
+
+def test_rows_whose_prompts_are_run_some_at_a_time_are_laid_out_once(monkeypatch: pytest.MonkeyPatch):
+    """Else what each layout leaves stays with the process, in pieces that the next does not fit."""
+    engine = LocalEngine(tiny(30), eos=frozenset(), pad=0)
+    engine._prefill_tokens = 2 * 40
+    runs, laid = [], []
+    prefill, swap = engine._prefill, RowCache._swap
+    monkeypatch.setattr(engine, "_prefill", lambda prompts: (runs.append(len(prompts)), prefill(prompts))[1])
+    monkeypatch.setattr(RowCache, "_swap", lambda *args: (laid.append(args), swap(*args))[1])
+    engine.generate([Request((2 + i,) * 40, 3, i) for i in range(6)], Sampling(max_new_tokens=4))
+    assert runs == [2, 2, 2]
+    assert len(laid) == 2, "keys and values"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7), Sampling(top_k=50)])
+def test_drawing_takes_no_more_than_was_planned(sampling: Sampling):
+    rows, vocabulary = 64, 20_000
+    engine = LocalEngine(tiny(vocabulary), eos=frozenset(), pad=0)
     engine.generate([Request((1, 2), 2, 0, 2)], sampling)  # recordings are made
     with LiveBytes() as live:
         engine.generate([Request((1, 2), rows, 0, 4)], sampling)

@@ -103,8 +103,12 @@ class RowCache:
         """Bytes of keys and values in memory."""
         return sum(buffer.nbytes for buffer in (*self._buffers, self._spare))
 
-    def insert(self, prompts: PrefilledPrompts, source: Tensor, ahead: int) -> None:
-        """New rows behind the live ones: row i begins with prompt source[i]; `ahead` columns may follow."""
+    def insert(self, prompts: PrefilledPrompts, source: Tensor, ahead: int, rows: int = 0) -> None:
+        """New rows behind the live ones: row i begins with prompt source[i].
+
+        ahead  columns that may follow
+        rows   how many there will be once those that come next are here too: room for all of them is made at once
+        """
         begin, end = self.rows, self.rows + len(source)
         layers = [m for pair in zip(prompts.keys, prompts.values, strict=True) for m in pair]
         if not self._memory:
@@ -114,7 +118,7 @@ class RowCache:
             self._position = self._position.to(self.start.device)
         if not self.rows:
             self._first, self._base = self.column, self.column - prompts.width
-        self._reserve(end, prompts.width, ahead)
+        self._reserve(max(end, rows), prompts.width, ahead)
         at = self.column - self._base
         for mine, theirs in zip(self._memory, layers, strict=True):
             mine[begin:end, :, at - prompts.width : at] = theirs.index_select(0, source)

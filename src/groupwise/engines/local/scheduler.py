@@ -275,7 +275,7 @@ class Scheduler:
     def begin(self, prompts: PrefilledPrompts, source: Tensor) -> None:
         """The next admitted rows begin with these prompts: row i with prompt source[i]."""
         first = self.cache.rows
-        self.cache.insert(prompts, source, self.ahead)
+        self.cache.insert(prompts, source, self.ahead, rows=self.count)
         if prompts.routes:
             slots = self._table[first : self.cache.rows, 0].tolist()
             self._outputs.begin(slots, [prompts.routes[i] for i in source.tolist()])
