@@ -130,12 +130,13 @@ def same_columns(own: Batch, shared: Batch) -> Measured:
 
 
 def compared(alone: Learner, over: Learner, algo: Any, minibatch: Batch) -> Measured:
-    """How far loss and gradient lie apart, and whether what the update saw is the same to the bit."""
+    """How far loss and gradient lie apart, how large they are, and whether the update saw the same to the bit."""
     own_loss, own_seen = cleared(alone).gradients(minibatch, algo)
     loss, seen = cleared(over).gradients(minibatch, algo)
     routing = own_seen.routing is None or all(map(torch.equal, own_seen.routing.used, seen.routing.used))
     return {
         "loss": abs(loss - own_loss),
+        "own_loss": own_loss,
         "gradient": apart(gradient(alone.model), gradient(over.model)),
         "norm": float(gradient(alone.model).norm()),
         "same_seen": same_seen(own_seen, seen) and routing,

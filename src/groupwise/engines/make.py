@@ -24,7 +24,7 @@ def inside(policy: Policy, settings: EngineSettings, routes: bool, note: Note, p
 
 def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
     """In a process of its own, or in several."""
-    child = partial(OutsideEngine, policy, settings, routes, note, reach_at(place, settings))
+    child = partial(OutsideEngine, policy, settings, routes, note, reach=reach_at(place, settings))
     engine, libraries = _as_one([child] * settings.count, policy)
     if settings.python:
         _say(libraries, note)
@@ -35,14 +35,14 @@ def at_address(policy: Policy, settings: EngineSettings, routes: bool, note: Not
     """In a process that a server elsewhere starts, or in several."""
     assert settings.address is not None, "its place says that it has one"
     reaches = [Reaching(address, settings.start_deadline) for address in addresses_of(settings.address)]
-    makers = [partial(OutsideEngine, policy, settings, routes, note, reach) for reach in reaches]
+    makers = [partial(OutsideEngine, policy, settings, routes, note, reach=reach) for reach in reaches]
     engine, libraries = _as_one(makers, policy)
     _say(libraries, note)
     return engine
 
 
 def _as_one(makers: Sequence[Callable[..., OutsideEngine]], policy: Policy) -> tuple[Engine, list[str]]:
-    """The one engine, or several that share the run's newest weights; and the library of each."""
+    """The one engine, or several that share the run's newest weights and close them; and the library of each."""
     if len(makers) == 1:
         engine = makers[0]()
         return engine, [engine.library]

@@ -172,7 +172,9 @@ def test_one_that_does_not_start_leaves_the_weights_to_those_that_do(experts: Po
     weights = Published(experts)
     try:
         with pytest.raises(UsageError, match="planted"):
-            OutsideEngine(experts, EngineSettings(process="child"), False, print, lost, weights)
+            OutsideEngine(
+                experts, EngineSettings(process="child"), routes=False, note=print, reach=lost, weights=weights
+            )
         assert os.fstat(weights.shared.descriptor).st_size == weights.shared.array().nbytes > 0
     finally:
         weights.close()
