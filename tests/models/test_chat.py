@@ -221,8 +221,8 @@ def test_settings_without_meaning_are_refused_by_name(key: str, value: str) -> N
 def test_a_sample_that_cannot_be_put_is_named() -> None:
     with pytest.raises(UsageError, match="sample talk: a conversation of 3 messages, but there is no chat template"):
         Chat(tokenizer(None)).encode(TALK)
-    answered = dataclasses.replace(TALK, messages=TALK.messages[:2])
-    with pytest.raises(UsageError, match="sample talk: its last message is the assistant's"):
+    answered = dataclasses.replace(TALK, messages=TALK.messages[1:2])
+    with pytest.raises(UsageError, match="sample talk: it has no message before the assistant's"):
         Chat(tokenizer(CHATML)).encode(answered)
     with pytest.raises(UsageError, match=r"sample q1: the chat template .* System role not supported"):
         Chat(tokenizer(INST, eos="</s>"), SYSTEM).encode(ASKED)
