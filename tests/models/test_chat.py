@@ -230,6 +230,57 @@ def test_a_sample_that_cannot_be_put_is_named() -> None:
         Chat(TinySpec(max_length=64).tokenizer("0123")).encode(ASKED)
 
 
+CALLED = (
+    {"role": "user", "content": "What time is it?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "clock", "arguments": {"zone": "UTC"}}}],
+    },
+    {"role": "tool", "content": "12:00", "name": "clock"},
+)
+#: Writes the calls of a turn, as most templates do; what is not written as an object is written as JSON once more.
+CALLS = CHATML.replace(
+    "message['content']",
+    "message['content'] + (message['tool_calls'] | tojson if message['tool_calls'] is defined else '')",
+)
+
+
+@pytest.mark.parametrize(("template", "opening"), [(CHATML, "<|im_start|>assistant\n"), (None, "")])
+@pytest.mark.parametrize("open_", ["", "<think>\n"])
+def test_a_prefill_is_the_end_of_the_prompt(template: str | None, opening: str, open_: str) -> None:
+    chat = Chat(tokenizer(template), ChatSettings(open=open_))
+    asked = Sample("k", "1 + 1?", "2", messages=({"role": "user", "content": "1 + 1?"},))
+    begun = dataclasses.replace(asked, messages=(*asked.messages, {"role": "assistant", "content": "It is"}))
+    assert chat.text(begun) == chat.text(asked) + "It is"
+    assert chat.text(asked).endswith(opening + open_)
+    assert begun.messages[-1] not in chat.messages(begun)
+    assert chat.prompts([begun]) == [list(chat.encode(begun))]
+
+
+def test_calls_of_tools_reach_the_template_or_the_sample_is_refused() -> None:
+    sample = Sample("k", "12:00", "", messages=CALLED)
+    assert '"name": "clock", "arguments": {"zone": "UTC"}' in Chat(tokenizer(CALLS)).text(sample)
+    told = "sample k: an assistant's turn holds tool_calls, which the chat template .* does not read; set chat.template"
+    with pytest.raises(UsageError, match=told):
+        Chat(tokenizer(CHATML)).encode(sample)
+    assert only(findings(tokenizer(CHATML), None, sample), "tool_calls").fatal
+    needs = (
+        "{% for m in messages %}{{ raise_exception('empty') if not m['content'] and not m['tool_calls'] }}{% endfor %}"
+    )
+    assert Chat(tokenizer(needs + CALLS)).text(sample)
+
+
+def test_what_a_template_does_not_read_of_a_message_or_writes_otherwise_is_told() -> None:
+    found = findings(tokenizer(CALLS), None, Sample("k", "12:00", "", messages=CALLED))
+    assert not only(found, "does not read 'name' of its messages").fatal
+    call = {"function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
+    text = (CALLED[0], {**CALLED[1], "tool_calls": [call]}, {"role": "tool", "content": "12:00"})
+    found = findings(tokenizer(CALLS), None, Sample("k", "12:00", "", messages=text))
+    assert "write them in the data as an object" in str(only(found, "writes the arguments of a call otherwise"))
+    assert not any("does not read" in str(one) for one in found)
+
+
 HEAVY = {
     "{{ 'a' * 10 ** 10 }}": "takes more than 1,024 MiB of memory",
     "{{ '%2000000000d' % 1 }}": "takes more than 1,024 MiB of memory",

@@ -8,7 +8,7 @@ from groupwise.commands.check.findings import Finding, fault, listed, note, ok
 from groupwise.commands.check.trials import gold_of
 from groupwise.core.samples import Sample
 from groupwise.core.task import LeavesOut, Notes, PlaysTurns, Task
-from groupwise.tasks.data.conversations import question
+from groupwise.tasks.data.conversations import frame, question
 from groupwise.tasks.data.problems import disputes
 
 #: A shorter text may stand in a prompt by chance: characters.
@@ -91,7 +91,7 @@ def _remaining(train: Sequence[Sample], heldout: Sequence[Sample], hidden: bool,
             yield note(what) if fold or alike else fault(what)
             break
     for split, samples in (("training", train), ("held-out", heldout)):
-        repeated = len(samples) - len({_normal(s, False, hidden) for s in samples})
+        repeated = len(samples) - len({(_normal(s, False, hidden), _framed(s)) for s in samples})
         if repeated:
             yield note(f"{repeated:,} of {len(samples):,} {split} problems come again in their split")
 
@@ -104,6 +104,10 @@ def _shared(count: int) -> str:
 
 def _keys(samples: Sequence[Sample]) -> str:
     return listed([samples[i].key for i in range(min(len(samples), 4))])
+
+
+def _framed(sample: Sample) -> str:
+    return frame([dict(turn) for turn in sample.messages]) if sample.messages else ""
 
 
 def _normal(sample: Sample, fold: bool, hidden: bool) -> str:

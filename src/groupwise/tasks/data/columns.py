@@ -11,7 +11,7 @@ from typing import Any
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.rewards.verifiers.extract import balanced
-from groupwise.tasks.data.conversations import Turn, conversation, has_turns, question, without_prefill
+from groupwise.tasks.data.conversations import Turn, conversation, frame, has_turns, question, without_prefill
 from groupwise.tasks.data.formats import kind_of
 from groupwise.tasks.data.nested import MissingColumn, value_at
 from groupwise.tasks.data.settings import DataSettings, template_columns
@@ -27,10 +27,12 @@ class Reading:
     """A row, read.
 
     problem  what makes it this problem and no other: what it asks, without instruction and system prompt
+    frame    system prompt and prefill, which tell rows of one problem apart; "" where it has neither
     changes  what the sample does not say as the row does, each kind in words; and what is missing
     """
 
     problem: str
+    frame: str
     sample: Sample
     changes: Sequence[str]
 
@@ -98,7 +100,7 @@ class Columns:
             messages=tuple(turns),
             ground_truth=ground_truth,
         )
-        return Reading(problem, sample, changes)
+        return Reading(problem, frame(turns) if turns else "", sample, changes)
 
     def solution(self, sample: Sample) -> str:
         """The worked solution that the sample's row holds, "" where it holds none."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from groupwise.core.errors import UsageError, brief
+from groupwise.core.errors import UsageError, brief, listed
 from groupwise.core.json_text import json_value
 from groupwise.tasks.data.formats import kind_of
 
@@ -38,7 +38,8 @@ def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[
     """
     place, changes = f"{where}: {key}", list[str]()
     if has_turns(value) and isinstance(value, str):
-        value, changes = json_value(value.encode(errors="surrogatepass"), place), [WRITTEN]
+        value = json_value(value.encode(errors="surrogatepass"), f"{place}, a conversation written as text")
+        changes.append(WRITTEN)
     turns = value if isinstance(value, list) else []
     if not has_turns(turns):
         _refuse(place, kind_of(value))
@@ -56,6 +57,12 @@ def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[
 def without_prefill(turns: list[Turn]) -> list[Turn]:
     """The turns without a last one of the assistant's."""
     return turns[:-1] if turns[-1]["role"] == "assistant" else turns
+
+
+def frame(turns: list[Turn]) -> str:
+    """What stands around the question: the system prompt, and the beginning of the answer; "" where neither does."""
+    around = [turn for turn in turns if turn["role"] in ("system", "developer")] + turns[len(without_prefill(turns)) :]
+    return json.dumps(around, ensure_ascii=False) if around else ""
 
 
 def question(turns: list[Turn]) -> str:
@@ -81,7 +88,7 @@ def _turn(turn: Mapping[str, Any], place: str, changes: list[str]) -> Turn:
     """One turn with its content as one text."""
     role, content = turn.get("role"), turn.get("content")
     if not isinstance(role, str):
-        raise UsageError(f"{place}: its role is {kind_of(role)}, not text")
+        raise UsageError(f'{place}: must have a "role", as text, and a "content"; it has {listed(turn)}')
     others = {name: entry for name, entry in turn.items() if name not in ("role", "content") and entry is not None}
     if "tool_calls" in others:
         others["tool_calls"] = _calls(others["tool_calls"], place, changes)
@@ -113,9 +120,9 @@ def _calls(calls: object, place: str, changes: list[str]) -> list[dict[str, Any]
     if isinstance(calls, str):
         calls = json_value(calls.encode(errors="surrogatepass"), f"{place}: tool_calls")
         changes.append(WRITTEN)
-    listed = calls if isinstance(calls, list) else [calls]
-    functions = [call.get("function", call) if isinstance(call, dict) else call for call in listed]
-    if listed is not calls or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in functions):
+    every = calls if isinstance(calls, list) else [calls]
+    functions = [call.get("function", call) if isinstance(call, dict) else call for call in every]
+    if every is not calls or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in functions):
         raise UsageError(f'{place}: tool_calls must be a list of {{"function": {{"name": ..., "arguments": ...}}}}')
     kept = _without_nulls(calls)
     changes += [NULLS] * (kept != calls)

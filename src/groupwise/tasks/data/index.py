@@ -15,7 +15,7 @@ from unicodedata import normalize
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.json_text import encoded
 from groupwise.core.samples import Sample
-from groupwise.tasks.data.columns import Columns
+from groupwise.tasks.data.columns import Columns, Reading
 from groupwise.tasks.data.formats import IN_MEMORY, Row, Source
 from groupwise.tasks.data.nested import MissingColumn
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class SampleIndex:
-    """Where the row of every sample stands, 26 bytes each, and the samples of rows that cannot be read again.
+    """Where the row of every sample stands, 30 bytes each, and the samples of rows that cannot be read again.
 
     digests   a hash of each problem's text, and of its row where rows are problems however alike: equal hashes are one
               problem, and they decide the split
+    frames    a hash of each system prompt and prefill; 0 where there is neither
     answers   a hash of each gold answer; 0 where there is none
     offsets   the row's first byte in its source; of a sample in memory, -1 - its place in `samples`
     numbers   the row's number in its source
@@ -42,6 +43,7 @@ class SampleIndex:
     sources: Sequence[Source]
     sets: Sequence[str]
     digests: array[int] = field(default_factory=lambda: array("Q"))
+    frames: array[int] = field(default_factory=lambda: array("I"))
     answers: array[int] = field(default_factory=lambda: array("I"))
     offsets: array[int] = field(default_factory=lambda: array("q"))
     numbers: array[int] = field(default_factory=lambda: array("I"))
@@ -63,8 +65,10 @@ class SampleIndex:
     def add(self, origin: int, row: Row) -> Sequence[str]:
         """One more row of source number `origin` -> what was changed in it, in words."""
         where = self.sources[origin].where(row.number)
-        problem, sample, changes = self._read(origin, row.number, row.values)
+        problem, reading = self._read(origin, row.number, row.values)
+        sample = reading.sample
         self.digests.append(problem)
+        self.frames.append(digest(reading.frame, where) >> 32 if reading.frame else 0)
         self.answers.append(digest(sample.answer, where) >> 32 if sample.answer else 0)
         self.bare += _is_bare(sample)
         self.numbers.append(row.number)
@@ -76,7 +80,7 @@ class SampleIndex:
         encoded(sample.source, where)
         if row.offset == IN_MEMORY:
             self.samples.append(sample)
-        return changes
+        return reading.changes
 
     def sample(self, index: int) -> Sample:
         """The sample of row `index`. Raises RunError where its file is no longer what it was."""
@@ -87,21 +91,22 @@ class SampleIndex:
         origin, number = self.origins[index], self.numbers[index]
         source = self.sources[origin]
         try:
-            problem, sample, _ = self._read(origin, number, source.read(number, self.offsets[index]))
+            problem, reading = self._read(origin, number, source.read(number, self.offsets[index]))
         except (UsageError, MissingColumn):
-            problem, sample = -1, None
-        if sample is None or problem != self.digests[index]:
+            problem, reading = -1, None
+        if reading is None or problem != self.digests[index]:
             where = source.where(number)
             raise RunError(f"{where}: another row stands there than when the file was read first; it was changed")
-        return sample
+        return reading.sample
 
-    def _read(self, origin: int, number: int, values: dict[str, Any]) -> tuple[int, Sample, Sequence[str]]:
-        """The hash of a row's problem, its sample, and what was changed in it."""
+    def _read(self, origin: int, number: int, values: dict[str, Any]) -> tuple[int, Reading]:
+        """The hash of a row's problem, and what the row says."""
         label, where = self.labels[origin], self.sources[origin].where(number)
         reading = self.columns.read(values, key=f"{label}:{number}", where=where, origin=label.split(".")[0])
         row = f" {label}:{number}" if self.columns.settings.repeats else ""
-        sample = replace(reading.sample, heldout_set=self.sets[origin]) if self.sets[origin] else reading.sample
-        return digest(reading.problem + row, where), sample, reading.changes
+        if self.sets[origin]:
+            reading = replace(reading, sample=replace(reading.sample, heldout_set=self.sets[origin]))
+        return digest(reading.problem + row, where), reading
 
 
 class IndexedSamples(Sequence[Sample]):

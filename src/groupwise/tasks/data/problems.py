@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from groupwise.core.errors import UsageError
 from groupwise.rewards.verifiers.answers import WITHOUT_ANSWERS
 from groupwise.tasks.data.columns import Columns
+from groupwise.tasks.data.conversations import has_turns
 from groupwise.tasks.data.formats import Row
 from groupwise.tasks.data.index import IndexedSamples, SampleIndex
 from groupwise.tasks.data.nested import MissingColumn, value_at
@@ -169,7 +170,8 @@ class _Scan:
                 value = value_at(row.values, column)
             except MissingColumn as error:
                 raise UsageError(f"{key}: {where} {error}") from None
-            if value is None and column.split(".")[0] in row.left_out:
+            read = isinstance(value, (str, int, float)) or has_turns(value)
+            if not read and column.split(".")[0] in row.left_out:
                 raise UsageError(f"{key}: {where} has bytes there, or what is no text; save the column as text")
 
 
@@ -177,16 +179,17 @@ def _split(index: SampleIndex, trained: int, settings: DataSettings, same: Calla
     """By the digest of every row's problem; the first `trained` rows are not from a held-out set.
 
     Where there is no held-out set, a problem's digest alone decides whether it is held out, whatever else the file
-    holds. Raises UsageError where nothing is left to train on.
+    holds. Of the same problem in the same frame one row is kept. Raises UsageError where nothing is left to train on.
     """
     import numpy as np  # not at the top: processes that only score never come here
 
     hashes = np.array(index.digests, dtype=np.uint64)
+    framed = hashes ^ (np.array(index.frames, dtype=np.uint64) << np.uint64(32))
     names, origins = np.array(index.sets), np.array(index.origins, dtype=np.uint16)
     rows = np.arange(len(hashes))
     of_set = {name: rows[trained:][names[origins[trained:]] == name] for name in dict.fromkeys(index.sets)}
-    first = _firsts(rows[:trained], hashes)
-    second = np.concatenate([_firsts(members, hashes) for members in of_set.values()])
+    first = _firsts(rows[:trained], framed)
+    second = np.concatenate([_firsts(members, framed) for members in of_set.values()])
     repeated = np.setdiff1d(rows, np.concatenate([first, second]))
     leaks = np.isin(hashes[second], hashes[first])
     train, heldout, how = first, second[~leaks], ""
@@ -195,13 +198,13 @@ def _split(index: SampleIndex, trained: int, settings: DataSettings, same: Calla
         train, heldout, how = first[~out], first[out], ", split off by a hash of each problem's text"
     if not len(train):
         raise UsageError(f"no problem is left to train on: {len(heldout)} of {len(heldout)} are held out")
-    disputed = list(_disputed(index, hashes, same))
+    disputed = list(_disputed(index, framed, same))
     notes = [f"{len(train):,} problems to train on, {len(heldout):,} held out{how}"]
     repeat = "repeats" if len(repeated) == 1 else "repeat"
     notes += [f"{_rows(len(repeated))} {repeat} a problem: the first is kept"] * bool(len(repeated))
     notes += [disputes(disputed)] * bool(disputed)
     notes += [f"{leaks.sum():,} held-out problems are training problems too: not held out"] * bool(leaks.any())
-    orders = (_shuffled(train, hashes, settings.seed), _shuffled(heldout, hashes, settings.seed))
+    orders = (_shuffled(train, framed, settings.seed), _shuffled(heldout, framed, settings.seed))
     sets = {name: orders[1][names[origins[orders[1]]] == name] for name in of_set if name}
     return Problems(
         train=IndexedSamples(index, orders[0]),
