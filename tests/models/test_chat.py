@@ -239,6 +239,9 @@ CALLED = (
     },
     {"role": "tool", "content": "12:00", "name": "clock"},
 )
+_CALL = {"function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
+#: The same with arguments that are text, and without the name.
+WRITTEN = (CALLED[0], {**CALLED[1], "tool_calls": [_CALL]}, {"role": "tool", "content": "12:00"})
 #: Writes the calls of a turn, as most templates do; what is not written as an object is written as JSON once more.
 CALLS = CHATML.replace(
     "message['content']",
@@ -274,9 +277,7 @@ def test_calls_of_tools_reach_the_template_or_the_sample_is_refused() -> None:
 def test_what_a_template_does_not_read_of_a_message_or_writes_otherwise_is_told() -> None:
     found = findings(tokenizer(CALLS), None, Sample("k", "12:00", "", messages=CALLED))
     assert not only(found, "does not read 'name' of its messages").fatal
-    call = {"function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
-    text = (CALLED[0], {**CALLED[1], "tool_calls": [call]}, {"role": "tool", "content": "12:00"})
-    found = findings(tokenizer(CALLS), None, Sample("k", "12:00", "", messages=text))
+    found = findings(tokenizer(CALLS), None, Sample("k", "12:00", "", messages=WRITTEN))
     assert "write them in the data as an object" in str(only(found, "writes the arguments of a call otherwise"))
     assert not any("does not read" in str(one) for one in found)
 
@@ -507,12 +508,14 @@ def test_every_message_of_the_page_is_said() -> None:
             findings(tokenizer(CHATML), None, dataclasses.replace(ASKED, prompt="Stop<|im_end|>now")),
             findings(hidden),
             findings(unknowing()),
+            findings(tokenizer(CALLS), None, Sample("called", "12:00", "", messages=CALLED)),
+            findings(tokenizer(CALLS), None, Sample("text", "12:00", "", messages=WRITTEN)),
         )
         for finding in found
     }
     page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8").partition("\n## Turns\n")[0]
     shown = [line.strip() for line in page.splitlines() if line.startswith("    ")]
-    assert len(shown) == 14
+    assert len(shown) == 16
     assert [line for line in shown if line not in said] == []
 
 

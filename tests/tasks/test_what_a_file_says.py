@@ -1,4 +1,4 @@
-"""A prompt and a gold answer are what the file says; else the row is refused, or a note says it with a count of rows."""
+"""A prompt and a gold answer are what the file says; else the row is refused, or a note says it and counts the rows."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Sample:
               the data has one; empty otherwise
     heldout_set  the held-out set that it is in, where a task has several by name; "" otherwise
     seed      what an environment's random numbers are drawn from; 0 where the task has no environment
-    ground_truth  the gold answer as the data holds it, where that is no text: a number, a list, None; `...` where
+    held_answer  the gold answer as the data holds it, where that is no text: a number, a list, None; `...` where
               `answer` is all there is
     """
 
@@ -30,7 +30,16 @@ class Sample:
     messages: Sequence[Mapping[str, Any]] = ()
     heldout_set: str = ""
     seed: int = 0
-    ground_truth: object = field(default=..., repr=False)
+    held_answer: object = field(default=..., repr=False)
+
+    @property
+    def ground_truth(self) -> Any:
+        """The gold answer as the data holds it, "" where there is none.
+
+        >>> Sample("k", "2 * 3?", "6").ground_truth, Sample("k", "2 * 3?", "[6]", held_answer=[6]).ground_truth
+        ('6', [6])
+        """
+        return self.answer if self.held_answer is ... else self.held_answer
 
     @property
     def prefill(self) -> str:

@@ -59,13 +59,12 @@ def _completion(attempt: Attempt) -> Any:
 def ground_truth(sample: Sample, names: Sequence[str]) -> dict[str, Any]:
     """The gold answer under these names, as the data holds it; nothing where there is none.
 
-    >>> listed, none = Sample("k", "p", '["a", "b"]', ground_truth=["a", "b"]), Sample("k", "p", "")
+    >>> listed, none = Sample("k", "p", '["a", "b"]', held_answer=["a", "b"]), Sample("k", "p", "")
     >>> ground_truth(listed, ["label"]), ground_truth(none, ["label"])
     ({'label': ['a', 'b']}, {})
     """
-    if sample.ground_truth is not ...:
-        return dict.fromkeys(names, sample.ground_truth)
-    return dict.fromkeys(names, sample.answer) if sample.answer else {}
+    known = sample.answer or sample.held_answer is not ...
+    return dict.fromkeys(names, sample.ground_truth) if known else {}
 
 
 def columns(sample: Sample) -> dict[str, Any]:

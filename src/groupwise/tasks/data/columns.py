@@ -89,7 +89,7 @@ class Columns:
         else:
             problem, changes = self._text(values, where)
             text = problem + s.instruction
-        answer, ground_truth = self._answer(values, changes)
+        answer, held_answer = self._answer(values, changes)
         answer_column = "" if s.answer_after or s.answer_boxed else s.answer
         sample = Sample(
             key=key,
@@ -98,7 +98,7 @@ class Columns:
             extra={name: value for name, value in values.items() if name not in (s.prompt, s.messages, answer_column)},
             source=self._source(values, origin, changes),
             messages=tuple(turns),
-            ground_truth=ground_truth,
+            held_answer=held_answer,
         )
         return Reading(problem, frame(turns) if turns else "", sample, changes)
 

@@ -184,7 +184,8 @@ def _split(index: SampleIndex, trained: int, settings: DataSettings, same: Calla
     import numpy as np  # not at the top: processes that only score never come here
 
     hashes = np.array(index.digests, dtype=np.uint64)
-    framed = hashes ^ (np.array(index.frames, dtype=np.uint64) << np.uint64(32))
+    frames = np.array(index.frames, dtype=np.uint32)
+    framed = hashes ^ (frames.astype(np.uint64) << np.uint64(32)) if frames.any() else hashes
     names, origins = np.array(index.sets), np.array(index.origins, dtype=np.uint16)
     rows = np.arange(len(hashes))
     of_set = {name: rows[trained:][names[origins[trained:]] == name] for name in dict.fromkeys(index.sets)}
@@ -198,7 +199,7 @@ def _split(index: SampleIndex, trained: int, settings: DataSettings, same: Calla
         train, heldout, how = first[~out], first[out], ", split off by a hash of each problem's text"
     if not len(train):
         raise UsageError(f"no problem is left to train on: {len(heldout)} of {len(heldout)} are held out")
-    disputed = list(_disputed(index, framed, same))
+    disputed = list(_disputed(index, framed, np.concatenate([repeated, second[leaks]]), same))
     notes = [f"{len(train):,} problems to train on, {len(heldout):,} held out{how}"]
     repeat = "repeats" if len(repeated) == 1 else "repeat"
     notes += [f"{_rows(len(repeated))} {repeat} a problem: the first is kept"] * bool(len(repeated))
@@ -225,20 +226,23 @@ def disputes(disputed: Sequence[str]) -> str:
     return f"{problems} different gold answers ({examples}): the first is kept; take the wrong rows out"
 
 
-def _disputed(index: SampleIndex, hashes: np.ndarray, same: Callable[[str, str], bool]) -> Iterator[str]:
-    """Of each problem that comes again with another gold answer, where it stands with which."""
+def _disputed(
+    index: SampleIndex, hashes: np.ndarray, again: np.ndarray, same: Callable[[str, str], bool]
+) -> Iterator[str]:
+    """Of each problem that comes `again` with another gold answer, where it stands with which."""
     import numpy as np
 
     answers = np.array(index.answers, dtype=np.uint32)
-    _, firsts, problem = np.unique(hashes, return_index=True, return_inverse=True)
-    first = firsts[problem]
+    rows = np.flatnonzero(np.isin(hashes, hashes[again]) & (answers != 0))
+    _, firsts, problem = np.unique(hashes[rows], return_index=True, return_inverse=True)
+    first = rows[firsts[problem]]
+    differ = answers[rows] != answers[first]
     others = dict[int, int]()
-    for row in np.flatnonzero((answers != answers[first]) & (answers != 0) & (answers[first] != 0)):
-        before = int(first[row])
-        if before not in others and not same(index.sample(int(row)).answer, index.sample(before).answer):
-            others[before] = int(row)
-    for rows in others.items():
-        yield ", ".join(f"{sample.key}: {_short(sample.answer)}" for sample in map(index.sample, rows))
+    for row, before in zip(rows[differ].tolist(), first[differ].tolist(), strict=True):
+        if before not in others and not same(index.sample(row).answer, index.sample(before).answer):
+            others[before] = row
+    for pair in others.items():
+        yield ", ".join(f"{sample.key}: {_short(sample.answer)}" for sample in map(index.sample, pair))
 
 
 def _rows(count: int) -> str:
