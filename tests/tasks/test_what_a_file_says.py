@@ -216,7 +216,10 @@ def test_a_prompt_that_ends_with_the_assistant_is_continued_and_a_whole_conversa
     sample = first(prefilled)
     assert list(sample.messages) == [user("2 + 2? Briefly."), turns[1]]
     assert (sample.prompt, sample.prefill) == ("2 + 2? Briefly.", "It is ")
-    assert prefilled.score(sample, "4.") == 1.0
+    assert prefilled.score(sample, "4.") == prefilled.score(sample, prefilled.gold(sample)) == 1.0
+    words = data(tmp_path, rows(1, prompt=[turns[0], assistant("It is")], answer="4"), check="numeric")
+    assert words.gold(first(words)) == " 4"
+    assert words.score(first(words), " 4") == 1.0
     assert changes(prefilled)[0].startswith("1 row: the prompt ends with the assistant's turn: the policy continues it")
     whole = data(tmp_path, rows(1, chat=turns), messages="chat")
     assert list(first(whole).messages) == [turns[0]]

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
+from zlib import crc32
 
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.json_text import encoded
@@ -68,8 +69,8 @@ class SampleIndex:
         problem, reading = self._read(origin, row.number, row.values)
         sample = reading.sample
         self.digests.append(problem)
-        self.frames.append(digest(reading.frame, where) >> 32 if reading.frame else 0)
-        self.answers.append(digest(sample.answer, where) >> 32 if sample.answer else 0)
+        self.frames.append(crc32(encoded(reading.frame, where)))
+        self.answers.append(crc32(encoded(sample.answer, where)))
         self.bare += _is_bare(sample)
         self.numbers.append(row.number)
         self.origins.append(origin)
@@ -135,5 +136,6 @@ def digest(problem: str, where: str) -> int:
     >>> digest("1 + 1", "") == digest("1  +\\n1 ", ""), digest("caf\u00e9", "") == digest("cafe\u0301", "")
     (True, True)
     """
-    text = encoded(" ".join(normalize("NFC", problem).split()), where)
+    composed = problem if problem.isascii() else normalize("NFC", problem)
+    text = encoded(" ".join(composed.split()), where)
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")

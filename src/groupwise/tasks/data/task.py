@@ -86,11 +86,11 @@ class Data(DataSettings):
         return self._problems.disputed
 
     def gold(self, sample: Sample) -> str:
-        """The row's solution, or its answer where there is none: a completion that should score 1.0; "" where the
-        answer is a list or a table.
+        """The row's solution, or its answer where there is none, behind the prefill: a completion that should score
+        1.0; "" where the answer is a list or a table.
         """
         of_parts = isinstance(sample.ground_truth, (list, dict))
-        return self._solution(sample) or ("" if of_parts else sample.answer)
+        return _behind(sample.prefill, self._solution(sample) or ("" if of_parts else sample.answer))
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """`count` solutions of training problems, drawn with replacement. Raises UsageError where there are none."""
@@ -102,7 +102,7 @@ class Data(DataSettings):
     def _demonstrate(self, sample: Sample) -> Demonstration:
         if not self._columns.solution(sample):
             raise UsageError(f"{sample.key}: task.solution = {self.solution!r} holds no text, so nothing to imitate")
-        return Demonstration(sample.prompt, self._solution(sample).removeprefix(sample.prefill), sample.messages)
+        return Demonstration(sample.prompt, _behind(sample.prefill, self._solution(sample)), sample.messages)
 
     def _solution(self, sample: Sample) -> str:
         text = self._columns.solution(sample)
@@ -124,3 +124,14 @@ class Data(DataSettings):
         """Whether two gold answers are one, as far as that is known without mathematics."""
         compare = self._checker if self.has_answers and self.quick else Numeric()
         return answer == other or compare(answer, other) == 1.0
+
+
+def _behind(prefill: str, text: str) -> str:
+    """What of a text comes behind the beginning of an answer: a word behind a word is a word of its own.
+
+    >>> _behind("It is", "It is 4."), _behind("It is", "4"), _behind("It is ", "4"), _behind("", "4")
+    (' 4.', ' 4', '4', '4')
+    """
+    if prefill and text.startswith(prefill):
+        return text.removeprefix(prefill)
+    return f" {text}" if text and prefill[-1:].isalnum() else text
