@@ -13,19 +13,20 @@ import pytest
 
 from groupwise.commands.check import trials
 from groupwise.commands.check.correctness import (
+    opening_findings,
     own_reward_findings,
     task_findings,
     ungraded_findings,
     unscored_findings,
 )
 from groupwise.commands.check.findings import Finding, Level, Section, ShownProblem, fault, note, print_sections
-from groupwise.commands.check.problems import duplicates
+from groupwise.commands.check.problems import counts, duplicates
 from groupwise.commands.check.trials import Kind, Trial, TrialScores, off_by, score_trials, shifted
-from groupwise.core.reward import Cause, ScoreResult
+from groupwise.core.reward import Cause, Reward, ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
 from groupwise.core.terminal import Terminal
-from groupwise.rewards.functions.form import FORMS
+from groupwise.rewards.functions.form import FORMS, Format, Tags
 from groupwise.rollout.scoring import Mix, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.make import task
@@ -254,6 +255,34 @@ def test_duplicates_by_white_space_and_by_capitals() -> None:
         note("1 of 3 training problems come again in their split"),
         note("1 of 2 held-out problems come again in their split"),
     ]
+
+
+def test_a_problem_with_two_answers_is_a_fault_and_said_once(tmp_path: Path) -> None:
+    rows = [*({"prompt": f"{i}?", "answer": str(i)} for i in range(30)), {"prompt": " 3?", "answer": "7"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = task("data", {"path": str(tmp_path / "a.jsonl"), "check": "numeric"})
+    (told,) = [finding for finding in duplicates(named) if finding.level is Level.FAULT]
+    assert told.what.startswith("1 problem has different gold answers (a.jsonl:4: '3', a.jsonl:31: '7')")
+    assert not [finding for finding in counts(named) if "different gold answers" in finding.what]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reward", "words"),
+    [
+        ("<user>? <assistant>\n<think>\n", Tags(), "end with <think> and the right form scores 0.375; set"),
+        ("<user>? <assistant>", Tags(opened=True), "do not end with <think> and the right form scores"),
+        ("? <reason>", Tags(("reason", "answer")), "set rewards.mine.opened = true"),
+        ("? <think>", Format(r"^\s*<think>.*</think>.*"), "which its pattern wants of the completion again"),
+        ("? <think>", Tags(opened=True), ""),
+        ("? <think>", Format(r".*</think>.*"), ""),
+        ("?", Tags(), ""),
+        ("? <b>", Tags(), ""),
+    ],
+)
+def test_a_tag_that_the_prompt_opens_is_not_wanted_of_the_completion(prompt: str, reward: Reward, words: str) -> None:
+    found = list(opening_findings(prompt, {"mine": reward}))
+    assert [finding.level for finding in found] == [Level.FAULT] * bool(words)
+    assert all(words in finding.what for finding in found)
 
 
 def test_what_is_trained_is_green_on_a_terminal_and_marked_elsewhere() -> None:

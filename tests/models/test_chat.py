@@ -221,13 +221,65 @@ def test_settings_without_meaning_are_refused_by_name(key: str, value: str) -> N
 def test_a_sample_that_cannot_be_put_is_named() -> None:
     with pytest.raises(UsageError, match="sample talk: a conversation of 3 messages, but there is no chat template"):
         Chat(tokenizer(None)).encode(TALK)
-    answered = dataclasses.replace(TALK, messages=TALK.messages[:2])
-    with pytest.raises(UsageError, match="sample talk: its last message is the assistant's"):
+    answered = dataclasses.replace(TALK, messages=TALK.messages[1:2])
+    with pytest.raises(UsageError, match="sample talk: it has no message before the assistant's"):
         Chat(tokenizer(CHATML)).encode(answered)
     with pytest.raises(UsageError, match=r"sample q1: the chat template .* System role not supported"):
         Chat(tokenizer(INST, eos="</s>"), SYSTEM).encode(ASKED)
     with pytest.raises(UsageError, match="sample q1: the model's tokenizer cannot read it"):
         Chat(TinySpec(max_length=64).tokenizer("0123")).encode(ASKED)
+
+
+CALLED = (
+    {"role": "user", "content": "What time is it?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "clock", "arguments": {"zone": "UTC"}}}],
+    },
+    {"role": "tool", "content": "12:00", "name": "clock"},
+)
+_CALL = {"function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
+#: The same with arguments that are text, and without the name.
+WRITTEN = (CALLED[0], {**CALLED[1], "tool_calls": [_CALL]}, {"role": "tool", "content": "12:00"})
+#: Writes the calls of a turn, as most templates do; what is not written as an object is written as JSON once more.
+CALLS = CHATML.replace(
+    "message['content']",
+    "message['content'] + (message['tool_calls'] | tojson if message['tool_calls'] is defined else '')",
+)
+
+
+@pytest.mark.parametrize(("template", "opening"), [(CHATML, "<|im_start|>assistant\n"), (None, "")])
+@pytest.mark.parametrize("open_", ["", "<think>\n"])
+def test_a_prefill_is_the_end_of_the_prompt(template: str | None, opening: str, open_: str) -> None:
+    chat = Chat(tokenizer(template), ChatSettings(open=open_))
+    asked = Sample("k", "1 + 1?", "2", messages=({"role": "user", "content": "1 + 1?"},))
+    begun = dataclasses.replace(asked, messages=(*asked.messages, {"role": "assistant", "content": "It is"}))
+    assert chat.text(begun) == chat.text(asked) + "It is"
+    assert chat.text(asked).endswith(opening + open_)
+    assert begun.messages[-1] not in chat.messages(begun)
+    assert chat.prompts([begun]) == [list(chat.encode(begun))]
+
+
+def test_calls_of_tools_reach_the_template_or_the_sample_is_refused() -> None:
+    sample = Sample("k", "12:00", "", messages=CALLED)
+    assert '"name": "clock", "arguments": {"zone": "UTC"}' in Chat(tokenizer(CALLS)).text(sample)
+    told = "sample k: an assistant's turn holds tool_calls, which the chat template .* does not read; set chat.template"
+    with pytest.raises(UsageError, match=told):
+        Chat(tokenizer(CHATML)).encode(sample)
+    assert only(findings(tokenizer(CHATML), None, sample), "tool_calls").fatal
+    needs = (
+        "{% for m in messages %}{{ raise_exception('empty') if not m['content'] and not m['tool_calls'] }}{% endfor %}"
+    )
+    assert Chat(tokenizer(needs + CALLS)).text(sample)
+
+
+def test_what_a_template_does_not_read_of_a_message_or_writes_otherwise_is_told() -> None:
+    found = findings(tokenizer(CALLS), None, Sample("k", "12:00", "", messages=CALLED))
+    assert not only(found, "does not read 'name' of its messages").fatal
+    found = findings(tokenizer(CALLS), None, Sample("k", "12:00", "", messages=WRITTEN))
+    assert "write them in the data as an object" in str(only(found, "writes the arguments of a call otherwise"))
+    assert not any("does not read" in str(one) for one in found)
 
 
 HEAVY = {
@@ -456,12 +508,14 @@ def test_every_message_of_the_page_is_said() -> None:
             findings(tokenizer(CHATML), None, dataclasses.replace(ASKED, prompt="Stop<|im_end|>now")),
             findings(hidden),
             findings(unknowing()),
+            findings(tokenizer(CALLS), None, Sample("called", "12:00", "", messages=CALLED)),
+            findings(tokenizer(CALLS), None, Sample("text", "12:00", "", messages=WRITTEN)),
         )
         for finding in found
     }
     page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8").partition("\n## Turns\n")[0]
     shown = [line.strip() for line in page.splitlines() if line.startswith("    ")]
-    assert len(shown) == 14
+    assert len(shown) == 16
     assert [line for line in shown if line not in said] == []
 
 

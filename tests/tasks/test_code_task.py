@@ -110,6 +110,10 @@ def test_check_functions_are_given_the_entry_point() -> None:
     assert score("def check(c): pass\ndef inc(x): return x", tests, "inc") == 0.0
 
 
+F = "def f(x):\n    return x + 1\n"
+FENCED = f"```python\n{F}```\n"
+
+
 @pytest.mark.parametrize(
     ("completion", "prefix", "program"),
     [
@@ -118,6 +122,15 @@ def test_check_functions_are_given_the_entry_point() -> None:
         ("```\nold\n```\nbetter:\n```py\nreturn 2\n```", "def f(): ", "def f(): return 2\n"),
         ("```python\ndef f(): return 3", "", "def f(): return 3"),
         ("```json\n{}\n```\n```python\nx\n```", "", "x\n"),
+        (f"{FENCED}Output:\n```\n3\n```", "", F),
+        (f"{FENCED}Use:\n```python\nprint(f(1))\n```", "", F),
+        (f"```python\ndef f(): pass\n```\nNo:\n{FENCED}", "", F),
+        (f"{FENCED}Output:\n```\n3\n```", "def f(x):\n", F),
+        (FENCED.replace("```", "~~~~"), "", F),
+        (FENCED.replace("```", "````").replace("x + 1", "x + 1  # ```"), "", F.replace("x + 1", "x + 1  # ```")),
+        ("1. So:\n   " + FENCED.replace("\n", "\n   "), "", F),
+        ("```python\nimport math\n```\nand\n```python\ng = math.pi\n```", "", "import math\n\ng = math.pi\n"),
+        ("```python\nf = lambda x: x + 1\n```\n```python\nf(1)\n```", "", "f = lambda x: x + 1\n"),
     ],
 )
 def test_programs_are_found_in_completions(completion: str, prefix: str, program: str) -> None:

@@ -46,7 +46,8 @@ class ScoreResult:
     """A score, or why there is none.
 
     value    reward units; NaN where `cause` says why, and without a cause where the reward does not vote
-    detail   for a person: the user's own traceback, the signal, the deadline
+    detail   for a person: the user's own traceback, the signal, the deadline; of a score, how the call for many failed
+             that this completion was in before it was scored alone
     columns  what the function logs of this completion, by name
     metrics  numbers that it logs of the whole call which this completion was in
     """

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -9,13 +10,16 @@ class Sample:
     """One problem of a task: the prompt, and what the task needs to score an answer.
 
     key       unique within the task, the same in every process and run
-    prompt    the text the policy sees; of a conversation, what its last message says
-    answer    the gold answer, as text
+    prompt    the text the policy sees; of a conversation, what the last message says that is not a prefill
+    answer    the gold answer, as text: a list or a table as JSON; "" where there is none
     extra     whatever else a scorer reads: JSON values only
     source    which generator or file it comes from, where a task mixes several; "" otherwise
-    messages  the conversation so far, {"role": ..., "content": ...} each, where the data has one; empty otherwise
+    messages  the conversation so far, {"role": ..., "content": ..., and what else a chat template reads} each, where
+              the data has one; empty otherwise
     heldout_set  the held-out set that it is in, where a task has several by name; "" otherwise
     seed      what an environment's random numbers are drawn from; 0 where the task has no environment
+    held_answer  the gold answer as the data holds it, where that is no text: a number, a list, None; `...` where
+              `answer` is all there is
     """
 
     key: str
@@ -23,9 +27,30 @@ class Sample:
     answer: str
     extra: Mapping[str, object] = field(default_factory=dict)
     source: str = ""
-    messages: Sequence[Mapping[str, str]] = ()
+    messages: Sequence[Mapping[str, Any]] = ()
     heldout_set: str = ""
     seed: int = 0
+    held_answer: object = field(default=..., repr=False)
+
+    @property
+    def ground_truth(self) -> Any:
+        """The gold answer as the data holds it, "" where there is none.
+
+        >>> Sample("k", "2 * 3?", "6").ground_truth, Sample("k", "2 * 3?", "[6]", held_answer=[6]).ground_truth
+        ('6', [6])
+        """
+        return self.answer if self.held_answer is ... else self.held_answer
+
+    @property
+    def prefill(self) -> str:
+        """The beginning of the answer that the policy continues: what a last message of the assistant's says.
+
+        >>> asked, begun = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is"}
+        >>> Sample("k", "1 + 1?", "2", messages=(asked, begun)).prefill, Sample("k", "1 + 1?", "2").prefill
+        ('It is', '')
+        """
+        last = self.messages[-1] if self.messages else {}
+        return last.get("content") or "" if last.get("role") == "assistant" else ""
 
 
 @dataclass(frozen=True)

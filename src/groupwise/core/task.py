@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from groupwise.core.samples import Sample
 
@@ -133,10 +133,12 @@ class LeavesOut(Protocol):
 
     repeated   problems that come again in their own split
     leaked     held-out problems that are training problems too
+    disputed   one line for each problem that has several gold answers: where, and which
     """
 
     repeated: Sequence[Sample]
     leaked: Sequence[Sample]
+    disputed: Sequence[str]
 
 
 @runtime_checkable
@@ -158,10 +160,14 @@ class KnowsGold(Protocol):
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A prompt with a completion to imitate, for the warm start."""
+    """A prompt with a completion to imitate, for the warm start.
+
+    messages  the conversation that the prompt is the end of, as in Sample; empty where the prompt is one text
+    """
 
     prompt: str
     completion: str
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ from groupwise.models.trial_rendering import excess
 
 AUTO, NONE, TOKENIZER = "auto", "none", "tokenizer"
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 #: The shortest conversation that a template must be able to render.
 QUESTION: Sequence[Message] = ({"role": "user", "content": "?"},)
@@ -63,6 +63,7 @@ class Chat:
         #: Whether the tokenizer itself puts its BOS in front of a text.
         self.adds_bos = _begins(tokenizer, tokenizer("")["input_ids"])
         self._variables: dict[str, bool] = {}
+        self._reads_calls = False
         #: Whether prompts begin with the tokenizer's BOS, whoever writes it.
         self.has_bos = _begins(tokenizer, self.ids(self.render(QUESTION) if self.template is not None else ""))
         self._take_settings()
@@ -72,31 +73,37 @@ class Chat:
         """The ids the engine is given: the rendered prompt with exactly one BOS where the tokenizer puts one."""
         return self.ids(self.text(sample), f"sample {sample.key}: ")
 
-    def prompts(self, texts: list[str]) -> list[list[int]]:
-        """The ids of prompts that are one text each, many at a time."""
+    def prompts(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """The ids of many prompts."""
         if self.template is None:
-            return prompt_ids(self.tokenizer, [text + self.settings.open for text in texts], "a prompt: ")
-        return [list(self.encode(Sample(key="", prompt=text, answer=""))) for text in texts]
+            return prompt_ids(self.tokenizer, [self.text(sample) for sample in samples], "a prompt: ")
+        return [list(self.encode(sample)) for sample in samples]
 
     def text(self, sample: Sample) -> str:
-        """What the policy is to continue, as text; a BOS that the tokenizer will add is not in it."""
-        if self.template is None:
-            if len(sample.messages) > 1:
-                raise UsageError(
-                    f"sample {sample.key}: a conversation of {len(sample.messages)} messages, but there is no chat "
-                    "template to put it into; set chat.template to a Jinja file, or map one text as the prompt"
-                )
-            return sample.prompt + self.settings.open
-        return self.render(self.messages(sample), f"sample {sample.key}: ") + self.settings.open
+        """What the policy is to continue, as text; a BOS that the tokenizer will add is not in it.
+
+        The sample's prefill comes last, behind the start of an answer. Raises UsageError where the template would drop
+        a call of a tool.
+        """
+        where, begun, messages = f"sample {sample.key}: ", self.settings.open + sample.prefill, self.messages(sample)
+        if self.template is not None:
+            self._require_calls_read(messages, where)
+            return self.render(messages, where) + begun
+        if len(messages) > 1:
+            raise UsageError(
+                f"{where}a conversation of {len(messages)} messages, but there is no chat template to put it into; set "
+                "chat.template to a Jinja file, or map one text as the prompt"
+            )
+        return sample.prompt + begun
 
     def messages(self, sample: Sample) -> list[Message]:
-        """The conversation that is rendered: the sample's own or its prompt as the user's, the system prompt first."""
+        """The conversation that is rendered: the sample's own without its prefill, or its prompt as the user's; the
+        system prompt first.
+        """
         own = [dict(m) for m in sample.messages] or [{"role": "user", "content": sample.prompt}]
-        if own[-1].get("role") == "assistant":
-            raise UsageError(
-                f"sample {sample.key}: its last message is the assistant's, so there is nothing to answer; map the "
-                "messages before it, and that one as the answer"
-            )
+        own = own[:-1] if own[-1].get("role") == "assistant" else own
+        if not own:
+            raise UsageError(f"sample {sample.key}: it has no message before the assistant's")
         if self.settings.system and own[0].get("role") not in ("system", "developer"):
             return [{"role": "system", "content": self.settings.system}, *own]
         return list(own)
@@ -181,6 +188,22 @@ class Chat:
             f"{self._tool_names()}; set chat.template to a Jinja file that writes each of `tools`, say by "
             "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
         )
+
+    def _require_calls_read(self, messages: Sequence[Message], where: str) -> None:
+        """Refuse calls of tools in a conversation that no prompt would show."""
+        if self._reads_calls or not any(message.get("tool_calls") for message in messages):
+            return
+        without = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
+        text = self.render(messages, where)
+        try:
+            self._reads_calls = self.render(without) != text
+        except UsageError:  # of a turn that says nothing without its calls
+            self._reads_calls = True
+        if not self._reads_calls:
+            raise UsageError(
+                f"{where}an assistant's turn holds tool_calls, which the chat template ({self._source()}) does not "
+                "read; set chat.template to a Jinja file that writes them, or put them into the turn's content"
+            )
 
     def _tool_names(self) -> str:
         return ", ".join(str(tool.get("function", tool).get("name", "?")) for tool in self.tools)

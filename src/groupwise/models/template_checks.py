@@ -41,8 +41,8 @@ def check_chat(chat: Chat, ends: Collection[int], samples: Sequence[Sample]) -> 
     `ends` are the ids that end a completion (Policy.eos).
     """
     first = samples[:LOOKED_AT]
-    own = {str(message.get("role")) for sample in first for message in sample.messages}
-    used = {"user", *own, *(["system"] if chat.settings.system else [])}  # a template may drop what no prompt says
+    # A template may drop what no prompt says.
+    used = {"user", *(str(message.get("role")) for sample in first for message in chat.messages(sample))}
     findings = [*check_template(chat, ends, used), *check_prompts(chat, ends, first)]
     return sorted(findings, key=lambda finding: not finding.fatal)
 
@@ -264,6 +264,7 @@ def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterator[tuple
         what = f"it ends in {tokenizer.convert_ids_to_tokens(ids[-1])}, which ends an answer before it has begun"
         yield "end", Finding(what, where, "take it out of the template's generation prompt, or of the data", True)
     yield from _texts(chat, sample, text, where)
+    yield from _unread(chat, sample, text, where)
     yield from _round_trip(chat, text, ids, where)
 
 
@@ -281,6 +282,23 @@ def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[
         if control:
             what = f"{_whose(role)} holds {', '.join(control)}, which the tokenizer reads as a control token"
             yield f"control {role}", Finding(what, where, "take it out of the data", False)
+
+
+def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, Finding]]:
+    """What messages hold beside their text, where the prompt lacks it or has it written otherwise."""
+    if chat.template is None:
+        return
+    messages = chat.messages(sample)
+    for key in sorted({key for message in messages for key in message} - {"role", "content", "tool_calls"}):
+        others = [{name: value for name, value in message.items() if name != key} for message in messages]
+        if chat.render(messages) == chat.render(others):
+            what = f"the chat template does not read {key!r} of its messages"
+            yield f"unread {key}", Finding(what, where, "see that nothing is lost that an answer needs", False)
+    calls = [call.get("function", call) for message in messages for call in message.get("tool_calls") or ()]
+    for arguments in (call.get("arguments") for call in calls):
+        if isinstance(arguments, str) and arguments.strip() not in text:
+            what = f"the chat template writes the arguments of a call otherwise: {arguments[:40]!r} is not in it"
+            yield "arguments", Finding(what, where, "write them in the data as an object, not as text", False)
 
 
 def _bare(text: str, bos: str | None) -> str:

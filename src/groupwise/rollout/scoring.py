@@ -94,12 +94,16 @@ class Scorer:
         return Scorer(self.task, self.decode, self.mix, self.pool)
 
     def note(self, sample: Sample, results: Mapping[str, ScoreResult]) -> None:
-        """Take what the rewards log of a call, and the first fault of each kind, to be shown once."""
+        """Take what the rewards log of a call, the first fault of each kind, and the first of a call for many that cost
+        no score, to be shown once.
+        """
         for name, result in results.items():
             for metric, value in result.metrics.items():
                 self._metrics.setdefault(f"{name}.{metric}", []).append(value)
             if result.cause is not None:
                 self._note_once(f"{result.cause} in {name}", result.detail)
+            elif result.detail:
+                self._note_once(f"{name}, called again for each completion alone", result.detail)
         voting = [results[name] for name in self.mix.weights if name in results]
         if voting and LEARNED not in self.mix.weights and not any(r.votes or r.cause is not None for r in voting):
             functions = ", ".join(self.mix.own)

@@ -17,6 +17,7 @@ from torch.optim import AdamW, Optimizer
 
 from groupwise.core.errors import UsageError
 from groupwise.core.reproducible import reproducible
+from groupwise.core.samples import Sample
 from groupwise.core.settings import Settings
 from groupwise.core.task import Demonstration
 from groupwise.models.chat import Chat
@@ -108,7 +109,7 @@ def _encode(chat: Chat, demonstrations: Sequence[Demonstration]) -> list[Example
         raise UsageError("a warm start needs at least one demonstration")
     if chat.tokenizer.eos_token_id is None:
         raise UsageError("warm_start.steps: the tokenizer has no eos_token, which ends a demonstration; set it to 0")
-    prompts = chat.prompts([d.prompt for d in demonstrations])
+    prompts = chat.prompts([Sample("", d.prompt, "", messages=d.messages) for d in demonstrations])
     completions = text_ids(chat.tokenizer, [d.completion for d in demonstrations], "a demonstration: ")
     end = [chat.tokenizer.eos_token_id]
     return [(prompt + answer + end, len(prompt)) for prompt, answer in zip(prompts, completions, strict=True)]

@@ -80,6 +80,13 @@ def test_missing_column_names_those_present(tmp_path: Path) -> None:
         scores(f"{file}:f", Attempt(TWO, ""))
 
 
+@pytest.mark.parametrize("signature", ["completions, solution", "data_source, solution_str, ground_truth"])
+def test_a_gold_answer_that_nobody_has_is_refused_and_not_made_up(signature: str, tmp_path: Path) -> None:
+    file = own(tmp_path, f"def f({signature}): return 1.0")
+    with pytest.raises(UsageError, match=r"sample 'k' has; present: .*, or name the column of the gold answer as task"):
+        scores(f"{file}:f", Attempt(Sample("k", "p", ""), "a"))
+
+
 # verl
 
 

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from groupwise.commands.check.correctness import repeated_findings
+from groupwise.commands.check.findings import Level
+from groupwise.commands.check.trials import Kind, TrialScores
 from groupwise.core.children import Child
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.reward import Cause, ScoreResult
@@ -26,6 +29,7 @@ from groupwise.rewards.pool.dispatch import Dispatcher, Limits
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.slot import Clock
+from groupwise.rollout.scoring import Mix, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.code.task import Code
 from groupwise.tasks.data.task import Data
@@ -137,6 +141,31 @@ def test_in_a_batch_only_the_culprits_lose_their_score(left: Callable[[], list[i
 def test_a_wrong_length_is_found_out_alone() -> None:
     with Pool({"mine": MANY}, Limits(workers=1)) as pool:
         assert outcomes(score(pool, "mine", attempts("good", "short", "good"))) == [1.0, Cause.WRONG_LENGTH, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return [1.0]", "wrong length of a call for 8 completions: returned 1 scores for 8 completions"),
+        ("assert len(completions) == 1; return [1.0]", "exception of a call for 8 completions: Traceback"),
+    ],
+)
+def test_a_call_for_many_that_fails_is_said_also_where_each_alone_has_a_score(
+    body: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(f"def f(completions, **kwargs): {body}\n")
+    given = attempts(*["good"] * 8)
+    with Pool({"best": User(f"{tmp_path}/own.py:f")}, Limits(workers=1)) as pool:
+        results = score(pool, "best", given)
+    assert outcomes(results) == [1.0] * 8
+    scorer = Scorer(Arithmetic(), str, Mix({"best": 1.0}))
+    for attempt, result in zip(given, results, strict=True):
+        scorer.note(attempt.sample, {"best": result})
+    (told,) = scorer.take_unshown()
+    assert told.startswith(f"best, called again for each completion alone: {words}")
+    (finding,) = repeated_findings(TrialScores("best", [{Kind.GOLD: result} for result in results]))
+    assert finding.level is Level.FAULT
+    assert "8 completions got a score only when it was called for each alone" in finding.what
 
 
 def test_a_crash_that_others_caused_costs_nothing() -> None:

@@ -1,12 +1,17 @@
 """Whether the rewards can tell right from wrong. Pure: from the results of trials to findings."""
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from groupwise.commands.check.findings import Finding, fault, graded, listed, note, ok
 from groupwise.commands.check.trials import OFF_BY_ONE, WRONG, Kind, Trial, TrialScores, mean
+from groupwise.core.reward import Reward
+from groupwise.rewards.functions.form import Format, Tags
 
+#: How a prompt ends that opens a tag.
+_OPENED = re.compile(r"<(\w+)>\s*$")
 #: A completion that scores this much is solved.
 SOLVED = 1 - 1e-6
 #: The least share of gold completions that must be solved, and the largest of wrong ones.
@@ -79,6 +84,34 @@ def unscored_findings(scores: TrialScores, limit: float) -> list[Finding]:
         f"{scores.name}: {len(failed)} of {len(results)} completions could not be scored{only}: {causes}; {lines[-1]}"
     )
     return [fault(what) if share > limit else note(what)]
+
+
+def repeated_findings(scores: TrialScores) -> list[Finding]:
+    """Calls for many completions that failed, where each of them got its score alone."""
+    alone = [result for result in scores.of(*Kind) if result.cause is None and result.detail]
+    if not alone:
+        return []
+    lines = alone[0].detail.strip().splitlines()
+    why = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
+    what = f"{len(alone)} completions got a score only when it was called for each alone, after a {why}"
+    return [fault(f"{scores.name}: {what}; it must return one number for each of many completions")]
+
+
+def opening_findings(prompt: str, rewards: Mapping[str, Reward]) -> Iterator[Finding]:
+    """Rewards for form that expect of a completion a tag which the prompt already opens, or the other way round."""
+    opened = _OPENED.search(prompt)
+    for name, reward in rewards.items():
+        if isinstance(reward, Tags) and (reward.opened is not (opened is not None and opened[1] == reward.tags[0])):
+            right = "".join(f"<{tag}>...</{tag}>" for tag in reward.tags)
+            score = reward.worth(right if reward.opened else right.removeprefix(f"<{reward.tags[0]}>"))
+            what = "end" if opened and not reward.opened else "do not end"
+            yield fault(
+                f"{name}: the prompts {what} with <{reward.tags[0]}> and the right form scores {score:g}; "
+                f"set rewards.{name}.opened = {str(not reward.opened).lower()}"
+            )
+        if isinstance(reward, Format) and opened and re.match(rf"\^?(\\s[*+]?)?{opened[0].strip()}", reward.pattern):
+            what = f"the prompts end with {opened[0].strip()}, which its pattern wants of the completion again"
+            yield fault(f"{name}: {what}; take it out of rewards.{name}.pattern")
 
 
 def _unsolved(scores: TrialScores, trials: Sequence[Trial]) -> str:

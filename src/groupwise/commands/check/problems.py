@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from statistics import median
+from unicodedata import normalize
 
 from groupwise.commands.check.findings import Finding, fault, listed, note, ok
 from groupwise.commands.check.trials import gold_of
 from groupwise.core.samples import Sample
 from groupwise.core.task import LeavesOut, Notes, PlaysTurns, Task
+from groupwise.tasks.data.conversations import frame, question
+from groupwise.tasks.data.problems import disputes
 
 #: A shorter text may stand in a prompt by chance: characters.
 BY_CHANCE = 24
@@ -20,7 +23,8 @@ def counts(task: Task) -> list[Finding]:
     """How many problems there are, and the task's own notes on them."""
     sizes = f"{len(task.samples('train')):,} problems to train on, {len(task.samples('heldout')):,} held out"
     notes = task.notes() if isinstance(task, Notes) else []
-    return [ok(sizes), *(note(line) for line in notes if not line.startswith(sizes))]
+    disputed = disputes(task.disputed) if isinstance(task, LeavesOut) and task.disputed else sizes  # a fault further on
+    return [ok(sizes), *(note(line) for line in notes if not line.startswith((sizes, disputed)))]
 
 
 def text_of(sample: Sample) -> str:
@@ -71,6 +75,8 @@ def _left_out(task: Task) -> Iterator[Finding]:
     if repeated := len(task.repeated):
         rows = f"{repeated:,} rows repeat a problem" if repeated > 1 else "1 row repeats a problem"
         yield note(f"{rows} of their own split ({_keys(task.repeated)}): the first is kept")
+    if task.disputed:
+        yield fault(disputes(task.disputed))
 
 
 def _remaining(train: Sequence[Sample], heldout: Sequence[Sample], hidden: bool, alike: bool) -> Iterator[Finding]:
@@ -85,7 +91,7 @@ def _remaining(train: Sequence[Sample], heldout: Sequence[Sample], hidden: bool,
             yield note(what) if fold or alike else fault(what)
             break
     for split, samples in (("training", train), ("held-out", heldout)):
-        repeated = len(samples) - len({_normal(s, False, hidden) for s in samples})
+        repeated = len(samples) - len({(_normal(s, False, hidden), _framed(s)) for s in samples})
         if repeated:
             yield note(f"{repeated:,} of {len(samples):,} {split} problems come again in their split")
 
@@ -100,6 +106,11 @@ def _keys(samples: Sequence[Sample]) -> str:
     return listed([samples[i].key for i in range(min(len(samples), 4))])
 
 
+def _framed(sample: Sample) -> str:
+    return frame([dict(turn) for turn in sample.messages]) if sample.messages else ""
+
+
 def _normal(sample: Sample, fold: bool, hidden: bool) -> str:
-    text = " ".join([*text_of(sample).split(), *(["->", sample.answer] if hidden else [])])
+    asked = question([dict(turn) for turn in sample.messages]) if sample.messages else sample.prompt
+    text = " ".join([*normalize("NFC", asked).split(), *(["->", sample.answer] if hidden else [])])
     return text.casefold() if fold else text

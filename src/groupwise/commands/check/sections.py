@@ -7,7 +7,9 @@ from tempfile import TemporaryDirectory
 
 from groupwise.commands.build import reward_forms
 from groupwise.commands.check.correctness import (
+    opening_findings,
     own_reward_findings,
+    repeated_findings,
     task_findings,
     ungraded_findings,
     unscored_findings,
@@ -66,6 +68,8 @@ def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
     encode = completion_encoder(files.chat) if files else lambda text: ()
     with pool_of(plan) or nullcontext() as pool:
         findings = [ok(" ".join(line.split())) for line in reward_forms(plan, pool)]
+        if files:
+            findings += _openings(plan, files, samples[:1])
         tried, of_own = (known, own_reward_findings) if known else (ungraded_trials(samples), ungraded_findings)
         scorer = Scorer(plan.task, str, plan.mix, pool)
         try:
@@ -81,7 +85,15 @@ def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
         findings.append(note("there are no right answers: what scores is tried on what the rows hold"))
     else:
         findings += [*task_findings(task, known), *unscored_findings(task, limit)]
-    return findings + [f for scores in own for f in (*of_own(scores), *unscored_findings(scores, limit))]
+    found = [(of_own(one), unscored_findings(one, limit), repeated_findings(one)) for one in own]
+    return [*findings, *(finding for each in found for part in each for finding in part)]
+
+
+def _openings(plan: Plan, files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]:
+    try:
+        return [finding for one in samples for finding in opening_findings(files.chat.text(one), plan.mix.own)]
+    except UsageError:  # what does not render is a fault of the lengths
+        return []
 
 
 def _rows(plan: Plan, files: ModelFiles, shown: int) -> Section:

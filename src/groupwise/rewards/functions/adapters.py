@@ -56,9 +56,20 @@ def _completion(attempt: Attempt) -> Any:
     return [turn] if attempt.sample.messages else attempt.completion
 
 
+def ground_truth(sample: Sample, names: Sequence[str]) -> dict[str, Any]:
+    """The gold answer under these names, as the data holds it; nothing where there is none.
+
+    >>> listed, none = Sample("k", "p", '["a", "b"]', held_answer=["a", "b"]), Sample("k", "p", "")
+    >>> ground_truth(listed, ["label"]), ground_truth(none, ["label"])
+    ({'label': ['a', 'b']}, {})
+    """
+    known = sample.answer or sample.held_answer is not ...
+    return dict.fromkeys(names, sample.ground_truth) if known else {}
+
+
 def columns(sample: Sample) -> dict[str, Any]:
     """A row of the data set as TRL's rewards see it: its own columns first, then what the sample has besides."""
-    return {**dict.fromkeys(ANSWERS, sample.answer), "source": sample.source, **sample.extra}
+    return {**ground_truth(sample, ANSWERS), "source": sample.source, **sample.extra}
 
 
 def _trl(attempts: Sequence[Attempt]) -> Arguments:
@@ -85,16 +96,14 @@ def _verl(attempts: Sequence[Attempt]) -> Arguments:
     return {
         "data_source": attempt.sample.source,
         "solution_str": attempt.completion,
-        "ground_truth": attempt.sample.answer,
+        **ground_truth(attempt.sample, ["ground_truth"]),
         "extra_info": _extra_info(attempt.sample),
     }
 
 
 def _verl_batch(attempts: Sequence[Attempt]) -> Arguments:
     rows = [_verl([attempt]) for attempt in attempts]
-    plural = {"data_source": "data_sources", "solution_str": "solution_strs", "ground_truth": "ground_truths"}
-    return {**{many: [row[one] for row in rows] for one, many in plural.items()},
-            "extra_infos": [row["extra_info"] for row in rows]}  # fmt: skip
+    return {f"{name}s": [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 
 SINGLE = Form("(sample, completion), one at a time", ("sample",), False,
@@ -160,9 +169,10 @@ class Bound:
             plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
             if plain and parameter.default is parameter.empty and name not in given:
                 offered = [n for n in self._offered([Attempt(sample, "")]) if n != "source"]
+                gold = ", or name the column of the gold answer as task.answer" * (name.removesuffix("s") in ANSWERS)
                 raise UsageError(
                     f"reward {self.where}: its parameter {name!r} is nothing that sample {sample.key!r} has; "
-                    f"present: {', '.join(offered)}; give {name} a default, or the data a column of that name"
+                    f"present: {', '.join(offered)}; give {name} a default, or the data a column of that name{gold}"
                 )
 
     def score(self, attempts: Sequence[Attempt], run: Callable[[Any], Any]) -> Iterator[list[ScoreResult]]:

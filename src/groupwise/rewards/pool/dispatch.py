@@ -261,7 +261,8 @@ class Dispatcher:
                     again.append(replace(entry, fresh=True))
                 else:
                     hung = result.cause is Cause.TIMEOUT
-                    self.results[entry.ticket] = ScoreResult(late) if late is not None and hung else result
+                    given = ScoreResult(late) if late is not None and hung else result
+                    self.results[entry.ticket] = replace(given, detail=given.detail or entry.failed)
             self._put_back(again)
             self.changed.notify_all()
         slot.served = True
@@ -272,7 +273,8 @@ class Dispatcher:
             self._answer(slot, [result])
             return
         slot.served = True
-        self._put_back([replace(entry, alone=True) for entry in slot.entries])
+        how = f"{result.cause} of a call for {len(slot.entries)} completions: {result.detail}"
+        self._put_back([replace(entry, alone=True, failed=how) for entry in slot.entries])
         slot.entries = []
 
     def _put_back(self, entries: Sequence[Entry]) -> None:

@@ -17,6 +17,7 @@ class Entry:
     tried on `rows`.
 
     alone  sent by itself, because a call for many that it was in failed
+    failed  how that call failed, in words; "" where there was none
     fresh  sent to a process that has scored nothing yet, because what failed might be another's doing
     """
 
@@ -26,6 +27,7 @@ class Entry:
     rows: Sequence[Attempt] = ()
     alone: bool = False
     fresh: bool = False
+    failed: str = ""
 
     @property
     def by_itself(self) -> bool:

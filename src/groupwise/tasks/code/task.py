@@ -24,8 +24,9 @@ from groupwise.tasks.data.formats import JsonLines
 from groupwise.tasks.settings import PickledSettings, fewest_and_most, require_shares
 from groupwise.tasks.splits import SPLITS, require_split, split_by_prompt
 
-_FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-_LANGUAGES = ("", "python", "py", "python3")
+#: A block in fences, as CommonMark has it: of backticks or tildes, closed by as many at least, and maybe indented.
+_FENCE = re.compile(r"(^[ \t]*)?(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*\2|\Z)", re.DOTALL | re.MULTILINE)
+_LANGUAGES = ("python", "py", "python3")
 
 
 @dataclass(frozen=True)
@@ -198,17 +199,27 @@ class Code(PickledSettings):
 
 
 def assemble(completion: str, prefix: str, entry_point: str) -> str:
-    """The program of a completion: its last block of Python in fences, or else all of it; after the prefix.
-
-    A fenced block that defines the entry point itself stands alone.
+    """The program of a completion, after the prefix: the last block in fences that defines the entry point, which
+    stands alone; else its blocks of Python, and with a prefix the last of them; without fences all of it.
 
     >>> assemble("x+1", "def f(x): return ", "f")
     'def f(x): return x+1'
+    >>> assemble("```python\\ndef f(x):\\n    return x+1\\n```\\nOutput:\\n```\\n3\\n```", "", "f")
+    'def f(x):\\n    return x+1\\n'
     """
-    blocks = [code for language, code in _FENCE.findall(completion) if language.lower() in _LANGUAGES]
-    if not blocks:
+    blocks = list(_blocks(completion))
+    tagged = [code for language, code in blocks if language in _LANGUAGES]
+    programs = tagged or [code for language, code in blocks if not language]
+    if not programs:
         return prefix + completion
-    alone = not prefix or (
-        entry_point and re.search(rf"^\s*(def|class)\s+{re.escape(entry_point)}\b", blocks[-1], re.M)
-    )
-    return blocks[-1] if alone else prefix + blocks[-1]
+    name = re.escape(entry_point)
+    defines = re.compile(rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+{name}\b|^{name}[ \t]*=", re.MULTILINE)
+    if entry_point and (defining := [code for code in programs if defines.search(code)]):
+        return defining[-1]
+    return prefix + programs[-1] if prefix or not entry_point else "\n".join(programs)
+
+
+def _blocks(completion: str) -> Iterator[tuple[str, str]]:
+    """The language and the code of each block in fences; code is indented as far as its fence is."""
+    for indent, _, language, code in _FENCE.findall(completion):
+        yield language.lower(), re.sub(rf"^[ \t]{{1,{len(indent)}}}", "", code, flags=re.MULTILINE) if indent else code

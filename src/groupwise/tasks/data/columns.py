@@ -11,11 +11,30 @@ from typing import Any
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.rewards.verifiers.extract import balanced
+from groupwise.tasks.data.conversations import Turn, conversation, frame, has_turns, question, without_prefill
 from groupwise.tasks.data.formats import kind_of
 from groupwise.tasks.data.nested import MissingColumn, value_at
 from groupwise.tasks.data.settings import DataSettings, template_columns
 
 _LETTERS = string.ascii_uppercase
+#: What becomes of a last turn of the assistant's, as a note says it.
+CONTINUED = "the prompt ends with the assistant's turn: the policy continues it"
+LEFT_OUT = "the conversation ends with the assistant's turn: left out, for the policy is to answer"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A row, read.
+
+    problem  what makes it this problem and no other: what it asks, without instruction and system prompt
+    frame    system prompt and prefill, which tell rows of one problem apart; "" where it has neither
+    changes  what the sample does not say as the row does, each kind in words; and what is missing
+    """
+
+    problem: str
+    frame: str
+    sample: Sample
+    changes: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -23,7 +42,7 @@ class Columns:
     """Reads rows as the settings say. Of each method, `values` are a row's columns and `where` its place, for messages.
 
     >>> columns = Columns(DataSettings(path="a.jsonl", prompt="{a} + {b}", answer="sum"))
-    >>> columns.sample({"a": 1, "b": 2, "sum": "3"}, key="a:1", where="a.jsonl, line 1", origin="a").prompt
+    >>> columns.read({"a": 1, "b": 2, "sum": "3"}, key="a:1", where="a.jsonl, line 1", origin="a").sample.prompt
     '1 + 2'
     """
 
@@ -39,14 +58,6 @@ class Columns:
         keys |= {column: key for key, column in others if column and column not in keys}
         named = {column: f"task.{key} = {getattr(s, key)!r}" for column, key in keys.items()}
         return named | {column: f"task.filter.{column}" for column in s.filter if column not in named}
-
-    def problem(self, values: Mapping[str, Any], where: str) -> str:
-        """What makes a problem this one and no other: its text without the instruction."""
-        if turns := self._conversation(values, where):
-            return json.dumps(turns, ensure_ascii=False)
-        if self._template:
-            return _filled(self.settings.prompt, values)
-        return _prompt_text(value_at(values, self.settings.prompt), where, self.settings.prompt)
 
     def gold(self, values: Mapping[str, Any]) -> str | None:
         """The answer; None where the row has none (no text, no mark, no box), "" where it need not have one."""
@@ -65,21 +76,31 @@ class Columns:
             text = last_boxed(text)
         return text.strip() or None
 
-    def sample(self, values: Mapping[str, Any], key: str, where: str, origin: str) -> Sample:
-        """The sample; `origin` is its source where no column says another. Columns it does not hold go to `extra`."""
+    def read(self, values: Mapping[str, Any], key: str, where: str, origin: str) -> Reading:
+        """What the row says; `origin` is its source where no column says another. Columns that the sample does not hold
+        go to `extra`.
+        """
         s = self.settings
-        turns = self._conversation(values, where)
+        turns, changes = self._conversation(values, where)
+        asked = len(without_prefill(turns)) if turns else 0
         if turns:
-            turns = (*turns[:-1], {**turns[-1], "content": turns[-1]["content"] + s.instruction})
+            problem, text = question(turns), turns[asked - 1]["content"] + s.instruction
+            turns[asked - 1] = {**turns[asked - 1], "content": text}
+        else:
+            problem, changes = self._text(values, where)
+            text = problem + s.instruction
+        answer, held_answer = self._answer(values, changes)
         answer_column = "" if s.answer_after or s.answer_boxed else s.answer
-        return Sample(
+        sample = Sample(
             key=key,
-            prompt=turns[-1]["content"] if turns else self.problem(values, where) + s.instruction,
-            answer=self.gold(values) or "",
+            prompt=text,
+            answer=answer,
             extra={name: value for name, value in values.items() if name not in (s.prompt, s.messages, answer_column)},
-            source=str(value_at(values, s.source)) if s.source else origin,
-            messages=turns,
+            source=self._source(values, origin, changes),
+            messages=tuple(turns),
+            held_answer=held_answer,
         )
+        return Reading(problem, frame(turns) if turns else "", sample, changes)
 
     def solution(self, sample: Sample) -> str:
         """The worked solution that the sample's row holds, "" where it holds none."""
@@ -94,27 +115,53 @@ class Columns:
     def _template(self) -> list[str]:
         return template_columns(self.settings.prompt)
 
-    def _conversation(self, values: Mapping[str, Any], where: str) -> Sequence[dict[str, str]]:
-        """The turns of the row; none where its prompt is a text."""
+    def _conversation(self, values: Mapping[str, Any], where: str) -> tuple[list[Turn], list[str]]:
+        """The turns of the row, none where its prompt is a text; and what was changed.
+
+        What `messages` holds is a whole conversation, whose last answer the policy is to write itself; a prompt that
+        ends with the assistant's turn is a prompt, which the policy continues.
+        """
         s = self.settings
         if s.messages:
-            return conversation(value_at(values, s.messages), where, f"task.messages = {s.messages!r}")
-        prompt = None if self._template else value_at(values, s.prompt)
-        return conversation(prompt, where, f"task.prompt = {s.prompt!r}") if _has_turns(prompt) else ()
+            turns, changes = conversation(value_at(values, s.messages), where, f"task.messages = {s.messages!r}")
+        else:
+            prompt = None if self._template else value_at(values, s.prompt)
+            if not has_turns(prompt):
+                return [], []
+            turns, changes = conversation(prompt, where, f"task.prompt = {s.prompt!r}")
+        asked = without_prefill(turns)
+        if len(asked) == len(turns) or not turns[-1]["content"]:
+            return asked, changes
+        return (asked, [*changes, LEFT_OUT]) if s.messages else (turns, [*changes, CONTINUED])
 
+    def _text(self, values: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
+        """The problem of a row whose prompt is a text, and what was changed."""
+        column = self.settings.prompt
+        if not self._template:
+            return _prompt_text(value_at(values, column), where, column), []
+        text, lacking = _filled(column, values)
+        changes = [f"nothing (null) in the column {name!r} of task.prompt: left empty there" for name in lacking]
+        return _prompt_text(text, where, column), changes
 
-def conversation(value: object, where: str, key: str) -> Sequence[dict[str, str]]:
-    """The turns before a last turn of the assistant, which the policy is to write; `key` names the column."""
-    turns = value if isinstance(value, list) else []
-    good = all(isinstance(t, dict) and {type(t.get("role")), type(t.get("content"))} == {str} for t in turns)
-    if turns and good and turns[-1]["role"] == "assistant":
-        turns = turns[:-1]
-    if not turns or not good:
-        raise UsageError(
-            f'{where}: {key}: must hold a list of {{"role": ..., "content": ...}}, both text, '
-            f"with a turn before the assistant's; this is {kind_of(value)}"
-        )
-    return tuple({"role": turn["role"], "content": turn["content"]} for turn in turns)
+    def _answer(self, values: Mapping[str, Any], changes: list[str]) -> tuple[str, object]:
+        """The gold answer as text, and as the row holds it, `...` where the text is all there is."""
+        s = self.settings
+        if not s.answer or (s.answer not in values and not s.must_have_answer):
+            return "", ...
+        text, cut, value = self.gold(values), s.answer_after or s.answer_boxed, value_at(values, s.answer)
+        if text:
+            return text, ... if cut or isinstance(value, str) else value
+        if not cut and isinstance(value, (dict, list, bool)):
+            return json.dumps(value, ensure_ascii=False), value
+        changes.append(f"no gold answer in the column {s.answer!r}: rewards get {None if cut else value!r}")
+        return "", None if cut else value
+
+    def _source(self, values: Mapping[str, Any], origin: str, changes: list[str]) -> str:
+        value = value_at(values, self.settings.source) if self.settings.source else origin
+        if _is_nothing(value):
+            changes.append(f"nothing (null) in the column {self.settings.source!r}: {origin!r} is their source")
+            return origin
+        return _written(value)
 
 
 def last_boxed(text: str) -> str:
@@ -127,11 +174,6 @@ def last_boxed(text: str) -> str:
     return balanced(text, len(before + opening), len(after)) or "" if opening else ""
 
 
-def _has_turns(value: object) -> bool:
-    """Whether a prompt is a conversation: a list of objects, one at least."""
-    return isinstance(value, list) and bool(value) and all(isinstance(turn, dict) for turn in value)
-
-
 def _prompt_text(value: object, where: str, column: str) -> str:
     if isinstance(value, str) and value.strip():
         return value
@@ -140,14 +182,34 @@ def _prompt_text(value: object, where: str, column: str) -> str:
     raise UsageError(f"{where}: task.prompt = {column!r}: {kind_of(value)}, neither text nor a conversation")
 
 
-def _filled(template: str, values: Mapping[str, Any]) -> str:
-    """A template with the values of its columns."""
+def _filled(template: str, values: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """A template with the values of its columns; and the columns that hold nothing, a list of them included."""
     pieces = [(text, column) for text, column, _, _ in string.Formatter().parse(template)]
-    return "".join(text + ("" if column is None else _inserted(value_at(values, column))) for text, column in pieces)
+    filled = [(column, value_at(values, column)) for _, column in pieces if column is not None]
+    lacking = [
+        column for column, value in filled if any(map(_is_nothing, value if isinstance(value, list) else [value]))
+    ]
+    inserted = iter([_inserted(value) for _, value in filled])
+    return "".join(text + ("" if column is None else next(inserted)) for text, column in pieces), lacking
+
+
+def _is_nothing(value: object) -> bool:
+    """Whether the value is null, or NaN, which is how pandas writes it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _inserted(value: Any) -> str:
-    """A value as a template shows it: a list becomes lettered lines, as the choices of a question."""
+    """A value as a template shows it: a list becomes lettered lines, as the choices of a question.
+
+    >>> _inserted(["1", None, {"a": True}]), _inserted(2.5), _inserted(None)
+    ('A. 1\\nB. \\nC. {"a": true}', '2.5', '')
+    """
     if isinstance(value, list) and len(value) <= len(_LETTERS):
-        return "\n".join(f"{letter}. {entry}" for letter, entry in zip(_LETTERS, value, strict=False))
+        return "\n".join(f"{letter}. {_written(entry)}" for letter, entry in zip(_LETTERS, value, strict=False))
+    return _written(value)
+
+
+def _written(value: Any) -> str:
+    if _is_nothing(value):
+        return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

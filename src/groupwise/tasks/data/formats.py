@@ -9,7 +9,7 @@ import gzip
 import zlib
 from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
@@ -30,11 +30,14 @@ LARGEST_RATIO = 200
 
 
 class Row(NamedTuple):
-    """One row: its line or place in the file, counted from 1, its first byte (or IN_MEMORY), its columns."""
+    """One row: its line or place in the file, counted from 1, its first byte (or IN_MEMORY), its columns, and the names
+    of those whose bytes (pictures, sound) are left out of them.
+    """
 
     number: int
     offset: int
     values: dict[str, Any]
+    left_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,11 +10,13 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
+from zlib import crc32
 
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.json_text import encoded
 from groupwise.core.samples import Sample
-from groupwise.tasks.data.columns import Columns
+from groupwise.tasks.data.columns import Columns, Reading
 from groupwise.tasks.data.formats import IN_MEMORY, Row, Source
 from groupwise.tasks.data.nested import MissingColumn
 
@@ -23,26 +26,32 @@ if TYPE_CHECKING:
 
 @dataclass
 class SampleIndex:
-    """Where the row of every sample stands, 22 bytes each, and the samples of rows that cannot be read again.
+    """Where the row of every sample stands, 30 bytes each, and the samples of rows that cannot be read again.
 
     digests   a hash of each problem's text, and of its row where rows are problems however alike: equal hashes are one
               problem, and they decide the split
+    frames    a hash of each system prompt and prefill; 0 where there is neither
+    answers   a hash of each gold answer; 0 where there is none
     offsets   the row's first byte in its source; of a sample in memory, -1 - its place in `samples`
     numbers   the row's number in its source
     origins   the source's place in `sources`
     sets      name of the held-out set of each source; "" where it has none
     contents  a hash of all the samples
+    bare      rows without the column of gold answers, where rows need not have it
     """
 
     columns: Columns
     sources: Sequence[Source]
     sets: Sequence[str]
     digests: array[int] = field(default_factory=lambda: array("Q"))
+    frames: array[int] = field(default_factory=lambda: array("I"))
+    answers: array[int] = field(default_factory=lambda: array("I"))
     offsets: array[int] = field(default_factory=lambda: array("q"))
     numbers: array[int] = field(default_factory=lambda: array("I"))
     origins: array[int] = field(default_factory=lambda: array("H"))
     samples: list[Sample] = field(default_factory=list)
     contents: Any = field(default_factory=lambda: blake2b(digest_size=16))
+    bare: int = 0
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -54,44 +63,51 @@ class SampleIndex:
         counts = [names[:i].count(name) for i, name in enumerate(names)]
         return [f"{name}#{count + 1}" if count else name for name, count in zip(names, counts, strict=True)]
 
-    def add(self, origin: int, row: Row) -> None:
-        """One more row of source number `origin`."""
+    def add(self, origin: int, row: Row) -> Sequence[str]:
+        """One more row of source number `origin` -> what was changed in it, in words."""
         where = self.sources[origin].where(row.number)
-        self.digests.append(self._digest(origin, row.number, row.values))
+        problem, reading = self._read(origin, row.number, row.values)
+        sample = reading.sample
+        self.digests.append(problem)
+        self.frames.append(crc32(encoded(reading.frame, where)))
+        self.answers.append(crc32(encoded(sample.answer, where)))
+        self.bare += _is_bare(sample)
         self.numbers.append(row.number)
         self.origins.append(origin)
         self.offsets.append(row.offset if row.offset != IN_MEMORY else -1 - len(self.samples))
-        sample = self._sample(origin, row.number, row.values)
         texts = f"{sample.prompt}\0{sample.answer}\0{self.columns.solution(sample)}\0"
-        self.contents.update(encoded(texts, where))
+        turns = json.dumps(sample.messages) if sample.messages else ""
+        self.contents.update(encoded(texts + turns, where))
         encoded(sample.source, where)
         if row.offset == IN_MEMORY:
             self.samples.append(sample)
+        return reading.changes
 
     def sample(self, index: int) -> Sample:
         """The sample of row `index`. Raises RunError where its file is no longer what it was."""
-        if self.offsets[index] < 0:
-            return self.samples[-1 - self.offsets[index]]
-        source, number = self.sources[self.origins[index]], self.numbers[index]
-        where = source.where(number)
+        sample = self.samples[-1 - self.offsets[index]] if self.offsets[index] < 0 else self._read_again(index)
+        return replace(sample, held_answer=None) if _is_bare(sample) and self.bare < len(self) else sample
+
+    def _read_again(self, index: int) -> Sample:
+        origin, number = self.origins[index], self.numbers[index]
+        source = self.sources[origin]
         try:
-            values = source.read(number, self.offsets[index])
-            same = self._digest(self.origins[index], number, values) == self.digests[index]
+            problem, reading = self._read(origin, number, source.read(number, self.offsets[index]))
         except (UsageError, MissingColumn):
-            same = False
-        if not same:
+            problem, reading = -1, None
+        if reading is None or problem != self.digests[index]:
+            where = source.where(number)
             raise RunError(f"{where}: another row stands there than when the file was read first; it was changed")
-        return self._sample(self.origins[index], number, values)
+        return reading.sample
 
-    def _digest(self, origin: int, number: int, values: dict[str, Any]) -> int:
-        where = self.sources[origin].where(number)
-        row = f" {self.labels[origin]}:{number}" if self.columns.settings.repeats else ""
-        return digest(self.columns.problem(values, where) + row, where)
-
-    def _sample(self, origin: int, number: int, values: dict[str, Any]) -> Sample:
+    def _read(self, origin: int, number: int, values: dict[str, Any]) -> tuple[int, Reading]:
+        """The hash of a row's problem, and what the row says."""
         label, where = self.labels[origin], self.sources[origin].where(number)
-        sample = self.columns.sample(values, key=f"{label}:{number}", where=where, origin=label.split(".")[0])
-        return replace(sample, heldout_set=self.sets[origin]) if self.sets[origin] else sample
+        reading = self.columns.read(values, key=f"{label}:{number}", where=where, origin=label.split(".")[0])
+        row = f" {label}:{number}" if self.columns.settings.repeats else ""
+        if self.sets[origin]:
+            reading = replace(reading, sample=replace(reading.sample, heldout_set=self.sets[origin]))
+        return digest(reading.problem + row, where), reading
 
 
 class IndexedSamples(Sequence[Sample]):
@@ -109,11 +125,17 @@ class IndexedSamples(Sequence[Sample]):
         return self._index.sample(int(self._order[position]))
 
 
-def digest(problem: str, where: str) -> int:
-    """64 bits of a problem's text alone, white space counted as one blank.
+def _is_bare(sample: Sample) -> bool:
+    """Whether its row has no column of a gold answer, not even an empty one."""
+    return sample.held_answer is ... and not sample.answer
 
-    >>> digest("1 + 1", "") == digest("1  +\\n1 ", "")
-    True
+
+def digest(problem: str, where: str) -> int:
+    """64 bits of a problem's text alone, white space counted as one blank, composed and decomposed letters as one.
+
+    >>> digest("1 + 1", "") == digest("1  +\\n1 ", ""), digest("caf\u00e9", "") == digest("cafe\u0301", "")
+    (True, True)
     """
-    text = encoded(" ".join(problem.split()), where)
+    composed = problem if problem.isascii() else normalize("NFC", problem)
+    text = encoded(" ".join(composed.split()), where)
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")

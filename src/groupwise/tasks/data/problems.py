@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from groupwise.core.errors import UsageError
 from groupwise.rewards.verifiers.answers import WITHOUT_ANSWERS
 from groupwise.tasks.data.columns import Columns
+from groupwise.tasks.data.conversations import has_turns
+from groupwise.tasks.data.formats import Row
 from groupwise.tasks.data.index import IndexedSamples, SampleIndex
 from groupwise.tasks.data.nested import MissingColumn, value_at
 from groupwise.tasks.data.settings import DataSettings, keeps
@@ -32,6 +34,7 @@ class Problems:
     sets            the held-out ones by the name of their set; empty where it has none
     repeated        rows that repeat a problem of their own split
     leaked          held-out rows whose problem is trained on
+    disputed        of each problem with several gold answers: where, and which
     contents        a hash of all of them
     notes           what a person should know about the rows
     """
@@ -41,12 +44,13 @@ class Problems:
     sets: Mapping[str, IndexedSamples]
     repeated: IndexedSamples
     leaked: IndexedSamples
+    disputed: Sequence[str]
     contents: str
     notes: Sequence[str]
 
 
-def read_problems(columns: Columns, readable: Callable[[str], bool]) -> Problems:
-    """All problems of a data set; `readable` says whether a gold answer can be checked.
+def read_problems(columns: Columns, readable: Callable[[str], bool], same: Callable[[str, str], bool]) -> Problems:
+    """All problems of a data set; `readable` says whether a gold answer can be checked, `same` whether two are one.
 
     A problem is its text: one that comes twice in a set is taken once, and one that is trained on is never held out.
     Raises UsageError, one line with file and line, where the files cannot be what the recipe says.
@@ -62,7 +66,7 @@ def read_problems(columns: Columns, readable: Callable[[str], bool]) -> Problems
     for origin in range(len(sources.train), len(index.sources)):
         scan.read(origin, limit=0)
     scan.require_enough()
-    problems = _split(index, trained, settings)
+    problems = _split(index, trained, settings, same)
     unread = [f"not read: {', '.join(sources.unread)}"] * bool(sources.unread)
     return replace(problems, notes=[*scan.notes(), *problems.notes, *unread])
 
@@ -72,6 +76,9 @@ class _Scan:
     """Rows on their way into the index, and counts of those that did not get there.
 
     examples  the first unreadable answers, for messages
+    changes   what was changed, in words -> in how many rows, and where the first is
+    seen      column of the filter -> the first values that it holds in rows that are left out
+    remedy    what to do about unreadable answers, where that is known
     """
 
     columns: Columns
@@ -81,6 +88,9 @@ class _Scan:
     filtered: int = 0
     unreadable: int = 0
     examples: list[str] = field(default_factory=list)
+    changes: dict[str, tuple[int, str]] = field(default_factory=dict)
+    seen: dict[str, dict[str, None]] = field(default_factory=dict)
+    remedy: str = ""
 
     def read(self, origin: int, limit: int) -> None:
         """Every row of source number `origin`, or as many as it takes to have `limit` in the index."""
@@ -89,12 +99,13 @@ class _Scan:
             return
         for row in source.rows():
             self.rows += 1
+            where = source.where(row.number)
             # A column that the first row lacks is said to be missing from the file.
-            self._require_columns(row.values, source.name if self.rows == before + 1 else source.where(row.number))
+            self._require_columns(row, source.name if self.rows == before + 1 else where)
             if not keeps(self.columns.settings.filter, row.values):
-                self.filtered += 1
-            elif self._has_answer(row.values, source.where(row.number)):
-                self.index.add(origin, row)
+                self._filter_out(row.values)
+            elif self._has_answer(row.values, where):
+                self._count([*self.index.add(origin, row), *map(_bytes_left_out, row.left_out)], where)
             if limit and len(self.index) >= limit:
                 return
         if self.rows == before:
@@ -109,51 +120,77 @@ class _Scan:
                 f"{self.unreadable / tried:.1%}, above task.unreadable_limit = {settings.unreadable_limit}"
             )
         if not len(self.index):
-            raise UsageError(f"task.filter leaves none of the {self.rows:,} rows")
+            held = [f"{column!r} holds {', '.join(values)}" for column, values in self.seen.items()]
+            raise UsageError("; ".join([f"task.filter leaves none of the {self.rows:,} rows", *held]))
 
     def notes(self) -> list[str]:
         notes = [f"{self.rows:,} rows read"]
         notes += [f"{self.filtered:,} rows left out by task.filter"] * bool(self.filtered)
-        return notes + [f"{self._unreadable_answers()}: left out"] * bool(self.unreadable)
+        notes += [f"{self._unreadable_answers()}: left out"] * bool(self.unreadable)
+        notes += [f"{_rows(count)}: {what} (first: {where})" for what, (count, where) in self.changes.items()]
+        some = 0 < self.index.bare < len(self.index)
+        no_column = f"no column {self.columns.settings.answer!r} of a gold answer: rewards get None"
+        return notes + [f"{_rows(self.index.bare)}: {no_column}"] * some
+
+    def _count(self, changes: Sequence[str], where: str) -> None:
+        for what in changes:
+            count, first = self.changes.get(what, (0, where))
+            self.changes[what] = count + 1, first
+
+    def _filter_out(self, values: Mapping[str, Any]) -> None:
+        self.filtered += 1
+        for column in self.columns.settings.filter:
+            seen = self.seen.setdefault(column, {})
+            if len(seen) <= _LISTED:
+                seen["..." if len(seen) == _LISTED else _short(value_at(values, column))] = None
 
     def _unreadable_answers(self) -> str:
         answers = f"{self.unreadable:,} gold answer{'s' * (self.unreadable != 1)}"
         examples = "; ".join([*self.examples, *["..."] * (self.unreadable > _LISTED)])
-        return f"{answers} that {self.columns.settings.check!r} cannot read ({examples})"
+        return f"{answers} that {self.columns.settings.check!r} cannot read ({examples}){self.remedy}"
 
     def _has_answer(self, values: Mapping[str, Any], where: str) -> bool:
         gold = self.columns.gold(values)
         if self.columns.settings.check in WITHOUT_ANSWERS or (gold is not None and self.readable(gold)):
             return True
         self.unreadable += 1
+        name = self.columns.settings.answer
+        answer = value_at(values, name) if gold is None else gold
         if len(self.examples) < _LISTED:
-            answer = value_at(values, self.columns.settings.answer) if gold is None else gold
             self.examples.append(f"{where}: {_short(answer)}")
+        if isinstance(answer, (list, dict)) and answer and not self.remedy:
+            inside = f"{name}.{next(iter(answer)) if isinstance(answer, dict) else 0}"
+            self.remedy = f"; name one entry, as task.answer = {inside!r}, or let rewards read it, task.check = 'none'"
         return False
 
-    def _require_columns(self, values: Mapping[str, Any], where: str) -> None:
-        """Raises UsageError naming a column that is not there."""
+    def _require_columns(self, row: Row, where: str) -> None:
+        """Raises UsageError naming a column that is not there, or whose bytes are not read."""
         for column, key in self.columns.required.items():
             try:
-                value_at(values, column)
+                value = value_at(row.values, column)
             except MissingColumn as error:
                 raise UsageError(f"{key}: {where} {error}") from None
+            read = isinstance(value, (str, int, float)) or has_turns(value)
+            if not read and column.split(".")[0] in row.left_out:
+                raise UsageError(f"{key}: {where} has bytes there, or what is no text; save the column as text")
 
 
-def _split(index: SampleIndex, trained: int, settings: DataSettings) -> Problems:
+def _split(index: SampleIndex, trained: int, settings: DataSettings, same: Callable[[str, str], bool]) -> Problems:
     """By the digest of every row's problem; the first `trained` rows are not from a held-out set.
 
     Where there is no held-out set, a problem's digest alone decides whether it is held out, whatever else the file
-    holds. Raises UsageError where nothing is left to train on.
+    holds. Of the same problem in the same frame one row is kept. Raises UsageError where nothing is left to train on.
     """
     import numpy as np  # not at the top: processes that only score never come here
 
     hashes = np.array(index.digests, dtype=np.uint64)
+    frames = np.array(index.frames, dtype=np.uint32)
+    framed = hashes ^ (frames.astype(np.uint64) << np.uint64(32)) if frames.any() else hashes
     names, origins = np.array(index.sets), np.array(index.origins, dtype=np.uint16)
     rows = np.arange(len(hashes))
     of_set = {name: rows[trained:][names[origins[trained:]] == name] for name in dict.fromkeys(index.sets)}
-    first = _firsts(rows[:trained], hashes)
-    second = np.concatenate([_firsts(members, hashes) for members in of_set.values()])
+    first = _firsts(rows[:trained], framed)
+    second = np.concatenate([_firsts(members, framed) for members in of_set.values()])
     repeated = np.setdiff1d(rows, np.concatenate([first, second]))
     leaks = np.isin(hashes[second], hashes[first])
     train, heldout, how = first, second[~leaks], ""
@@ -162,10 +199,13 @@ def _split(index: SampleIndex, trained: int, settings: DataSettings) -> Problems
         train, heldout, how = first[~out], first[out], ", split off by a hash of each problem's text"
     if not len(train):
         raise UsageError(f"no problem is left to train on: {len(heldout)} of {len(heldout)} are held out")
+    disputed = list(_disputed(index, framed, np.concatenate([repeated, second[leaks]]), same))
     notes = [f"{len(train):,} problems to train on, {len(heldout):,} held out{how}"]
-    notes += [f"{len(repeated):,} rows repeat a problem: the first is kept"] * bool(len(repeated))
+    repeat = "repeats" if len(repeated) == 1 else "repeat"
+    notes += [f"{_rows(len(repeated))} {repeat} a problem: the first is kept"] * bool(len(repeated))
+    notes += [disputes(disputed)] * bool(disputed)
     notes += [f"{leaks.sum():,} held-out problems are training problems too: not held out"] * bool(leaks.any())
-    orders = (_shuffled(train, hashes, settings.seed), _shuffled(heldout, hashes, settings.seed))
+    orders = (_shuffled(train, framed, settings.seed), _shuffled(heldout, framed, settings.seed))
     sets = {name: orders[1][names[origins[orders[1]]] == name] for name in of_set if name}
     return Problems(
         train=IndexedSamples(index, orders[0]),
@@ -173,9 +213,44 @@ def _split(index: SampleIndex, trained: int, settings: DataSettings) -> Problems
         sets={name: IndexedSamples(index, members) for name, members in sets.items()},
         repeated=IndexedSamples(index, repeated),
         leaked=IndexedSamples(index, second[leaks]),
+        disputed=disputed,
         contents=index.contents.hexdigest(),
         notes=notes,
     )
+
+
+def disputes(disputed: Sequence[str]) -> str:
+    """What to say of problems with several gold answers."""
+    problems = "1 problem has" if len(disputed) == 1 else f"{len(disputed):,} problems have"
+    examples = "; ".join([*disputed[:_LISTED], *["..."] * (len(disputed) > _LISTED)])
+    return f"{problems} different gold answers ({examples}): the first is kept; take the wrong rows out"
+
+
+def _disputed(
+    index: SampleIndex, hashes: np.ndarray, again: np.ndarray, same: Callable[[str, str], bool]
+) -> Iterator[str]:
+    """Of each problem that comes `again` with another gold answer, where it stands with which."""
+    import numpy as np
+
+    answers = np.array(index.answers, dtype=np.uint32)
+    rows = np.flatnonzero(np.isin(hashes, hashes[again]) & (answers != 0))
+    _, firsts, problem = np.unique(hashes[rows], return_index=True, return_inverse=True)
+    first = rows[firsts[problem]]
+    differ = answers[rows] != answers[first]
+    others = dict[int, int]()
+    for row, before in zip(rows[differ].tolist(), first[differ].tolist(), strict=True):
+        if before not in others and not same(index.sample(row).answer, index.sample(before).answer):
+            others[before] = row
+    for pair in others.items():
+        yield ", ".join(f"{sample.key}: {_short(sample.answer)}" for sample in map(index.sample, pair))
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
+
+
+def _bytes_left_out(column: str) -> str:
+    return f"bytes, or what else is no text, in the column {column!r}: left out, rewards get None"
 
 
 def _firsts(rows: np.ndarray, hashes: np.ndarray) -> np.ndarray:

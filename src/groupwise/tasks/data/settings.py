@@ -3,6 +3,7 @@
 import re
 import string
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +34,8 @@ class DataSettings(PickledSettings):
     answer_boxed      the gold answer is what the last \\boxed{} of its column holds
     solution          the column of a worked solution, for demonstrations; "": none
     solution_without  a regular expression: what it matches is taken out of solutions
-    messages          the column of a conversation, instead of `prompt`; a last turn of the assistant is left out
+    messages          the column of a conversation, instead of `prompt`; a last turn of the assistant, which `prompt`
+                      would have the policy continue, is left out
     source            the column that says where a problem is from, for scores by source; "": the file's name
     filter            column -> a value, a list of values, or {min = ..., max = ...}: rows that fulfil all of them stay
     repeats           whether a row that repeats a problem is another problem, in either split; else the first is taken
@@ -161,7 +163,24 @@ def _fits(wanted: Any, value: Any) -> bool:
         return number is not None and wanted.get("min", number) <= number <= wanted.get("max", number)
     if isinstance(wanted, (list, tuple)):
         return any(_fits(one, value) for one in wanted)
-    return value == wanted or str(value) == str(wanted)  # in a CSV file every value is text
+    if isinstance(value, str) and not isinstance(wanted, str):  # in a CSV file every value is text
+        return _spelled(value) == wanted
+    same_text = str(value).lower() == str(wanted).lower() if isinstance(value, bool) else str(value) == str(wanted)
+    return value == wanted or same_text
+
+
+def _spelled(text: str) -> Any:
+    """The number, or true or false in any case, that a text is; the text itself where it is neither.
+
+    >>> [_spelled(text) for text in ("3.0", "TRUE", "9007199254740993", "1_000", "Level 3")]
+    [3.0, True, 9007199254740993, '1_000', 'Level 3']
+    """
+    if text.strip().lower() in ("true", "false"):
+        return text.strip().lower() == "true"
+    for kind in (int, float):
+        with suppress(ValueError):
+            return text if "_" in text else kind(text)
+    return text
 
 
 def _number(value: Any) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration, Starting
-from groupwise.rewards.verifiers.answers import CHECKERS, WITHOUT_ANSWERS
+from groupwise.rewards.verifiers.answers import CHECKERS, WITHOUT_ANSWERS, Numeric
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.index import IndexedSamples
 from groupwise.tasks.data.problems import Problems, read_problems
@@ -58,8 +58,8 @@ class Data(DataSettings):
         return self._problems.train if split == "train" else self._problems.heldout
 
     def score(self, sample: Sample, completion: str) -> float:
-        """1.0 where the completion's answer is the gold answer, else 0.0."""
-        return self._checker(completion, sample.answer)
+        """1.0 where the answer of the assistant's turn, its prefill included, is the gold answer, else 0.0."""
+        return self._checker(sample.prefill + completion, sample.answer)
 
     def notes(self) -> Sequence[str]:
         """What a person should know about the files: rows read, and rows left out, with the reason."""
@@ -80,9 +80,17 @@ class Data(DataSettings):
         """Held-out rows whose problem is trained on; none of them is a sample."""
         return self._problems.leaked
 
+    @property
+    def disputed(self) -> Sequence[str]:
+        """Of each problem that comes again with another gold answer, where it stands with which."""
+        return self._problems.disputed
+
     def gold(self, sample: Sample) -> str:
-        """The row's solution, or its answer where there is none: a completion that should score 1.0."""
-        return self._solution(sample) or sample.answer
+        """The row's solution, or its answer where there is none, behind the prefill: a completion that should score
+        1.0; "" where the answer is a list or a table.
+        """
+        of_parts = isinstance(sample.ground_truth, (list, dict))
+        return _behind(sample.prefill, self._solution(sample) or ("" if of_parts else sample.answer))
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """`count` solutions of training problems, drawn with replacement. Raises UsageError where there are none."""
@@ -94,7 +102,7 @@ class Data(DataSettings):
     def _demonstrate(self, sample: Sample) -> Demonstration:
         if not self._columns.solution(sample):
             raise UsageError(f"{sample.key}: task.solution = {self.solution!r} holds no text, so nothing to imitate")
-        return Demonstration(sample.prompt, self._solution(sample))
+        return Demonstration(sample.prompt, _behind(sample.prefill, self._solution(sample)), sample.messages)
 
     def _solution(self, sample: Sample) -> str:
         text = self._columns.solution(sample)
@@ -110,4 +118,20 @@ class Data(DataSettings):
 
     @cached_property
     def _problems(self) -> Problems:
-        return read_problems(self._columns, self._checker.readable)
+        return read_problems(self._columns, self._checker.readable, self._same)
+
+    def _same(self, answer: str, other: str) -> bool:
+        """Whether two gold answers are one, as far as that is known without mathematics."""
+        compare = self._checker if self.has_answers and self.quick else Numeric()
+        return answer == other or compare(answer, other) == 1.0
+
+
+def _behind(prefill: str, text: str) -> str:
+    """What of a text comes behind the beginning of an answer: a word behind a word is a word of its own.
+
+    >>> _behind("It is", "It is 4."), _behind("It is", "4"), _behind("It is ", "4"), _behind("", "4")
+    (' 4.', ' 4', '4', '4')
+    """
+    if prefill and text.startswith(prefill):
+        return text.removeprefix(prefill)
+    return f" {text}" if text and prefill[-1:].isalnum() else text

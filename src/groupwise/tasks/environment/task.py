@@ -183,7 +183,13 @@ class EnvironmentTask(DataSettings):
     @cached_property
     def _problems(self) -> dict[str, Sequence[Sample]]:
         if self.path:
-            return {split: [_seeded(s, self.seed) for s in self._data.samples(split)] for split in SPLITS}
+            splits = {split: self._data.samples(split) for split in SPLITS}
+            if begun := [sample.key for samples in splits.values() for sample in samples if sample.prefill]:
+                remedy = "take the assistant's last turn out, or name the column as task.messages"
+                raise UsageError(
+                    f"{begun[0]}: its prompt begins the policy's turn, which no environment reads; {remedy}"
+                )
+            return {split: [_seeded(sample, self.seed) for sample in samples] for split, samples in splits.items()}
         splits = {split: self._own.samples(split) for split in SPLITS}
         for split, samples in splits.items():
             if not samples or not all(isinstance(sample, Sample) for sample in samples):

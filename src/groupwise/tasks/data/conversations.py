@@ -1,0 +1,136 @@
+"""The conversation of a row: its turns as a chat template reads them, or the reason why they are none, in one line."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from groupwise.core.errors import UsageError, brief, listed
+from groupwise.core.json_text import json_value
+from groupwise.tasks.data.formats import kind_of
+
+#: What may be changed on the way, as a note says it.
+WRITTEN = "a conversation, or calls of tools, written as text: read as JSON"
+PARTS = "what a turn says comes in parts: put together into one text, one a line"
+NULLS = "arguments of a tool's call that are nothing (null): left out"
+#: How a text begins that is a conversation and was written into one column.
+_BEGINS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']\s*:""")
+
+Turn = dict[str, Any]
+
+
+def has_turns(value: object) -> bool:
+    """Whether a prompt is a conversation: a list of objects, one at least, or such a list written as text.
+
+    >>> has_turns([{"role": "user", "content": "1 + 1?"}]), has_turns('[{"role": "user"'), has_turns("[1]")
+    (True, True, False)
+    """
+    if isinstance(value, str):
+        return _BEGINS.match(value) is not None
+    return isinstance(value, list) and bool(value) and all(isinstance(turn, dict) for turn in value)
+
+
+def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[str]]:
+    """The turns, and what was changed. A last one of the assistant's is the beginning of the answer.
+
+    A turn keeps every key that holds something. Raises UsageError, beginning with the row's place `where` and the
+    recipe's `key`, where a text model cannot read one.
+    """
+    place, changes = f"{where}: {key}", list[str]()
+    if has_turns(value) and isinstance(value, str):
+        value = json_value(value.encode(errors="surrogatepass"), f"{place}, a conversation written as text")
+        changes.append(WRITTEN)
+    turns = value if isinstance(value, list) else []
+    if not has_turns(turns):
+        _refuse(place, kind_of(value))
+    read = [_turn(turn, f"{place}: turn {number}", changes) for number, turn in enumerate(turns, start=1)]
+    asked = without_prefill(read)
+    if not asked:
+        _refuse(place, "the assistant's alone")
+    if asked[-1]["role"] == "user" and not asked[-1]["content"].strip():
+        raise UsageError(f"{place}: what the user says last is empty; fill it or take the row out")
+    if len(asked) < len(read) and "tool_calls" in read[-1]:
+        raise UsageError(f"{place}: ends with a call of a tool; add the tool's turn, or take the last turn out")
+    return read, list(dict.fromkeys(changes))
+
+
+def without_prefill(turns: list[Turn]) -> list[Turn]:
+    """The turns without a last one of the assistant's."""
+    return turns[:-1] if turns[-1]["role"] == "assistant" else turns
+
+
+def frame(turns: list[Turn]) -> str:
+    """What stands around the question: the system prompt, and the beginning of the answer; "" where neither does."""
+    around = [turn for turn in turns if turn["role"] in ("system", "developer")] + turns[len(without_prefill(turns)) :]
+    return json.dumps(around, ensure_ascii=False) if around else ""
+
+
+def question(turns: list[Turn]) -> str:
+    """What a conversation asks, whatever its system prompt and the beginning of its answer: of one turn its text.
+
+    >>> user = {"role": "user", "content": "1 + 1?"}
+    >>> question([user]), question([{"role": "system", "content": "Be brief."}, user])
+    ('1 + 1?', '1 + 1?')
+    """
+    asked = [turn for turn in without_prefill(turns) if turn["role"] not in ("system", "developer")] or turns
+    alone = len(asked) == 1 and asked[0].keys() == {"role", "content"}
+    return asked[0]["content"] if alone else json.dumps(asked, ensure_ascii=False)
+
+
+def _refuse(place: str, what: str) -> NoReturn:
+    raise UsageError(
+        f'{place}: must hold a list of {{"role": ..., "content": ...}}, both text, '
+        f"with a turn before the assistant's; this is {what}"
+    )
+
+
+def _turn(turn: Mapping[str, Any], place: str, changes: list[str]) -> Turn:
+    """One turn with its content as one text."""
+    role, content = turn.get("role"), turn.get("content")
+    if not isinstance(role, str):
+        raise UsageError(f'{place}: must have a "role", as text, and a "content"; it has {listed(turn)}')
+    others = {name: entry for name, entry in turn.items() if name not in ("role", "content") and entry is not None}
+    if "tool_calls" in others:
+        others["tool_calls"] = _calls(others["tool_calls"], place, changes)
+    if content is None and others.get("tool_calls"):
+        content = ""
+    if isinstance(content, list):
+        content = _joined(content, place, changes)
+    if not isinstance(content, str):
+        raise UsageError(f"{place} ({brief(role)}): its content is {kind_of(content)}, not text")
+    return {"role": role, "content": content, **others}
+
+
+def _joined(parts: Sequence[Any], place: str, changes: list[str]) -> str:
+    """The text of content that comes in parts."""
+    texts = list[str]()
+    for part in parts:
+        own = part if isinstance(part, dict) else {"type": "text", "text": part}
+        text, kind = own.get("text"), own.get("type", "text")
+        if not isinstance(text, str) or not str(kind).endswith("text"):
+            what = f"holds a part of type {brief(kind)}; a text model reads text alone"
+            raise UsageError(f"{place}: {what}: take the row out")
+        texts.append(text)
+    changes.append(PARTS)
+    return "\n".join(texts)
+
+
+def _calls(calls: object, place: str, changes: list[str]) -> list[dict[str, Any]]:
+    """Calls of tools: a list of objects, each with the name of its function."""
+    if isinstance(calls, str):
+        calls = json_value(calls.encode(errors="surrogatepass"), f"{place}: tool_calls")
+        changes.append(WRITTEN)
+    every = calls if isinstance(calls, list) else [calls]
+    functions = [call.get("function", call) if isinstance(call, dict) else call for call in every]
+    if every is not calls or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in functions):
+        raise UsageError(f'{place}: tool_calls must be a list of {{"function": {{"name": ..., "arguments": ...}}}}')
+    kept = _without_nulls(calls)
+    changes += [NULLS] * (kept != calls)
+    return kept
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without keys that hold nothing: in a table of an Arrow file every row has the keys of all rows."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(entry) for key, entry in value.items() if entry is not None}
+    return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,361 @@
+"""A prompt and a gold answer are what the file says; else the row is refused, or a note says it and counts the rows."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import groupwise
+from groupwise.core.errors import UsageError
+from groupwise.core.samples import Attempt, Sample
+from groupwise.rewards.functions.adapters import TRL, VERL
+from groupwise.tasks.data import formats
+from groupwise.tasks.data.task import Data
+from groupwise.tasks.environment.task import EnvironmentTask
+
+CALL = {"type": "function", "function": {"name": "clock", "arguments": {"zone": "UTC"}}}
+
+
+def user(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: Any, **others: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **others}
+
+
+def rows(count: int = 4, **columns: Any) -> list[dict[str, Any]]:
+    """Rows of different prompts; a callable makes the value of its row."""
+    each = {"prompt": lambda i: f"{i}?", "answer": lambda i: str(i), **columns}
+    return [{name: make(i) if callable(make) else make for name, make in each.items()} for i in range(count)]
+
+
+def data(tmp_path: Path, lines: list[dict[str, Any]], **keys: Any) -> Data:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return Data(**{"path": str(path), "heldout_share": 0.0, "check": "none", **keys})
+
+
+def first(task: Any) -> Sample:
+    return min(task.samples("train"), key=lambda sample: sample.key)
+
+
+def refusal(task: Data) -> str:
+    with pytest.raises(UsageError) as told:
+        task.samples("train")
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def changes(task: Data) -> list[str]:
+    return [note for note in task.notes()[1:-1] if "(first: " in note]
+
+
+# Gold answers.
+
+GOLDS: list[tuple[Any, str]] = [
+    (["Paris", "paris"], '["Paris", "paris"]'),
+    ([[1, 2], [3]], "[[1, 2], [3]]"),
+    ({"is": "Größe", "or": None}, '{"is": "Größe", "or": null}'),
+    ([], "[]"),
+    (True, "true"),
+    (18, "18"),
+    (0.1, "0.1"),
+    (10**60, str(10**60)),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), GOLDS)
+@pytest.mark.parametrize("again", [False, True])
+def test_rewards_get_the_gold_answer_that_the_file_holds(
+    value: Any, text: str, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if again:
+        monkeypatch.setattr(formats, "SMALL_FILE", 0)  # the row is read a second time
+    sample = first(data(tmp_path, rows(answer=value)))
+    assert sample.answer == text
+    given = {**TRL.arguments([Attempt(sample, "")]), **VERL.arguments([Attempt(sample, "")])}
+    assert (given["answer"], given["ground_truth"]) == ([value], value)
+    assert given["label"] == [value]
+    nested = first(data(tmp_path, rows(answer=lambda i: {"is": value}), answer="answer.is"))
+    assert VERL.arguments([Attempt(nested, "")])["ground_truth"] == value
+
+
+def test_what_a_row_lacks_is_none_and_told_and_what_no_row_has_is_not_offered(tmp_path: Path) -> None:
+    lines = rows(6)
+    lines[0]["answer"], lines[1]["answer"], lines[2]["answer"] = None, "", float("nan")
+    del lines[3]["answer"]
+    task = data(tmp_path, lines)
+    given = {s.key[-1]: TRL.arguments([Attempt(s, "")])["solution"] for s in task.samples("train")}
+    assert [given[number] for number in "12456"] == [[None], [""], [None], ["4"], ["5"]]
+    told = "\n".join(task.notes())
+    assert "1 row: no gold answer in the column 'answer': rewards get None (first: " in told
+    assert "1 row: no column 'answer' of a gold answer: rewards get None" in told
+    bare = first(data(tmp_path, [{"prompt": row["prompt"], "gold": "1"} for row in rows()]))
+    assert not {"answer", "solution", "ground_truth"} & TRL.arguments([Attempt(bare, "")]).keys()
+    assert "ground_truth" not in VERL.arguments([Attempt(bare, "")])
+
+
+def test_a_list_is_no_text_to_compare_with_and_the_refusal_says_what_to_do(tmp_path: Path) -> None:
+    told = refusal(data(tmp_path, rows(answer=lambda i: ["1", i]), check="math"))
+    assert "line 1: ['1', 0]; " in told
+    assert "name one entry, as task.answer = 'answer.0', or let rewards read it, task.check = 'none'" in told
+    entry = first(data(tmp_path, rows(answer=lambda i: ["1", i]), check="numeric", answer="answer.1"))
+    assert entry.answer == "0"
+
+
+def test_a_table_shows_no_gold_completion(tmp_path: Path) -> None:
+    task = data(tmp_path, rows(answer=["a"]))
+    assert task.gold(first(task)) == ""
+    assert first(task).answer == '["a"]'
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_float_of_any_width_is_the_decimal_that_was_written(kind: str, saved: bool, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    written = [0.1, 6.1, 2.5, 1e-3, None]
+    own = pa.array(written, pa.type_for_alias(kind))
+    lists = pa.array([[{"x": value}] for value in written], pa.list_(pa.struct([("x", own.type)])))
+    table = pa.table({"prompt": [f"{i}?" for i in range(5)], "answer": own, "inside": lists})
+    path = tmp_path / "rows.parquet"
+    if saved:
+        datasets = pytest.importorskip("datasets")
+        path = tmp_path / "folder"
+        made = datasets.Dataset(table)
+        made.set_format("numpy")
+        made.save_to_disk(str(path))
+    else:
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    task = Data(path=str(path), check="none", heldout_share=0.0)
+    samples = sorted(task.samples("train"), key=lambda sample: sample.key)
+    assert [sample.answer for sample in samples] == ["0.1", "6.1", "2.5", "0.001", ""]
+    assert [sample.extra["inside"] for sample in samples] == [[{"x": value}] for value in written]
+
+
+def test_dates_and_decimals_are_text_and_bytes_are_told(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "prompt": ["1?", "2?"],
+        "answer": [decimal.Decimal("1.10")] * 2,
+        "day": [datetime.date(2024, 1, 2)] * 2,
+        "picture": [{"bytes": b"\x89PNG", "path": "a.png"}, None],
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    task = Data(path=str(tmp_path / "a.parquet"), heldout_share=0.0)
+    sample = first(task)
+    assert (sample.answer, sample.extra["day"]) == ("1.10", "2024-01-02")
+    assert sample.extra["picture"] == {"bytes": None, "path": "a.png"}
+    (told,) = changes(task)
+    assert told.startswith("1 row: bytes, or what else is no text, in the column 'picture': left out, rewards get None")
+    refused: list[dict[str, Any]] = [{"prompt": "picture"}, {"prompt": "{prompt} {picture}"}, {"answer": "picture"}]
+    for keys in refused:
+        assert "has bytes there" in refusal(Data(path=str(tmp_path / "a.parquet"), **keys))
+
+
+# Prompts.
+
+
+def test_what_a_template_lacks_is_left_empty_and_told(tmp_path: Path) -> None:
+    lines = rows(more=lambda i: None if i % 2 else "So:", choices=["a", True, {"b": 1.5}])
+    task = data(tmp_path, lines, prompt="{prompt} {more}\n{choices}")
+    samples = sorted(task.samples("train"), key=lambda sample: sample.key)
+    assert samples[1].prompt == '1? \nA. a\nB. true\nC. {"b": 1.5}'
+    assert "null" not in "".join(sample.prompt for sample in samples)
+    (told,) = changes(task)
+    assert told == (
+        "2 rows: nothing (null) in the column 'more' of task.prompt: left empty there "
+        f"(first: {tmp_path / 'rows.jsonl'}, line 2)"
+    )
+    padded = data(tmp_path, rows(choices=["a", None]), prompt="{prompt}\n{choices}")
+    assert first(padded).prompt == "0?\nA. a\nB. "
+    assert changes(padded)[0].startswith("4 rows: nothing (null) in the column 'choices'")
+    assert "empty; fill it" in refusal(data(tmp_path, rows(more=None), prompt="{more}"))
+
+
+def test_a_row_without_a_source_has_the_files_name_and_not_the_word_none(tmp_path: Path) -> None:
+    task = data(tmp_path, rows(origin=lambda i: None if i else "web"), source="origin")
+    assert {sample.source for sample in task.samples("train")} == {"web", "rows"}
+    assert changes(task)[0].startswith("3 rows: nothing (null) in the column 'origin': 'rows' is their source")
+
+
+def test_turns_keep_what_else_they_hold(tmp_path: Path) -> None:
+    turns = [
+        user("What time is it?"),
+        assistant(None, tool_calls=[CALL], reasoning_content="I ask.", name=None),
+        {"role": "tool", "content": "12:00", "tool_call_id": "1"},
+    ]
+    task = data(tmp_path, rows(prompt=lambda i: [*turns, user(f"And {i} later?")]))
+    kept = first(task).messages
+    assert kept[1] == assistant("", tool_calls=[CALL], reasoning_content="I ask.")
+    assert kept[2] == turns[2]
+    assert len(task.samples("train")) == 4
+    assert not changes(task)
+
+
+def test_the_columns_of_a_table_do_not_leave_nulls_in_a_call(tmp_path: Path) -> None:
+    """Every row of an Arrow file has the keys of all rows."""
+    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").Table
+    other = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    chats = [[user("?"), assistant("", tool_calls=[call]), {"role": "tool", "content": "1"}] for call in (CALL, other)]
+    parquet.write_table(table.from_pylist(rows(2, prompt=lambda i: chats[i])), tmp_path / "a.parquet")
+    task = Data(path=str(tmp_path / "a.parquet"), check="none", heldout_share=0.0)
+    calls = [list(s.messages[1]["tool_calls"]) for s in sorted(task.samples("train"), key=lambda s: s.key)]
+    assert calls == [[CALL], [other]]
+    assert changes(task)[0].startswith("2 rows: arguments of a tool's call that are nothing (null): left out")
+
+
+def test_a_prompt_that_ends_with_the_assistant_is_continued_and_a_whole_conversation_is_not(tmp_path: Path) -> None:
+    turns = [user("2 + 2?"), assistant("It is ")]
+    prefilled = data(tmp_path, rows(1, prompt=turns, answer="4"), check="numeric", instruction=" Briefly.")
+    sample = first(prefilled)
+    assert list(sample.messages) == [user("2 + 2? Briefly."), turns[1]]
+    assert (sample.prompt, sample.prefill) == ("2 + 2? Briefly.", "It is ")
+    assert prefilled.score(sample, "4.") == prefilled.score(sample, prefilled.gold(sample)) == 1.0
+    words = data(tmp_path, rows(1, prompt=[turns[0], assistant("It is")], answer="4"), check="numeric")
+    assert words.gold(first(words)) == " 4"
+    assert words.score(first(words), " 4") == 1.0
+    assert changes(prefilled)[0].startswith("1 row: the prompt ends with the assistant's turn: the policy continues it")
+    whole = data(tmp_path, rows(1, chat=turns), messages="chat")
+    assert list(first(whole).messages) == [turns[0]]
+    assert changes(whole)[0].startswith("1 row: the conversation ends with the assistant's turn: left out")
+    unfinished = data(tmp_path, rows(1, prompt=[user("2?"), assistant("<think>")], answer="5"), check="numeric")
+    assert unfinished.score(first(unfinished), "2 + 3 = 5") == 0.0
+
+
+def test_a_demonstration_is_of_the_whole_conversation(tmp_path: Path) -> None:
+    turns = [{"role": "system", "content": "Be brief."}, user("2 + 2?"), assistant("It is")]
+    task = data(tmp_path, rows(1, prompt=turns, worked="It is 4."), solution="worked")
+    (shown,) = task.demonstrations(1, seed=0)
+    assert (list(shown.messages), shown.completion) == (turns, " 4.")
+
+
+def test_no_environment_plays_a_turn_that_the_data_has_begun(tmp_path: Path) -> None:
+    path = data(tmp_path, rows(prompt=[user("2 + 2?"), assistant("It is")])).path
+    task = EnvironmentTask(use="groupwise.tasks.environment.guess_number:GuessNumber", path=path, check="none")
+    with pytest.raises(UsageError, match="its prompt begins the policy's turn, which no environment reads"):
+        task.samples("train")
+
+
+def test_a_conversation_written_as_text_is_read_and_told(tmp_path: Path) -> None:
+    turns = [user("2 + 2?")]
+    for keys in ({}, {"messages": "prompt"}):
+        task = data(tmp_path, rows(2, prompt=lambda i: json.dumps([*turns, assistant("4"), user(f"{i}?")])), **keys)
+        assert list(first(task).messages) == [*turns, assistant("4"), user("0?")]
+        assert changes(task)[0].startswith("2 rows: a conversation, or calls of tools, written as text: read as JSON")
+    assert first(data(tmp_path, rows(prompt=lambda i: f"[{i}] is what?"))).prompt == "[0] is what?"
+    called = assistant("", tool_calls=json.dumps([CALL]))
+    task = data(tmp_path, rows(prompt=[*turns, called, {"role": "tool", "content": "1"}]))
+    assert first(task).messages[1]["tool_calls"] == [CALL]
+
+
+def test_parts_of_text_are_one_text_and_told(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "2 + 2"}, {"type": "input_text", "text": "is?"}]
+    task = data(tmp_path, rows(1, prompt=[user(parts)]))
+    assert first(task).prompt == "2 + 2\nis?"
+    assert changes(task)[0].startswith("1 row: what a turn says comes in parts: put together into one text")
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "picture": ([user([{"type": "image_url", "image_url": "a"}])], "turn 1: holds a part of type 'image_url'; a text"),
+    "null": ([user(None)], "turn 1 ('user'): its content is nothing (null), not text"),
+    "number": ([user("2?"), assistant(4), user("3?")], "turn 2 ('assistant'): its content is a number, not text"),
+    "other keys": (
+        [{"from": "human", "value": "?"}],
+        'turn 1: must have a "role", as text, and a "content"; it has from',
+    ),
+    "empty": ([user("2?"), assistant("4"), user(" ")], "what the user says last is empty"),
+    "answer alone": ([assistant("4")], "this is the assistant's alone"),
+    "call last": ([user("2?"), assistant("", tool_calls=[CALL])], "ends with a call of a tool"),
+    "call of nothing": (
+        [user("2?"), assistant("", tool_calls=[{}]), user("3?")],
+        "turn 2: tool_calls must be a list of",
+    ),
+    "Python's": (str([user("2?")]), "task.prompt = 'prompt', a conversation written as text: not JSON: Expecting"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_turn_that_no_text_model_reads_is_refused_by_its_row(name: str, tmp_path: Path) -> None:
+    prompt, words = REFUSED[name]
+    told = refusal(data(tmp_path, [*rows(1), *rows(1, prompt=prompt)]))
+    assert told.startswith(f"{tmp_path / 'rows.jsonl'}, line 2: task.prompt = 'prompt'")
+    assert words in told
+
+
+# One problem in two rows.
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "Café: 1 + 1?",
+        "Cafe\u0301:  1 + 1?",
+        [user("Café: 1 + 1?")],
+        [{"role": "system", "content": "Be brief."}, user("Café: 1 + 1?")],
+        [{"role": "developer", "content": "Be brief."}, user("Café: 1 + 1?"), assistant("It is")],
+        json.dumps([user("Café: 1 + 1?")]),
+    ],
+)
+def test_a_leak_is_found_behind_any_frame(other: Any, tmp_path: Path) -> None:
+    held = data(tmp_path, rows(1, prompt="Café: 1 + 1?")).path
+    path = Path(held).rename(tmp_path / "held.jsonl")
+    task = data(tmp_path, [*rows(3), *rows(1, prompt=other)], heldout=str(path))
+    assert len(task.samples("heldout")) == 0
+    assert len(task.leaked) == 1
+
+
+def test_one_question_in_two_frames_is_two_rows_of_one_split(tmp_path: Path) -> None:
+    def framed(number: int, frame: int) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": f"Frame {frame}."}, user(f"What is {number} + 1?")]
+
+    lines = [row for k in range(3) for row in rows(60, prompt=lambda i, k=k: framed(i, k))]
+    task = data(tmp_path, lines, heldout_share=0.3)
+    train, heldout = ({s.prompt for s in task.samples(split)} for split in ("train", "heldout"))
+    assert len(task.samples("train")) + len(task.samples("heldout")) == 180
+    assert len(train) + len(heldout) == 60
+    assert heldout
+
+
+def test_a_problem_with_two_answers_is_told_with_both(tmp_path: Path) -> None:
+    lines = rows(6)
+    lines[2:4] = [{"prompt": "1 ?", "answer": "6"}, {"prompt": "1 ?", "answer": "7"}]
+    task = data(tmp_path, lines, check="numeric")
+    (told,) = task.disputed
+    assert told == "rows.jsonl:3: '6', rows.jsonl:4: '7'"
+    assert f"1 problem has different gold answers ({told}): the first is kept; take the wrong rows out" in task.notes()
+    lines[3]["answer"] = "6.0"
+    assert not data(tmp_path, lines, check="numeric").disputed
+    assert not data(tmp_path, lines, check="numeric", repeats=True).disputed
+
+
+# Filters.
+
+
+@pytest.mark.parametrize(
+    ("wanted", "left"),
+    [
+        ({"ok": True}, 2),
+        ({"ok": "TRUE"}, 1),
+        ({"level": 3}, 1),
+        ({"level": [1, 2.0]}, 2),
+        ({"level": "3.0"}, 1),
+        ({"id": 9007199254740993}, 1),
+        ({"id": 12}, 0),
+    ],
+)
+def test_a_filter_compares_what_the_text_of_a_csv_file_spells(wanted: Any, left: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    table = ["TRUE,3.0,9007199254740993", "false,2.0,9007199254740992", "true,1.0,1_2", "False,0.0,x"]
+    path.write_text("prompt,answer,ok,level,id\n" + "".join(f"{i}?,1,{row}\n" for i, row in enumerate(table)))
+    task = groupwise.task("data", {"path": str(path), "filter": wanted, "heldout_share": 0.0})
+    if left:
+        assert len(task.samples("train")) == left
+        return
+    with pytest.raises(UsageError, match="leaves none of the 4 rows; 'id' holds '9007199254740993', '9007"):
+        task.samples("train")
