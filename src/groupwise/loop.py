@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from groupwise.core.collate import collate, minibatches
 from groupwise.core.engine import Engine
 from groupwise.core.records import Batch, Evaluation, Group
 from groupwise.core.seeds import stream
+from groupwise.core.stop import Stop, Stopped
 from groupwise.core.stream import RolloutResult, Sampled
 from groupwise.diagnostics.checks import Check, Probe, no_older, require_passed
 from groupwise.diagnostics.groups import generation_metrics, in_words
@@ -88,14 +90,14 @@ class Components:
 class Training:
     """A run that is built, and how far it is.
 
-    stop_requested  whether a person, or what is called after a step, asked to stop
-    after_step      called with each step that has ended, before it is saved
+    stop        whether a person, or what is called after a step, asked to stop
+    after_step  called with each step that has ended, before it is saved
     """
 
     settings: LoopSettings
     components: Components
     output: Output
-    stop_requested: Callable[[], bool]
+    stop: Stop
     after_step: Callable[[int], None] = lambda step: None
     progress: Progress = field(default_factory=Progress)
     clock: Clock = field(default_factory=Clock)
@@ -107,10 +109,12 @@ def train(run: Training) -> bool:
     Raises RunError where early warnings of collapse stop the run; the state is saved then too.
     """
     settings = run.settings
-    if run.progress.step == 0:
+    if run.progress.step == 0 or run.progress.owes_evaluation:
         evaluate(run)
-        if settings.guard is Guard.ROLLBACK:
-            save(run)
+    if run.stop.asked:
+        return False  # nothing has changed since the checkpoint, or since the start
+    if run.progress.step == 0 and settings.guard is Guard.ROLLBACK:
+        save(run)
     while run.progress.step < settings.steps:
         run.progress.step = step = run.progress.step + 1
         row, machine = train_step(run)
@@ -121,16 +125,18 @@ def train(run: Training) -> bool:
         if back is None and (last or (settings.evaluate_every and step % settings.evaluate_every == 0)):
             evaluate(run)
         run.after_step(step)
-        stop = run.stop_requested()
+        due = last or alarms or step % settings.checkpoint_every == 0
         if back is not None:
             roll_back(run, back, alarms)
-        elif last or stop or alarms or step % settings.checkpoint_every == 0:
+        elif due:
             saved = save(run)
             if alarms:
                 raise collapse_ahead(step, alarms, saved, way_back(run), run.progress.rollbacks)
-        if stop and not last:
+        if run.stop.asked and not last:
+            if back is None and not due:
+                save(run)
             return False
-    return True
+    return not run.progress.owes_evaluation
 
 
 def save(run: Training) -> Path:
@@ -335,9 +341,20 @@ def report(run: Training, result: RolloutResult, checks: list[Check]) -> None:
 
 
 def evaluate(run: Training) -> None:
-    """Sample the held-out problems under the engine's current weights, where the run has any."""
-    if run.components.evaluate is None:
+    """Sample the held-out problems under the engine's current weights, where the run has any.
+
+    Left where a person asks to stop; it is made, the same, when the run goes on. Ranks that score together cannot be
+    left in the middle of it.
+    """
+    parts = run.components
+    if parts.evaluate is None:
         return
-    with run.clock.phase("evaluate"):
-        evaluation = run.components.evaluate()
-    run.output.evaluation(run.progress.step, evaluation, run.clock.lap())
+    run.progress.owes_evaluation = True
+    with suppress(Stopped):
+        with (
+            run.clock.phase("evaluate"),
+            run.stop.leaving(when=parts.learner.mesh.alone or parts.rollout.judge is None),
+        ):
+            evaluation = parts.evaluate()
+        run.output.evaluation(run.progress.step, evaluation, run.clock.lap())
+        run.progress.owes_evaluation = False
