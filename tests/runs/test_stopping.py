@@ -181,7 +181,8 @@ def stopped_after(process: CommandProcess, folder: Path, seconds: float, number:
 def test_a_signal_at_thirty_random_moments_of_the_start_of_a_run(whole, tmp_path: Path) -> None:
     """With a reward of one's own and an engine in a process of its own, so that there is something to leave behind."""
     (tmp_path / "mine.py").write_text("def mine(completion):\n    return len(completion) / 100\n")
-    whole |= {"rewards.mine.use": f"{tmp_path}/mine.py:mine", "engine.process": "child", "warm_start.steps": 60}
+    rewards = {"rewards.mine.use": f"{tmp_path}/mine.py:mine", "rewards.learned.weight": 1.0}
+    whole |= {**rewards, "engine.process": "child", "warm_start.steps": 60}
     first = start({**whole, "name": "whole", "runs": str(tmp_path / "first")}, threads=1)
     reference = tmp_path / "first" / "whole"
     began = {}
@@ -189,8 +190,8 @@ def test_a_signal_at_thirty_random_moments_of_the_start_of_a_run(whole, tmp_path
         wait_for(what.exists, first)
         began[what] = time.monotonic()
     length = began[reference / "metrics.jsonl"] - began[reference]
-    assert first.communicate(timeout=300) is not None
-    assert first.returncode == 0
+    said = first.communicate(timeout=300)
+    assert first.returncode == 0, said
     generator, told = torch.Generator().manual_seed(50), []
     for number in range(30):
         changes = {**whole, "name": "cut", "runs": str(tmp_path / str(number))}

@@ -96,7 +96,7 @@ def _built(
         view.note(line)
     model = starting_model(plan, view.note)
     memory = None if model in TINY else memory_of_folder(plan, model)
-    policy = base_policy(plan, view.note, partial(_prepare, view, stop, "warm start"))
+    policy = base_policy(plan, say, partial(_prepare, view, stop, "warm start"))
     give_back()
     count_peak_anew()  # a warm start is another kind of work, and another run finds its policy made
     if recipe.adapter.rank:
