@@ -16,7 +16,7 @@ from groupwise.core.records import Batch, Evaluation, Group
 from groupwise.core.seeds import stream
 from groupwise.core.stop import Stop, Stopped
 from groupwise.core.stream import RolloutResult, Sampled
-from groupwise.diagnostics.checks import Check, Probe, no_older, require_passed
+from groupwise.diagnostics.checks import Check, CheckSettings, Probe, no_older, not_asked, require_passed
 from groupwise.diagnostics.groups import generation_metrics, in_words
 from groupwise.diagnostics.safeguards import MOST_SKIPPED, collapse_ahead, never_finite, require_scores, require_signal
 from groupwise.diagnostics.step import Expected, StepLog, step_row
@@ -48,6 +48,7 @@ class LoopSettings:
     other_reference  why the reference is not the starting policy, on purpose; "" where it is
     most_age         versions that a sampled token may be older than the weights that train on it
     free             whether that holds of groups that waited for a step, too
+    checks           how often the probe is asked
     """
 
     seed: int
@@ -66,6 +67,7 @@ class LoopSettings:
     other_reference: str = ""
     most_age: int = 0
     free: bool = False
+    checks: CheckSettings = CheckSettings()
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,8 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         parts.engine.load_weights(parts.learner.weights(), version=step)
         renew_reference(run)
     with phase("check"):
-        checks.append(probed(run))
+        due = run.settings.checks.asks(step)
+        checks.append(probed(run) if due else not_asked(run.settings.checks.probe_every))
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
         report(run, result, checks)
@@ -299,7 +302,8 @@ def update(run: Training, minibatch: Batch, log: StepLog, columns: PerToken) -> 
     result = parts.learner.update(minibatch, parts.algorithm)
     with run.clock.phase("journal"):
         log.policy_updated(minibatch, result)
-        columns.update(minibatch, result.seen)
+        if result.seen is not None:
+            columns.update(minibatch, result.seen)
     return applied and result.applied
 
 

@@ -242,6 +242,7 @@ def loop_settings(plan: Plan, pad: int, other_reference: str = "") -> LoopSettin
         other_reference=other_reference,
         most_age=plan.most_age,
         free=recipe.rollout.free is not None,
+        checks=recipe.checks,
     )
 
 
