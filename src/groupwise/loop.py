@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,9 @@ from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
 from groupwise.training.rollback import Guard, Rollback, RollbackSettings
 from groupwise.training.state import Progress, RunState
+
+#: Seconds that a stop takes without its being said.
+PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,13 @@ def train(run: Training) -> bool:
         return False  # nothing has changed since the checkpoint, or since the start
     if run.progress.step == 0 and settings.guard is Guard.ROLLBACK:
         save(run)
+    first = run.progress.step + 1
     while run.progress.step < settings.steps:
         run.progress.step = step = run.progress.step + 1
         row, machine = train_step(run)
         run.output.step(row, machine)
+        if step == first:
+            say_how_long_a_stop_takes(run, row["seconds"])
         last = step == settings.steps
         alarms = () if last or settings.guard is Guard.WARN else run.output.alarms()
         back = way_back(run) if alarms and may_go_back(run) else None
@@ -139,6 +145,17 @@ def train(run: Training) -> bool:
                 save(run)
             return False
     return not run.progress.owes_evaluation
+
+
+def say_how_long_a_stop_takes(run: Training, seconds: Mapping[str, float]) -> None:
+    """A line where a step is long: a stop waits for its end, and what ends runs by a signal may not."""
+    step = math.fsum(value for name, value in seconds.items() if name not in BEFORE)
+    if step > PATIENCE:
+        run.output.say(
+            run.progress.step,
+            f"a step takes {step:.0f} s, and Ctrl-C or SIGTERM waits for its end; a kill before that would lose what "
+            f"came after the last checkpoint (checkpoint.every = {run.settings.checkpoint_every})",
+        )
 
 
 def save(run: Training) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +75,13 @@ def test_a_ruinous_rate_is_stopped_and_leaves_the_policy_as_it_was(folder: Path,
 
 def test_a_loss_that_falls_and_then_rises_leaves_its_least(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where demonstrations are learned by heart; the losses are given here, a measurement every third step."""
-    told = iter([1.0, 0.8, 0.7, 0.72, 0.9])
+    told = iter([1.0, 0.8, 0.7, 0.9, 0.72, 0.8, 0.9])
     monkeypatch.setattr(imitation, "loss_of", lambda *given: next(told))
     _, after, done = started(folder, rate=1e-3)
-    assert (done.kept, done.after, done.last) == (6, 0.7, (12, 0.9))
-    assert str(done).endswith("stopped after step 12 it was 0.900, so that step 6 is kept")
+    assert (done.kept, done.after, done.last) == (6, 0.7, (18, 0.9))
+    assert str(done).endswith("stopped after step 18 it was 0.900, so that step 6 is kept")
     monkeypatch.setattr(imitation, "loss_of", lambda *given: next(told))
-    told = iter([1.0, 0.8, 0.7, 2.0])
+    told = iter([1.0, 0.8, 0.7, 2.0, math.nan])
     assert all(torch.equal(after[name], weight) for name, weight in started(folder, rate=1e-3)[1].items())
 
 

@@ -30,8 +30,9 @@ from groupwise.training.warm_start import (
 IMITATION = "warm_start.json"
 #: Demonstrations that are held out: this share of the different ones, and so many at most.
 SHARE, MOST = 0.1, 64
-#: Times that the held-out loss is measured, and how far above its least it may rise: by a share, or by nats a token.
-TIMES, RISE, LEAST_RISE = 10, 0.1, 0.02
+#: Times that the held-out loss is measured; how far above its least it may be, by a share, or by nats a token; and of
+#: how many measurements in a row that is too far: at the largest rate a loss may rise and fall again.
+TIMES, RISE, LEAST_RISE, PATIENCE = 10, 0.1, 0.02, 2
 #: Tokens that go through the model at once, padding included.
 TOKENS = 1024
 
@@ -89,15 +90,16 @@ def imitate(
     measure = partial(loss_of, model, held, pad_of(chat))
     before = best = now = measure()
     kept, weights = 0, _copied(model)
-    every, step = max(1, settings.steps // TIMES), 0
+    every, step, higher = max(1, settings.steps // TIMES), 0, 0
     for step, loss in updates(model, chat, shown, settings, seed, by_tokens):
         on_step(step, settings.steps, loss)
         if step % every and step < settings.steps:
             continue
         now = measure()
+        higher = 0 if now <= best + max(RISE * best, LEAST_RISE) else higher + 1
         if now < best:
             best, kept, weights = now, step, _copied(model)
-        elif not now <= best + max(RISE * best, LEAST_RISE):
+        if higher == PATIENCE:
             break
     _put_back(model, weights)
     if adapters is not None:
