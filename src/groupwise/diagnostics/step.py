@@ -28,7 +28,7 @@ from groupwise.diagnostics.updates import (
     update_metrics,
     value_metrics,
 )
-from groupwise.health.checks import LEARNER_IS_ENGINE, LIVE_IS_OLD
+from groupwise.health.checks import LEARNER_IS_ENGINE, LIVE_IS_OLD, REFERENCE_IS_START
 from groupwise.models.moe.metrics import comparable
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import ReplayFrom
@@ -95,7 +95,7 @@ class StepLog:
                 sampled = comparable(fresh, routes, rows.routes_engine)
                 found = learner_equals_engine(learner, rows.logp_engine, sampled, tolerance)
             if live is None:
-                return [*found, nothing_ran(LIVE_IS_OLD)]
+                return [*found, nothing_ran(LIVE_IS_OLD), nothing_ran(REFERENCE_IS_START)]
             before, start = None if old is None else minibatch.logp_old, live if expected.at_start else None
             same_experts = comparable(minibatch.mask, used, minibatch.routes)
             same_own = comparable(minibatch.mask, used, minibatch.routes_own or minibatch.routes)
