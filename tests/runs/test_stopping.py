@@ -179,10 +179,10 @@ def stopped_after(process: CommandProcess, folder: Path, seconds: float, number:
 
 @pytest.mark.slow
 def test_a_signal_at_thirty_random_moments_of_the_start_of_a_run(whole, tmp_path: Path) -> None:
-    """With a reward of one's own and an engine in a process of its own, so that there is something to leave behind."""
+    """With a reward of one's own, whose processes would be left behind."""
     (tmp_path / "mine.py").write_text("def mine(sample, completion):\n    return len(completion) / 100\n")
     rewards = {"rewards.mine.use": f"{tmp_path}/mine.py:mine", "rewards.learned.weight": 1.0}
-    whole |= {**rewards, "engine.process": "child", "warm_start.steps": 60}
+    whole |= {**rewards, "warm_start.steps": 60}
     first = start({**whole, "name": "whole", "runs": str(tmp_path / "first")}, threads=1)
     reference = tmp_path / "first" / "whole"
     began = {}
