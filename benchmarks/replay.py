@@ -42,6 +42,7 @@ from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.clock import Clock
 from groupwise.core.records import Batch
+from groupwise.core.stop import Stop
 from groupwise.core.terminal import Terminal
 from groupwise.diagnostics import step as diagnostics
 from groupwise.diagnostics.routing import RoutingLog
@@ -116,7 +117,7 @@ def way(
     plan = resolve(recipe.load(RECIPE, asked))
     book = Journal.create(plan.folder, "")
     with around or nullcontext():
-        return Way(name, build(plan, book, View(plan.recipe.steps, Terminal(quiet=True)), lambda: False))
+        return Way(name, build(plan, book, View(plan.recipe.steps, Terminal(quiet=True)), Stop()))
 
 
 def step(way: Way, number: int) -> dict[str, Any]:

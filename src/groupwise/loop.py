@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from groupwise.core.collate import collate, minibatches
 from groupwise.core.engine import Engine
 from groupwise.core.records import Batch, Evaluation, Group
 from groupwise.core.seeds import stream
+from groupwise.core.stop import Stop, Stopped
 from groupwise.core.stream import RolloutResult, Sampled
-from groupwise.diagnostics.checks import Check, Probe, no_older, require_passed
+from groupwise.diagnostics.checks import Check, CheckSettings, Probe, no_older, not_asked, require_passed
 from groupwise.diagnostics.groups import generation_metrics, in_words
 from groupwise.diagnostics.safeguards import MOST_SKIPPED, collapse_ahead, never_finite, require_scores, require_signal
 from groupwise.diagnostics.step import Expected, StepLog, step_row
@@ -31,6 +33,9 @@ from groupwise.training.learner import Learner
 from groupwise.training.rollback import Guard, Rollback, RollbackSettings
 from groupwise.training.state import Progress, RunState
 
+#: Seconds that a stop takes without its being said.
+PATIENCE = 10.0
+
 
 @dataclass(frozen=True)
 class LoopSettings:
@@ -46,6 +51,7 @@ class LoopSettings:
     other_reference  why the reference is not the starting policy, on purpose; "" where it is
     most_age         versions that a sampled token may be older than the weights that train on it
     free             whether that holds of groups that waited for a step, too
+    checks           how often the probe is asked
     """
 
     seed: int
@@ -64,6 +70,7 @@ class LoopSettings:
     other_reference: str = ""
     most_age: int = 0
     free: bool = False
+    checks: CheckSettings = CheckSettings()
 
 
 @dataclass(frozen=True)
@@ -88,14 +95,14 @@ class Components:
 class Training:
     """A run that is built, and how far it is.
 
-    stop_requested  whether a person, or what is called after a step, asked to stop
-    after_step      called with each step that has ended, before it is saved
+    stop        whether a person, or what is called after a step, asked to stop
+    after_step  called with each step that has ended, before it is saved
     """
 
     settings: LoopSettings
     components: Components
     output: Output
-    stop_requested: Callable[[], bool]
+    stop: Stop
     after_step: Callable[[int], None] = lambda step: None
     progress: Progress = field(default_factory=Progress)
     clock: Clock = field(default_factory=Clock)
@@ -107,30 +114,48 @@ def train(run: Training) -> bool:
     Raises RunError where early warnings of collapse stop the run; the state is saved then too.
     """
     settings = run.settings
-    if run.progress.step == 0:
+    if run.progress.step == 0 or run.progress.owes_evaluation:
         evaluate(run)
-        if settings.guard is Guard.ROLLBACK:
-            save(run)
+    if run.stop.asked:
+        return False  # nothing has changed since the checkpoint, or since the start
+    if run.progress.step == 0 and settings.guard is Guard.ROLLBACK:
+        save(run)
+    first = run.progress.step + 1
     while run.progress.step < settings.steps:
         run.progress.step = step = run.progress.step + 1
         row, machine = train_step(run)
         run.output.step(row, machine)
+        if step == first:
+            say_how_long_a_stop_takes(run, row["seconds"])
         last = step == settings.steps
         alarms = () if last or settings.guard is Guard.WARN else run.output.alarms()
         back = way_back(run) if alarms and may_go_back(run) else None
         if back is None and (last or (settings.evaluate_every and step % settings.evaluate_every == 0)):
             evaluate(run)
         run.after_step(step)
-        stop = run.stop_requested()
+        due = last or alarms or step % settings.checkpoint_every == 0
         if back is not None:
             roll_back(run, back, alarms)
-        elif last or stop or alarms or step % settings.checkpoint_every == 0:
+        elif due:
             saved = save(run)
             if alarms:
                 raise collapse_ahead(step, alarms, saved, way_back(run), run.progress.rollbacks)
-        if stop and not last:
+        if run.stop.asked and not last:
+            if back is None and not due:
+                save(run)
             return False
-    return True
+    return not run.progress.owes_evaluation
+
+
+def say_how_long_a_stop_takes(run: Training, seconds: Mapping[str, float]) -> None:
+    """A line where a step is long: a stop waits for its end, and what ends runs by a signal may not."""
+    step = math.fsum(value for name, value in seconds.items() if name not in BEFORE)
+    if step > PATIENCE:
+        run.output.say(
+            run.progress.step,
+            f"a step takes {step:.0f} s, and Ctrl-C or SIGTERM waits for its end; a kill before that would lose what "
+            f"came after the last checkpoint (checkpoint.every = {run.settings.checkpoint_every})",
+        )
 
 
 def save(run: Training) -> Path:
@@ -226,7 +251,8 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         parts.engine.load_weights(parts.learner.weights(), version=step)
         renew_reference(run)
     with phase("check"):
-        checks.append(probed(run))
+        due = run.settings.checks.asks(step)
+        checks.append(probed(run) if due else not_asked(run.settings.checks.probe_every))
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
         report(run, result, checks)
@@ -293,7 +319,8 @@ def update(run: Training, minibatch: Batch, log: StepLog, columns: PerToken) -> 
     result = parts.learner.update(minibatch, parts.algorithm)
     with run.clock.phase("journal"):
         log.policy_updated(minibatch, result)
-        columns.update(minibatch, result.seen)
+        if result.seen is not None:
+            columns.update(minibatch, result.seen)
     return applied and result.applied
 
 
@@ -335,9 +362,20 @@ def report(run: Training, result: RolloutResult, checks: list[Check]) -> None:
 
 
 def evaluate(run: Training) -> None:
-    """Sample the held-out problems under the engine's current weights, where the run has any."""
-    if run.components.evaluate is None:
+    """Sample the held-out problems under the engine's current weights, where the run has any.
+
+    Left where a person asks to stop; it is made, the same, when the run goes on. Ranks that score together cannot be
+    left in the middle of it.
+    """
+    parts = run.components
+    if parts.evaluate is None:
         return
-    with run.clock.phase("evaluate"):
-        evaluation = run.components.evaluate()
-    run.output.evaluation(run.progress.step, evaluation, run.clock.lap())
+    run.progress.owes_evaluation = True
+    with suppress(Stopped):
+        with (
+            run.clock.phase("evaluate"),
+            run.stop.leaving(when=parts.learner.mesh.alone or parts.rollout.judge is None),
+        ):
+            evaluation = parts.evaluate()
+        run.output.evaluation(run.progress.step, evaluation, run.clock.lap())
+        run.progress.owes_evaluation = False

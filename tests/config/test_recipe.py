@@ -206,6 +206,8 @@ OTHER: dict[str, Any] = {
     "learner.beta1": 0.5,
     "learner.beta2": 0.5,
     "warm_start.warmup": 0.5,
+    "warm_start.matrix_learning_rate": 0.01,
+    "warm_start.learning_rate": 0.01,
     "journal.report": False,
     "journal.tracker": "wandb",
     "adapter.targets": ["q_proj"],

@@ -254,14 +254,20 @@ def test_a_row_without_a_gradient_is_not_run_backward() -> None:
 
 
 def test_an_update_of_rows_without_any_gradient_has_a_gradient_of_zero() -> None:
-    """Momentum moves the weights then, as it does where the zeros are computed; they are computed of one row."""
+    """Momentum moves the weights then, as it does where the zeros are computed; one row is run, and no other."""
     model, algo = model_of("llama"), groupwise.algorithm("dapo")
+    through: list[int] = []
+    layer: Any = model.base_model.layers[0]
+    layer.register_forward_hook(lambda module, given, out: through.append(out.shape[:-1].numel()))
     for mask in (make_batch().mask, torch.zeros_like(make_batch().mask)):
         batch = dataclasses.replace(make_batch(), score=torch.ones(24, dtype=torch.float64), mask=mask)
-        _, grad, seen = gradient(make_learner(model), algo, algo.weigh(algo.credit(batch)))
+        learner = make_learner(model)
+        through.clear()
+        loss, grad, seen = gradient(learner, algo, algo.weigh(algo.credit(batch)))
         assert len(grad) == sum(p.numel() for p in model.parameters())
         assert not grad.any()
-        assert torch.equal(seen.logp_live != 0, mask), "every row is in the record"
+        assert (loss, seen) == (0.0, None)
+        assert through == [int(batch.length.min()) - 1], "of its last token nothing is predicted"
 
 
 def test_dropout_reaches_attention_in_a_line() -> None:

@@ -33,7 +33,8 @@ CORES = os.cpu_count() or 1
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without its times."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_metrics(folder)]
+    times = ("seconds", "scoring_seconds")
+    return [{k: v for k, v in row.items() if k not in times} for row in read_metrics(folder)]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training.warm_start import WarmStart, fingerprint, warm_start
 
 TASK = Arithmetic(operands=(2, 3), largest=3)
-SETTINGS = WarmStart(steps=12, batch_size=16)
+SETTINGS = WarmStart(steps=12, batch_size=16).fitted(tiny=True)
 DEMONSTRATIONS = TASK.demonstrations(100, seed=0)
 
 
@@ -46,7 +46,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 def train(folder: Path, seed: int, shown: list[Demonstration], settings: WarmStart = SETTINGS) -> dict[str, Tensor]:
     model, tokenizer = load(folder)
-    warm_start(model, Chat(tokenizer), shown, settings, seed)
+    warm_start(model, Chat(tokenizer), shown, settings.fitted(tiny=True), seed)
     return model.state_dict()
 
 
@@ -88,7 +88,7 @@ def test_the_first_loss_is_the_mean_over_completion_tokens_and_the_end(folder: P
         with torch.no_grad():
             logp = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
         nats += [-float(logp[t - 1, ids[t]]) for t in range(len(d.prompt), len(ids))]
-    first = warm_start(model, Chat(tokenizer), shown, WarmStart(steps=1, batch_size=3), seed=0)
+    first = warm_start(model, Chat(tokenizer), shown, WarmStart(steps=1, batch_size=3).fitted(tiny=True), seed=0)
     assert first == pytest.approx(sum(nats) / len(nats), rel=1e-5)
 
 
@@ -156,7 +156,7 @@ def gradient(folder: Path, shown: list[Demonstration], load_balance: float) -> d
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda p, n=name: found.update({n: p.grad.clone()}))
-    settings = WarmStart(steps=1, batch_size=len(shown), load_balance=load_balance)
+    settings = WarmStart(steps=1, batch_size=len(shown), load_balance=load_balance).fitted(tiny=True)
     warm_start(model, Chat(tokenizer), shown, settings, seed=0)
     return found
 
@@ -166,7 +166,7 @@ def test_the_balance_loss_evens_the_load_of_experts(experts: Path) -> None:
     most = {}
     for coefficient in (0.0, 0.3):
         model, tokenizer = load(experts)
-        settings = WarmStart(steps=40, batch_size=16, load_balance=coefficient)
+        settings = WarmStart(steps=40, batch_size=16, load_balance=coefficient).fitted(tiny=True)
         warm_start(model, Chat(tokenizer), DEMONSTRATIONS, settings, seed=0)
         with torch.no_grad(), record_routes(model) as routes:
             model(input_ids=ids)

@@ -26,6 +26,7 @@ from groupwise.core.machine import count_peak_anew
 from groupwise.core.place import HERE, Place
 from groupwise.core.records import Evaluation
 from groupwise.core.reward import TASK
+from groupwise.core.stop import Stop
 from groupwise.engines.make import make_engine, require_engine_support, require_sampling
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
@@ -64,9 +65,7 @@ from groupwise.training.state import RunState
 TRIED_ROWS = 4
 
 
-def build(
-    plan: Plan, journal: Journal, view: View, stop_requested: Callable[[], bool], place: Place = HERE
-) -> Training:
+def build(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place = HERE) -> Training:
     """Load or make the policy and put the run together, at step 0. Whatever it has started ends where that fails.
 
     place  where its processes live
@@ -74,7 +73,7 @@ def build(
     if rounds(plan.recipe):
         keep_few_products()
     with ExitStack() as started:
-        run = _built(plan, journal, view, stop_requested, place, started)
+        run = _built(plan, journal, view, stop, place, started)
         started.pop_all()
     return run
 
@@ -83,7 +82,7 @@ def _built(
     plan: Plan,
     journal: Journal,
     view: View,
-    stop_requested: Callable[[], bool],
+    stop: Stop,
     place: Place,
     started: ExitStack,
 ) -> Training:
@@ -97,7 +96,7 @@ def _built(
         view.note(line)
     model = starting_model(plan, view.note)
     memory = None if model in TINY else memory_of_folder(plan, model)
-    policy = base_policy(plan, view.note, partial(view.preparing, "warm start"))
+    policy = base_policy(plan, say, partial(_prepare, view, stop, "warm start"))
     give_back()
     count_peak_anew()  # a warm start is another kind of work, and another run finds its policy made
     if recipe.adapter.rank:
@@ -110,7 +109,8 @@ def _built(
     journal.log(f"starting policy {start}")
     reference = _reference(plan, policy, start, selection.longest, view.note)
     scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
-    reward = run_reward_model(plan, policy, chat, scorer, journal, view)
+    on_step = partial(_prepare, view, stop, "reward model")
+    reward = run_reward_model(plan, policy, chat, scorer, say, on_step)
     value_model = _value_model(plan, policy, view.note)
     routers = _routers(plan, policy, view)
     _require_disk(plan, policy, value_model, view)
@@ -138,7 +138,13 @@ def _built(
         state=_run_state(plan, policy, learner, critic, reference),
     )
     settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
-    return Training(settings, components, _output(plan, policy, journal, view), stop_requested)
+    return Training(settings, components, _output(plan, policy, journal, view), stop)
+
+
+def _prepare(view: View, stop: Stop, what: str, step: int, steps: int, loss: float) -> None:
+    """A step of what is trained before the first one."""
+    stop.look()
+    view.preparing(what, step, steps, loss)
 
 
 def _require_disk(plan: Plan, policy: Policy, value_model: nn.Module | None, view: View) -> None:
@@ -236,6 +242,7 @@ def loop_settings(plan: Plan, pad: int, other_reference: str = "") -> LoopSettin
         other_reference=other_reference,
         most_age=plan.most_age,
         free=recipe.rollout.free is not None,
+        checks=recipe.checks,
     )
 
 

@@ -101,6 +101,7 @@ def base_policy(plan: Plan, note: Callable[[str], None], on_step: OnStep = silen
         chat=recipe.chat,
         note=note,
         require=require,
+        adapter=recipe.adapter,
     )
     require(policy.model)
     return policy

@@ -1,36 +1,35 @@
 """The reward model of a run, in its folder."""
 
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.core.atomic import make_folder
 from groupwise.core.errors import UsageError
-from groupwise.journal.journal import Journal
-from groupwise.journal.terminal import View
 from groupwise.models.chat import Chat
 from groupwise.models.load import Policy
 from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.rollout.scoring import Scorer
 from groupwise.training.cached_reward_model import cached_reward_model
+from groupwise.training.optimizer import OnStep
 from groupwise.training.reward_model import PreferenceSettings
 from groupwise.training.reward_report import REPORT, read_report
 
 
 def run_reward_model(
-    plan: Plan, policy: Policy, chat: Chat, scorer: Scorer, journal: Journal, view: View
+    plan: Plan, policy: Policy, chat: Chat, scorer: Scorer, say: Callable[[str], None], on_step: OnStep
 ) -> RewardModel | None:
     """The run's reward model, kept in its folder: a resumed run scores with the very same one."""
     preference = plan.recipe.preference
     if preference is None:
         return None
     folder = plan.folder / REWARD_MODEL
-    make_folder(folder, partial(_bring, plan, preference, policy, chat, scorer, view), "the reward model")
+    make_folder(folder, partial(_bring, plan, preference, policy, chat, scorer, say, on_step), "the reward model")
     report = read_report(folder / REPORT) if (folder / REPORT).is_file() else None
     for line in report.in_words() if report else ():
-        journal.log(line)
-        view.note(line)
+        say(line)
     judge = load_reward_model(folder, device=plan.recipe.device)
     if judge.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UsageError(
@@ -41,7 +40,14 @@ def run_reward_model(
 
 
 def _bring(
-    plan: Plan, preference: PreferenceSettings, policy: Policy, chat: Chat, scorer: Scorer, view: View, folder: Path
+    plan: Plan,
+    preference: PreferenceSettings,
+    policy: Policy,
+    chat: Chat,
+    scorer: Scorer,
+    note: Callable[[str], None],
+    on_step: OnStep,
+    folder: Path,
 ) -> None:
     """A copy of the one that the recipe names, or of one made now (or before, the same)."""
     if preference.model is not None:
@@ -57,7 +63,7 @@ def _bring(
             seed=plan.recipe.seed,
             cache=plan.cache,
             engine_settings=plan.recipe.engine,
-            on_step=partial(view.preparing, "reward model"),
-            note=view.note,
+            on_step=on_step,
+            note=note,
         )
     shutil.copytree(origin, folder)

@@ -4,10 +4,9 @@ import math
 import os
 import re
 import shlex
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageEr
 from groupwise.core.free_memory import freed_stays
 from groupwise.core.paths import location
 from groupwise.core.place import Place
+from groupwise.core.stop import Stop, Stopped
 from groupwise.core.terminal import Terminal
 from groupwise.health.measure import measured
 from groupwise.journal import code, journal
@@ -152,8 +152,7 @@ def _go(
     fresh: bool,
 ) -> Run:
     """Build the run and train to its end; `notes` stand under the plan."""
-    view = _view(plan, notes)
-    stop_signals: list[int] = []
+    view, stop = _view(plan, notes), Stop()
 
     def say(line: str) -> None:
         book.log(line)
@@ -163,25 +162,29 @@ def _go(
     opened: list[Closable] = []
     summary: dict[str, Any] | None = None
 
-    def stop() -> bool:
-        return bool(stop_signals) or called.stop
+    def after(done: int) -> None:
+        called.after(done)
+        stop.asked = stop.asked or called.stop
 
     try:
-        with _logged(plan.folder, book, stop), _signals(stop_signals, view):
+        with suppress(Stopped), _logged(plan.folder, book, stop), stop.listening(view.note):
             clock = Clock(START)
-            run = _begun(plan, book, about_row, view, stop, fresh, opened)
-            run.clock = clock
-            if newest is not None:
-                _restore(run, newest, sound_metrics(plan.folder))
-                view.note(f"going on after step {run.progress.step}")
+            with stop.leaving():
+                run = _begun(plan, book, about_row, view, stop, fresh, opened)
+                run.clock = clock
+                if newest is not None:
+                    _restore(run, newest, sound_metrics(plan.folder))
+                    view.note(f"going on after step {run.progress.step}")
             book.listen(send.metrics)
             book.listen_to_cuts(send.cut_back)
             if callbacks:
                 book.listen(called.hear)
-                run.after_step = called.after
+                run.after_step = after
             send.start(plan.folder, plan.folder.name, resolved_recipe(plan), after=run.progress.step)
             if loop.train(run):
                 summary = _finished(plan, run, book)
+        if summary is None:
+            say(_stopped(plan.folder))
     finally:
         for each in opened:
             each.close()
@@ -191,8 +194,7 @@ def _go(
     if summary is not None:
         _leave_report(plan, view)
         return Run(plan.folder, summary)
-    view.note(_stopped(plan.folder, run.progress.step))
-    return Run(plan.folder, {}, stopped_by=stop_signals[0] if stop_signals else 0)
+    return Run(plan.folder, {}, stopped_by=stop.number)
 
 
 def _closable(parts: loop.Components) -> list[Closable]:
@@ -204,13 +206,14 @@ def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
     """Writes summary.json of a run that is at its end -> what it says."""
     if run.progress.step not in evaluations_of(plan.folder):  # its row was damaged since
         loop.evaluate(run)
+        run.stop.look()
     summary = summary_of(plan, run)
     book.replace(journal.SUMMARY, summary)
     return summary
 
 
 @contextmanager
-def _logged(folder: Path, book: Journal, stop: Callable[[], bool]) -> Iterator[None]:
+def _logged(folder: Path, book: Journal, stop: Stop) -> Iterator[None]:
     """Whatever ends a run stands in its log. After a loss it is not gone on with where a person wanted it to stop."""
     try:
         yield
@@ -218,16 +221,18 @@ def _logged(folder: Path, book: Journal, stop: Callable[[], bool]) -> Iterator[N
         for line in (f"error: {error}", *getattr(error, "__notes__", ())) if folder.is_dir() else ():
             book.log(line)
         if isinstance(error, ProcessLost):
-            error.final = stop()
+            error.final = stop.asked
         raise
     except Exception as error:
         save_traceback(error, folder / journal.LOG)
         raise
 
 
-def _stopped(folder: Path, step: int) -> str:
+def _stopped(folder: Path) -> str:
     """What a person reads of a run that ends before its last step."""
-    return f"stopped after step {step}, saved; go on with: groupwise train --resume {shlex.quote(str(folder))}"
+    saved = checkpoint.steps(folder / checkpoint.CHECKPOINTS)
+    where = f"after step {saved[-1]}, saved" if saved else "before step 1, with nothing to save"
+    return f"stopped {where}; go on with: groupwise train --resume {shlex.quote(str(folder))}"
 
 
 def _view(plan: Plan, notes: Sequence[str]) -> View:
@@ -265,11 +270,12 @@ def _begun(
     book: Journal,
     about_row: Mapping[str, Any],
     view: View,
-    stop: Callable[[], bool],
+    stop: Stop,
     fresh: bool,
     opened: list[Closable],
 ) -> Training:
-    """The run, built; whatever ends it here leaves no run folder in which nothing happened, and the name is free.
+    """The run, built. What fails here leaves no run folder in which nothing happened, and the name is free; a run that
+    was asked to stop keeps its own, to be gone on with.
 
     opened  gets what is to be closed in the end, in this order
     """
@@ -286,33 +292,12 @@ def _begun(
         opened[:0] = _closable(run.components)
         return run
     except BaseException as error:
-        if fresh:
+        discarded = fresh and not stop.asked
+        if discarded:
             book.discard()
-        if fresh and isinstance(error, ProcessLost):
+        if discarded and isinstance(error, ProcessLost):
             raise RunError(f"{error.loss}; nothing was trained yet, so that no run is left to go on with") from None
         raise
-
-
-@contextmanager
-def _signals(stop_signals: list[int], view: View) -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask to stop at the next step boundary; a second Ctrl-C stops at once."""
-
-    def request_stop(number: int, frame: object) -> None:
-        if stop_signals and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if not stop_signals:
-            view.note("stopping after this step, with everything saved; Ctrl-C again stops at once")
-        stop_signals.append(number)
-
-    try:
-        before = {s: signal.signal(s, request_stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: whoever owns it decides about signals
-        before = {}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _free_name(runs: Path, name: str) -> str:

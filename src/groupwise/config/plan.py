@@ -25,10 +25,11 @@ from groupwise.rollout.scoring import Mix
 from groupwise.rollout.selection import evaluated, heldout_sets
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
+from groupwise.training.initial_policy import TINY
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import START, ReferenceSettings
 from groupwise.training.reward_model import SAMPLED_PAIRS, PreferenceSettings
-from groupwise.training.warm_start import WarmStart
+from groupwise.training.warm_start import TRAINED_RATES, WarmStart
 
 #: Places in the run folder: of the reward model, and of the policies that came from other runs, which go on.
 REWARD_MODEL, OWN_START, OWN_REFERENCE, OWN_CRITIC = "reward_model", "start", "reference", "critic_start"
@@ -145,11 +146,10 @@ class Plan:
         """What the run will do, before it does it."""
         recipe, row = self.recipe, self.algorithm
         completions = recipe.prompts_per_step * recipe.samples_per_prompt
-        warm = self.warm_start.steps
         instead = f", in place of {recipe.model} and its warm start" if recipe.start else ""
         lines = [
             f"run          {self.folder}, seed {recipe.seed}, {recipe.device}",
-            f"policy       {self.origin}, {f'warm start of {warm} steps' if warm else 'as it is'}{instead}",
+            f"policy       {self.origin}, {_describe_warm_start(self)}{instead}",
             *([f"reference    {_describe_reference(recipe.reference)}"] if self.algorithm.needs_reference else []),
             f"task         {self.task}",
             *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
@@ -272,6 +272,18 @@ def _describe_age(plan: Plan) -> list[str]:
 def _describe_adapters(recipe: Recipe) -> str:
     rate, factor = recipe.learner.learning_rate, recipe.adapter.rate_factor
     return f"{recipe.adapter}, learning rate {factor:g} x {rate:g} = {factor * rate:g}"
+
+
+def _describe_warm_start(plan: Plan) -> str:
+    warm, adapter = plan.warm_start, plan.recipe.adapter
+    if not warm.steps:
+        return "as it is"
+    words = f"warm start of {warm.steps} steps"
+    if plan.origin in TINY:
+        return words
+    rate = (warm.learning_rate or TRAINED_RATES["learning_rate"]) * (adapter.rate_factor if adapter.rank else 1.0)
+    muon = f" and Muon at {warm.matrix_learning_rate:g}" if warm.matrix_learning_rate else ""
+    return f"{words}: AdamW at {rate:g}{muon}, of {'adapters alone' if adapter.rank else 'every weight'}"
 
 
 def _describe_preference(settings: PreferenceSettings) -> str:

@@ -18,6 +18,7 @@ from groupwise.core.paths import location, require_regular
 from groupwise.core.placement import PlacementSettings
 from groupwise.core.plain import require_plain
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
+from groupwise.diagnostics.checks import CheckSettings
 from groupwise.engines.settings import EngineSettings
 from groupwise.journal.journal import JournalSettings
 from groupwise.models.adapters.settings import AdapterSettings
@@ -108,6 +109,7 @@ class Recipe(Settings):
     routing: Annotated[RoutingSettings, GOAL] = RoutingSettings()
     critic: Annotated[CriticSettings | None, ORIGIN] = None
     preference: Annotated[PreferenceSettings | None, GOAL] = None
+    checks: CheckSettings = CheckSettings()
     placement: PlacementSettings = PlacementSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     rollback: RollbackSettings = RollbackSettings()

@@ -23,6 +23,7 @@ from groupwise.rollout.scoring import Mix, has_answers
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.make import TASKS, chosen_by, task
 from groupwise.training.critic import CriticSettings
+from groupwise.training.initial_policy import TINY
 from groupwise.training.rollback import Guard
 
 #: A critic without a learning rate of its own learns this many times as fast as the policy.
@@ -54,6 +55,7 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
         algorithm={"name": row.name, **settings(row)},
         rewards=with_whole_paths(recipe.rewards, mix),
         critic=critic,
+        warm_start=recipe.warm_start.fitted(tiny=recipe.model in TINY),
         evaluation=measured_by(recipe.evaluation, metric).with_ends(recipe.sampling),
     )
     plan = Plan(complete, problems, row, mix, place, _own_code(row, problems, mix))

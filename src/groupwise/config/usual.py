@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from groupwise.training.initial_policy import TINY
+
 
 @dataclass(frozen=True)
 class Usual:
@@ -51,6 +53,8 @@ USUAL = (
 )  # fmt: skip
 
 
+#: AdamW's largest usual rate in the warm start of a trained model; adapters take more than all weights do.
+MOST_WARM = 1e-3
 #: Keys that change what is learned; [sampling] and [evaluation] have each its own.
 SHAPING = ("logit_bias", "min_new_tokens")
 
@@ -62,7 +66,7 @@ def unusual(table: Mapping[str, Any]) -> list[str]:
     'learner.learning_rate = 0.5: usual is 1e-08 to 0.003; real m'
     """
     values = [question for usual in USUAL if (question := usual.question(table))]
-    return [*values, *_shaped_in_training_alone(table)]
+    return [*values, *_shaped_in_training_alone(table), *_harsh_warm_start(table)]
 
 
 def _shaped_in_training_alone(table: Mapping[str, Any]) -> list[str]:
@@ -76,3 +80,20 @@ def _shaped_in_training_alone(table: Mapping[str, Any]) -> list[str]:
         f"and of tokens that it rules out nothing is learned; is it meant?"
         for key in alone
     ]
+
+
+def _harsh_warm_start(table: Mapping[str, Any]) -> list[str]:
+    """A question for a warm start that a trained model is not likely to survive: at rates of random weights."""
+    warm, adapted = table.get("warm_start", {}), table.get("adapter", {})
+    if not warm.get("steps") or table.get("model") in TINY:
+        return []
+    rate = (warm.get("learning_rate") or 0) * (adapted.get("rate_factor", 1) if adapted.get("rank") else 1)
+    muon = warm.get("matrix_learning_rate")
+    high = f"warm_start.learning_rate = {warm.get('learning_rate'):g} makes AdamW's rate {rate:g}: usual is up to"
+    return [
+        *([f"{high} {MOST_WARM:g} for a trained model; is it meant?"] if rate > MOST_WARM else []),
+        *(
+            [f"warm_start.matrix_learning_rate = {muon:g}: Muon is for random weights, and moves those of a trained "
+             "model far in a few updates; leave it out, and AdamW trains them; is it meant?"] if muon else []
+        ),
+    ]  # fmt: skip

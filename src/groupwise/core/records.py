@@ -371,10 +371,11 @@ class UpdateResult:
     gradient_norm  before it was scaled down
     learning_rate  of this update
     applied        whether the weights moved; False where loss or gradient was not finite
+    seen           None where no row of the minibatch had a gradient: then nothing was run for the record either
     """
 
     loss: float
     gradient_norm: float
     learning_rate: float
     applied: bool
-    seen: UpdateRecord
+    seen: UpdateRecord | None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from groupwise.algorithms.parts.aggregate import Aggregate, count
@@ -13,6 +14,7 @@ from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.errors import CheckFailed
 from groupwise.core.records import Group, Prompt
 from groupwise.core.seeds import derive
+from groupwise.core.settings import Changeable, Settings
 from groupwise.diagnostics.bias import Estimate, ratio_excess, tilt
 from groupwise.diagnostics.tolerance import SIGMAS, Limits, Rounding, Tolerance
 from groupwise.health.checks import (
@@ -35,6 +37,8 @@ MOST_TOKENS, OUTLIER = 0.99, 10
 WEIGHT_LIMIT = 1e-9
 #: Tokens that a bias rests on at least: with fewer, chance goes beyond SIGMAS.
 FEWEST_POINTS = 30
+#: Steps after which the probe is asked in any case: what is wrong with the loading of weights is so from the first on.
+ALWAYS_ASKED = 4
 #: Nats in the mean by which the learner's answers move when its weights surely changed in bfloat16 too.
 MOVED_BF16 = 1e-3
 
@@ -147,6 +151,34 @@ def no_older(groups: Sequence[Group], newest: int, most: int) -> Check:
     if not versions:
         return _unmeasured(AGE_IS_BOUNDED, AGE_IS_BOUNDED.unmeasured)
     return _check(AGE_IS_BOUNDED, float(newest - min(versions)), float(most))
+
+
+def nothing_ran(invariant: Invariant) -> Check:
+    """Of an update in which no row had a gradient, so that none was run."""
+    return _unmeasured(invariant, "no row of the update had a gradient, so that none was run")
+
+
+def not_asked(every: int) -> Check:
+    """Of a weight load after which the probe was not asked."""
+    return _unmeasured(ENGINE_IS_LOADED, f"the probe is asked after every {every} steps")
+
+
+class CheckSettings(Settings):
+    """The section [checks]: what a run checks of itself, and how often.
+
+    probe_every  steps from one weight load after which engine and learner are both asked the probe to the next; it is
+                 asked after the first four in any case. The next step compares the two on all that it trains
+    """
+
+    probe_every: Changeable[int] = Field(default=4, ge=1, le=10**9)
+
+    def asks(self, step: int) -> bool:
+        """Whether the probe is asked after the weight load of a step.
+
+        >>> [step for step in range(1, 13) if CheckSettings(probe_every=5).asks(step)]
+        [1, 2, 3, 4, 5, 10]
+        """
+        return step <= ALWAYS_ASKED or step % self.probe_every == 0
 
 
 @dataclass

@@ -13,6 +13,7 @@ from groupwise.diagnostics.checks import (
     Check,
     learner_equals_engine,
     live_equals_old,
+    nothing_ran,
     reference_is_start,
     weights_reach_total,
     worst,
@@ -27,6 +28,7 @@ from groupwise.diagnostics.updates import (
     update_metrics,
     value_metrics,
 )
+from groupwise.health.checks import LEARNER_IS_ENGINE, LIVE_IS_OLD, REFERENCE_IS_START
 from groupwise.models.moe.metrics import comparable
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import ReplayFrom
@@ -75,33 +77,38 @@ class StepLog:
             self._first_update(minibatch, update.seen)
         self._checks.append(weights_reach_total(minibatch.need("weight"), minibatch.mask, self._algorithm.aggregate))
         self._updates.append(update_metrics(minibatch, update))
-        self._updates.append(self._routing.update(minibatch, update.seen))
+        if update.seen is not None:
+            self._updates.append(self._routing.update(minibatch, update.seen))
 
-    def _first_update(self, minibatch: Batch, seen: UpdateRecord) -> None:
+    def _first_update(self, minibatch: Batch, seen: UpdateRecord | None) -> None:
         """What the live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
-        expected, used = self._expected, seen.routing and seen.routing.used
+        expected, used = self._expected, None if seen is None or seen.routing is None else seen.routing.used
         old = None if expected.old_from_engine else self._batch.logp_old
-        learner, rows, routes = (
-            (seen.logp_live, minibatch, used) if old is None else (old, self._batch, self._batch.routes)
-        )
+        live = None if seen is None else seen.logp_live
+        learner, rows, routes = (live, minibatch, used) if old is None else (old, self._batch, self._batch.routes)
         fresh = rows.mask & sampled_by(rows, expected.newest)
-        sampled = comparable(fresh, routes, rows.routes_engine)
-        same_experts = comparable(minibatch.mask, used, minibatch.routes)
-        same_own_experts = comparable(minibatch.mask, used, minibatch.routes_own or minibatch.routes)
-        start = seen.logp_live if expected.at_start else None
 
         def compare(tolerance: Tolerance) -> list[Check]:
-            before = None if old is None else minibatch.logp_old
+            if learner is None:
+                found = [nothing_ran(LEARNER_IS_ENGINE)]
+            else:
+                sampled = comparable(fresh, routes, rows.routes_engine)
+                found = learner_equals_engine(learner, rows.logp_engine, sampled, tolerance)
+            if live is None:
+                return [*found, nothing_ran(LIVE_IS_OLD), nothing_ran(REFERENCE_IS_START)]
+            before, start = None if old is None else minibatch.logp_old, live if expected.at_start else None
+            same_experts = comparable(minibatch.mask, used, minibatch.routes)
+            same_own = comparable(minibatch.mask, used, minibatch.routes_own or minibatch.routes)
+            reference, other = tolerance.reference, expected.other_reference
             return [
-                live_equals_old(seen.logp_live, before, same_experts, tolerance.passes),
-                *learner_equals_engine(learner, rows.logp_engine, sampled, tolerance),
-                reference_is_start(
-                    minibatch.logp_ref, start, same_own_experts, tolerance.reference, expected.other_reference
-                ),
+                live_equals_old(live, before, same_experts, tolerance.passes),
+                *found,
+                reference_is_start(minibatch.logp_ref, start, same_own, reference, other),
             ]
 
         self._compare = compare
-        self._updates.append(engine_gap(learner, rows.logp_engine, fresh))
+        if learner is not None:
+            self._updates.append(engine_gap(learner, rows.logp_engine, fresh))
 
     def checks(self, tolerance: Tolerance) -> list[Check]:
         """One of each name, the worst; `tolerance` is what rounding may do."""

@@ -69,8 +69,11 @@ def reward_kl_metrics(batch: Batch, kl: KL) -> dict[str, Value]:
 
 
 def update_metrics(minibatch: Batch, update: UpdateResult) -> dict[str, Value]:
-    """Of one optimizer update: the loss and its gradient, the trust region, ratio tails, entropy, KL."""
-    router_losses = update.seen.routing.losses if update.seen.routing else {}
+    """Of one optimizer update: the loss and its gradient, the trust region, ratio tails, entropy, KL. Where nothing
+    trained there is no number of the latter.
+    """
+    seen = update.seen
+    router_losses = seen.routing.losses if seen and seen.routing else {}
     return {
         "loss": Mean(update.loss, 1),
         "gradient_norm": Mean(update.gradient_norm, 1),
@@ -79,7 +82,7 @@ def update_metrics(minibatch: Batch, update: UpdateResult) -> dict[str, Value]:
         "updates": Sum(1),
         "updates_skipped": Sum(0 if update.applied else 1),
         **{name: Mean(value, 1) for name, value in router_losses.items()},
-        **loss_metrics(minibatch, update.seen),
+        **({"share_passed": Mean(0.0, 0.0)} if seen is None else loss_metrics(minibatch, seen)),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from groupwise.core.environment import Conversation, Reply, fingerprint
 from groupwise.core.reward import Cause
+from groupwise.core.stop import Stopped
 from groupwise.core.trace import own_traceback
 from groupwise.environments.adapt import Playable, begun, ended
 
@@ -37,6 +38,8 @@ class LiveEpisodes:
             self._leave(*self._episodes)
         try:
             reply = self._answer(conversation)
+        except Stopped:
+            raise
         except BaseException as error:  # sys.exit of a user's code is a fault like others
             cause = Cause.MEMORY if isinstance(error, MemoryError) else Cause.EXCEPTION
             reply = Reply(cause=cause, detail=own_traceback(error))

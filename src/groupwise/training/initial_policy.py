@@ -1,5 +1,6 @@
 """The policy a run starts from: a tiny one or a folder's, warm-started, cached by everything that determines it."""
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -9,10 +10,13 @@ from typing import Any
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Demonstrates, Identified, Task
 from groupwise.core.user_code import source_of
+from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
 from groupwise.models.tiny import ByteSpec, MoeSpec, TinySpec
+from groupwise.training import imitation
 from groupwise.training.cache import cached_folder
+from groupwise.training.imitation import IMITATION, Imitation, imitate
 from groupwise.training.optimizer import OnStep
 from groupwise.training.run_policy import run_policy
 from groupwise.training.warm_start import WarmStart, fingerprint, warm_start
@@ -63,10 +67,14 @@ def starting_policy(
     chat: ChatSettings = ChatSettings(),
     note: Callable[[str], None] = print,
     require: Callable[[Any], object] | None = None,
+    adapter: AdapterSettings = AdapterSettings(),
 ) -> Policy:
     """The policy, ready to train. With a warm start it comes from `cache` where the same one is there already.
 
-    `note` says a line where what is there is damaged and made again. `require` is called with the model before a warm
+    Of a trained model adapters alone learn, where there are to be any, and they are merged into its weights.
+
+    `note` says a line where what is there is damaged and made again, and what the warm start of a trained model has
+    come to. `require` is called with the model before a warm
     start, and raises UsageError where the run cannot use it.
     """
     if model not in TINY:
@@ -79,20 +87,30 @@ def starting_policy(
     contents = task.contents if isinstance(task, Identified) else ""
     if own := source_of(type(task)):  # its demonstrations are what its file says
         contents += own.sha256
-    folder = cache / fingerprint(origin, task, contents, warm, seed, chat)
+    tiny = model in TINY
+    warm = warm.fitted(tiny)
+    trained = () if tiny else (adapter, device, inspect.getsource(imitation))
+    folder = cache / fingerprint(origin, task, contents, warm, seed, chat, *trained)
 
     def write(target: Path) -> None:
-        if model in TINY:
+        if tiny:
             TINY[model].build(task.alphabet, target, seed)
-        policy = load_policy(target if model in TINY else Path(model))
+        policy = load_policy(target) if tiny else load_policy(Path(model), device=device)
         if require is not None:
             require(policy.model)
+        done = None
         if warm.steps:
             assert isinstance(task, Demonstrates)
-            demonstrations = list(task.demonstrations(warm.demonstrations, seed))
-            encoder = Chat(policy.tokenizer, chat)
-            warm_start(policy.model, encoder, demonstrations, warm, seed, on_step)
+            shown, encoder = list(task.demonstrations(warm.demonstrations, seed)), Chat(policy.tokenizer, chat)
+            if tiny:
+                warm_start(policy.model, encoder, shown, warm, seed, on_step)
+            else:
+                done = imitate(policy.model, encoder, shown, warm, adapter, seed, on_step)
         save_policy(policy.model, policy.tokenizer, target)
+        if done is not None:
+            (target / IMITATION).write_text(done.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
     cached_folder(folder, write, "the warm-started policy", note)
+    if (folder / IMITATION).is_file():
+        note(f"warm start   {Imitation.model_validate_json((folder / IMITATION).read_bytes())}")
     return load_policy(folder, device=device)

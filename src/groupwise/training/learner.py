@@ -180,15 +180,19 @@ class Learner(TrainedModel):
         with self.mesh.together(Message(Verb.LOGPROBS, batch)), torch.no_grad():
             return self.logprobs(self.model, batch, self._routing_pass(batch, replayed))
 
-    def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord]:
-        """Adds the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw."""
+    def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord | None]:
+        """Adds the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw.
+
+        Where no row has a gradient one is run, for its gradient of 0: an optimizer with momentum moves on that too.
+        """
         exact = {"logp_live": self.precision}
         seen = {name: torch.zeros(minibatch.tokens.shape, dtype=exact.get(name)) for name in SEEN}
         loss = 0.0
         replays = self.routing.replay is not ReplayFrom.NONE
         replayed = routes_to_replay(minibatch, "routes", self.routers) if replays else None
         routing = self._routing_pass(minibatch, replayed, self.routing.losses)
-        for trains, piece in self._trained_and_others(minibatch, algorithm, routing):
+        trained = algorithm.trained_rows(minibatch) | bool(self.routing.losses)
+        for trains, piece in self._trained_and_others(minibatch, trained, routing):
             bonus = algorithm.entropy_coefficient != 0
             with (
                 torch.set_grad_enabled(trains),
@@ -204,25 +208,25 @@ class Learner(TrainedModel):
             for name, column in zip(SEEN, (live, out.log_ratio, out.share, entropy, out.kl), strict=True):
                 if column is not None:
                     place(seen[name], piece.index, column)
-        (loss,), seen = self.mesh.sums([loss]), {name: self.mesh.joined(column) for name, column in seen.items()}
+        (loss,) = self.mesh.sums([loss])
+        if not trained.any():
+            return loss, None
+        seen = {name: self.mesh.joined(column) for name, column in seen.items()}
         kl, routed = seen.pop("kl"), self._recorded(routing)
         return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routed)
 
     def _trained_and_others(
-        self, minibatch: Batch, algorithm: Algorithm, routing: RoutingPass
+        self, minibatch: Batch, trained: Tensor, routing: RoutingPass
     ) -> Iterator[tuple[bool, Piece]]:
         """Microbatches of the rows that have a gradient, then of those that are run for the record alone: True, False.
-
-        Where no row has one, the shortest is trained: an optimizer with momentum moves on a gradient of 0 too.
+        The shortest row alone where none has one.
         """
-        trained = algorithm.trained_rows(minibatch)
-        if self.routing.losses:
-            trained = torch.ones_like(trained)
-        elif not trained.any():
-            trained[minibatch.length.argmin()] = True
-        for trains in (True, False):
+        for trains in (True, False) if trained.any() else ():
             for piece in self.pieces(minibatch, routing, (trained == trains).nonzero()[:, 0]):
                 yield trains, piece
+        if not trained.any():
+            for piece in self.pieces(minibatch, routing, minibatch.length.argmin()[None]):
+                yield True, piece
 
     def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
         """One optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""

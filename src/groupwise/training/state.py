@@ -30,6 +30,7 @@ class Progress:
     seconds_before     of earlier processes of this run
     seconds_training   of all steps so far, without what came before the first
     rollbacks          each return to a checkpoint, in order
+    owes_evaluation    whether the evaluation after the step was left for a stop, and is still to be made
     """
 
     step: int = 0
@@ -37,6 +38,7 @@ class Progress:
     seconds_before: float = 0.0
     seconds_training: float = 0.0
     rollbacks: tuple[Rollback, ...] = ()
+    owes_evaluation: bool = False
 
     @property
     def rate_factor(self) -> float:
@@ -71,6 +73,7 @@ class _Saved(BaseModel):
     seconds_training: float = Field(ge=0, lt=1e12)
     stream: _Stream
     rollbacks: list[Rollback] = []
+    owes_evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class RunState:
             "seconds_training": progress.seconds_training,
             "stream": to_json(stream),
             "rollbacks": [rollback.model_dump() for rollback in progress.rollbacks],
+            "owes_evaluation": progress.owes_evaluation,
         }
 
         def write(folder: Path) -> dict[str, str]:
@@ -158,6 +162,7 @@ class RunState:
                 seconds_before=state["seconds_total"],
                 seconds_training=state["seconds_training"],
                 rollbacks=returns,
+                owes_evaluation=saved.owes_evaluation,
             )
             return progress, from_json(StreamState, state["stream"])
         except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:

@@ -33,6 +33,12 @@ IGNORED = -100  # the label that cross-entropy leaves out
 CALLED = (Muon, Balance, load_shares, router_logits, record_routes, set_rate)
 
 Example = tuple[list[int], int]  # ids of prompt, completion and end; how many of them are the prompt's
+#: A batch of examples -> what goes through the model at once.
+Split = Callable[[Sequence[Example]], Sequence[Sequence[Example]]]
+
+#: The rates of random weights, which are to learn everything, and of a trained model, which is to lose nothing.
+TINY_RATES = {"matrix_learning_rate": 1.5e-2, "learning_rate": 5e-3}
+TRAINED_RATES = {"learning_rate": 2e-5}
 
 
 class WarmStart(Settings):
@@ -41,8 +47,11 @@ class WarmStart(Settings):
     steps                 updates, 0 for no warm start
     batch_size            demonstrations in an update
     demonstrations        how many different ones the caller draws; they are gone through as often as the steps need
-    matrix_learning_rate  Muon's, for the weight matrices of the blocks
-    learning_rate         AdamW's, for embeddings, output head and norms
+    matrix_learning_rate  Muon's, for the weight matrices of the blocks; without this key 0.015 for a tiny policy, and
+                          AdamW for these too where the policy is a trained model
+    learning_rate         AdamW's, for all other weights; without this key 0.005 for a tiny policy and 2e-5 for a
+                          trained model, of which adapters alone learn where the run has them, times
+                          adapter.rate_factor
     warmup                the share of the steps over which both rates rise
     clip                  the largest norm of the gradient
     load_balance          coefficient of the load-balancing loss of a mixture of experts (moe/balance.py); without it
@@ -52,11 +61,16 @@ class WarmStart(Settings):
     steps: int = Field(default=0, ge=0, le=10**9)
     batch_size: int = Field(default=64, ge=1, le=2**20)
     demonstrations: int = Field(default=50_000, ge=1, le=10**7)
-    matrix_learning_rate: float = Field(default=1.5e-2, gt=0)
-    learning_rate: float = Field(default=5e-3, gt=0)
+    matrix_learning_rate: float | None = Field(default=None, gt=0)
+    learning_rate: float | None = Field(default=None, gt=0)
     warmup: float = Field(default=0.05, ge=0, le=1)
     clip: float = Field(default=1.0, gt=0)
     load_balance: float = Field(default=0.01, ge=0)
+
+    def fitted(self, tiny: bool) -> "WarmStart":
+        """The same with the rates that were not given: large ones for the random weights of a tiny policy."""
+        usual = TINY_RATES if tiny else TRAINED_RATES
+        return self.replace(**{key: rate for key, rate in usual.items() if getattr(self, key) is None})
 
     def rate(self, step: int) -> float:
         """The factor on both learning rates at `step`, counted from 1."""
@@ -75,21 +89,43 @@ def warm_start(
     on_step: OnStep = silent,
 ) -> float:
     """Train `model` in place and return the last loss (nats a token); the same seed gives the same bits."""
-    examples = _encode(chat, demonstrations)
-    optimizers = _optimizers(model, settings)
-    pad = chat.tokenizer.pad_token_id or 0  # any id will do: nothing looks at padding
-    model.train()
     loss = math.nan
+    for step, loss in updates(model, chat, encoded(chat, demonstrations), settings, seed, halves):
+        on_step(step, settings.steps, loss)
+    return loss
+
+
+def updates(
+    model: Any, chat: Chat, examples: Sequence[Example], settings: WarmStart, seed: int, split: Split
+) -> Iterator[tuple[int, float]]:
+    """Trains in place what of the model has a gradient -> the number of each update, from 1, and its loss before it.
+
+    split  a batch -> what goes through the model at once
+    """
+    optimizers = _optimizers(model, settings)
+    pad = pad_of(chat)
+    model.train()
     for step, rows in enumerate(_batches(len(examples), settings, seed), start=1):
-        loss = _backward(model, [examples[row] for row in rows], pad, settings.load_balance)
+        loss = _backward(model, split([examples[row] for row in rows]), pad, settings.load_balance)
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         for optimizer in optimizers:
             set_rate(optimizer, settings.rate(step) * optimizer.defaults["lr"])
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        on_step(step, settings.steps, loss)
+        yield step, loss
     model.eval()
-    return loss
+
+
+def pad_of(chat: Chat) -> int:
+    """The id that fills rows up: any will do, because nothing looks at padding."""
+    return chat.tokenizer.pad_token_id or 0
+
+
+def halves(examples: Sequence[Example]) -> list[Sequence[Example]]:
+    """Short and long apart: guesses are half as long as worked answers, and padding costs as much as text."""
+    by_length = sorted(examples, key=lambda example: len(example[0]))
+    middle = len(by_length) // 2
+    return [half for half in (by_length[:middle], by_length[middle:]) if half]
 
 
 def fingerprint(*parts: object) -> str:
@@ -103,7 +139,7 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256("\0".join([*map(repr, parts), *libraries, *code]).encode()).hexdigest()[:16]
 
 
-def _encode(chat: Chat, demonstrations: Sequence[Demonstration]) -> list[Example]:
+def encoded(chat: Chat, demonstrations: Sequence[Demonstration]) -> list[Example]:
     """Prompt and completion are tokenised apart: when sampling, too, no token straddles the border."""
     if not demonstrations:
         raise UsageError("a warm start needs at least one demonstration")
@@ -135,37 +171,41 @@ def _optimizers(model: nn.Module, settings: WarmStart) -> list[Optimizer]:
     """
     ends = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
     ends.add(id(model.get_output_embeddings().weight))  # type: ignore[operator]
-    named = list(model.named_parameters())
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     # Biases of experts have two dimensions too, and are vectors: one for each expert.
     inner = [p for name, p in named if p.ndim == 2 and not name.endswith("bias") and id(p) not in ends]
-    chosen = {id(p) for p in inner}
+    chosen = {id(p) for p in inner} if settings.matrix_learning_rate is not None else set()
     outer = [p for _, p in named if id(p) not in chosen]
-    matrices = Muon(inner, lr=settings.matrix_learning_rate)
-    return [matrices, AdamW(outer, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
+    assert settings.learning_rate is not None, "the settings are fitted to the policy"
+    adamw = AdamW(outer, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    return [Muon(inner, lr=settings.matrix_learning_rate), adamw] if settings.matrix_learning_rate else [adamw]
 
 
-def _backward(model: Any, examples: list[Example], pad: int, load_balance: float) -> float:
+def _backward(model: Any, parts: Sequence[Sequence[Example]], pad: int, load_balance: float) -> float:
     """Add the gradient of the mean cross-entropy of all completion tokens, end included; return it (nats a token).
 
     A mixture of experts gets that of its routers' own loss too, which is not in what is returned.
     """
-    by_length = sorted(examples, key=lambda example: len(example[0]))
-    trained = sum(len(ids) - start for ids, start in examples)
-    middle = len(by_length) // 2
+    trained, count = sum(map(trained_tokens, parts)), sum(map(len, parts))
     loss = 0.0
-    # Short and long apart: guesses are half as long as worked answers, and padding costs as much as text.
-    for half in (by_length[:middle], by_length[middle:]):
-        if half:
-            balance = load_balance * len(half) / len(examples)
-            with reproducible(model.device), _routers_loss(model, half, balance) as routers_loss:
-                part = _cross_entropy(model, half, pad) / trained
-                (part + routers_loss()).backward()
-            loss += part.item()
+    for part in parts:
+        balance = load_balance * len(part) / count
+        with reproducible(model.device), _routers_loss(model, part, balance) as routers_loss:
+            own = cross_entropy(model, part, pad) / trained
+            (own + routers_loss()).backward()
+        loss += own.item()
     return loss
 
 
+def trained_tokens(examples: Sequence[Example]) -> int:
+    """Tokens of the completions, their ends included."""
+    return sum(len(ids) - start for ids, start in examples)
+
+
 @contextmanager
-def _routers_loss(model: Any, examples: list[Example], coefficient: float) -> Iterator[Callable[[], Tensor | float]]:
+def _routers_loss(
+    model: Any, examples: Sequence[Example], coefficient: float
+) -> Iterator[Callable[[], Tensor | float]]:
     """Run one forward of the examples inside; yields what then gives its load-balancing loss, the mean over layers.
 
     The load is that of these examples alone, padding left out.
@@ -186,15 +226,15 @@ def _routers_loss(model: Any, examples: list[Example], coefficient: float) -> It
         yield loss
 
 
-def _cross_entropy(model: Any, examples: list[Example], pad: int) -> Tensor:
+def cross_entropy(model: Any, examples: Sequence[Example], pad: int) -> Tensor:
     """Scalar: the summed cross-entropy (nats) of the completion tokens."""
-    tokens, labels = _tables(examples, pad)
+    tokens, labels = (table.to(model.device) for table in _tables(examples, pad))
     # Padding is on the right and attention is causal, so no real token sees it and no attention mask is needed.
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
 
 
-def _tables(examples: list[Example], pad: int) -> tuple[Tensor, Tensor]:
+def _tables(examples: Sequence[Example], pad: int) -> tuple[Tensor, Tensor]:
     """[N,T] tokens, padded on the right, and [N,T] labels: the completion's own tokens, IGNORED elsewhere."""
     width = max(len(ids) for ids, _ in examples)
     tokens = [ids + [pad] * (width - len(ids)) for ids, _ in examples]

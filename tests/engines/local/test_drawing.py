@@ -35,7 +35,7 @@ def inputs(rows: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("vocabulary", [20, 256, 257, 4096, 4100])
 def test_a_drawing_is_the_plain_draw(vocabulary: int, how: Sampling, recording: bool) -> None:
     drawing = Drawing(torch.zeros(vocabulary, dtype=torch.bool))
-    refuse = mock.patch("torch.jit.trace", side_effect=RuntimeError)
+    refuse = mock.patch("groupwise.engines.local.recording._replayed", side_effect=RuntimeError)
     with torch.inference_mode(), nullcontext() if recording else refuse:
         for rows in (4, 1, 33):
             logits, uniform = inputs(rows, vocabulary)

@@ -1,0 +1,67 @@
+"""How a run is asked to stop: once, and it ends in order; a second time, and it ends at once."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+#: What asks a run to stop: Ctrl-C, and what a cluster sends before it kills.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(KeyboardInterrupt):
+    """A request to stop, raised in work of which nothing is half done where it is left."""
+
+
+class Stop:
+    """The request to stop of a run. Signals arrive in the main thread, between two operations of Python.
+
+    asked   whether a person, or what is called after a step, has asked
+    number  the first signal; 0 where none came
+    """
+
+    def __init__(self) -> None:
+        self.asked, self.number, self._leaves = False, 0, False
+
+    def look(self) -> None:
+        """Raises Stopped where the run was asked to stop."""
+        if self.asked:
+            raise Stopped
+
+    @contextmanager
+    def leaving(self, when: bool = True) -> Iterator[None]:
+        """Inside, a signal raises Stopped at once: for work that can be left anywhere, and is made again later.
+
+        when  False: the work cannot be left, and the request waits for its end
+        """
+        if when:
+            self.look()
+        self._leaves = when
+        try:
+            yield
+        finally:
+            self._leaves = False
+        if when:
+            self.look()  # code that takes every error for its own may have kept the one that was raised
+
+    @contextmanager
+    def listening(self, note: Callable[[str], None]) -> Iterator[None]:
+        """Inside, SIGINT and SIGTERM ask to stop, and `note` says how it is obeyed; a second one interrupts at once."""
+
+        def hear(number: int, frame: object) -> None:
+            if self.number:
+                raise KeyboardInterrupt
+            self.asked, self.number = True, number
+            when = "now" if self._leaves else "after this step"
+            note(f"stopping {when}, with everything saved; Ctrl-C again stops at once")
+            if self._leaves:
+                raise Stopped
+
+        try:
+            before = {number: signal.signal(number, hear) for number in SIGNALS}
+        except ValueError:  # not in the main thread: whoever owns it decides about signals
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
