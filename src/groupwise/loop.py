@@ -196,8 +196,8 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         sampled = parts.batches.take(run.settings.prompts_per_step, run.clock.switch)
     result = sampled.result
     run.output.faults(step, sampled.faults)
-    require_scores(step, result, run.settings.fault_limit, run.output.log)
-    require_signal(step, result, parts.algorithm.filter.metric)
+    require_scores(step, result, run.settings.fault_limit, run.output.log, parts.state.kept)
+    require_signal(step, result, parts.algorithm.filter.metric, parts.state.kept)
     if step < run.settings.steps:
         parts.batches.begin(run.settings.prompts_per_step)
     with phase("annotate"):
@@ -229,7 +229,7 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         checks.append(probed(run))
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
-        report(run, result, checks)
+        report(run, result, batch, checks)
         metrics = log.metrics(generation_metrics(sampled, parts.rollout.measure))
     if run.settings.guard is Guard.ROLLBACK:
         metrics["rollbacks"] = len(run.progress.rollbacks)
@@ -324,10 +324,10 @@ def measured_again(run: Training, groups: Sequence[Group], probe_alone: bool = F
     return wider
 
 
-def report(run: Training, result: RolloutResult, checks: list[Check]) -> None:
-    """Say what groups without signal mean, and the checks once; stop where one failed."""
-    step = run.progress.step
-    if words := in_words(result.generated, run.components.rollout.by_score):
+def report(run: Training, result: RolloutResult, batch: Batch, checks: list[Check]) -> None:
+    """Say why a step has nothing to prefer, and the checks once; stop where one failed."""
+    step, parts = run.progress.step, run.components
+    if words := in_words(result.generated, parts.rollout.by_score, batch, parts.algorithm):
         run.output.say(step, words)
     if step == run.settings.waiting_steps + 1:
         run.output.checks(step, checks)

@@ -10,6 +10,9 @@ from typing import Literal, Protocol
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Sample
 
+#: Where a fault happened that is an environment's, beside the names of rewards.
+ENVIRONMENT = "environment"
+
 
 class Environment(Protocol):
     """One episode. What it answers is a function of the sample and of what was said, so that it can be played again.

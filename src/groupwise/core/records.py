@@ -162,7 +162,11 @@ class Completion:
 
     @property
     def trains_on(self) -> float:
-        """What training sees of its quality; NaN: it neither votes nor trains."""
+        """What training sees of its quality; NaN: it neither votes nor trains, as where an environment's fault ended
+        it, whatever else scores it.
+        """
+        if self.ended is Ended.FAULT:
+            return math.nan
         if self.combined is not None:
             return self.combined
         return self.score if self.learned is None else self.learned

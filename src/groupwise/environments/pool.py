@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from groupwise.core.environment import Conversation, Reply, Says
+from groupwise.core.environment import ENVIRONMENT, Conversation, Reply, Says
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.task import Starts
@@ -14,9 +14,6 @@ from groupwise.environments.game import Game
 from groupwise.environments.live import LiveEpisodes
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool, ScorePool
-
-#: What the processes know the environment by, in messages too.
-NAME = "environment"
 
 
 @dataclass(frozen=True)
@@ -69,15 +66,15 @@ class PoolEnvironments:
         """`pool` makes what plays them. Raises UsageError where the class or a tool cannot be played."""
         game.load()  # what is wrong with it is said here, and not by every process
         self.with_special = game.with_special
-        self._pool = pool({NAME: _Loads(game)}, limits)
+        self._pool = pool({ENVIRONMENT: _Loads(game)}, limits)
 
     def check(self) -> str:
         """Loads it in a process -> what it is, in words. Raises UsageError where that cannot be done."""
-        return self._pool.check()[NAME]
+        return self._pool.check()[ENVIRONMENT]
 
     def begin(self, conversation: Conversation) -> int:
         """Hands it over -> the ticket of its answer."""
-        return self._pool.submit(NAME, [conversation])[0]
+        return self._pool.submit(ENVIRONMENT, [conversation])[0]
 
     def wait(self, tickets: Sequence[int]) -> list[Reply]:
         """The answers, once all are there. Each ticket is good for one wait."""

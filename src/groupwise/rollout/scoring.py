@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from groupwise.core.engine import Finished
-from groupwise.core.environment import Ended
+from groupwise.core.environment import ENVIRONMENT, Ended
 from groupwise.core.metrics import Metrics, mean_of
 from groupwise.core.records import Completion, Prompt
 from groupwise.core.reward import LEARNED, TASK, Cause, Reward, ScoreResult
@@ -93,23 +93,22 @@ class Scorer:
         """One that scores the same and keeps its own account of what rewards log: an evaluation's."""
         return Scorer(self.task, self.decode, self.mix, self.pool)
 
-    def note(self, sample: Sample, results: Mapping[str, ScoreResult]) -> None:
-        """Take what the rewards log of a call, and the first fault of each kind, to be shown once."""
+    def note(self, sample: Sample, results: Mapping[str, ScoreResult], completion: Completion) -> None:
+        """Take what the rewards log of a call, and the first fault of each kind, to be shown once; those of the
+        environment in an episode's turns too.
+        """
         for name, result in results.items():
             for metric, value in result.metrics.items():
                 self._metrics.setdefault(f"{name}.{metric}", []).append(value)
             if result.cause is not None:
-                self._note_once(f"{result.cause} in {name}", result.detail)
+                self._note_once(_named(result.cause, name, completion), result.detail)
         voting = [results[name] for name in self.mix.weights if name in results]
         if voting and LEARNED not in self.mix.weights and not any(r.votes or r.cause is not None for r in voting):
             functions = ", ".join(self.mix.own)
             self._note_once("no vote", f"{functions} gave no score (None) on {sample.key}, so it trains nothing")
-
-    def note_faults(self, episode: Completion) -> None:
-        """Take the first fault of each kind of an environment, to be shown once."""
-        for turn in episode.turns:
+        for turn in completion.turns:
             if turn.fault:
-                self._note_once(f"{turn.fault} in the environment", turn.detail)
+                self._note_once(f"{turn.fault} in {ENVIRONMENT}", turn.detail)
 
     def _note_once(self, kind: str, detail: str) -> None:
         if kind not in self._shown:
@@ -146,7 +145,7 @@ class Scorer:
     @property
     def by_score(self) -> bool:
         """Whether the task's own score is all that trains."""
-        return self.has_answers and self.mix.weights.keys() <= {TASK}
+        return self.has_answers and {name for name, weight in self.mix.weights.items() if weight} <= {TASK}
 
     @property
     def slow(self) -> list[str]:
@@ -232,8 +231,7 @@ class ScoringRound:
 
     def _finish(self, completion: Completion, attempt: Attempt, results: Mapping[str, ScoreResult]) -> Completion:
         scorer = self.scorer
-        scorer.note(attempt.sample, results)
-        scorer.note_faults(completion)
+        scorer.note(attempt.sample, results, completion)
         scores = {name: r.value for name, r in results.items() if r.votes or r.cause is not None}
         columns = ((f"{name}.{key}", value) for name, r in results.items() for key, value in r.columns.items())
         done = dataclasses.replace(
@@ -244,7 +242,7 @@ class ScoringRound:
             # a reward model's score comes later, in `with_learned`
             combined=None if LEARNED in scorer.mix.weights else scorer.mix.combine(scores),
             logged=tuple(columns),
-            fault=fault(results),
+            fault=fault(results, completion),
         )
         if scorer.reads_steps and isinstance(scorer.task, ScoresSteps) and completion.ended is None:
             steps = scorer.task.steps(attempt.sample, attempt.completion)
@@ -266,14 +264,22 @@ def with_learned(completion: Completion, learned: float, mix: Mix) -> Completion
     return dataclasses.replace(completion, learned=learned, reward_scores=reward_scores, combined=combined)
 
 
-def fault(results: Mapping[str, ScoreResult]) -> str:
+def fault(results: Mapping[str, ScoreResult], completion: Completion) -> str:
     """Why a score is missing, the first one: "timeout in task"; "" where none is.
 
-    >>> from groupwise.core.reward import Cause
-    >>> fault({"task": ScoreResult(1.0), "mine": ScoreResult(cause=Cause.TIMEOUT)})
-    'timeout in mine'
+    >>> one = Completion.of_one_turn((5,), (-0.5,), "stop", version=0)
+    >>> results = {"task": ScoreResult(cause=Cause.TIMEOUT), "mine": ScoreResult(1.0)}
+    >>> fault(results, one), fault(results, dataclasses.replace(one, ended=Ended.FAULT))
+    ('timeout in task', 'timeout in environment')
     """
-    return next((f"{result.cause} in {name}" for name, result in results.items() if result.cause is not None), "")
+    causes = ((result.cause, name) for name, result in results.items())
+    return next((_named(cause, name, completion) for cause, name in causes if cause is not None), "")
+
+
+def _named(cause: Cause, name: str, completion: Completion) -> str:
+    """A fault by its cause and by what failed: the task's score of an episode is what its environment gives."""
+    by_environment = name == TASK and completion.ended is Ended.FAULT
+    return f"{cause} in {ENVIRONMENT if by_environment else name}"
 
 
 def _steps_at_tokens(
