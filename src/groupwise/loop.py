@@ -80,7 +80,7 @@ class Components:
     critic: Critic | None
     probe: Probe
     limits: Limits
-    evaluate: Callable[[], Evaluation] | None
+    evaluate: Callable[[], tuple[Evaluation, Sequence[Group]]] | None
     state: RunState
 
 
@@ -230,7 +230,7 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
         report(run, result, batch, checks)
-        metrics = log.metrics(generation_metrics(sampled, parts.rollout.measure))
+        metrics = log.metrics(generation_metrics(sampled, parts.rollout.measure, parts.rollout.tools))
     if run.settings.guard is Guard.ROLLBACK:
         metrics["rollbacks"] = len(run.progress.rollbacks)
     seconds = run.clock.lap()
@@ -339,5 +339,5 @@ def evaluate(run: Training) -> None:
     if run.components.evaluate is None:
         return
     with run.clock.phase("evaluate"):
-        evaluation = run.components.evaluate()
-    run.output.evaluation(run.progress.step, evaluation, run.clock.lap())
+        evaluation, groups = run.components.evaluate()
+    run.output.evaluation(run.progress.step, evaluation, groups, run.clock.lap())

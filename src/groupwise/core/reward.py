@@ -49,6 +49,7 @@ class ScoreResult:
     detail   for a person: the user's own traceback, the signal, the deadline
     columns  what the function logs of this completion, by name
     metrics  numbers that it logs of the whole call which this completion was in
+    of_call  completions of that call
     """
 
     value: float = math.nan
@@ -56,6 +57,7 @@ class ScoreResult:
     detail: str = ""
     columns: Mapping[str, LoggedValue] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    of_call: int = 1
 
     @property
     def votes(self) -> bool:

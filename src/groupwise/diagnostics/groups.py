@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import Signal, of_passes, signal
-from groupwise.core.measure import REWARD, Measure, differ, logged_means, values_of
-from groupwise.core.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of, merge
+from groupwise.core.measure import REWARD, Logged, Measure, differ, logged_of, values_of
+from groupwise.core.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of
 from groupwise.core.records import Batch, Completion, Group
 from groupwise.core.stream import RolloutResult, Sampled
 from groupwise.diagnostics.episodes import episode_metrics
 from groupwise.diagnostics.updates import preferred
 
 
-def group_metrics(groups: Sequence[Group], measure: Measure = Measure()) -> dict[str, Value]:
-    """Of the groups that a step generated, before any was dropped: scores, lengths, endings, signal."""
+def group_metrics(groups: Sequence[Group], measure: Measure = Measure(), tools: Sequence[str] = ()) -> dict[str, Value]:
+    """Of the groups that a step generated, before any was dropped: scores, lengths, endings, signal, calls of tools."""
     completions = [c for g in groups for c in g.completions]
     scores = [c.score for c in completions if not math.isnan(c.score)]
     return {
@@ -22,7 +22,7 @@ def group_metrics(groups: Sequence[Group], measure: Measure = Measure()) -> dict
         **_part_metrics(groups),
         **_source_metrics(groups, measure),
         **_fault_metrics(completions),
-        **episode_metrics(completions, measure),
+        **episode_metrics(completions, measure, tools),
         "score_mean": mean_of(scores),
         "length_mean": mean_of([c.length for c in completions]),
         "length_max": Max(max((c.length for c in completions), default=0)),
@@ -62,18 +62,22 @@ def _passing(group: Group, measure: Measure) -> Signal:
     return of_passes([measure.passes(c) for c in group.completions if not math.isnan(measure.value(c))])
 
 
-def generation_metrics(sampled: Sampled, measure: Measure = Measure()) -> Metrics:
+def generation_metrics(sampled: Sampled, measure: Measure = Measure(), tools: Sequence[str] = ()) -> Metrics:
     """Of all that a step generated, and where each source of a task with levels stands after it."""
     result = sampled.result
     completions = [c for group in result.generated for c in group.completions]
-    by_calls = {name: Mean(total, count) for name, total, count in sampled.logged}
-    by_name = merge([logged_means(completions), by_calls])
+    by_calls = Logged(
+        {name: Mean(total, count) for name, total, count in sampled.logged},
+        {name: Sum(total) for name, total in sampled.logged_totals},
+    )
+    logged = logged_of(completions).merged(by_calls)
     seconds = sampled.scoring_seconds
     return {
-        **group_metrics(result.generated, measure),
+        **group_metrics(result.generated, measure, tools),
         **rollout_metrics(result),
         **{f"sources.{source}.level": Last(level) for source, level in sampled.levels.items()},
-        **{f"logged.{name}": value for name, value in by_name.items()},
+        **{f"logged.{name}": value for name, value in logged.means.items()},
+        **{f"logged_total.{name}": value for name, value in logged.totals.items()},
         **({} if seconds is None else {"scoring_seconds": Sum(seconds)}),
     }
 

@@ -3,10 +3,10 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, ClassVar
 
-from groupwise.core.environment import ENVIRONMENT, Conversation, Reply, Says
+from groupwise.core.environment import ENVIRONMENT, Conversation, Reply, Says, ToolCall
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.task import Starts
@@ -65,7 +65,7 @@ class PoolEnvironments:
     ) -> None:
         """`pool` makes what plays them. Raises UsageError where the class or a tool cannot be played."""
         game.load()  # what is wrong with it is said here, and not by every process
-        self.with_special = game.with_special
+        self.with_special, self.tools = game.with_special, game.tool_names
         self._pool = pool({ENVIRONMENT: _Loads(game)}, limits)
 
     def check(self) -> str:
@@ -87,18 +87,21 @@ class PoolEnvironments:
 
 def _as_result(reply: Reply) -> ScoreResult:
     """An answer as processes send results."""
+    cost = {"seconds": reply.seconds, "calls": json.dumps([astuple(call) for call in reply.calls])}
     if reply.cause is not None:
-        return ScoreResult(cause=reply.cause, detail=reply.detail)
+        return ScoreResult(cause=reply.cause, detail=reply.detail, columns=cost)
     messages = json.dumps([[message.role, message.text] for message in reply.messages])
-    columns = {"messages": messages, "done": float(reply.done), "state": reply.state, "seconds": reply.seconds}
+    columns = {"messages": messages, "done": float(reply.done), "state": reply.state, **cost}
     return ScoreResult(reply.reward, columns=columns)
 
 
 def _as_reply(result: ScoreResult) -> Reply:
     """The answer that a result is."""
-    if result.cause is not None:
-        return Reply(cause=result.cause, detail=result.detail)
     columns: Mapping[str, Any] = result.columns
+    calls = tuple(ToolCall(*call) for call in json.loads(columns.get("calls", "[]")))
+    seconds = columns.get("seconds", 0.0)
+    if result.cause is not None:
+        return Reply(cause=result.cause, detail=result.detail, seconds=seconds, calls=calls)
     messages = tuple(Says(role, text) for role, text in json.loads(columns["messages"]))
     reward = 0.0 if math.isnan(result.value) else result.value
-    return Reply(messages, reward, bool(columns["done"]), columns["state"], seconds=columns["seconds"])
+    return Reply(messages, reward, bool(columns["done"]), columns["state"], seconds=seconds, calls=calls)

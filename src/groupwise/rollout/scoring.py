@@ -13,7 +13,7 @@ from pydantic import Field
 
 from groupwise.core.engine import Finished
 from groupwise.core.environment import ENVIRONMENT, Ended
-from groupwise.core.metrics import Metrics, mean_of
+from groupwise.core.measure import Logged
 from groupwise.core.records import Completion, Prompt
 from groupwise.core.reward import LEARNED, TASK, Cause, Reward, ScoreResult
 from groupwise.core.samples import Attempt, Sample
@@ -87,7 +87,7 @@ class Scorer:
         self._shown: set[str] = set()
         self._unshown: list[str] = []
         self._seconds = 0.0
-        self._metrics: dict[str, list[float]] = {}
+        self._logged: dict[str, list[tuple[float, int]]] = {}
 
     def beside(self) -> Scorer:
         """One that scores the same and keeps its own account of what rewards log: an evaluation's."""
@@ -99,7 +99,7 @@ class Scorer:
         """
         for name, result in results.items():
             for metric, value in result.metrics.items():
-                self._metrics.setdefault(f"{name}.{metric}", []).append(value)
+                self._logged.setdefault(f"{name}.{metric}", []).append((value, result.of_call))
             if result.cause is not None:
                 self._note_once(_named(result.cause, name, completion), result.detail)
         voting = [results[name] for name in self.mix.weights if name in results]
@@ -115,10 +115,10 @@ class Scorer:
             self._shown.add(kind)
             self._unshown.append(f"{kind}: {detail}")
 
-    def take_metrics(self) -> Metrics:
-        """Of what rewards logged of their calls since the last time, the means over completions by `reward.metric`."""
-        metrics, self._metrics = self._metrics, {}
-        return {name: mean_of(values) for name, values in sorted(metrics.items())}
+    def take_logged(self) -> Logged:
+        """What rewards logged of their calls since the last time."""
+        logged, self._logged = self._logged, {}
+        return Logged.of(logged)
 
     def take_unshown(self) -> list[str]:
         """Faults of kinds that were not shown yet, with the user's own traceback where there is one."""

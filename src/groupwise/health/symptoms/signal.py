@@ -1,7 +1,7 @@
 """What there is to learn from: groups with and without signal, lengths, faults."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from groupwise.health.measure import CORRECTNESS
 from groupwise.health.symptoms.base import (
@@ -225,11 +225,30 @@ def scoring_faults(h: History) -> Seen | None:
     listed = ", ".join(f"{count:.0f} {cause}" for cause, count in sorted(counts.items(), key=lambda kv: -kv[1]))
     of = f" of {everything:.0f}" if everything else ""
     advice = remedy(counts)
+    tools = _tools_at_fault(h, {cause.partition(" in ")[0] for cause in counts if cause.endswith(ENVIRONMENT)}, h.rows)
     by_environment = all(cause.endswith(f" in {ENVIRONMENT}") for cause in counts)
     failed = "their environment, or a tool, gave no answer" if by_environment else "scoring failed"
     return Seen(
-        f"{math.fsum(counts.values()):.0f}{of} completions have no score because {failed}: {listed}. They "
+        f"{math.fsum(counts.values()):.0f}{of} completions have no score because {failed}: {listed}{tools}. They "
         "neither vote nor train.",
+        f"{advice[:1].upper()}{advice[1:]}; log.txt has the first of each kind",
+    )
+
+
+@symptom(
+    limit='turn_faults.CAUSE above 0 in the last ten steps, with task.on_fault = "answer"',
+    why="each costs the policy a turn, and one that is slow costs the run scoring.deadline seconds",
+)
+def turns_without_an_answer(h: History) -> Seen | None:
+    names = {name.removeprefix("turn_faults."): h.total(name, h.recent) for name in h.names("turn_faults.")}
+    counts = {cause: count for cause, count in names.items() if count}
+    if not counts or h.setting("task.on_fault", "mask") != "answer":
+        return None
+    listed = ", ".join(f"{count:.0f} {cause}" for cause, count in sorted(counts.items(), key=lambda kv: -kv[1]))
+    advice = remedy({f"{cause} in {ENVIRONMENT}": count for cause, count in counts.items()}, answered=True)
+    return Seen(
+        f"The environment, or a tool, gave no answer to {many(math.fsum(counts.values()), 'turn')} of {h.over}: "
+        f"{listed}{_tools_at_fault(h, counts, h.recent)}. The policy was told so.",
         f"{advice[:1].upper()}{advice[1:]}; log.txt has the first of each kind",
     )
 
@@ -254,8 +273,20 @@ def completions_without_a_score(h: History) -> Seen | None:
     )
 
 
-def remedy(faults: Mapping[str, float]) -> str:
+def _tools_at_fault(h: History, causes: Collection[str], rows: Sequence[Row]) -> str:
+    """The tools whose calls failed for one of these causes, in brackets; "" where none is known. What a function raises
+    is answered and no fault.
+    """
+    pairs = ((name, *name.removeprefix("tools.").partition(".failures.")) for name in h.names("tools.", rows))
+    failed = {tool: h.total(name, rows) for name, tool, _, kind in pairs if kind in causes and kind != "exception"}
+    words = ", ".join(f"{tool} {count:.0f} times" for tool, count in failed.items() if count)
+    return f" (tool {words})" if words else ""
+
+
+def remedy(faults: Mapping[str, float], answered: bool = False) -> str:
     """What to try against the commonest of some faults, which are counted by cause and place.
+
+    answered  whether the policy is told of faults of its environment already
 
     >>> remedy({"timeout in mine": 2, "nan in task": 1})
     'a faster reward mine, or a longer scoring.deadline'
@@ -264,7 +295,7 @@ def remedy(faults: Mapping[str, float]) -> str:
     what = FAILED.get(place, f"reward {place}".rstrip())
     words = MEND.get(cause.split()[0], "mend the {what}").format(what=what)
     told = '; or task.on_fault = "answer", under which the policy is told of it and the episode goes on'
-    return words + told * (place == ENVIRONMENT)
+    return words + told * (place == ENVIRONMENT and not answered)
 
 
 def dropped_share(h: History, rows: Sequence[Row]) -> float | None:
@@ -283,7 +314,9 @@ def windows(rows: Sequence[Row]) -> list[Sequence[Row]]:
 
 def what_ties_train(h: History) -> str:
     """What is left to train in groups whose completions earned the same."""
-    silent = h.mean("zero_advantage_share")
+    silent, trained = h.mean("zero_advantage_share"), h.numbers("trained_completions")
+    if trained and not any(trained):
+        return "none of their completions trained"
     if h.kl_in_reward:
         return "only the KL tells their completions apart, so they train nothing else"
     left = ["the KL term"] if h.setting("algorithm.kl.beta", 0) > 0 else []

@@ -16,6 +16,8 @@ APART = ("seed", "name", "runs", "threads")
 JOURNAL = "journal."
 #: Keys whose value names a group by itself, the first of them before any other key.
 SPEAKING = ("algorithm.name", "task.name", "start", "model")
+#: Keys that name what a section is, in whose place a user's own has `use`.
+NAMED_BY = ("kind", "level", "name")
 #: So many keys at most make a label; beyond that the runs' own names tell more.
 MOST_KEYS = 3
 #: Characters of a value in a label; of a longer one its end, where a path is most telling.
@@ -109,9 +111,16 @@ def telling(recipes: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
 
 
 def shown(recipe: Mapping[str, object], key: str) -> str:
-    """A key's value as it is shown."""
-    if key not in recipe or recipe[key] is None:
-        return "not set"
+    """A key's value as it is shown. What a user's own part, task or reward is known by is the name of its class or
+    function, where others have a kind, a level or a name.
+
+    >>> shown({"algorithm.advantage.use": "my.py:Mine"}, "algorithm.advantage.kind"), shown({}, "task.name")
+    ('Mine', 'not set')
+    """
+    section, _, last = key.rpartition(".")
+    own = recipe.get(f"{section}.use") if last in NAMED_BY else None
+    if recipe.get(key) is None:
+        return own.rpartition(":")[2] if isinstance(own, str) and own else "not set"
     value = recipe[key]
     return value if isinstance(value, str) and value else json.dumps(value, default=str)
 

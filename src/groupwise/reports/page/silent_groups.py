@@ -55,8 +55,8 @@ def _all_train(h: History) -> str:
 
 def _of_ties(h: History, tied: str) -> str:
     """What tied groups train, behind a sentence on how many there are."""
-    counted = h.mean("zero_advantage_share") is not None and not h.kl_in_reward
-    return f"; {what_ties_train(h)}" if counted else f": where {tied} {what_ties_train(h)}"
+    words = what_ties_train(h)
+    return f": where {tied} {words}" if words.startswith(("their ", "only ")) else f"; {words}"
 
 
 def _dropped(h: History, of: str, kind: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@
 
   const CHOICES = [
     { name: "kind", label: "kind", offered: [] },
-    { name: "fate", label: "fate", offered: ["trained", "dropped", "surplus"] },
+    { name: "fate", label: "fate", offered: ["trained", "dropped", "surplus", "heldout"] },
     { name: "finish", label: "finish", offered: ["stop", "length"] },
     { name: "source", label: "source", offered: [] },
   ];
@@ -40,11 +40,16 @@
     return Math.sqrt(scores.reduce((sum, score) => sum + (score - mean) ** 2, 0) / (scores.length - 1));
   }
 
+  /** What tells a group from every other: those of evaluations have numbers of their own. */
+  function nameOf(group) {
+    return `${group.fate === "heldout" ? "heldout-" : ""}${group.step}-${group.group}`;
+  }
+
   /** A group with what is asked of it again and again. */
   function entryOf(group) {
     const rows = group.completions;
     return {
-      id: `${group.step}-${group.group}`,
+      id: nameOf(group),
       group,
       words: `${group.prompt}\n${group.answer}\n${group.key}`.toLowerCase(),
       texts: rows.map((row) => row.text.toLowerCase()),
@@ -209,5 +214,5 @@
     element.querySelector('[data-field-of="fault"]').hidden = !faulty;
   }
 
-  browser.filters = { entryOf, matchesOf, orderOf, draw, read, tell, reset, offer };
+  browser.filters = { nameOf, entryOf, matchesOf, orderOf, draw, read, tell, reset, offer };
 })(window.groupwise.browser);
