@@ -15,6 +15,7 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import DropUniform, Signal, signal
 from groupwise.core.collate import collate
 from groupwise.core.engine import Sampling
+from groupwise.core.environment import Ended
 from groupwise.core.measure import CORRECTNESS, REWARD, Measure, metric_value
 from groupwise.core.records import Batch, Completion, Group, Prompt
 from groupwise.core.reward import ScoreResult
@@ -127,6 +128,14 @@ def test_nothing_is_said_of_advantages_that_are_not_0() -> None:
     assert "every completion is right" in in_words(right, True, *credited(right))
     assert in_words(right, True, *credited(right, "reinforce")) == ""
     assert in_words(right, True, *credited([group(completion(0.0), completion(1.0))])) == ""
+
+
+def test_what_a_fault_of_its_environment_ended_trains_nothing_whatever_scores_it() -> None:
+    one = completion(1.0, mine=0.5)
+    assert one.trains_on == 0.5
+    ended = dataclasses.replace(one, ended=Ended.FAULT)
+    assert math.isnan(ended.trains_on)
+    assert not collate([group(ended)], pad=0).mask.any()
 
 
 def test_pass_rates_follow_the_pass_mark_and_a_measure_without_one_has_none() -> None:
@@ -274,6 +283,7 @@ def test_what_a_function_logs_stands_with_its_completions() -> None:
     assert first.columns == {"length": 0.0, "text": "a" * LONGEST_TEXT}
     assert second.columns == {"length": 1.0, "text": "\ufffd"}
     assert first.metrics == second.metrics == {"share": 0.25}
+    assert first.of_call == second.of_call == 2
     assert (first.votes, second.votes) == (True, False)
 
 

@@ -101,6 +101,8 @@ def nothing_right(h: History) -> Seen | None:
     what = f"only the other rewards ({', '.join(others)}) train" if others else "the task's score says nothing"
     if h.setting("preference") and not others:
         what = "only the reward model's score trains"
+    if h.mean("zero_advantage_share") == 1:
+        what = "nothing else told the completions apart either, so that all advantages were 0"
     return Seen(f"Not one completion of {h.over} was right: {what}.", easier(h))
 
 

@@ -35,7 +35,7 @@ def _tools(run: RunFolder) -> Table:
         failed = ", ".join(f"{_sum(run, name):,.0f} {kind}" for kind, name in kinds.items()) or "0"
         shares = [number(row.get(f"{tool}.episodes_share")) for row in run.step_rows]
         known = [f"{share:.2f}" for share in shares if share is not None]
-        calls, seconds = f"{_sum(run, f'{tool}.calls'):,.0f}", f"{_sum(run, f'{tool}.seconds'):.6g}"
+        calls, seconds = f"{_sum(run, f'{tool}.calls'):,.0f}", f"{_sum(run, f'{tool}.seconds'):.3g}"
         rows.append((tool.removeprefix("tools."), calls, failed, seconds, " -> ".join([*known[:1], *known[1:][-1:]])))
     head = ("tool", "calls", "failed", "seconds", "episodes with a call, first and last step")
     return Table("Tools in training", head, tuple(rows), numbers=(1, 3))

@@ -11,6 +11,9 @@
     { name: "source", label: "source", offered: [] },
   ];
 
+  /** How a choice is shown, where not as it is written. */
+  const LABELS = { heldout: "held out" };
+
   const RANGES = [
     { name: "score", label: "score", of: (group, row) => row.score },
     { name: "measured", label: "measured reward", of: (group, row) => row.measured ?? null },
@@ -104,7 +107,7 @@
   }
 
   function choiceField(choice) {
-    const offered = [["", "any"], ...choice.offered.map((value) => [value, value])];
+    const offered = [["", "any"], ...choice.offered.map((value) => [value, LABELS[value] || value])];
     return field(choice.label, selectOf(choice.name, offered), choice.name);
   }
 
