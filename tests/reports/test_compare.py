@@ -140,8 +140,11 @@ def test_runs_given_by_another_name_of_the_same_folder_are_refused_in_one_line()
         ),
         ([DAPO, {**DAPO, "steps": 4}, {}], ["dapo, steps 3", "dapo, steps 4", "grpo, steps 3"]),
         (
-            [{"algorithm": {"advantage": part}} for part in ({"kind": "group-mean"}, {"use": "my.py:Mine"})],
-            ["kind Mine", "kind group-mean"],
+            [
+                {"algorithm": {"advantage": part, "trust": {"kind": "clip"}}}
+                for part in ({"kind": "group-zscore", "epsilon": 1e-6}, {"use": "my.py:Mine"})
+            ],
+            ["advantage.kind Mine", "advantage.kind group-zscore"],
         ),
         (
             [{"algorithm": {"ratio": part}} for part in ({"level": "token"}, {"use": "a.b:Wide", "width": 2})],
