@@ -161,6 +161,15 @@ def test_engines_that_share_a_device_share_its_memory_and_its_units() -> None:
         )
 
 
+def test_eight_engines_on_one_card_take_turns_at_its_layers_too() -> None:
+    """Where a layer's least time decides, more engines with as many places each win nothing."""
+    slow = dataclasses.replace(PLAIN, bf16=1e30, fp32=1e30, bandwidth=1e30, layer=1e-3)
+    one, eight = (Sampling(devices=1, engines=count, at_once=3, launches=True) for count in (1, 8))
+    assert sampling_seconds(WORK, SHAPE, eight, slow).seconds == pytest.approx(
+        sampling_seconds(WORK, SHAPE, one, slow).seconds
+    )
+
+
 def test_where_memory_is_quick_sampling_is_its_operations() -> None:
     quick = dataclasses.replace(PLAIN, bandwidth=1e30)
     how = Sampling(devices=1, engines=1, at_once=24, launches=False)

@@ -141,7 +141,7 @@ def sampling_seconds(work: Work, shape: RunShape, how: Sampling, device: Device)
     of_row = work.token + work.head + context * work.pair
     read = how.engines * (work.read(at_once) + at_once * context * work.cached) * shape.engine
     token = max(read / (device.bandwidth * device.sampling), how.engines * at_once * of_row / speed)
-    token += how.launches * work.layers * device.layer
+    token += how.launches * how.engines * work.layers * device.layer
     prompts = -(-shape.prompts // how.devices) * shape.prompt
     before = work.forward(prompts, prompts * shape.prompt / 2, 0)
     seconds = before / speed + -(-of_engine // at_once) * shape.completion * token
