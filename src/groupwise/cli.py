@@ -77,14 +77,18 @@ def train(
     for kind, title in (("heldout_by_reward", "reward {}"), ("heldout_by_source", "{}")):
         for name, mean in s.get(kind, {}).items():
             say(f"{title.format(name)}: held-out mean {mean['before']:.3f} -> {mean['after']:.3f}")
-    say(f"{s['steps']} steps of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all")
+    if totals := s.get("logged_total"):
+        say("logged by rewards, added up: " + ", ".join(f"{name} {value:.6g}" for name, value in totals.items()))
+    steps = f"{s['steps']} step{'s' * (s['steps'] != 1)}"
+    say(f"{steps} of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all")
     for name, check in s["checks"].items():
         if check["steps"]:
             far = f"largest {check['largest']:.2g}, limit {check['limit']:.3g}"
-            say(f"checked on {check['steps']} steps: {name} ({far})")
+            say(f"checked on {check['steps']} step{'s' * (check['steps'] != 1)}: {name} ({far})")
         else:
             say(f"not measured: {name}")
-    say(f"the run is in {done.folder} (summary.json, metrics.jsonl, rollouts.jsonl, checkpoints)")
+    files = [name for name in ("rollouts.jsonl", "heldout.jsonl", "checkpoints") if (done.folder / name).exists()]
+    say(f"the run is in {done.folder} ({', '.join(['summary.json', 'metrics.jsonl', *files])})")
     if (done.folder / "report.html").is_file():
         say(f"read it in a browser: {done.folder / 'report.html'}")
 

@@ -87,7 +87,7 @@ class Components:
     critic: Critic | None
     probe: Probe
     limits: Limits
-    evaluate: Callable[[], Evaluation] | None
+    evaluate: Callable[[], tuple[Evaluation, Sequence[Group]]] | None
     state: RunState
 
 
@@ -221,8 +221,8 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         sampled = parts.batches.take(run.settings.prompts_per_step, run.clock.switch)
     result = sampled.result
     run.output.faults(step, sampled.faults)
-    require_scores(step, result, run.settings.fault_limit, run.output.log)
-    require_signal(step, result, parts.algorithm.filter.metric)
+    require_scores(step, result, run.settings.fault_limit, run.output.log, parts.state.kept)
+    require_signal(step, result, parts.algorithm.filter.metric, parts.state.kept)
     if step < run.settings.steps:
         parts.batches.begin(run.settings.prompts_per_step)
     with phase("annotate"):
@@ -255,8 +255,8 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         checks.append(probed(run) if due else not_asked(run.settings.checks.probe_every))
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
-        report(run, result, checks)
-        metrics = log.metrics(generation_metrics(sampled, parts.rollout.measure))
+        report(run, result, batch, checks)
+        metrics = log.metrics(generation_metrics(sampled, parts.rollout.measure, parts.rollout.tools))
     if run.settings.guard is Guard.ROLLBACK:
         metrics["rollbacks"] = len(run.progress.rollbacks)
     seconds = run.clock.lap()
@@ -351,10 +351,10 @@ def measured_again(run: Training, groups: Sequence[Group], probe_alone: bool = F
     return wider
 
 
-def report(run: Training, result: RolloutResult, checks: list[Check]) -> None:
-    """Say what groups without signal mean, and the checks once; stop where one failed."""
-    step = run.progress.step
-    if words := in_words(result.generated, run.components.rollout.by_score):
+def report(run: Training, result: RolloutResult, batch: Batch, checks: list[Check]) -> None:
+    """Say why a step has nothing to prefer, and the checks once; stop where one failed."""
+    step, parts = run.progress.step, run.components
+    if words := in_words(result.generated, parts.rollout.by_score, batch, parts.algorithm):
         run.output.say(step, words)
     if step == run.settings.waiting_steps + 1:
         run.output.checks(step, checks)
@@ -376,6 +376,6 @@ def evaluate(run: Training) -> None:
             run.clock.phase("evaluate"),
             run.stop.leaving(when=parts.learner.mesh.alone or parts.rollout.judge is None),
         ):
-            evaluation = parts.evaluate()
-        run.output.evaluation(run.progress.step, evaluation, run.clock.lap())
+            evaluation, groups = parts.evaluate()
+        run.output.evaluation(run.progress.step, evaluation, groups, run.clock.lap())
         run.progress.owes_evaluation = False

@@ -199,6 +199,11 @@ PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
     "completions cut off": (planted(truncated_share=0.4), RECIPE, "40 % of the completions of the last 10 steps"),
     "length bias": (planted(length_wrong_mean=40.0, length_right_mean=12.0), RECIPE, "to 40 tokens"),
     "scoring faults": (planted(2, **{"faults.timeout in mine": 3}), RECIPE, "6 timeout in mine"),
+    "turns without an answer": (
+        planted(2, **{"turn_faults.timeout": 3, "tools.look.failures.timeout": 2, "tools.add.failures.unanswered": 4}),
+        recipe(task={"name": "environment", "on_fault": "answer"}),
+        "6 turns of the last 10 steps: 6 timeout (tool look 4 times).",
+    ),
     "completions without a score": (planted(1, unscored_completions=7), RECIPE, "7 of 20480"),
     "over-optimisation": (
         everywhere(learned_mean=lambda i: i / 40, pass_rate=lambda i: 0.8 - abs(i - 10) / 100),

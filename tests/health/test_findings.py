@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from groupwise.health.symptoms.base import History
+from groupwise.health.symptoms.signal import MADE_HERE
 from groupwise.health.symptoms.updates import later_share
 from groupwise.health.watch import BAD, GOOD, NEUTRAL, SYMPTOMS, WARN, Watch
+from groupwise.training.initial_policy import TINY
 from tests.health.health_rows import (
     DAPO,
     GSPO,
@@ -72,6 +74,45 @@ def test_groups_without_signal_train_what_the_loss_has_beside_advantages(
     settings = recipe(algorithm__kl={"beta": beta, "place": place}, algorithm__entropy_coefficient=entropy)
     rows = planted(groups_all_right_share=0.62, groups_mixed_share=0.38, groups_all_wrong_share=0.0)
     assert named(findings(rows, settings))["groups all right"].words.partition(": ")[2].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("silent", "compares", "seen"), [(0.6, True, True), (0.0, True, False), (0.6, False, True), (0.0, False, False)]
+)
+def test_that_tied_groups_train_nothing_is_what_the_rows_have(silent: float, compares: bool, seen: bool) -> None:
+    """Whatever the recipe would make one think: by what share of the trained completions had advantages of 0."""
+    rows = planted(
+        groups_all_right_share=0.62, groups_mixed_share=0.38, groups_all_wrong_share=0.0, zero_advantage_share=silent
+    )
+    found = named(findings(rows, recipe(), compares_within_group=compares))
+    assert ("groups all right" in found) == seen
+    if seen:
+        assert "60 % of the trained completions had advantages of 0 and trained only the KL term" in (
+            found["groups all right"].words
+        )
+
+
+@pytest.mark.parametrize(
+    ("model", "start", "steps", "words"),
+    [
+        ("tiny-dense", None, 0, "or a warm start"),
+        ("tiny-dense", None, 1000, "or a longer warm start"),
+        ("tiny-dense", "runs/a", 1000, ""),
+        ("Qwen/Qwen3-0.6B", None, 0, ""),
+        ("models/smollm2", None, 300, ""),
+    ],
+)
+def test_a_warm_start_is_advised_to_policies_that_groupwise_makes(
+    model: str, start: str | None, steps: int, words: str
+) -> None:
+    settings = recipe(model=model, start=start, warm_start__steps=steps)
+    advice = named(findings(planted(groups_all_wrong_share=0.8), settings))["groups all wrong"].advice
+    assert words in advice
+    assert ("warm start" in advice) == bool(words)
+
+
+def test_every_policy_that_groupwise_makes_has_a_name_that_findings_know() -> None:
+    assert all(name.startswith(MADE_HERE) for name in TINY)
 
 
 def looks(name: str, rows: Rows, settings: dict[str, Any]) -> Any:
@@ -175,6 +216,14 @@ SAID: list[tuple[str, Rows, dict[str, Any], str, str]] = [
         RECIPE,
         "6 of 20480 completions have no score because scoring failed: 5 nan from b, 1 timeout in a",
         "A reward that returns a finite number",
+    ),
+    (
+        "scoring faults",
+        planted(1, **{"faults.timeout in environment": 8, "tools.look.failures.timeout": 8}),
+        RECIPE,
+        "8 of 20480 completions have no score because their environment, or a tool, gave no answer: 8 timeout in "
+        "environment (tool look 8 times).",
+        'A faster environment or tool, or a longer scoring.deadline; or task.on_fault = "answer"',
     ),
     ("completions without a score", everywhere(unscored_completions=512), RECIPE, "nothing trains", "return value"),
     (

@@ -202,6 +202,7 @@ def of_batch(rows: Sequence[Row], kl: dict[str, Any]) -> dict[str, float]:
         "token_age_max": age.max(),
         "reward_mean": mean(r["reward"] for r in training),
         "advantage_abs_mean": np.abs(together([given(r, "advantage") for r in training])).mean(),
+        "zero_advantage_share": mean(not given(r, "advantage").any() for r in training),
         "trained_completions": len(training),
         "trained_tokens": sum(r["tokens"] for r in training),
         "stale_rows_share": mean(r["version"] < newest for r in rows),

@@ -139,6 +139,20 @@ def test_runs_given_by_another_name_of_the_same_folder_are_refused_in_one_line()
             ["dapo, steps 1", "dapo, steps 2", "grpo, steps 1", "grpo, steps 2"],
         ),
         ([DAPO, {**DAPO, "steps": 4}, {}], ["dapo, steps 3", "dapo, steps 4", "grpo, steps 3"]),
+        (
+            [
+                {"algorithm": {"advantage": part, "trust": {"kind": "clip"}}}
+                for part in ({"kind": "group-zscore", "epsilon": 1e-6}, {"use": "my.py:Mine"})
+            ],
+            ["advantage.kind Mine", "advantage.kind group-zscore"],
+        ),
+        (
+            [{"algorithm": {"ratio": part}} for part in ({"level": "token"}, {"use": "a.b:Wide", "width": 2})],
+            ["level Wide", "level token"],
+        ),
+        ([{"task": {"name": "chain"}}, {"task": {"use": "my_task.py:Sums"}}], ["Sums", "chain"]),
+        ([{"task": {"use": f"{name}.py:Sums"}} for name in "ab"], ["use a.py:Sums", "use b.py:Sums"]),
+        ([{"rewards": {"x": {"use": "r.py:f"}}}, {"rewards": {"x": {"kind": "tags"}}}], ["x.kind f", "x.kind tags"]),
     ],
 )
 def test_a_label_is_the_fewest_keys_that_tell_the_groups_apart(changes, labels):

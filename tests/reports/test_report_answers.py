@@ -164,7 +164,7 @@ def test_learned_compares_the_first_evaluation_with_the_last() -> None:
     words, _ = one("Did it learn?", run)
     assert words.startswith("Yes: the held-out pass rate rose from 0.400 to 0.600 in 40 steps")
     twice = a_run(evaluations=[evaluation(40, 0.4), evaluation(40, 0.4)])
-    assert one("Did it learn?", twice)[0].startswith("Not measured yet")
+    assert one("Did it learn?", twice)[0].startswith("Not measured:")
 
 
 @pytest.mark.parametrize(("before", "after", "start", "tone"), [(0.1, 1.2, "It rose:", GOOD), (1.2, 0.1, "No", WARN)])
@@ -178,7 +178,7 @@ def test_a_learned_score_rises_or_does_not(before: float, after: float, start: s
 
 def test_training_is_told_from_then_to_now() -> None:
     words, _ = one("Did it learn?", a_run(rates((10, 0.3), (10, 0.6)), evaluations=[]))
-    assert words == "Not measured yet: in training the pass rate went from 0.3 to 0.6 over 20 steps."
+    assert words == "Not measured: in training the pass rate went from 0.3 to 0.6 over 20 steps."
 
 
 def test_healthy_without_a_check_is_no_praise_and_keeps_what_has_passed() -> None:

@@ -253,7 +253,7 @@ def test_a_fault_ends_its_episode_alone_or_is_what_the_policy_is_answered() -> N
     masked = [c for g in score(episodes(engine, fails_at=2, least=2)) for c in g.completions]
     clean = [c for g in score(episodes(engine, least=2)) for c in g.completions]
     assert {c.ended for c in masked} == {Ended.FAULT}
-    assert all(math.isnan(c.score) and c.fault == "exception in task" for c in masked)
+    assert all(math.isnan(c.score) and c.fault == "exception in environment" for c in masked)
     assert all("OSError: no such thing" in c.turns[-1].detail for c in masked)
     assert [c.tokens[: c.turns[0].stop] for c in masked] == [c.tokens[: c.turns[0].stop] for c in clean]
     answer = EpisodeLimits(turns=4, turn_tokens=TURN_TOKENS, on_fault="answer")

@@ -6,13 +6,18 @@ import dataclasses
 import math
 from functools import partial
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 
+import groupwise
+from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import DropUniform, Signal, signal
+from groupwise.core.collate import collate
 from groupwise.core.engine import Sampling
+from groupwise.core.environment import Ended
 from groupwise.core.measure import CORRECTNESS, REWARD, Measure, metric_value
-from groupwise.core.records import Completion, Group, Prompt
+from groupwise.core.records import Batch, Completion, Group, Prompt
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
@@ -78,15 +83,59 @@ def test_by_a_reward_the_filter_knows_neither_zero_nor_one(shift: float, scale: 
         assert DropUniform(metric=REWARD)(moved).keep is kept
 
 
+def credited(groups: list[Group], name: str = "grpo", **changes: Any) -> tuple[Batch, Algorithm]:
+    """The batch of these groups, with the advantages that an algorithm gives them."""
+    one = dataclasses.replace(groupwise.algorithm(name), **changes)
+    return one.credit(collate(groups, pad=0)), one
+
+
 def test_words_are_of_what_trains() -> None:
     """Right and wrong where the task's score is all that trains; else of rewards; silence where there is signal."""
-    tied = group(completion(0.0, mine=0.5), completion(0.0, mine=0.5))
-    assert "all wrong" in in_words([group(completion(0.0), completion(0.0))])
-    assert in_words([MIXED_BY_REWARD], by_score=False) == in_words([MIXED_BY_REWARD]) == ""
-    assert "same reward" in in_words([tied, tied], by_score=False)
-    assert "wrong" not in in_words([tied], by_score=False)
-    assert in_words([group(completion(0.2), completion(0.4))]) == "", "a part of a score is a signal"
-    assert "no completion has a score" in in_words([group(completion(), completion())], by_score=False)
+    tied, wrong = group(completion(0.0, mine=0.5), completion(0.0, mine=0.5)), group(completion(0.0), completion(0.0))
+    batch = credited([wrong])
+    assert in_words([wrong], True, *batch) == (
+        "every completion is wrong, there is no right one to prefer: advantages are 0, only the KL term trains"
+    )
+    assert "same reward: advantages are 0" in in_words([tied, tied], False, *credited([tied, tied]))
+    assert "wrong" not in in_words([tied], False, *credited([tied]))
+    nothing = [group(completion(), completion())]
+    assert in_words(nothing, False, *credited(nothing)) == "no completion has a score: nothing trains"
+    parts = [group(completion(0.2), completion(0.4))]
+    assert in_words(parts, True, *credited(parts)) == "", "a part of a score is a signal"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "end"),
+    [
+        ("dr-grpo", {}, "nothing trains"),
+        ("dr-grpo", {"entropy_coefficient": 0.01}, "only the entropy bonus trains"),
+        ("grpo", {"entropy_coefficient": 0.01}, "only the KL term and the entropy bonus train"),
+        ("reinforce", {}, "nothing trains"),
+    ],
+)
+def test_what_trains_where_advantages_are_0_is_what_the_loss_has_beside_them(
+    name: str, changes: dict[str, Any], end: str
+) -> None:
+    wrong = [group(completion(0.0), completion(0.0))]
+    assert in_words(wrong, True, *credited(wrong, name, **changes)).endswith(f"advantages are 0, {end}")
+
+
+def test_nothing_is_said_of_advantages_that_are_not_0() -> None:
+    """An algorithm that does not compare within a group has some where all are right; so has a batch of other groups
+    than the step generated.
+    """
+    right = [group(completion(1.0), completion(1.0))]
+    assert "every completion is right" in in_words(right, True, *credited(right))
+    assert in_words(right, True, *credited(right, "reinforce")) == ""
+    assert in_words(right, True, *credited([group(completion(0.0), completion(1.0))])) == ""
+
+
+def test_what_a_fault_of_its_environment_ended_trains_nothing_whatever_scores_it() -> None:
+    one = completion(1.0, mine=0.5)
+    assert one.trains_on == 0.5
+    ended = dataclasses.replace(one, ended=Ended.FAULT)
+    assert math.isnan(ended.trains_on)
+    assert not collate([group(ended)], pad=0).mask.any()
 
 
 def test_pass_rates_follow_the_pass_mark_and_a_measure_without_one_has_none() -> None:
@@ -234,6 +283,7 @@ def test_what_a_function_logs_stands_with_its_completions() -> None:
     assert first.columns == {"length": 0.0, "text": "a" * LONGEST_TEXT}
     assert second.columns == {"length": 1.0, "text": "\ufffd"}
     assert first.metrics == second.metrics == {"share": 0.25}
+    assert first.of_call == second.of_call == 2
     assert (first.votes, second.votes) == (True, False)
 
 

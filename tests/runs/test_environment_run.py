@@ -95,7 +95,7 @@ def test_a_fault_is_counted_by_cause_and_nothing_else_of_the_step_is_lost(
         if line["ended"] != "fault":
             assert (line["completion"], line["turns"][-1]["stop"]) == (other["completion"], other["turns"][-1]["stop"])
             assert [t["reward"] for t in line["turns"]] == [t["reward"] for t in other["turns"]]
-    assert f"{cause} in the environment" in (run / "log.txt").read_text()
+    assert (run / "log.txt").read_text().count(f"step 1: {cause} in ") == 1, "one kind, and the environment's"
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,18 @@ def test_what_a_function_logs_becomes_metrics_and_columns_of_the_browser(distinc
         fresh = [line for line in rollouts(folder) if line["step"] == row["step"] and line["fresh"]]
         assert row["logged.mine.characters"] == pytest.approx(statistics.fmean(len(r["completion"]) for r in fresh))
         assert row["logged.mine.calls"] == 1.0
+        assert row["logged_total.mine.characters"] == sum(len(r["completion"]) for r in fresh)
+        assert row["logged_total.mine.calls"] == round(row["logged_total.mine.calls"]) < len(fresh), (
+            "a call counts once"
+        )
     evaluation = read_metrics(folder)[0]["evaluation"]
-    assert evaluation["logged"].keys() == {"mine.characters", "mine.calls"}
+    assert evaluation["logged"].keys() == evaluation["logged_total"].keys() == {"mine.characters", "mine.calls"}
+    evaluations = [row["evaluation"]["logged_total"] for row in read_metrics(folder) if "evaluation" in row]
+    for name, total in distinct.summary["logged_total"].items():
+        of_steps = sum(row[f"logged_total.{name}"] for row in steps(folder))
+        assert total == pytest.approx(of_steps + sum(one[name] for one in evaluations))
+    (table,) = [table for table in page(folder).runs[0].tables if table.title == "Logged by rewards, added up"]
+    assert [row[0] for row in table.rows] == ["mine.calls", "mine.characters"]
     whole = page(folder)
     (run,) = whole.runs
     assert run.rollouts is not None

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from groupwise.commands.train import resume
 from groupwise.core.clock import Clock
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
+from groupwise.reports.page.single import page
 from groupwise.training import checkpoint
 from tests.command_process import CommandProcess
 
@@ -33,8 +35,7 @@ CORES = os.cpu_count() or 1
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without its times."""
-    times = ("seconds", "scoring_seconds")
-    return [{k: v for k, v in row.items() if k not in times} for row in read_metrics(folder)]
+    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in read_metrics(folder)]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -45,7 +46,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def assert_same_run(a: Path, b: Path) -> None:
     assert timeless(a) == timeless(b)
-    assert (a / "rollouts.jsonl").read_text() == (b / "rollouts.jsonl").read_text()
+    for name in ("rollouts.jsonl", "heldout.jsonl"):
+        assert (a / name).read_text() == (b / name).read_text() if (a / name).exists() else not (b / name).exists()
     first, second = weights(a), weights(b)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[k], second[k]) for k in first)
@@ -81,6 +83,18 @@ def test_a_run_leaves_what_it_promises(name: str, small):
         ):
             assert row["checks"][check]["verdict"] == "pass"
         assert ("kl_mean" in row) == (name == "grpo")
+    held = [json.loads(line) for line in (run.folder / "heldout.jsonl").read_text().splitlines()]
+    for row in (r for r in rows if "evaluation" in r):
+        own, evaluation = [line for line in held if line["step"] == row["step"]], row["evaluation"]
+        assert len(own) == evaluation["problems"] * evaluation["samples"]
+        assert len({line["group"] for line in own}) == evaluation["problems"]
+        assert statistics.fmean(line["score"] >= 1 for line in own) == pytest.approx(evaluation["avg_at_k"])
+        assert statistics.fmean(line["tokens"] for line in own) == pytest.approx(evaluation["length_mean"])
+        assert {line["version"] for line in own} == {row["step"]}
+    shown = page(run.folder).runs[0].rollouts
+    assert shown is not None
+    assert {group.step for group in shown.groups if group.fate == "heldout"} == {0, 2, 4}
+    assert "of evaluations 96 of 96 completions" in shown.words
     assert (run.folder / "recipe.toml").is_file()
     last = run.folder / "checkpoints" / "step-000004" / "policy"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(last), AutoTokenizer.from_pretrained(last)

@@ -131,7 +131,7 @@ def test_weights_hide_behind_what_is_computed_and_columns_do_not() -> None:
 
 def test_sampling_reads_weights_and_cache_for_each_token() -> None:
     wide = dataclasses.replace(PLAIN, bf16=1e30, fp32=1e30, bandwidth=1000.0, sampling=0.5)
-    how = Sampling(devices=1, at_once=24, launches=False)
+    how = Sampling(devices=1, engines=1, at_once=24, launches=False)
     bytes_read = 4 * (600 + 24 * (7 + 2.5) * 32)
     assert sampling_seconds(WORK, SHAPE, how, wide).seconds == pytest.approx(5 * bytes_read / 500)
     halves = dataclasses.replace(how, at_once=12)
@@ -142,9 +142,37 @@ def test_sampling_reads_weights_and_cache_for_each_token() -> None:
     assert sampling_seconds(WORK, SHAPE, two, wide).seconds == pytest.approx(5 * 4 * (600 + 12 * 9.5 * 32) / 500)
 
 
+def test_engines_that_share_a_device_share_its_memory_and_its_units() -> None:
+    """Eight engines on one card add no card: never faster than one engine with all their places, and each reads the
+    weights for itself; where the operations decide they take as long as one.
+    """
+    slow = dataclasses.replace(PLAIN, bf16=1e30, fp32=1e30, bandwidth=1000.0, sampling=0.5)
+    quick = dataclasses.replace(PLAIN, bandwidth=1e30)
+    for count, each in ((1, 24), (2, 12), (8, 3), (8, 24)):
+        shared = Sampling(devices=1, engines=count, at_once=each, launches=False)
+        one = Sampling(devices=1, engines=1, at_once=count * each, launches=False)
+        of_all, of_one = (sampling_seconds(WORK, SHAPE, how, slow).seconds for how in (shared, one))
+        assert of_all >= of_one
+        rows = 24 / count
+        read = 4 * (count * 600 + 24 * 9.5 * 32)
+        assert of_all == pytest.approx(5 * -(-rows // each) * read / 500)
+        assert sampling_seconds(WORK, SHAPE, shared, quick).seconds == pytest.approx(
+            sampling_seconds(WORK, SHAPE, one, quick).seconds
+        )
+
+
+def test_eight_engines_on_one_card_take_turns_at_its_layers_too() -> None:
+    """Where a layer's least time decides, more engines with as many places each win nothing."""
+    slow = dataclasses.replace(PLAIN, bf16=1e30, fp32=1e30, bandwidth=1e30, layer=1e-3)
+    one, eight = (Sampling(devices=1, engines=count, at_once=3, launches=True) for count in (1, 8))
+    assert sampling_seconds(WORK, SHAPE, eight, slow).seconds == pytest.approx(
+        sampling_seconds(WORK, SHAPE, one, slow).seconds
+    )
+
+
 def test_where_memory_is_quick_sampling_is_its_operations() -> None:
     quick = dataclasses.replace(PLAIN, bandwidth=1e30)
-    how = Sampling(devices=1, at_once=24, launches=False)
+    how = Sampling(devices=1, engines=1, at_once=24, launches=False)
     one = sampling_seconds(WORK, SHAPE, how, quick)
     assert one.seconds == pytest.approx(one.operations / quick.speed(False))
 

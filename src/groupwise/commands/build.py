@@ -24,7 +24,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.free_memory import give_back
 from groupwise.core.machine import count_peak_anew
 from groupwise.core.place import HERE, Place
-from groupwise.core.records import Evaluation
+from groupwise.core.records import Evaluation, Group
 from groupwise.core.reward import TASK
 from groupwise.core.stop import Stop
 from groupwise.engines.make import make_engine, require_engine_support, require_sampling
@@ -198,10 +198,17 @@ def _batches(plan: Plan, rollout: Rollout) -> Batches | FreeBatches:
 
 def evaluation(
     plan: Plan, sample: Sampler, scorer: Scorer, selection: Selection, judge: Judge | None
-) -> Callable[[], Evaluation]:
-    """Samples the held-out problems as the plan says, each time with the same random numbers, and sums them up."""
-    answers = sampled_heldout(plan, sample, scorer, selection, judge)
-    return lambda: measured(answers(), plan.measure, scorer.has_answers)
+) -> Callable[[], tuple[Evaluation, Sequence[Group]]]:
+    """Samples the held-out problems as the plan says, each time with the same random numbers -> what that comes to,
+    and what was sampled.
+    """
+    sampled = sampled_heldout(plan, sample, scorer, selection, judge)
+
+    def evaluate() -> tuple[Evaluation, Sequence[Group]]:
+        answers = sampled()
+        return measured(answers, plan.measure, scorer.has_answers), answers.groups
+
+    return evaluate
 
 
 def sampled_heldout(

@@ -35,7 +35,7 @@ def environments_of(
         return None
     game = plan.task.game
     if game.quick:
-        return InlineEnvironments(game.load(), game.with_special)
+        return InlineEnvironments(game.load(), game.with_special, game.tool_names)
     return PoolEnvironments(game, limits_of(plan, place), partial(pool_at, plan, place, note))
 
 

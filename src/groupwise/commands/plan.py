@@ -314,8 +314,17 @@ class _Step:
         return seconds, operations
 
     def _sampled(self) -> Phase:
-        engine = self._run.recipe.engine
-        places = len(addresses_of(engine.address)) if engine.address else 1
-        at_once = engine.max_rows * (1 if engine.address else engine.count)
-        how = Sampling(devices=places, at_once=at_once, launches=engine.name != "vllm")
+        engine, devices, engines = self._run.recipe.engine, 1, 1
+        if engine.address:
+            devices = len(addresses_of(engine.address))
+        elif engine.place == "child":
+            devices = self._engine_devices(engine.count)
+            engines = -(-engine.count // devices)
+        how = Sampling(devices, engines, at_once=engine.max_rows, launches=engine.name != "vllm")
         return sampling_seconds(self.work, self._shape, how, self._device)
+
+    def _engine_devices(self, engines: int) -> int:
+        """The devices of so many engines in children: this run's own, or those that a Ray elsewhere gives each."""
+        if self._shape.elsewhere and self._device.name != CPU:
+            return max(1, int(engines * self._run.recipe.placement.engine_gpus))
+        return 1

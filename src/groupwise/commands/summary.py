@@ -15,6 +15,9 @@ from groupwise.training import checkpoint
 from groupwise.training.reward_report import REPORT, read_report
 from groupwise.training.rollback import Guard
 
+#: What the names of a step's totals begin with.
+TOTAL = "logged_total."
+
 
 def summary_of(plan: Plan, run: Training) -> dict[str, Any]:
     """summary.json, from the rows of metrics.jsonl, so that a resumed run says the same."""
@@ -26,6 +29,7 @@ def summary_of(plan: Plan, run: Training) -> dict[str, Any]:
         "steps": progress.step,
         **_heldout(plan, evaluations_of(plan.folder), progress.step),
         **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
+        **_logged_total(plan.folder),
         "checks": _worst_checks(plan.folder),
         "seconds_total": round(progress.seconds_before + run.clock.total, 3),
         "seconds_after": round(math.fsum(run.clock.lap().values()), 3),
@@ -98,6 +102,16 @@ def _reward_model_in_short(path: Path) -> dict[str, Any]:
     report = read_report(path)
     names = ("accuracy", "accuracy_true", "ceiling", "share_of_ceiling", "calibration_error")
     return {"reward_model": {name: getattr(report, name) for name in names}}
+
+
+def _logged_total(folder: Path) -> dict[str, Any]:
+    """What rewards logged, added up over all steps and evaluations; empty where they logged nothing."""
+    totals: dict[str, list[float]] = {}
+    for row in sound_metrics(folder):
+        own = {name.removeprefix(TOTAL): value for name, value in row.items() if name.startswith(TOTAL)}
+        for name, value in (row["evaluation"].get("logged_total", {}) if "evaluation" in row else own).items():
+            totals.setdefault(name, []).append(value or 0.0)
+    return {"logged_total": {name: math.fsum(each) for name, each in sorted(totals.items())}} if totals else {}
 
 
 def _worst_checks(folder: Path) -> dict[str, dict[str, Any]]:

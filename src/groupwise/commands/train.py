@@ -205,6 +205,7 @@ def _closable(parts: loop.Components) -> list[Closable]:
 def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
     """Writes summary.json of a run that is at its end -> what it says."""
     if run.progress.step not in evaluations_of(plan.folder):  # its row was damaged since
+        book.cut_heldout(run.progress.step - 1)
         loop.evaluate(run)
         run.stop.look()
     summary = summary_of(plan, run)

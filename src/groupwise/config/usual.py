@@ -42,7 +42,7 @@ USUAL = (
     Usual("sampling.temperature", 0.3, 1.5, "colder, the completions of a prompt are nearly equal and there is nothing "
           "to compare; hotter, they turn to noise"),
     Usual("sampling.top_p", 0.5, 1, "with less, few tokens are ever tried"),
-    Usual("samples_per_prompt", 2, 256, "a group is compared with itself: one completion says nothing, hundreds cost"),
+    Usual("samples_per_prompt", 1, 256, "hundreds of completions of one prompt cost much and say little more"),
     Usual("updates_per_batch", 1, 64, "later updates of a batch are far from the policy that sampled it"),
     Usual("passes_per_batch", 1, 8, "later passes are far from the policy that sampled the batch"),
     Usual("algorithm.kl.beta", 0, 0.5, "a larger penalty keeps the policy at its start"),

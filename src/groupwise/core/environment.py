@@ -10,6 +10,9 @@ from typing import Literal, Protocol
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Sample
 
+#: Where a fault happened that is an environment's, beside the names of rewards.
+ENVIRONMENT = "environment"
+
 
 class Environment(Protocol):
     """One episode. What it answers is a function of the sample and of what was said, so that it can be played again.
@@ -54,6 +57,21 @@ class Before:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool in a turn.
+
+    tool     its name; "" where the call named none that there is
+    failure  why it gave no result: "malformed", "unknown tool", "arguments", "exception"; where its turn has no answer
+             the fault's cause or, of a call that is not known to be at fault, "unanswered"; "" where it gave one
+    seconds  that it took, as far as that is known
+    """
+
+    tool: str
+    failure: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Reply:
     """What an environment answers to a turn; to a reset, what is added to the prompt.
 
@@ -63,7 +81,8 @@ class Reply:
     state     where it stands after the turn; "" where it names no states
     cause     why there is no answer; None where there is one
     detail    of a fault, for a person
-    seconds   that the answer took
+    seconds   that the answer took; of a fault as far as that is known
+    calls     of tools that were made for it
     """
 
     messages: Sequence[Says] = ()
@@ -73,6 +92,7 @@ class Reply:
     cause: Cause | None = None
     detail: str = ""
     seconds: float = 0.0
+    calls: Sequence[ToolCall] = ()
 
 
 @dataclass(frozen=True)
@@ -115,10 +135,14 @@ class Environments(Protocol):
     begin(conversation)  hands over what is to be answered, and returns at once -> its ticket
     wait(tickets)        the answers, once all are there
     with_special         whether they read what the policy said with its special tokens written out
+    tools                the names of the tools that the policy may call
     """
 
     @property
     def with_special(self) -> bool: ...
+
+    @property
+    def tools(self) -> Sequence[str]: ...
 
     def begin(self, conversation: Conversation) -> int: ...
 
@@ -163,6 +187,7 @@ class EpisodeTurn:
     state   of the environment in which it was spoken; "" where it names no states
     fault   why the environment gave no answer, such as "timeout"; "" where it gave one
     detail  of a fault, for a person
+    calls   of tools, in their order
     """
 
     stop: int
@@ -170,3 +195,4 @@ class EpisodeTurn:
     state: str = ""
     fault: str = ""
     detail: str = ""
+    calls: tuple[ToolCall, ...] = ()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from groupwise.core.metrics import Metrics, mean_of
+from groupwise.core.metrics import Metrics, Sum, mean_of, merge
 from groupwise.core.records import Completion, Group
 
 #: What a metric may name beside a reward: the task's own score, and the reward that trains.
@@ -63,11 +64,35 @@ def differ(values: Sequence[float]) -> bool:
     return len(values) > 1 and max(values) - min(values) > TIE
 
 
-def logged_means(completions: Sequence[Completion]) -> Metrics:
-    """The means of the numbers that reward functions log of completions, by `reward.column`."""
-    columns: dict[str, list[float]] = {}
+class Logged(NamedTuple):
+    """The numbers that rewards log, by `reward.name`: their means over completions, and what they add up to."""
+
+    means: Metrics
+    totals: Metrics
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, Sequence[tuple[float, int]]]) -> Logged:
+        """From (number, completions that it is of together) for each completion: a call's number is added once.
+
+        >>> logged = Logged.of({"mine.cost": [(0.5, 2), (0.5, 2), (0.25, 1)]})
+        >>> logged.totals["mine.cost"].read()
+        0.75
+        """
+        by_name = sorted(numbers.items())
+        means = {name: mean_of([number for number, _ in each]) for name, each in by_name}
+        totals = {name: Sum(math.fsum(number / count for number, count in each)) for name, each in by_name}
+        return cls(means, totals)
+
+    def merged(self, other: Logged) -> Logged:
+        """Both together."""
+        return Logged(merge([self.means, other.means]), merge([self.totals, other.totals]))
+
+
+def logged_of(completions: Sequence[Completion]) -> Logged:
+    """What rewards log of completions one by one."""
+    columns: dict[str, list[tuple[float, int]]] = {}
     for completion in completions:
         for name, value in completion.logged:
             if isinstance(value, (int, float)):
-                columns.setdefault(name, []).append(value)
-    return {name: mean_of(values) for name, values in sorted(columns.items())}
+                columns.setdefault(name, []).append((value, 1))
+    return Logged.of(columns)

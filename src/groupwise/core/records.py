@@ -162,7 +162,11 @@ class Completion:
 
     @property
     def trains_on(self) -> float:
-        """What training sees of its quality; NaN: it neither votes nor trains."""
+        """What training sees of its quality; NaN: it neither votes nor trains, as where an environment's fault ended
+        it, whatever else scores it.
+        """
+        if self.ended is Ended.FAULT:
+            return math.nan
         if self.combined is not None:
             return self.combined
         return self.score if self.learned is None else self.learned
@@ -313,6 +317,7 @@ class Evaluation:
                   many there are
     rewards       {name: mean of its score} of each reward that trains
     logged        {name: mean} of the numbers that reward functions log
+    logged_total  {name: sum} of the same, a call's number counted once
     by_source     {name: its problems, avg_at_k, measured_mean and score_mean} of each source and each held-out
                   set with a name
     """
@@ -329,6 +334,7 @@ class Evaluation:
     standard_error: float = math.nan
     rewards: dict[str, float] = field(default_factory=dict)
     logged: dict[str, float] = field(default_factory=dict)
+    logged_total: dict[str, float] = field(default_factory=dict)
     by_source: dict[str, dict[str, float]] = field(default_factory=dict)
 
 

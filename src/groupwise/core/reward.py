@@ -50,6 +50,7 @@ class ScoreResult:
              that this completion was in before it was scored alone
     columns  what the function logs of this completion, by name
     metrics  numbers that it logs of the whole call which this completion was in
+    of_call  completions of that call
     """
 
     value: float = math.nan
@@ -57,6 +58,7 @@ class ScoreResult:
     detail: str = ""
     columns: Mapping[str, LoggedValue] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    of_call: int = 1
 
     @property
     def votes(self) -> bool:

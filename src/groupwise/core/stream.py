@@ -39,7 +39,8 @@ class Sampled:
     trains, generated, waits   places in `every` of what RolloutResult calls groups, generated and surplus
     dropped, fallback, rounds, going_on  as there
     levels           of each source after it, where the task has levels
-    logged           (reward.metric, sum, count) of what reward functions logged of their calls
+    logged           (reward.metric, sum, count) of what reward functions logged of their calls, over completions
+    logged_totals    (reward.metric, sum) of the same over calls
     faults           the first scoring fault of each kind, a line each
     scoring_seconds  that processes have scored; None where there are none
     ahead_seconds    that it took, where it was sampled ahead
@@ -55,6 +56,7 @@ class Sampled:
     going_on: int = 0
     levels: Mapping[str, int] = field(default_factory=dict)
     logged: tuple[tuple[str, float, float], ...] = ()
+    logged_totals: tuple[tuple[str, float], ...] = ()
     faults: tuple[str, ...] = ()
     scoring_seconds: float | None = None
     ahead_seconds: float | None = None

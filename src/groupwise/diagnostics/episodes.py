@@ -1,5 +1,7 @@
 """Of the episodes that a step generated, turn by turn: how many came so far, what they said, heard and earned."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 from groupwise.core.environment import Ended
@@ -8,8 +10,8 @@ from groupwise.core.metrics import Max, Mean, Sum, Value, mean_of
 from groupwise.core.records import Completion
 
 
-def episode_metrics(completions: Sequence[Completion], measure: Measure) -> dict[str, Value]:
-    """Nothing where no completion is an episode."""
+def episode_metrics(completions: Sequence[Completion], measure: Measure, tools: Sequence[str] = ()) -> dict[str, Value]:
+    """Nothing where no completion is an episode; `tools` are those that the policy may call."""
     episodes = [c for c in completions if c.ended is not None]
     if not episodes:
         return {}
@@ -20,6 +22,7 @@ def episode_metrics(completions: Sequence[Completion], measure: Measure) -> dict
         "answer_tokens_mean": mean_of([len(episode.tokens) - episode.length for episode in episodes]),
         **{f"ended.{why}": Sum(sum(episode.ended is why for episode in episodes)) for why in Ended},
         **_fault_metrics(episodes),
+        **_tool_metrics(episodes, tools),
         **{name: value for turn in range(longest) for name, value in _turn_metrics(episodes, turn, measure).items()},
     }
 
@@ -28,6 +31,23 @@ def _fault_metrics(episodes: Sequence[Completion]) -> dict[str, Value]:
     """How many turns an environment gave no answer to, by cause."""
     causes = [turn.fault for episode in episodes for turn in episode.turns if turn.fault]
     return {f"turn_faults.{cause}": Sum(causes.count(cause)) for cause in sorted(set(causes))}
+
+
+def _tool_metrics(episodes: Sequence[Completion], tools: Sequence[str]) -> dict[str, Value]:
+    """Of each tool its calls, those that failed by kind, their seconds, and the share of episodes that call it; and
+    calls that are of no tool, by kind.
+    """
+    calls = [(i, call) for i, episode in enumerate(episodes) for turn in episode.turns for call in turn.calls]
+    metrics: dict[str, Value] = {}
+    for tool in tools:
+        own = [(i, call) for i, call in calls if call.tool == tool]
+        metrics[f"tools.{tool}.calls"] = Sum(len(own))
+        for kind, count in sorted(Counter(call.failure for _, call in own if call.failure).items()):
+            metrics[f"tools.{tool}.failures.{kind}"] = Sum(count)
+        metrics[f"tools.{tool}.seconds"] = Sum(math.fsum(call.seconds for _, call in own))
+        metrics[f"tools.{tool}.episodes_share"] = Mean(len({i for i, _ in own}), len(episodes))
+    stray = Counter(call.failure for _, call in calls if not call.tool)
+    return metrics | {f"calls_of_no_tool.{kind}": Sum(count) for kind, count in sorted(stray.items())}
 
 
 def _turn_metrics(episodes: Sequence[Completion], turn: int, measure: Measure) -> dict[str, Value]:

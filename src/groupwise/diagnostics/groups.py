@@ -3,16 +3,18 @@
 import math
 from collections.abc import Sequence
 
+from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import Signal, of_passes, signal
-from groupwise.core.measure import REWARD, Measure, differ, logged_means, values_of
-from groupwise.core.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of, merge
-from groupwise.core.records import Completion, Group
+from groupwise.core.measure import REWARD, Logged, Measure, differ, logged_of, values_of
+from groupwise.core.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of
+from groupwise.core.records import Batch, Completion, Group
 from groupwise.core.stream import RolloutResult, Sampled
 from groupwise.diagnostics.episodes import episode_metrics
+from groupwise.diagnostics.updates import preferred
 
 
-def group_metrics(groups: Sequence[Group], measure: Measure = Measure()) -> dict[str, Value]:
-    """Of the groups that a step generated, before any was dropped: scores, lengths, endings, signal."""
+def group_metrics(groups: Sequence[Group], measure: Measure = Measure(), tools: Sequence[str] = ()) -> dict[str, Value]:
+    """Of the groups that a step generated, before any was dropped: scores, lengths, endings, signal, calls of tools."""
     completions = [c for g in groups for c in g.completions]
     scores = [c.score for c in completions if not math.isnan(c.score)]
     return {
@@ -20,7 +22,7 @@ def group_metrics(groups: Sequence[Group], measure: Measure = Measure()) -> dict
         **_part_metrics(groups),
         **_source_metrics(groups, measure),
         **_fault_metrics(completions),
-        **episode_metrics(completions, measure),
+        **episode_metrics(completions, measure, tools),
         "score_mean": mean_of(scores),
         "length_mean": mean_of([c.length for c in completions]),
         "length_max": Max(max((c.length for c in completions), default=0)),
@@ -60,18 +62,22 @@ def _passing(group: Group, measure: Measure) -> Signal:
     return of_passes([measure.passes(c) for c in group.completions if not math.isnan(measure.value(c))])
 
 
-def generation_metrics(sampled: Sampled, measure: Measure = Measure()) -> Metrics:
+def generation_metrics(sampled: Sampled, measure: Measure = Measure(), tools: Sequence[str] = ()) -> Metrics:
     """Of all that a step generated, and where each source of a task with levels stands after it."""
     result = sampled.result
     completions = [c for group in result.generated for c in group.completions]
-    by_calls = {name: Mean(total, count) for name, total, count in sampled.logged}
-    by_name = merge([logged_means(completions), by_calls])
+    by_calls = Logged(
+        {name: Mean(total, count) for name, total, count in sampled.logged},
+        {name: Sum(total) for name, total in sampled.logged_totals},
+    )
+    logged = logged_of(completions).merged(by_calls)
     seconds = sampled.scoring_seconds
     return {
-        **group_metrics(result.generated, measure),
+        **group_metrics(result.generated, measure, tools),
         **rollout_metrics(result),
         **{f"sources.{source}.level": Last(level) for source, level in sampled.levels.items()},
-        **{f"logged.{name}": value for name, value in by_name.items()},
+        **{f"logged.{name}": value for name, value in logged.means.items()},
+        **{f"logged_total.{name}": value for name, value in logged.totals.items()},
         **({} if seconds is None else {"scoring_seconds": Sum(seconds)}),
     }
 
@@ -91,24 +97,35 @@ def rollout_metrics(result: RolloutResult) -> Metrics:
     }
 
 
-def in_words(groups: Sequence[Group], by_score: bool = True) -> str:
-    """What the groups' rewards mean for this step, as a sentence; empty where there is signal.
+def in_words(groups: Sequence[Group], by_score: bool, batch: Batch, algorithm: Algorithm) -> str:
+    """Why a step has nothing to prefer, and what trains all the same; empty where a trained row has an advantage.
 
+    groups    that the step generated
     by_score  whether the task's own score is all that trains, so that a group without signal is right or wrong
     """
-    rewards = [values_of(g, REWARD) for g in groups]
-    if not groups or any(map(differ, rewards)):
+    if preferred(batch).any():
         return ""
-    if not any(rewards):
-        return "no completion has a score: nothing trains"
+    rewards = [values_of(g, REWARD) for g in groups]
+    if not batch.mask.any():
+        why = "every completion that has a score was cut off" if any(rewards) else "no completion has a score"
+        return f"{why}: nothing trains"
+    left = ["the KL term"] * algorithm.kl.in_loss + ["the entropy bonus"] * bool(algorithm.entropy_coefficient)
+    trains = f"only {' and '.join(left)} train{'s' * (len(left) == 1)}" if left else "nothing trains"
+    return f"{_alike(groups, rewards, by_score)}: advantages are 0, {trains}"
+
+
+def _alike(groups: Sequence[Group], rewards: Sequence[Sequence[float]], by_score: bool) -> str:
+    """What all of the groups have in common."""
+    if any(map(differ, rewards)):
+        return "no completion is preferred to another"
     if not by_score:
-        return "the completions of every group have the same reward: nothing to prefer, advantages are 0"
-    signals = {signal(g) for g in groups}
+        return "the completions of every group have the same reward"
+    signals = {signal(g) for g in groups} - {Signal.UNSCORED}
     if signals == {Signal.ALL_RIGHT}:
-        return "every group is all right: nothing left to learn here, advantages are 0"
+        return "every completion is right, nothing is left to learn here"
     if signals == {Signal.ALL_WRONG}:
-        return "every group is all wrong: no group has a right completion to prefer, advantages are 0"
-    return "no group mixes right and wrong completions: advantages are 0"
+        return "every completion is wrong, there is no right one to prefer"
+    return "no group mixes right and wrong completions"
 
 
 def _learned_metrics(

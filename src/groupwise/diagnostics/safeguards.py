@@ -2,22 +2,24 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from groupwise.algorithms.parts.filters import Signal, signal
 from groupwise.core.errors import RunError
 from groupwise.core.measure import CORRECTNESS
 from groupwise.core.stream import RolloutResult
-from groupwise.diagnostics.groups import in_words
-from groupwise.health.symptoms.base import Finding
+from groupwise.health.symptoms.base import Finding, many
+from groupwise.health.symptoms.signal import remedy
 
 #: This many optimizer updates in a row with a loss or gradient that is not finite stop the run.
 MOST_SKIPPED = 3
 
 
-def require_scores(step: int, result: RolloutResult, limit: float, log: Path) -> None:
-    """Raises RunError where a larger share of the step's completions than `limit` has no score; `log` says why."""
+def require_scores(step: int, result: RolloutResult, limit: float, log: Path, kept: Callable[[], str]) -> None:
+    """Raises RunError where a larger share of the step's completions than `limit` has no score; `log` says why, and
+    `kept` what of the run is kept.
+    """
     completions = [c for g in result.generated for c in g.completions]
     faults = Counter(c.fault for c in completions if c.fault)
     if faults.total() > limit * len(completions):
@@ -25,25 +27,35 @@ def require_scores(step: int, result: RolloutResult, limit: float, log: Path) ->
         raise RunError(
             f"step {step}: {faults.total()} of {len(completions)} completions could not be scored ({causes}), more "
             f"than scoring.fault_limit = {limit:g} allows; {log} has the first of each kind. "
-            "Mend the reward, or raise scoring.deadline or the limit; the last checkpoint is kept"
+            f"Try: {remedy(faults)}; or a larger scoring.fault_limit. {kept()}"
         )
 
 
-def require_signal(step: int, result: RolloutResult, metric: str) -> None:
+def require_signal(step: int, result: RolloutResult, metric: str, kept: Callable[[], str]) -> None:
     """Raises RunError where a filter that goes by `metric` kept no group within its budget, unless that is because all
-    is solved.
+    is solved; `kept` says what of the run is kept.
     """
-    signals = {signal(g, metric) for g in result.generated}
-    if result.fallback < len(result.groups) or signals == {Signal.ALL_RIGHT}:
+    signals = Counter(signal(g, metric) for g in result.generated)
+    if result.fallback < len(result.groups) or signals.keys() == {Signal.ALL_RIGHT}:
         return
-    by_score = metric == CORRECTNESS
-    wanted = "mixes right and wrong completions" if by_score else f"has completions that differ in {metric}"
-    cause = "The task is too hard for this policy" if by_score else "Every completion of a prompt earns the same"
-    words = in_words(result.generated, by_score)
+    mixed, differing = "mixes right and wrong completions", f"has completions that differ in {metric}"
+    most = signals.most_common(1)[0][0]
+    of_each = ", ".join(f"{count} {kind.value}" for kind, count in signals.most_common())
     raise RunError(
-        f"step {step}: {result.rounds} rounds gave {len(result.generated)} groups and not one that {wanted}"
-        f"{f' ({words})' if words else ''}. {cause}, or its scorer is wrong; the last checkpoint is kept"
+        f"step {step}: {many(result.rounds, 'round')} gave {many(len(result.generated), 'group')} and not one that "
+        f"{mixed if metric == CORRECTNESS else differing} ({of_each}). {_NO_SIGNAL[most]}, or what scores them is "
+        f"wrong. {kept()}"
     )
+
+
+#: Why no group has signal, by what most of them are.
+_NO_SIGNAL = {
+    Signal.ALL_RIGHT: "The problems are too easy for this policy",
+    Signal.ALL_WRONG: "The problems are too hard for this policy",
+    Signal.EQUAL: "Every completion of a prompt earns the same",
+    Signal.UNSCORED: "Nothing scores them",
+    Signal.MIXED: "A filter of your own dropped them",
+}
 
 
 def collapse_ahead(

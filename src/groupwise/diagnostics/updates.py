@@ -26,10 +26,16 @@ def batch_metrics(batch: Batch) -> dict[str, Value]:
         **_correction_metrics(batch),
         "reward_mean": mean_of(reward.tolist()),
         "advantage_abs_mean": mean_over(seen_by_loss(batch.need("advantage")).abs(), batch.mask),
+        "zero_advantage_share": Mean(float((rows & ~preferred(batch)).sum()), float(rows.sum())),
         "trained_completions": Sum(float(rows.sum())),
         "trained_tokens": Sum(float(batch.mask.sum())),
         "stale_rows_share": Mean(float((batch.version < batch.version.max()).sum()), len(batch)),
     }
+
+
+def preferred(batch: Batch) -> Tensor:
+    """[N] bool, the rows with an advantage other than 0 at a trained token, as the loss reads it."""
+    return (batch.mask & (seen_by_loss(batch.need("advantage")) != 0)).any(-1)
 
 
 def age_metrics(batch: Batch, newest: int) -> dict[str, Value]:

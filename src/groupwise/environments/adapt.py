@@ -85,6 +85,11 @@ def schemas(kind: type | None, tools: Sequence[Callable[..., Any]]) -> list[dict
     return [] if kind is not None and _has_step(kind) else [tool.schema() for tool in _tools(kind, tools)]
 
 
+def tool_names(kind: type | None, tools: Sequence[Callable[..., Any]]) -> tuple[str, ...]:
+    """What the policy may call, methods first; nothing of a class with `step`."""
+    return () if kind is not None and _has_step(kind) else tuple(tool.name for tool in _tools(kind, tools))
+
+
 def roles(kind: type | None, tools: Sequence[Callable[..., Any]]) -> tuple[str, ...]:
     """The roles that its messages may have."""
     return (_role(kind),) if kind is not None and _has_step(kind) else ("tool",)
@@ -206,10 +211,11 @@ class _Called:
         said = without_end(text)
         calls = calls_in(said)
         with self._random_numbers():
-            messages = tuple(Says("tool", answer(call, self._tools, self._finish)) for call in calls)
+            answers = [answer(call, self._tools, self._finish) for call in calls]
+            messages = tuple(Says("tool", words) for words, _ in answers)
             spoken = ({"role": message.role, "content": message.text} for message in messages)
             self._messages += [{"role": "assistant", "content": said}, *spoken]
-            reply = self._rewarded(messages, said)
+            reply = replace(self._rewarded(messages, said), calls=tuple(made for _, made in answers))
             return reply if calls or reply.cause is not None else self.with_outcome(replace(reply, done=True))
 
     def with_outcome(self, reply: Reply) -> Reply:
@@ -219,7 +225,7 @@ class _Called:
         wrong = next((one for one in results if one.cause is not None or not one.votes), None)
         if wrong is not None:
             detail = f"its reward: {wrong.detail or 'None, no number'}"
-            return Reply(cause=wrong.cause or Cause.WRONG_TYPE, detail=detail)
+            return Reply(cause=wrong.cause or Cause.WRONG_TYPE, detail=detail, calls=reply.calls)
         return replace(reply, reward=math.fsum([reply.reward, *(one.value for one in results)]))
 
     def close(self) -> None:

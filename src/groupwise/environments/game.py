@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.samples import Sample
 from groupwise.core.user_code import NO_FILES, Files, Source, load, source
-from groupwise.environments.adapt import Playable, playable, roles, schemas, with_special
+from groupwise.environments.adapt import Playable, playable, roles, schemas, tool_names, with_special
 
 
 class Scorer(Protocol):
@@ -86,6 +86,11 @@ class Game:
         has no form that can be played, or a tool no type hints.
         """
         return schemas(self.kind, self.functions)
+
+    @cached_property
+    def tool_names(self) -> tuple[str, ...]:
+        """What the policy may call."""
+        return tool_names(self.kind, self.functions)
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from groupwise.environments.live import LiveEpisodes
 class InlineEnvironments:
     """Answers at once."""
 
-    def __init__(self, new: Callable[[], Playable], with_special: bool = False) -> None:
-        self.with_special = with_special
+    def __init__(self, new: Callable[[], Playable], with_special: bool = False, tools: Sequence[str] = ()) -> None:
+        self.with_special, self.tools = with_special, tools
         self._live = LiveEpisodes(new)
         self._tickets = itertools.count()
         self._replies: dict[int, Reply] = {}

@@ -3,10 +3,10 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, ClassVar
 
-from groupwise.core.environment import Conversation, Reply, Says
+from groupwise.core.environment import ENVIRONMENT, Conversation, Reply, Says, ToolCall
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.task import Starts
@@ -14,9 +14,6 @@ from groupwise.environments.game import Game
 from groupwise.environments.live import LiveEpisodes
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool, ScorePool
-
-#: What the processes know the environment by, in messages too.
-NAME = "environment"
 
 
 @dataclass(frozen=True)
@@ -68,16 +65,16 @@ class PoolEnvironments:
     ) -> None:
         """`pool` makes what plays them. Raises UsageError where the class or a tool cannot be played."""
         game.load()  # what is wrong with it is said here, and not by every process
-        self.with_special = game.with_special
-        self._pool = pool({NAME: _Loads(game)}, limits)
+        self.with_special, self.tools = game.with_special, game.tool_names
+        self._pool = pool({ENVIRONMENT: _Loads(game)}, limits)
 
     def check(self) -> str:
         """Loads it in a process -> what it is, in words. Raises UsageError where that cannot be done."""
-        return self._pool.check()[NAME]
+        return self._pool.check()[ENVIRONMENT]
 
     def begin(self, conversation: Conversation) -> int:
         """Hands it over -> the ticket of its answer."""
-        return self._pool.submit(NAME, [conversation])[0]
+        return self._pool.submit(ENVIRONMENT, [conversation])[0]
 
     def wait(self, tickets: Sequence[int]) -> list[Reply]:
         """The answers, once all are there. Each ticket is good for one wait."""
@@ -90,18 +87,21 @@ class PoolEnvironments:
 
 def _as_result(reply: Reply) -> ScoreResult:
     """An answer as processes send results."""
+    cost = {"seconds": reply.seconds, "calls": json.dumps([astuple(call) for call in reply.calls])}
     if reply.cause is not None:
-        return ScoreResult(cause=reply.cause, detail=reply.detail)
+        return ScoreResult(cause=reply.cause, detail=reply.detail, columns=cost)
     messages = json.dumps([[message.role, message.text] for message in reply.messages])
-    columns = {"messages": messages, "done": float(reply.done), "state": reply.state, "seconds": reply.seconds}
+    columns = {"messages": messages, "done": float(reply.done), "state": reply.state, **cost}
     return ScoreResult(reply.reward, columns=columns)
 
 
 def _as_reply(result: ScoreResult) -> Reply:
     """The answer that a result is."""
-    if result.cause is not None:
-        return Reply(cause=result.cause, detail=result.detail)
     columns: Mapping[str, Any] = result.columns
+    calls = tuple(ToolCall(*call) for call in json.loads(columns.get("calls", "[]")))
+    seconds = columns.get("seconds", 0.0)
+    if result.cause is not None:
+        return Reply(cause=result.cause, detail=result.detail, seconds=seconds, calls=calls)
     messages = tuple(Says(role, text) for role, text in json.loads(columns["messages"]))
     reward = 0.0 if math.isnan(result.value) else result.value
-    return Reply(messages, reward, bool(columns["done"]), columns["state"], seconds=columns["seconds"])
+    return Reply(messages, reward, bool(columns["done"]), columns["state"], seconds=seconds, calls=calls)

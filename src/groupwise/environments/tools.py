@@ -2,19 +2,28 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from groupwise.core.environment import Reply, ToolCall
 from groupwise.core.errors import UsageError, brief, listed, one_line, shortened
 from groupwise.core.jsonl import writable
 from groupwise.environments.calls import Call, Malformed
 
 #: What JSON calls the types of Python.
 JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object"}
+#: The failure of what begins as a call and is none.
+MALFORMED = "malformed"
+#: That of a call in a turn without an answer that another call, or nobody knows which, is at fault for.
+UNANSWERED = "unanswered"
+#: A frame of a traceback, of Python's or of faulthandler's: the function.
+_FRAME = re.compile(r"line \d+,? in (\w+)$", re.MULTILINE)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _EXAMPLE = 'write """What it does.\\n\\nArgs:\\n    NAME: what it is\\n"""'
 
@@ -34,20 +43,24 @@ class Tool:
         """The type of each argument."""
         return {name: hint for name, hint in get_type_hints(self.function).items() if name in self._parameters}
 
-    def answer(self, call: Call, finish: Callable[[Any], Any]) -> str:
-        """What the call is answered: the result, or {"error": ...} where the arguments are wrong or it raises.
+    def answer(self, call: Call, finish: Callable[[Any], Any]) -> tuple[str, str]:
+        """What the call is answered: the result, or {"error": ...} where the arguments are wrong or it raises; and the
+        failure, as ToolCall has it.
 
         finish  (awaitable) -> its result, for a function that is async
         What is no mistake of the policy's comes through: no memory, sys.exit, a result that is no text.
         """
+        failure = "arguments"
         try:
-            result = self.function(**self._arguments(call))
+            arguments = self._arguments(call)
+            failure = "exception"
+            result = self.function(**arguments)
             result = finish(result) if inspect.isawaitable(result) else result
         except MemoryError:
             raise
         except Exception as error:
-            return error_text(one_line(error))
-        return as_text(result, self.name)
+            return error_text(one_line(error)), failure
+        return as_text(result, self.name), ""
 
     def schema(self) -> dict[str, Any]:
         """The function as chat templates take it, from its type hints and its docstring.
@@ -129,17 +142,38 @@ def tools(functions: Sequence[tuple[Any, str]]) -> tuple[Tool, ...]:
     return tuple(every.values())
 
 
-def answer(call: Call | Malformed, known: Mapping[str, Tool], finish: Callable[[Any], Any]) -> str:
-    """What one call is answered, whatever is wrong with it.
+def answer(call: Call | Malformed, known: Mapping[str, Tool], finish: Callable[[Any], Any]) -> tuple[str, ToolCall]:
+    """What one call is answered, whatever is wrong with it, and its record.
 
     >>> answer(Call("sub", {}), {}, lambda awaitable: None)
-    '{"error": "there is no tool \\'sub\\'; known: "}'
+    ('{"error": "there is no tool \\'sub\\'; known: "}', ToolCall(tool='', failure='unknown tool', seconds=0.0))
     """
     if isinstance(call, Malformed):
-        return error_text(call.why)
+        return error_text(call.why), ToolCall("", MALFORMED)
     if call.name not in known:
-        return error_text(f"there is no tool {shortened(call.name, 60)!r}; known: {listed(known)}")
-    return known[call.name].answer(call, finish)
+        words = f"there is no tool {shortened(call.name, 60)!r}; known: {listed(known)}"
+        return error_text(words), ToolCall("", "unknown tool")
+    start = time.monotonic()
+    text, failure = known[call.name].answer(call, finish)
+    return text, ToolCall(call.name, failure, time.monotonic() - start)
+
+
+def unanswered(calls: Sequence[Call | Malformed], known: Collection[str], fault: Reply) -> list[ToolCall]:
+    """The records of the calls of a turn that has no answer: the one at fault, as far as the fault's traceback names
+    it, has its cause; what became of the others nobody heard.
+
+    >>> from groupwise.core.reward import Cause
+    >>> fault = Reply(cause=Cause.TIMEOUT, detail='File "tools.py", line 3 in wait', seconds=10.0)
+    >>> unanswered([Call("add", {}), Call("wait", {})], ("add", "wait"), fault)
+    [ToolCall(tool='add', failure='unanswered', seconds=0.0), ToolCall(tool='wait', failure='timeout', seconds=10.0)]
+    """
+    named = [call.name if isinstance(call, Call) and call.name in known else "" for call in calls]
+    frames = _FRAME.findall(fault.detail)
+    guilty = [i for i, name in enumerate(named) if name and name in frames] or [0] * (len(named) == 1)
+    return [
+        ToolCall(name, str(fault.cause), fault.seconds) if i in guilty[:1] else ToolCall(name, UNANSWERED)
+        for i, name in enumerate(named)
+    ]
 
 
 def as_text(result: Any, name: str) -> str:

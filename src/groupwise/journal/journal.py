@@ -24,7 +24,7 @@ from groupwise.core.terminal import clean
 from groupwise.journal.code import CODE
 from groupwise.journal.recipe_file import RECIPE, create_recipe, replace_recipe
 
-METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
+METRICS, ROLLOUTS, HELDOUT, MACHINE = "metrics.jsonl", "rollouts.jsonl", "heldout.jsonl", "machine.jsonl"
 LOG, ABOUT, SUMMARY, LOCK = "log.txt", "about.json", "summary.json", ".lock"
 #: What the system says where a disk, a person's share of it, or a file may not grow.
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -111,7 +111,7 @@ class Journal:
 
         Raises RunError where the disk refuses.
         """
-        for name in (METRICS, ROLLOUTS, MACHINE):
+        for name in (METRICS, ROLLOUTS, HELDOUT, MACHINE):
             if (self.folder / name).exists():
                 jsonl.cut(self.folder / name, step)
         for listener in self._cut_listeners:
@@ -148,6 +148,15 @@ class Journal:
     def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """One line of rollouts.jsonl per completion that a step generated or trains."""
         self._append(ROLLOUTS, rows)
+
+    def heldout(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """One line of heldout.jsonl per completion of an evaluation."""
+        self._append(HELDOUT, rows)
+
+    def cut_heldout(self, step: int) -> None:
+        """Takes out the completions of evaluations after `step`, of which one is made again."""
+        if (self.folder / HELDOUT).exists():
+            jsonl.cut(self.folder / HELDOUT, step)
 
     def log(self, line: str) -> None:
         """One line of log.txt, which a terminal may show as it is."""

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.core.measure import Measure
-from groupwise.core.records import Batch, Evaluation
+from groupwise.core.records import Batch, Evaluation, Group
 from groupwise.core.stream import RolloutResult
 from groupwise.health.symptoms.base import Finding
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import ABOUT, LOG, Journal, read_about, sound_metrics
 from groupwise.journal.per_token import PerToken
-from groupwise.journal.rollout_rows import Spell, rollout_rows
+from groupwise.journal.rollout_rows import Spell, heldout_rows, rollout_rows
 from groupwise.journal.terminal import View
 
 
@@ -91,7 +91,10 @@ class Output:
         """Each return of the run so far, into about.json."""
         self.journal.replace(ABOUT, {**read_about(self.journal.folder), "rolled_back": rollbacks})
 
-    def evaluation(self, step: int, evaluation: Evaluation, seconds: Mapping[str, float]) -> None:
-        """An evaluation's row of metrics.jsonl, with the seconds since the row before."""
+    def evaluation(
+        self, step: int, evaluation: Evaluation, groups: Sequence[Group], seconds: Mapping[str, float]
+    ) -> None:
+        """An evaluation's completions, then its row of metrics.jsonl, with the seconds since the row before."""
+        self.journal.heldout(heldout_rows(step, groups, self.measure))
         self.journal.metrics({"step": step, "evaluation": dataclasses.asdict(evaluation), "seconds": seconds})
         self.view.evaluation(step, evaluation)

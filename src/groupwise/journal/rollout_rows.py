@@ -46,6 +46,21 @@ def rollout_rows(
             }
 
 
+def heldout_rows(step: int, groups: Sequence[Group], measure: Measure) -> Iterator[dict[str, Any]]:
+    """The completions of the evaluation after a step, by problem: what a row of rollouts.jsonl says of a completion
+    itself, with the fate "heldout".
+    """
+    for number, group in enumerate(groups):
+        for completion in group.completions:
+            yield {
+                "step": step,
+                "group": number,
+                "fate": "heldout",
+                **completion_columns(group, completion, measure),
+                **({"turns": turn_columns(completion)} if completion.turns else {}),
+            }
+
+
 def _credit(batch: Batch, tokens: PerToken) -> Iterator[tuple[float, float, dict[str, Any]]]:
     """Of each row of the batch: its reward, its mean advantage over trained tokens, and what there is per token."""
     reward = (batch.need("reward") * batch.mask).sum(-1).tolist()
@@ -72,6 +87,7 @@ def turn_columns(episode: Completion, advantages: Sequence[float] = ()) -> list[
             **({"advantage": advantages[i]} if i < len(advantages) else {}),
             **({"state": turn.state} if turn.state else {}),
             **({"fault": turn.fault} if turn.fault else {}),
+            **({"calls": [{"tool": c.tool, "failure": c.failure} for c in turn.calls]} if turn.calls else {}),
         }
         for i, turn in enumerate(episode.turns)
     ]

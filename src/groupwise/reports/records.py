@@ -139,7 +139,7 @@ class RolloutRow:
 
     stop     the stop string that ended it; "" where none did
     spans    the tokens that each version of the weights sampled (start, stop, version), where there are several
-    turns    of an episode, what each turn of the policy brought: reward, advantage, state, fault
+    turns    of an episode, what each turn of the policy brought: reward, advantage, state, fault, calls of tools
     ended    why an episode ended
     answers  (start, stop) of the tokens that an environment wrote; no column has a number there
     pieces   the text of each token, end token included; empty where the run did not write tokens
@@ -174,7 +174,7 @@ class RolloutGroup:
     """A prompt with its group of completions in one step.
 
     kind  mixed | all right | all wrong | unscored; measured by a reward: rewards differ | rewards equal | unscored
-    fate  trained | dropped | surplus
+    fate  trained | dropped | surplus | heldout: of the evaluation after the step
     """
 
     step: int

@@ -126,11 +126,12 @@ class Batches:
 
 def sampled_of(rollout: Rollout, result: RolloutResult) -> Sampled:
     """What a rollout has sampled, with what its scorer has to tell since the last time."""
-    logged = rollout.scorer.take_metrics()
+    logged = rollout.scorer.take_logged()
     return Sampled.of(
         result,
         levels=rollout.state.levels,
-        logged=tuple((name, mean.sum, mean.weight) for name, mean in logged.items() if isinstance(mean, Mean)),
+        logged=tuple((name, mean.sum, mean.weight) for name, mean in logged.means.items() if isinstance(mean, Mean)),
+        logged_totals=tuple((name, total.read()) for name, total in logged.totals.items()),
         faults=tuple(rollout.scorer.take_unshown()),
         scoring_seconds=rollout.scorer.take_seconds(),
     )

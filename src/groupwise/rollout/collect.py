@@ -13,8 +13,8 @@ from pydantic import Field
 from groupwise.algorithms.calls import call
 from groupwise.algorithms.parts.filters import RIGHT, Filter
 from groupwise.core.engine import Distribution, Engine, Sampling, StopIds, Stops
-from groupwise.core.measure import Measure, logged_means, values_of
-from groupwise.core.metrics import Metrics, mean_of, merge, read
+from groupwise.core.measure import Logged, Measure, logged_of, values_of
+from groupwise.core.metrics import mean_of, read
 from groupwise.core.records import Completion, Evaluation, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive, stream
@@ -167,6 +167,11 @@ class Rollout:
         return self.episodes or partial(advance, self.engine)
 
     @property
+    def tools(self) -> Sequence[str]:
+        """The names of the tools that the policy may call."""
+        return self.episodes.environments.tools if self.episodes is not None else ()
+
+    @property
     def turn(self) -> Turn:
         """How a round samples."""
         return Turn(self.samples_per_prompt, self.sampling, self.turn_tokens)
@@ -290,7 +295,7 @@ class HeldoutAnswers:
     """What an evaluation sampled: the groups, and what rewards logged of their calls."""
 
     groups: Sequence[Group]
-    logged: Metrics
+    logged: Logged
 
 
 def heldout_answers(
@@ -308,7 +313,7 @@ def heldout_answers(
     seeds = [derive(seed, "evaluation", i) for i in range(len(prompts))]
     beside = scorer.beside()
     groups = scored_groups(sample, beside, prompts, seeds, samples, sampling, judge)
-    return HeldoutAnswers(groups, beside.take_metrics())
+    return HeldoutAnswers(groups, beside.take_logged())
 
 
 def measured(answers: HeldoutAnswers, measure: Measure, has_answers: bool) -> Evaluation:
@@ -316,6 +321,7 @@ def measured(answers: HeldoutAnswers, measure: Measure, has_answers: bool) -> Ev
     groups, completions = answers.groups, [c for g in answers.groups for c in g.completions]
     samples, has_mark = len(groups[0].completions), measure.pass_at is not None
     passed = [sum(measure.passes(c) for c in g.completions) for g in groups]
+    logged = logged_of(completions).merged(answers.logged)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples and has_mark]
     return Evaluation(
         problems=len(groups),
@@ -329,7 +335,8 @@ def measured(answers: HeldoutAnswers, measure: Measure, has_answers: bool) -> Ev
         measured_mean=_measured_mean(groups, measure),
         standard_error=standard_error(list(problem_values(groups, measure).values())),
         rewards=_reward_means(completions),
-        logged=read(merge([logged_means(completions), answers.logged])),
+        logged=read(logged.means),
+        logged_total=read(logged.totals),
         by_source=_source_results(groups, measure, has_answers),
     )
 

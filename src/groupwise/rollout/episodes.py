@@ -31,6 +31,7 @@ from groupwise.core.environment import (
     Reply,
     Says,
     Spoken,
+    ToolCall,
     fingerprint,
 )
 from groupwise.core.errors import UsageError
@@ -39,6 +40,8 @@ from groupwise.core.reward import Cause
 from groupwise.core.samples import Sample
 from groupwise.core.seeds import derive
 from groupwise.core.stream import Cohort
+from groupwise.environments.calls import calls_in, without_end
+from groupwise.environments.tools import unanswered
 from groupwise.rollout.turns import Turn, joined
 
 #: (the sample with the environment's opening, the turns so far) -> the ids that come before the next turn.
@@ -177,7 +180,9 @@ class Episodes:
         assert episode.completion is not None
         if episode.opening.cause is not None:
             reply = episode.opening
-        episode.seconds += reply.seconds
+        if reply.cause is not None and not reply.calls:
+            reply = replace(reply, calls=self._unanswered(episode, reply))
+        episode.seconds += reply.seconds if reply.cause is None else 0.0
         ended, before = self._why_over(episode, reply), Before(())
         if ended is None:
             reply, before = self._between_turns(episode, reply)
@@ -191,6 +196,12 @@ class Episodes:
             return
         episode.completion = _with_before(completion, before)
         episode.state, episode.ticket = reply.state or episode.state, None
+
+    def _unanswered(self, episode: Episode, reply: Reply) -> list[ToolCall]:
+        """The calls of the turn that a fault left without an answer; none where there are no tools."""
+        tools, said = self.environments.tools, episode.conversation.said
+        calls = calls_in(without_end(said[-1])) if tools and said else []
+        return unanswered(calls, tools, reply)
 
     def _close(self, cut_off: Sequence[Episode]) -> None:
         """Adds what an environment says of an episode at its end, of those that end without its last word."""
@@ -276,7 +287,7 @@ def _answered(completion: Completion, reply: Reply, state: str) -> Completion:
     """An episode whose last turn has brought this; `state` is the environment's before it."""
     end = len(completion.tokens)
     fault = "" if reply.cause is None else str(reply.cause)
-    turn = EpisodeTurn(end, reply.reward, state, fault, reply.detail)
+    turn = EpisodeTurn(end, reply.reward, state, fault, reply.detail, tuple(reply.calls))
     steps = (*completion.steps, (end - 1, reply.reward))
     return replace(completion, turns=(*completion.turns, turn), steps=steps)
 

@@ -12,8 +12,8 @@ from typing import Literal
 from pydantic import Field
 
 from groupwise.core.engine import Finished
-from groupwise.core.environment import Ended
-from groupwise.core.metrics import Metrics, mean_of
+from groupwise.core.environment import ENVIRONMENT, Ended
+from groupwise.core.measure import Logged
 from groupwise.core.records import Completion, Prompt
 from groupwise.core.reward import LEARNED, TASK, Cause, Reward, ScoreResult
 from groupwise.core.samples import Attempt, Sample
@@ -87,43 +87,40 @@ class Scorer:
         self._shown: set[str] = set()
         self._unshown: list[str] = []
         self._seconds = 0.0
-        self._metrics: dict[str, list[float]] = {}
+        self._logged: dict[str, list[tuple[float, int]]] = {}
 
     def beside(self) -> Scorer:
         """One that scores the same and keeps its own account of what rewards log: an evaluation's."""
         return Scorer(self.task, self.decode, self.mix, self.pool)
 
-    def note(self, sample: Sample, results: Mapping[str, ScoreResult]) -> None:
-        """Take what the rewards log of a call, the first fault of each kind, and the first of a call for many that cost
-        no score, to be shown once.
+    def note(self, sample: Sample, results: Mapping[str, ScoreResult], completion: Completion) -> None:
+        """Take what the rewards log of a call, the first fault of each kind, those of the environment in an episode's
+        turns too, and the first fault of a call for many that cost no score; each is shown once.
         """
         for name, result in results.items():
             for metric, value in result.metrics.items():
-                self._metrics.setdefault(f"{name}.{metric}", []).append(value)
+                self._logged.setdefault(f"{name}.{metric}", []).append((value, result.of_call))
             if result.cause is not None:
-                self._note_once(f"{result.cause} in {name}", result.detail)
+                self._note_once(_named(result.cause, name, completion), result.detail)
             elif result.detail:
                 self._note_once(f"{name}, called again for each completion alone", result.detail)
         voting = [results[name] for name in self.mix.weights if name in results]
         if voting and LEARNED not in self.mix.weights and not any(r.votes or r.cause is not None for r in voting):
             functions = ", ".join(self.mix.own)
             self._note_once("no vote", f"{functions} gave no score (None) on {sample.key}, so it trains nothing")
-
-    def note_faults(self, episode: Completion) -> None:
-        """Take the first fault of each kind of an environment, to be shown once."""
-        for turn in episode.turns:
+        for turn in completion.turns:
             if turn.fault:
-                self._note_once(f"{turn.fault} in the environment", turn.detail)
+                self._note_once(f"{turn.fault} in {ENVIRONMENT}", turn.detail)
 
     def _note_once(self, kind: str, detail: str) -> None:
         if kind not in self._shown:
             self._shown.add(kind)
             self._unshown.append(f"{kind}: {detail}")
 
-    def take_metrics(self) -> Metrics:
-        """Of what rewards logged of their calls since the last time, the means over completions by `reward.metric`."""
-        metrics, self._metrics = self._metrics, {}
-        return {name: mean_of(values) for name, values in sorted(metrics.items())}
+    def take_logged(self) -> Logged:
+        """What rewards logged of their calls since the last time."""
+        logged, self._logged = self._logged, {}
+        return Logged.of(logged)
 
     def take_unshown(self) -> list[str]:
         """Faults of kinds that were not shown yet, with the user's own traceback where there is one."""
@@ -150,7 +147,7 @@ class Scorer:
     @property
     def by_score(self) -> bool:
         """Whether the task's own score is all that trains."""
-        return self.has_answers and self.mix.weights.keys() <= {TASK}
+        return self.has_answers and {name for name, weight in self.mix.weights.items() if weight} <= {TASK}
 
     @property
     def slow(self) -> list[str]:
@@ -236,8 +233,7 @@ class ScoringRound:
 
     def _finish(self, completion: Completion, attempt: Attempt, results: Mapping[str, ScoreResult]) -> Completion:
         scorer = self.scorer
-        scorer.note(attempt.sample, results)
-        scorer.note_faults(completion)
+        scorer.note(attempt.sample, results, completion)
         scores = {name: r.value for name, r in results.items() if r.votes or r.cause is not None}
         columns = ((f"{name}.{key}", value) for name, r in results.items() for key, value in r.columns.items())
         done = dataclasses.replace(
@@ -248,7 +244,7 @@ class ScoringRound:
             # a reward model's score comes later, in `with_learned`
             combined=None if LEARNED in scorer.mix.weights else scorer.mix.combine(scores),
             logged=tuple(columns),
-            fault=fault(results),
+            fault=fault(results, completion),
         )
         if scorer.reads_steps and isinstance(scorer.task, ScoresSteps) and completion.ended is None:
             steps = scorer.task.steps(attempt.sample, attempt.completion)
@@ -270,14 +266,22 @@ def with_learned(completion: Completion, learned: float, mix: Mix) -> Completion
     return dataclasses.replace(completion, learned=learned, reward_scores=reward_scores, combined=combined)
 
 
-def fault(results: Mapping[str, ScoreResult]) -> str:
+def fault(results: Mapping[str, ScoreResult], completion: Completion) -> str:
     """Why a score is missing, the first one: "timeout in task"; "" where none is.
 
-    >>> from groupwise.core.reward import Cause
-    >>> fault({"task": ScoreResult(1.0), "mine": ScoreResult(cause=Cause.TIMEOUT)})
-    'timeout in mine'
+    >>> one = Completion.of_one_turn((5,), (-0.5,), "stop", version=0)
+    >>> results = {"task": ScoreResult(cause=Cause.TIMEOUT), "mine": ScoreResult(1.0)}
+    >>> fault(results, one), fault(results, dataclasses.replace(one, ended=Ended.FAULT))
+    ('timeout in task', 'timeout in environment')
     """
-    return next((f"{result.cause} in {name}" for name, result in results.items() if result.cause is not None), "")
+    causes = ((result.cause, name) for name, result in results.items())
+    return next((_named(cause, name, completion) for cause, name in causes if cause is not None), "")
+
+
+def _named(cause: Cause, name: str, completion: Completion) -> str:
+    """A fault by its cause and by what failed: the task's score of an episode is what its environment gives."""
+    by_environment = name == TASK and completion.ended is Ended.FAULT
+    return f"{cause} in {ENVIRONMENT if by_environment else name}"
 
 
 def _steps_at_tokens(

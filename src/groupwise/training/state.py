@@ -130,6 +130,11 @@ class RunState:
 
         return checkpoint.save(self.folder, progress.step, write, self.keep, self.every)
 
+    def kept(self) -> str:
+        """What a run that has to stop now leaves to go on with, as a sentence."""
+        saved = checkpoint.steps(self.folder)
+        return f"The checkpoint of step {saved[-1]} is kept" if saved else "No checkpoint was saved yet"
+
     def way_back(self, progress: Progress, every: int) -> Path | None:
         """The checkpoint to go back to from a warning at the run's step; `every` steps have one."""
         returned_to = progress.rollbacks[-1].to_step if progress.rollbacks else 0

@@ -121,11 +121,13 @@ class Sampling:
     """How a step's completions are sampled.
 
     devices   that sample, each an equal share of the completions
-    at_once   completions side by side on each
+    engines   that share a device: each reads weights of its own, and they take turns at its memory and its units
+    at_once   completions side by side in each engine
     launches  whether a layer takes the least that it takes, as it does where it is not recorded beforehand
     """
 
     devices: int
+    engines: int
     at_once: int
     launches: bool
 
@@ -133,15 +135,16 @@ class Sampling:
 def sampling_seconds(work: Work, shape: RunShape, how: Sampling, device: Device) -> Phase:
     """Of each device that samples: its prompts, and then its completions, as many side by side as it may."""
     rows = -(-shape.prompts * shape.samples // how.devices)
-    at_once, speed = min(rows, how.at_once), device.speed(shape.engine == 2)
+    of_engine = -(-rows // how.engines)
+    at_once, speed = min(of_engine, how.at_once), device.speed(shape.engine == 2)
     context = shape.prompt + shape.completion / 2
     of_row = work.token + work.head + context * work.pair
-    read = (work.read(at_once) + at_once * context * work.cached) * shape.engine
-    token = max(read / (device.bandwidth * device.sampling), at_once * of_row / speed)
-    token += how.launches * work.layers * device.layer
+    read = how.engines * (work.read(at_once) + at_once * context * work.cached) * shape.engine
+    token = max(read / (device.bandwidth * device.sampling), how.engines * at_once * of_row / speed)
+    token += how.launches * how.engines * work.layers * device.layer
     prompts = -(-shape.prompts // how.devices) * shape.prompt
     before = work.forward(prompts, prompts * shape.prompt / 2, 0)
-    seconds = before / speed + -(-rows // at_once) * shape.completion * token
+    seconds = before / speed + -(-of_engine // at_once) * shape.completion * token
     return Phase("generate", seconds, 0.0, how.devices * (before + rows * shape.completion * of_row))
 
 

@@ -142,14 +142,36 @@ class History:
     def by_score(self) -> bool:
         """Whether the task's own score is all that trains."""
         answers = self.setting("task.check") not in ("none", "learned")
-        return answers and not self.setting("preference") and set(self.setting("rewards", {})) <= {"task"}
+        return answers and not self.setting("preference") and self.rewards.keys() <= {"task"}
+
+    @property
+    def rewards(self) -> Mapping[str, float]:
+        """The weight of each reward that trains, where the recipe names rewards: of those that only watch none."""
+        tables = {name: table for name, table in self.setting("rewards", {}).items() if isinstance(table, Mapping)}
+        weights = {name: table.get("weight", 1.0) for name, table in tables.items()}
+        return {name: weight for name, weight in weights.items() if is_number(weight) and weight}
+
+    @property
+    def drops(self) -> bool:
+        """Whether a filter replaces groups without signal."""
+        return self.setting("algorithm.filter.kind", "none") != "none" or bool(self.setting("algorithm.filter.use"))
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.setting("algorithm.kl.place") == "reward" and self.setting("algorithm.kl.beta", 0) > 0
 
     @property
     def tied_train_nothing(self) -> bool:
-        """Whether a group that is all right or all wrong has advantages of 0: they compare it by the task's score."""
-        task_alone = self.by_score
+        """Whether completions of groups that are all right or all wrong have advantages of 0, but for the KL in them:
+        half of those at least by what the rows have measured; by the recipe where they have not, or hold no such group.
+        """
         shaped = any(self.setting(f"algorithm.shaping.{key}", 0) for key in ("overlong_cache", "step_scale"))
-        return task_alone and not shaped and bool(self.compares_within_group)
+        by_recipe = self.by_score and not shaped and bool(self.compares_within_group)
+        silent = self.mean("zero_advantage_share")
+        if silent is None or self.drops or (by_recipe and self.kl_in_reward):
+            return by_recipe
+        tied = sum(self.mean(f"groups_all_{kind}_share") or 0.0 for kind in ("right", "wrong"))
+        return self.by_score and silent >= tied / 2
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,11 @@ def no_entropy_left(h: History) -> Seen | None:
     if entropy is None or entropy >= ENTROPY_LOW or h.solved:
         return None
     at = "" if rate is None else f" at a {h.measured.words} of {short(rate)}"
+    alike = "the completions of a group are nearly one text, so there is nothing to compare"
+    if h.compares_within_group is False:
+        alike = "the completions of a prompt are nearly one text"
     return Seen(
-        f"Entropy was {short(entropy)} nats per token over {h.over}{at}: the completions of a group are nearly one "
-        "text, so there is nothing to compare.",
+        f"Entropy was {short(entropy)} nats per token over {h.over}{at}: {alike}.",
         f"{more_entropy(h)}, or start again with a lower learner.learning_rate",
     )
 

@@ -57,11 +57,17 @@ def reward_without_spread(h: History) -> Seen | None:
     columns = [name for name in h.names("rewards.") if name.endswith(".spread_within_groups")]
     spreads = {name.removeprefix("rewards.").removesuffix(".spread_within_groups"): h.mean(name) for name in columns}
     spreads.pop("task", None)  # the groups' own finding says that
-    flat = [name for name, spread in spreads.items() if spread is not None and spread <= FLAT]
-    if not flat or h.solved:
+    flat = [name for name, spread in spreads.items() if name in h.rewards and spread is not None and spread <= FLAT]
+    if not flat or h.solved or h.compares_within_group is False:
         return None
     names = ", ".join(flat)
     return Seen(
         f"Reward {names} gave every completion of a group the same score over {h.over}: it trains nothing.",
-        f"A finer score than all or nothing, or leave [rewards.{flat[0]}] out",
+        "A finer score than all or nothing" + (f", or leave [rewards.{flat[0]}] out" if may_go(h, flat[0]) else ""),
     )
+
+
+def may_go(h: History, reward: str) -> bool:
+    """Whether a recipe without this reward still has one that trains, and names it nowhere else."""
+    named = {h.setting("evaluation.metric"), h.setting("algorithm.filter.metric")}
+    return reward not in named and bool(h.rewards.keys() - {reward})

@@ -1,7 +1,7 @@
 """What there is to learn from: groups with and without signal, lengths, faults."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from groupwise.health.measure import CORRECTNESS
 from groupwise.health.symptoms.base import (
@@ -23,15 +23,21 @@ NO_SIGNAL = 0.5
 FEW_MIXED = 0.2
 DROPPED = 0.75
 CUT_OFF = 0.1
+#: How the names of the policies begin that groupwise makes itself, with random weights.
+MADE_HERE = ("tiny-", "small-")
 LONGER, GROWN = 2.0, 1.5
 
-#: What to do about a fault, by the word its name begins with.
+#: What to do about a fault of {what} failed, by the word its name begins with.
 MEND = {
-    "timeout": "a faster reward, or a longer scoring.deadline",
-    "memory": "a smaller reward, or a larger scoring.memory_mib",
-    "crash": "a reward that does not end its process; log.txt has the first",
-    "nan": "a reward that returns a finite number for every completion",
+    "timeout": "a faster {what}, or a longer scoring.deadline",
+    "memory": "a {what} that takes less memory, or a larger scoring.memory_mib",
+    "crash": "a {what} that does not end its process",
+    "nan": "a {what} that returns a finite number for every completion",
 }
+#: The place of faults that are an environment's; core.environment names it, and health imports nothing.
+ENVIRONMENT = "environment"
+#: What failed, by the name that its faults have; every other name is a reward's.
+FAILED: Mapping[str, str] = {"task": "score of the task", ENVIRONMENT: "environment or tool"}
 
 
 @symptom(
@@ -40,14 +46,15 @@ MEND = {
 )
 def groups_all_right(h: History) -> Seen | None:
     share = h.mean("groups_all_right_share")
-    if share is None or share <= NO_SIGNAL or not h.tied_train_nothing or drops(h):
+    if share is None or share <= NO_SIGNAL or not h.tied_train_nothing or h.drops:
         return None
     words = f"{percent(share)} of the groups of {h.over} were all right: {what_ties_train(h)}."
     beginning = h.mean("groups_all_right_share", h.rows[:RECENT])
     easy = h.from_start and beginning is not None and beginning > NO_SIGNAL and len(h.rows) >= RECENT
     if easy:
         words += " It was so from the beginning: the problems are too easy for this policy."
-    replace = "" if h.solved else ', algorithm.name = "dapo" to replace such groups'  # few mixed ones are left then
+    few_left = h.solved or not h.compares_within_group
+    replace = "" if few_left else ', algorithm.name = "dapo" to replace such groups'
     return Seen(words, f"Harder problems{replace}, or stop here", WARN if easy else NEUTRAL)
 
 
@@ -59,7 +66,7 @@ def groups_all_wrong(h: History) -> Seen | None:
     share = h.mean("groups_all_wrong_share")
     if share is None or share <= NO_SIGNAL or not h.tied_train_nothing:
         return None
-    fate = "they are dropped and replaced" if drops(h) else what_ties_train(h)
+    fate = "they are dropped and replaced" if h.drops else what_ties_train(h)
     return Seen(
         f"{percent(share)} of the groups of {h.over} were all wrong: {fate}. Nothing in them is worth preferring.",
         easier(h),
@@ -74,7 +81,7 @@ def groups_of_equal_reward(h: History) -> Seen | None:
     share = h.mean("groups_signal_share")
     if share is None or share >= 1 - NO_SIGNAL or h.by_score or not h.compares_within_group:
         return None
-    fate = "they are dropped and replaced" if drops(h) else what_ties_train(h)
+    fate = "they are dropped and replaced" if h.drops else what_ties_train(h)
     return Seen(
         f"In {percent(1 - share)} of the groups of {h.over} every completion had the same reward: {fate}.",
         f"A finer reward than all or nothing, samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or other "
@@ -90,8 +97,12 @@ def nothing_right(h: History) -> Seen | None:
     rates = h.numbers("pass_rate") if h.setting("evaluation.metric", CORRECTNESS) == CORRECTNESS else []
     if not rates or max(rates) > 0 or h.tied_train_nothing:
         return None
-    others = [name for name in h.setting("rewards", {}) if name != "task"]
+    others = [name for name in h.rewards if name != "task"]
     what = f"only the other rewards ({', '.join(others)}) train" if others else "the task's score says nothing"
+    if h.setting("preference") and not others:
+        what = "only the reward model's score trains"
+    if h.mean("zero_advantage_share") == 1:
+        what = "nothing else told the completions apart either, so that all advantages were 0"
     return Seen(f"Not one completion of {h.over} was right: {what}.", easier(h))
 
 
@@ -101,7 +112,9 @@ def nothing_right(h: History) -> Seen | None:
 )
 def few_mixed_groups(h: History) -> Seen | None:
     mixed, right, wrong = (h.mean(f"groups_{kind}_share") for kind in ("mixed", "all_right", "all_wrong"))
-    if mixed is None or right is None or wrong is None or not h.tied_train_nothing or drops(h):
+    if mixed is None or right is None or wrong is None or not h.tied_train_nothing or h.drops:
+        return None
+    if not h.compares_within_group:
         return None
     if mixed >= FEW_MIXED or max(right, wrong) > NO_SIGNAL:
         return None
@@ -162,10 +175,19 @@ def completions_cut_off(h: History) -> Seen | None:
     share, limit = h.mean("truncated_share"), h.setting("sampling.max_new_tokens", 0)
     if share is None or share <= CUT_OFF:
         return None
-    at = f" of {limit} tokens" if limit else ""
+    late, long = (h.total(f"ended.{why}", h.recent) for why in ("seconds", "tokens"))
+    if late > long:
+        return Seen(
+            f"{percent(share)} of the episodes of {h.over} were cut off, {late:.0f} because their environment took "
+            "longer than task.seconds for its answers.",
+            "A faster environment, or a larger task.seconds",
+        )
+    at = f" of {many(limit, 'token')}" if limit else ""
+    rate = h.mean("pass_rate")
+    wrong = h.by_score and rate is not None and rate < share / 2  # then most of them do not pass
     return Seen(
         f"{percent(share)} of the completions of {h.over} reached the limit{at} and were cut off"
-        + (": most count as wrong whatever they were about to say." if h.by_score else " before they had ended."),
+        + (": most count as wrong whatever they were about to say." if wrong else " before they had ended."),
         f"sampling.max_new_tokens = {2 * limit}" if limit else "A larger sampling.max_new_tokens",
     )
 
@@ -203,12 +225,33 @@ def scoring_faults(h: History) -> Seen | None:
         return None
     everything = h.total("generated_completions")
     listed = ", ".join(f"{count:.0f} {cause}" for cause, count in sorted(counts.items(), key=lambda kv: -kv[1]))
-    worst = max(counts, key=lambda cause: counts[cause])
     of = f" of {everything:.0f}" if everything else ""
+    advice = remedy(counts)
+    tools = _tools_at_fault(h, {cause.partition(" in ")[0] for cause in counts if cause.endswith(ENVIRONMENT)}, h.rows)
+    by_environment = all(cause.endswith(f" in {ENVIRONMENT}") for cause in counts)
+    failed = "their environment, or a tool, gave no answer" if by_environment else "scoring failed"
     return Seen(
-        f"{math.fsum(counts.values()):.0f}{of} completions have no score because scoring failed: {listed}. They "
+        f"{math.fsum(counts.values()):.0f}{of} completions have no score because {failed}: {listed}{tools}. They "
         "neither vote nor train.",
-        f"{MEND.get(worst.split()[0], 'mend the reward')}; log.txt has the first of each kind".capitalize(),
+        f"{advice[:1].upper()}{advice[1:]}; log.txt has the first of each kind",
+    )
+
+
+@symptom(
+    limit='turn_faults.CAUSE above 0 in the last ten steps, with task.on_fault = "answer"',
+    why="each costs the policy a turn, and one that is slow costs the run scoring.deadline seconds",
+)
+def turns_without_an_answer(h: History) -> Seen | None:
+    names = {name.removeprefix("turn_faults."): h.total(name, h.recent) for name in h.names("turn_faults.")}
+    counts = {cause: count for cause, count in names.items() if count}
+    if not counts or h.setting("task.on_fault", "mask") != "answer":
+        return None
+    listed = ", ".join(f"{count:.0f} {cause}" for cause, count in sorted(counts.items(), key=lambda kv: -kv[1]))
+    advice = remedy({f"{cause} in {ENVIRONMENT}": count for cause, count in counts.items()}, answered=True)
+    return Seen(
+        f"The environment, or a tool, gave no answer to {many(math.fsum(counts.values()), 'turn')} of {h.over}: "
+        f"{listed}{_tools_at_fault(h, counts, h.recent)}. The policy was told so.",
+        f"{advice[:1].upper()}{advice[1:]}; log.txt has the first of each kind",
     )
 
 
@@ -232,6 +275,31 @@ def completions_without_a_score(h: History) -> Seen | None:
     )
 
 
+def _tools_at_fault(h: History, causes: Collection[str], rows: Sequence[Row]) -> str:
+    """The tools whose calls failed for one of these causes, in brackets; "" where none is known. What a function raises
+    is answered and no fault.
+    """
+    pairs = ((name, *name.removeprefix("tools.").partition(".failures.")) for name in h.names("tools.", rows))
+    failed = {tool: h.total(name, rows) for name, tool, _, kind in pairs if kind in causes and kind != "exception"}
+    words = ", ".join(f"{tool} {count:.0f} times" for tool, count in failed.items() if count)
+    return f" (tool {words})" if words else ""
+
+
+def remedy(faults: Mapping[str, float], answered: bool = False) -> str:
+    """What to try against the commonest of some faults, which are counted by cause and place.
+
+    answered  whether the policy is told of faults of its environment already
+
+    >>> remedy({"timeout in mine": 2, "nan in task": 1})
+    'a faster reward mine, or a longer scoring.deadline'
+    """
+    cause, _, place = max(faults, key=lambda name: faults[name]).partition(" in ")
+    what = FAILED.get(place, f"reward {place}".rstrip())
+    words = MEND.get(cause.split()[0], "mend the {what}").format(what=what)
+    told = '; or task.on_fault = "answer", under which the policy is told of it and the episode goes on'
+    return words + told * (place == ENVIRONMENT and not answered)
+
+
 def dropped_share(h: History, rows: Sequence[Row]) -> float | None:
     """Of the generated tokens, those of dropped groups; by groups where a run did not count tokens."""
     for part, total in (("generated_tokens_dropped", "generated_tokens"), ("groups_dropped", "groups_generated")):
@@ -246,25 +314,29 @@ def windows(rows: Sequence[Row]) -> list[Sequence[Row]]:
     return [rows[max(0, end - RECENT) : end] for end in range(n - (n - 1) // RECENT * RECENT, n + 1, RECENT)]
 
 
-def drops(h: History) -> bool:
-    return h.setting("algorithm.filter.kind", "none") != "none" or bool(h.setting("algorithm.filter.use"))
-
-
-def kl_in_reward(h: History) -> bool:
-    return h.setting("algorithm.kl.place") == "reward" and h.setting("algorithm.kl.beta", 0) > 0
-
-
 def what_ties_train(h: History) -> str:
-    """Of groups whose completions earned the same: what is left to train in them."""
-    if kl_in_reward(h):
+    """What is left to train in groups whose completions earned the same."""
+    silent, trained = h.mean("zero_advantage_share"), h.numbers("trained_completions")
+    if trained and not any(trained):
+        return "none of their completions trained"
+    if h.kl_in_reward:
         return "only the KL tells their completions apart, so they train nothing else"
     left = ["the KL term"] if h.setting("algorithm.kl.beta", 0) > 0 else []
     left += ["the entropy bonus"] if h.setting("algorithm.entropy_coefficient", 0) else []
-    return f"their advantages are 0, so they train {'only ' if left else 'nothing'}{' and '.join(left)}"
+    trains = f"only {' and '.join(left)}" if left else "nothing"
+    if silent is None:
+        return f"their advantages are 0, so they train {trains}"
+    return f"{percent(silent)} of the trained completions had advantages of 0 and trained {trains}"
 
 
 def easier(h: History) -> str:
+    """Advice for problems of which nothing comes out right. A warm start is for policies that groupwise makes: one that
+    was trained already would forget what it can.
+    """
     longer = (h.mean("truncated_share") or 0) > CUT_OFF
     limit = h.setting("sampling.max_new_tokens", 0)
-    advice = f"Easier problems, samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or a warm start"
+    made_here = not h.setting("start") and str(h.setting("model", "")).startswith(MADE_HERE)
+    warm = " or a longer warm start" if h.setting("warm_start.steps", 0) else " or a warm start"
+    others = f"samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}"
+    advice = f"Easier problems, {others},{warm}" if made_here else f"Easier problems, or {others}"
     return advice + (f", and sampling.max_new_tokens = {2 * limit}" if longer and limit else "")

@@ -205,7 +205,7 @@ def parameters_frozen(h: History) -> Seen | None:
     why="steps at that size need thousands to change an answer",
 )
 def learning_rate_too_small(h: History) -> Seen | None:
-    rows = [row for row in h.recent if _updates(row) > 1]
+    rows = [row for row in h.recent if _updates(row) > 1 and numbers("advantage_abs_mean", [row]) != [0.0]]
     moved, rate = h.median("log_ratio_abs_max", rows), h.mean("learning_rate", rows)
     if len(rows) < PATIENCE or not moved or moved >= STILL or h.solved or not rate:
         return None

@@ -16,6 +16,10 @@ APART = ("seed", "name", "runs", "threads")
 JOURNAL = "journal."
 #: Keys whose value names a group by itself, the first of them before any other key.
 SPEAKING = ("algorithm.name", "task.name", "start", "model")
+#: Keys that name what a section is, in whose place a user's own has `use`.
+NAMED_BY = ("kind", "level", "name")
+#: The value of a key that a recipe does not have.
+UNSET = "not set"
 #: So many keys at most make a label; beyond that the runs' own names tell more.
 MOST_KEYS = 3
 #: Characters of a value in a label; of a longer one its end, where a path is most telling.
@@ -92,13 +96,15 @@ def differing(recipes: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def telling(recipes: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
-    """The fewest keys whose values tell all of the recipes apart; none where more than MOST_KEYS would be needed.
+    """The fewest keys whose values tell all of the recipes apart; none where more than MOST_KEYS would be needed. Of
+    keys that tell the same, one that all of the recipes have.
 
     >>> telling([{"model": "a", "steps": 1}, {"model": "a", "steps": 2}])
     ('steps',)
     """
     ways: dict[tuple[int, ...], str] = {}
-    for key in differing(recipes):
+    keys = differing(recipes)
+    for key in sorted(keys, key=lambda key: any(shown(recipe, key) == UNSET for recipe in recipes)):
         values = [shown(recipe, key) for recipe in recipes]
         ways.setdefault(tuple(values.index(value) for value in values), key)
     for size in range(1, MOST_KEYS + 1):
@@ -109,9 +115,16 @@ def telling(recipes: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
 
 
 def shown(recipe: Mapping[str, object], key: str) -> str:
-    """A key's value as it is shown."""
-    if key not in recipe or recipe[key] is None:
-        return "not set"
+    """A key's value as it is shown. What a user's own part, task or reward is known by is the name of its class or
+    function, where others have a kind, a level or a name.
+
+    >>> shown({"algorithm.advantage.use": "my.py:Mine"}, "algorithm.advantage.kind"), shown({}, "task.name")
+    ('Mine', 'not set')
+    """
+    section, _, last = key.rpartition(".")
+    own = recipe.get(f"{section}.use") if last in NAMED_BY else None
+    if recipe.get(key) is None:
+        return own.rpartition(":")[2] if isinstance(own, str) and own else UNSET
     value = recipe[key]
     return value if isinstance(value, str) and value else json.dumps(value, default=str)
 
@@ -206,4 +219,5 @@ def _unique(labels: Sequence[str]) -> list[str]:
 def _rank(key: str) -> tuple[int, str]:
     if key in SPEAKING:
         return SPEAKING.index(key), key
-    return len(SPEAKING) + (not key.startswith("algorithm.")) + (not key.startswith(("algorithm.", "learner."))), key
+    of_section = (not key.startswith("algorithm.")) + (not key.startswith(("algorithm.", "learner.")))
+    return len(SPEAKING) + of_section, f"{key.rpartition('.')[2] not in NAMED_BY:d}{key}"

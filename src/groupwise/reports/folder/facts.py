@@ -1,5 +1,6 @@
 """What was run: the algorithm's parts, the machine, and the recipe, as tables and texts. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -8,6 +9,8 @@ from groupwise.reports.folder.lines import count_of, number, table
 from groupwise.reports.folder.read import RunFolder
 from groupwise.reports.records import Table, Text
 
+#: What the names of totals begin with.
+TOTAL = "logged_total."
 _OLD = (
     "This run is from before about.json was written: when it was started is not known, and its machine and versions "
     "are told only once it has finished."
@@ -16,8 +19,42 @@ _OLD = (
 
 def tables(run: RunFolder) -> tuple[Table, ...]:
     """The run in short, and its algorithm part by part."""
-    both = (_run(run), _algorithm(run))
-    return tuple(table for table in both if table.rows)
+    every = (_run(run), _algorithm(run), _tools(run), _logged(run))
+    return tuple(table for table in every if table.rows)
+
+
+def _tools(run: RunFolder) -> Table:
+    """Each tool over the whole run: calls, failures by kind, seconds, and in what share of episodes it is called."""
+    columns = sorted({name for row in run.step_rows for name in row if name.startswith("tools.")})
+    tools = [name.removesuffix(".calls") for name in columns if name.endswith(".calls")]
+    rows = []
+    for tool in tools:
+        kinds = {
+            name.removeprefix(f"{tool}.failures."): name for name in columns if name.startswith(f"{tool}.failures.")
+        }
+        failed = ", ".join(f"{_sum(run, name):,.0f} {kind}" for kind, name in kinds.items()) or "0"
+        shares = [number(row.get(f"{tool}.episodes_share")) for row in run.step_rows]
+        known = [f"{share:.2f}" for share in shares if share is not None]
+        calls, seconds = f"{_sum(run, f'{tool}.calls'):,.0f}", f"{_sum(run, f'{tool}.seconds'):.3g}"
+        rows.append((tool.removeprefix("tools."), calls, failed, seconds, " -> ".join([*known[:1], *known[1:][-1:]])))
+    head = ("tool", "calls", "failed", "seconds", "episodes with a call, first and last step")
+    return Table("Tools in training", head, tuple(rows), numbers=(1, 3))
+
+
+def _logged(run: RunFolder) -> Table:
+    """What rewards logged, added up over the run: of something like a cost that is what it came to."""
+    names = sorted({name for row in run.step_rows for name in row if name.startswith(TOTAL)})
+    held = [table(table(row.get("evaluation")).get("logged_total")) for row in run.evaluation_rows]
+    rows = []
+    for name in (name.removeprefix(TOTAL) for name in names):
+        evaluated = math.fsum(number(one.get(name)) or 0.0 for one in held)
+        rows.append((name, f"{_sum(run, TOTAL + name):.6g}", f"{evaluated:.6g}"))
+    head, words = ("reward and name", "in training", "in evaluations"), "A number of a call is counted once."
+    return Table("Logged by rewards, added up", head, tuple(rows), words, numbers=(1, 2))
+
+
+def _sum(run: RunFolder, name: str) -> float:
+    return math.fsum(number(row.get(name)) or 0.0 for row in run.step_rows)
 
 
 def texts(run: RunFolder) -> tuple[Text, ...]:

@@ -106,7 +106,14 @@ def _without(columns: dict[str, list[Number]], stretches: Sequence[tuple[int, in
 def _turn(turn: Mapping[str, Any]) -> dict[str, Number | str]:
     """What a turn of an episode brought."""
     numbers = {name: short(number(turn.get(name))) for name in ("reward", "advantage")}
-    return {**numbers, "state": _text(turn.get("state")), "fault": _text(turn.get("fault"))}
+    texts = {name: _text(turn.get(name)) for name in ("state", "fault")}
+    return {**numbers, **texts, "calls": ", ".join(_call(table(call)) for call in _list(turn.get("calls")))}
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    """A call of a tool, and why it failed where it did."""
+    tool, failure = _text(call.get("tool")) or "no tool", _text(call.get("failure"))
+    return f"{tool} ({failure})" if failure else tool
 
 
 def _table_of(line: bytes) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from groupwise.reports.records import Status
 
 #: The files of a run, as its journal names them.
 RECIPE, ABOUT, SUMMARY, LOG, LOCK = "recipe.toml", "about.json", "summary.json", "log.txt", ".lock"
-METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
+METRICS, ROLLOUTS, HELDOUT, MACHINE = "metrics.jsonl", "rollouts.jsonl", "heldout.jsonl", "machine.jsonl"
 
 WHAT = "a run folder is what groupwise train makes: runs/NAME, with recipe.toml and metrics.jsonl in it"
 

@@ -18,6 +18,8 @@ from groupwise.reports.records import Curves, Number, RolloutGroup, RolloutRow, 
 
 #: Groups that the browser of rollouts filters without a wait.
 MOST_GROUPS = 400
+#: Of them, and of the page's bytes for rollouts, what a run's evaluations have.
+HELDOUT_GROUPS, HELDOUT_BYTES = 80, 600_000
 #: A step that is shown should show this many groups: one of each kind.
 GROUPS_A_STEP = 5
 #: One group may take this share of the page's bytes; beyond it, completions lose their columns per token.
@@ -48,6 +50,20 @@ def sample(
         return Rollouts("no rollouts were written", []), 0
     except OSError as error:
         return Rollouts(f"{path.name} cannot be read: {error.strerror}", []), 0
+
+
+def with_heldout(rollouts: Rollouts, path: Path) -> Rollouts:
+    """The sample of a run's rollouts with one of its evaluations' completions, a heldout.jsonl, where it has any; of
+    groups that train so many fewer that the browser holds all.
+    """
+    held, _ = sample(path, HELDOUT_BYTES, HELDOUT_GROUPS)
+    if not held.groups:
+        return rollouts
+    room = MOST_GROUPS - len(held.groups)
+    kept = rollouts.groups
+    if len(kept) > room:
+        kept = [kept[i] for i in spaced(len(kept), room)]
+    return Rollouts(f"{rollouts.words}; of evaluations {held.words}", [*kept, *held.groups])
 
 
 def fresh(lines: Sequence[bytes], bytes_budget: int = 200_000, most_groups: int = 40) -> Rollouts:
@@ -137,7 +153,7 @@ def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[Place]:
 def _one_of_each(here: Sequence[Place]) -> list[Place]:
     first: dict[str, Place] = {}
     for place in here:
-        first.setdefault(place.kind if place.fate == "trained" else place.fate, place)
+        first.setdefault(place.kind if place.fate in ("trained", "heldout") else place.fate, place)
         if place.faulty:
             first.setdefault("fault", place)
     wanted = [first[label] for label in _FIRST if label in first]

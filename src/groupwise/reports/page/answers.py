@@ -91,17 +91,23 @@ def on_what(known: Known) -> tuple[str, str]:
         return "Not known: the folder has no recipe.toml.", WARN
     setting = partial(h.setting, default="?")
     task = h.setting("task.name") or str(setting("task.use")).rpartition(":")[2]  # a user's own by its class
-    warm = h.setting("warm_start.steps", 0)
+    warm = 0 if h.setting("start") else h.setting("warm_start.steps", 0)
     start = f" (warm start of {warm} steps)" if warm else ""
     policy = h.setting("start") or setting("model")
     sources = sorted({name.removeprefix("sources.").rpartition(".")[0] for name in h.names("sources.")})
     mixes = f" (a mix of {', '.join(sources)})" if len(sources) > 1 else ""
+    limit, samples, prompts = map(setting, ("sampling.max_new_tokens", "samples_per_prompt", "prompts_per_step"))
+    kept = " that the filter keeps" if h.drops else ""
     words = (
-        f"The task {task}{mixes}, with the policy {policy}{start}: each step samples "
-        f"{setting('samples_per_prompt')} completions of at most {setting('sampling.max_new_tokens')} tokens for each "
-        f"of {setting('prompts_per_step')} prompts, and {setting('algorithm.name')} trains on {_rewards(h)}."
+        f"The task {task}{mixes}, with the policy {policy}{start}: each step samples {samples} "
+        f"completion{_s(samples)} of at most {limit} token{_s(limit)} for each of {prompts} prompt{_s(prompts)}{kept}, "
+        f"and {setting('algorithm.name')} trains on {_rewards(h)}."
     )
     return words + _example(known.groups), NEUTRAL
+
+
+def _s(count: object) -> str:
+    return "" if count == 1 else "s"
 
 
 def healthy(known: Known) -> tuple[str, str]:
@@ -140,10 +146,12 @@ def next_try(known: Known) -> tuple[str, str]:
     advice = [each for i, each in enumerate(every) if not any(each in before for before in every[:i])][:2]
     if advice:
         return _sentence(advice[0]) + (f" Then: {advice[1]}." if advice[1:] else ""), NEUTRAL
-    other = "dapo" if known.history.setting("algorithm.name") != "dapo" else "grpo"
+    h = known.history
+    seed, other = h.setting("seed", 0), "dapo" if h.setting("algorithm.name") != "dapo" else "grpo"
+    groups = f', and algorithm.name = "{other}" what another algorithm makes of it' * bool(h.compares_within_group)
     return (
-        "Nothing asks for a change: the same recipe with seed = 1 and 2 shows how much of the result is chance, "
-        f'and algorithm.name = "{other}" what another algorithm makes of it.',
+        f"Nothing asks for a change: the same recipe with seed = {seed + 1} and {seed + 2} shows how much of the "
+        f"result is chance{groups}.",
         NEUTRAL,
     )
 
@@ -206,17 +214,17 @@ def _around(evaluation: Mapping[str, Any]) -> Interval | None:
 def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[str, str]:
     """No second evaluation: what there is instead."""
     held = f" Held out at the start: {what.words} {short(rows[0]['evaluation'][what.column])}." if rows else ""
+    begun = f"Not measured{'' if known.finished else ' yet'}"
+    if known.history.setting("evaluation.problems", 1) == 0:
+        begun = "Not measured, for evaluation.problems = 0"
     names = {what.training_column: what.words, "learned_mean": "learned score", "score_mean": "score"}
     for name, words in names.items():
         rates = numbers(name, known.history.rows)
         if len(rates) > 1:
             n = min(10, max(1, len(rates) // 2))
             change = f"{short(fmean(rates[:n]))} to {short(fmean(rates[-n:]))}"
-            return (
-                f"Not measured yet: in training the {words} went from {change} over {len(rates)} steps.{held}",
-                NEUTRAL,
-            )
-    return f"Not measured yet.{held}", NEUTRAL
+            return f"{begun}: in training the {words} went from {change} over {len(rates)} steps.{held}", NEUTRAL
+    return f"{begun}.{held}", NEUTRAL
 
 
 def _has(evaluation: object, what: Measured) -> bool:

@@ -2,7 +2,7 @@
 
 from groupwise.health.measure import CORRECTNESS
 from groupwise.health.symptoms.base import NEUTRAL, WARN, History, percent
-from groupwise.health.symptoms.signal import FEW_MIXED, dropped_share, drops, what_ties_train
+from groupwise.health.symptoms.signal import FEW_MIXED, dropped_share, what_ties_train
 
 
 def groups_in_words(h: History) -> tuple[str, str]:
@@ -18,17 +18,16 @@ def groups_in_words(h: History) -> tuple[str, str]:
         return "No right answer is known; every group with different scores trains.", NEUTRAL
     shown = f"{percent(mixed)} mixed right and wrong, {percent(right)} were all right and {percent(wrong)} all wrong"
     of = f"Of the groups generated in {h.over}, {shown}"
-    if drops(h):
+    if h.drops:
         return _dropped(h, of, "mixed")
     if h.compares_within_group is None:
         return f"{of}.", NEUTRAL
     if not h.compares_within_group:
-        name = h.setting("algorithm.name", "this algorithm")
-        return f"All of them train: {name} does not compare within a group. {of}.", NEUTRAL
+        return f"{_all_train(h)} {of}.", NEUTRAL
     if not h.tied_train_nothing:
         return f"{of}. Other rewards or penalties than being right can still tell their completions apart.", NEUTRAL
     return (
-        f"{of}: where all are equally right {what_ties_train(h)}.",
+        f"{of}{_of_ties(h, 'all are equally right')}.",
         WARN if mixed < FEW_MIXED and not h.solved else NEUTRAL,
     )
 
@@ -39,11 +38,25 @@ def _groups_by_reward(h: History) -> tuple[str, str]:
     of = (
         f"In {percent(signal)} of the groups generated in {h.over} rewards differ, in {percent(1 - signal)} they do not"
     )
-    if drops(h):
+    if h.drops:
         return _dropped(h, of, "differing")
     if not h.compares_within_group:
-        return f"{of}.", NEUTRAL
-    return f"{of}: where all completions earn the same {what_ties_train(h)}.", WARN if signal < FEW_MIXED else NEUTRAL
+        return (f"{of}." if h.compares_within_group is None else f"{_all_train(h)} {of}."), NEUTRAL
+    return f"{of}{_of_ties(h, 'all completions earn the same')}.", WARN if signal < FEW_MIXED else NEUTRAL
+
+
+def _all_train(h: History) -> str:
+    """Of an algorithm that does not compare within a group: what trains."""
+    name, silent = h.setting("algorithm.name", "this algorithm"), h.mean("zero_advantage_share")
+    if silent:
+        return f"{name} does not compare within a group, and {what_ties_train(h)}."
+    return f"All of them train: {name} does not compare within a group."
+
+
+def _of_ties(h: History, tied: str) -> str:
+    """What tied groups train, behind a sentence on how many there are."""
+    words = what_ties_train(h)
+    return f": where {tied} {words}" if words.startswith(("their ", "only ")) else f"; {words}"
 
 
 def _dropped(h: History, of: str, kind: str) -> tuple[str, str]:

@@ -9,8 +9,8 @@ from groupwise.health.symptoms.base import History
 from groupwise.health.watch import findings
 from groupwise.reports.folder import columns, facts
 from groupwise.reports.folder.lines import Row
-from groupwise.reports.folder.read import ROLLOUTS, RunFolder, read
-from groupwise.reports.folder.sample import points, sample
+from groupwise.reports.folder.read import HELDOUT, ROLLOUTS, RunFolder, read
+from groupwise.reports.folder.sample import points, sample, with_heldout
 from groupwise.reports.page.answers import Known, answers, check_lines
 from groupwise.reports.page.plots import SECTIONS, plots_for
 from groupwise.reports.records import Answer, CheckLine, Curves, Finding, Page, RolloutGroup, Rollouts, RunPage
@@ -58,7 +58,7 @@ def run_page(run: RunFolder, rollouts: Rollouts) -> RunPage:
         steps=columns.rounded(columns.thin(steps, MOST_ROWS)),
         evaluations=columns.rounded(columns.evaluations(run.evaluation_rows)),
         points=points(rollouts.groups),
-        rollouts=rollouts,
+        rollouts=with_heldout(rollouts, run.folder / HELDOUT),
         tables=facts.tables(run),
         texts=facts.texts(run),
     )

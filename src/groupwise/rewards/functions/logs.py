@@ -42,7 +42,7 @@ class CallLog:
         if not self.columns and not self.metrics:
             return list(results)
         return [
-            replace(result, columns={**result.columns, **self._of(place)}, metrics=self.metrics)
+            replace(result, columns={**result.columns, **self._of(place)}, metrics=self.metrics, of_call=self.count)
             for place, result in enumerate(results)
         ]
 

@@ -228,8 +228,7 @@ class Dispatcher:
             error.add_note(message["detail"])
             self._break(error)
         results = [
-            ScoreResult(value, cause and Cause(cause), text, columns, metrics)
-            for value, cause, text, columns, metrics in message.get("results", ())
+            ScoreResult(value, cause and Cause(cause), *rest) for value, cause, *rest in message.get("results", ())
         ]
         if message.get("failed"):
             self._failed(slot, results[0])
@@ -305,9 +304,14 @@ class Dispatcher:
         elif slot.entries and self.single.get(slot.entries[0].name):
             self._put_back(slot.entries[1:])
             slot.entries = slot.entries[:1]
-            self._answer(slot, [slot.verdict(self.limits.seconds)])
+            self._answer(slot, [self._verdict(slot)])
         elif slot.entries:
             self._failed(slot, slot.verdict(self.limits.seconds))
+
+    def _verdict(self, slot: Slot) -> ScoreResult:
+        """Why a worker has no result of what it scored one by one; of a turn with what it cost, where that is known."""
+        verdict, turn = slot.verdict(self.limits.seconds), isinstance(slot.entries[0].attempt, Conversation)
+        return replace(verdict, columns={"seconds": self.limits.seconds}) if slot.late and turn else verdict
 
     def _start_error(self, slot: Slot) -> GroupwiseError:
         detail = slot.verdict(self.limits.load).detail

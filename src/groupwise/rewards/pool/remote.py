@@ -78,10 +78,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
             answer = self._answer({"wait": list(tickets)})
             for ticket in tickets:
                 del self._owed[ticket]
-        return [
-            ScoreResult(value, cause and Cause(cause), detail, columns, metrics)
-            for value, cause, detail, columns, metrics in answer["results"]
-        ]
+        return [ScoreResult(value, cause and Cause(cause), *rest) for value, cause, *rest in answer["results"]]
 
     @property
     def seconds(self) -> float:

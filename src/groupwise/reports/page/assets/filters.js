@@ -6,10 +6,13 @@
 
   const CHOICES = [
     { name: "kind", label: "kind", offered: [] },
-    { name: "fate", label: "fate", offered: ["trained", "dropped", "surplus"] },
+    { name: "fate", label: "fate", offered: ["trained", "dropped", "surplus", "heldout"] },
     { name: "finish", label: "finish", offered: ["stop", "length"] },
     { name: "source", label: "source", offered: [] },
   ];
+
+  /** How a choice is shown, where not as it is written. */
+  const LABELS = { heldout: "held out" };
 
   const RANGES = [
     { name: "score", label: "score", of: (group, row) => row.score },
@@ -40,11 +43,16 @@
     return Math.sqrt(scores.reduce((sum, score) => sum + (score - mean) ** 2, 0) / (scores.length - 1));
   }
 
+  /** What tells a group from every other: those of evaluations have numbers of their own. */
+  function nameOf(group) {
+    return `${group.fate === "heldout" ? "heldout-" : ""}${group.step}-${group.group}`;
+  }
+
   /** A group with what is asked of it again and again. */
   function entryOf(group) {
     const rows = group.completions;
     return {
-      id: `${group.step}-${group.group}`,
+      id: nameOf(group),
       group,
       words: `${group.prompt}\n${group.answer}\n${group.key}`.toLowerCase(),
       texts: rows.map((row) => row.text.toLowerCase()),
@@ -99,7 +107,7 @@
   }
 
   function choiceField(choice) {
-    const offered = [["", "any"], ...choice.offered.map((value) => [value, value])];
+    const offered = [["", "any"], ...choice.offered.map((value) => [value, LABELS[value] || value])];
     return field(choice.label, selectOf(choice.name, offered), choice.name);
   }
 
@@ -209,5 +217,5 @@
     element.querySelector('[data-field-of="fault"]').hidden = !faulty;
   }
 
-  browser.filters = { entryOf, matchesOf, orderOf, draw, read, tell, reset, offer };
+  browser.filters = { nameOf, entryOf, matchesOf, orderOf, draw, read, tell, reset, offer };
 })(window.groupwise.browser);

@@ -39,6 +39,7 @@
 
   /** What became of a group, and where it does not train, why. */
   function fateOf(group) {
+    if (group.fate === "heldout") return `held out: ${group.kind}`;
     if (group.fate === "surplus") return "surplus: trains next step";
     if (group.fate === "dropped") return DROPPED[group.kind] || "dropped by the filter";
     if (group.completions.every(hasNoScore)) return "does not train: nothing in it has a score";
@@ -164,7 +165,8 @@
     const advantage = turn.advantage === null ? "" : `, advantage ${heat.brief(turn.advantage, 3)}`;
     const state = turn.state ? `, in state ${oneLine(turn.state, 40)}` : "";
     const fault = turn.fault ? `, ⚠ ${turn.fault}` : "";
-    return `${index + 1}: reward ${heat.brief(turn.reward, 3)}${advantage}${state}${fault}`;
+    const calls = turn.calls ? `, called ${oneLine(turn.calls, 120)}` : "";
+    return `${index + 1}: reward ${heat.brief(turn.reward, 3)}${advantage}${state}${calls}${fault}`;
   }
 
   function turnFacts(row) {
@@ -285,7 +287,7 @@
   }
 
   function linkTo(group) {
-    const name = `rollout-${group.step}-${group.group}`;
+    const name = `rollout-${browser.filters.nameOf(group)}`;
     return make("a", { class: "to-group", href: `#${name}` }, `link to this group: #${name}`);
   }
 
@@ -329,7 +331,7 @@
    * onOpen  (element), called after it was opened or folded
    */
   function draw(group, { taste, told, onOpen }) {
-    const place = { "data-step": group.step, "data-group": group.group, id: `rollout-${group.step}-${group.group}` };
+    const place = { "data-step": group.step, "data-group": group.group, id: `rollout-${browser.filters.nameOf(group)}` };
     const element = make("details", { class: "group", ...place }, summaryOf(group));
     element.addEventListener("toggle", () => {
       if (element.open && !element.querySelector(":scope > .opened")) element.append(bodyOf(group, taste, told()));

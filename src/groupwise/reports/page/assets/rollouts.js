@@ -7,7 +7,7 @@
 
   const PER_PAGE = 25;
   const MOST_GROUPS = 400;
-  const HASH = /^#rollout-(\d+)-(\d+)$/;
+  const HASH = /^#rollout-((?:heldout-)?(\d+)-(\d+))$/;
 
   function plural(count, word) {
     return `${count.toLocaleString("en-US")} ${word}${count === 1 ? "" : "s"}`;
@@ -136,9 +136,9 @@
   function openNamed(browser) {
     const named = HASH.exec(window.location.hash);
     if (named === null) return;
-    const entry = browser.entries.find(({ id }) => id === `${named[1]}-${named[2]}`);
+    const entry = browser.entries.find(({ id }) => id === named[1]);
     if (entry === undefined) {
-      browser.count.textContent += `; group ${named[2]} of step ${named[1]} is not among those that this page holds`;
+      browser.count.textContent += `; group ${named[3]} of step ${named[2]} is not among those that this page holds`;
       return;
     }
     reach(browser, entry);
