@@ -24,7 +24,7 @@ from groupwise.core.terminal import clean
 from groupwise.journal.code import CODE
 from groupwise.journal.recipe_file import RECIPE, create_recipe, replace_recipe
 
-METRICS, ROLLOUTS, MACHINE = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl"
+METRICS, ROLLOUTS, MACHINE, HELDOUT = "metrics.jsonl", "rollouts.jsonl", "machine.jsonl", "heldout.jsonl"
 LOG, ABOUT, SUMMARY, LOCK = "log.txt", "about.json", "summary.json", ".lock"
 #: What the system says where a disk, a person's share of it, or a file may not grow.
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -111,7 +111,7 @@ class Journal:
 
         Raises RunError where the disk refuses.
         """
-        for name in (METRICS, ROLLOUTS, MACHINE):
+        for name in (METRICS, ROLLOUTS, MACHINE, HELDOUT):
             if (self.folder / name).exists():
                 jsonl.cut(self.folder / name, step)
         for listener in self._cut_listeners:
@@ -144,6 +144,10 @@ class Journal:
     def machine(self, step: int, more: Mapping[str, Any]) -> None:
         """One line of machine.jsonl: what the step took, and `more` that differs from run to run."""
         self._append(MACHINE, [{**machine_row(step), **more}])
+
+    def heldout(self, step: int, by_problem: Mapping[str, float]) -> None:
+        """One line of heldout.jsonl: what an evaluation measured of each problem, under the problem's key."""
+        self._append(HELDOUT, [{"step": step, "by_problem": by_problem}])
 
     def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """One line of rollouts.jsonl per completion that a step generated or trains."""
@@ -203,6 +207,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl."""
     path = folder / METRICS
     return list(jsonl.rows(path)) if path.exists() else []
+
+
+def read_heldout(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's heldout.jsonl that belong to a step."""
+    path = folder / HELDOUT
+    rows = jsonl.rows(path) if path.exists() else ()
+    return [row for row in rows if isinstance(row.get("step"), int)]
 
 
 def sound_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Where a run says what happens: its folder, the terminal, and warnings as they become true."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,6 +91,7 @@ class Output:
         self.journal.replace(ABOUT, {**read_about(self.journal.folder), "rolled_back": rollbacks})
 
     def evaluation(self, step: int, evaluation: Evaluation, seconds: Mapping[str, float]) -> None:
-        """An evaluation's row of metrics.jsonl, with the seconds since the row before."""
-        self.journal.metrics({"step": step, "evaluation": dataclasses.asdict(evaluation), "seconds": seconds})
+        """An evaluation's rows: of heldout.jsonl, and of metrics.jsonl with the seconds since the row before."""
+        self.journal.heldout(step, evaluation.by_problem)
+        self.journal.metrics({"step": step, "evaluation": evaluation.row, "seconds": seconds})
         self.view.evaluation(step, evaluation)
