@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from groupwise.core import statistics
-from groupwise.core.statistics import Interval, paired_rate_difference, pass_rate_interval, rate_difference
+from groupwise.core.statistics import Interval, pass_rate_interval, rate_difference
 
 #: The 0.975 quantiles of Student's t for 1 to 30 degrees of freedom, as tables print them.
 STUDENT = (
@@ -151,44 +151,30 @@ def test_pairing_takes_out_what_a_seed_brings_by_luck():
     assert statistics.paired({0: 0.8}, {0: 0.9}) is None
 
 
-def answered(rate: float, shared: float, hardness: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Whether each problem is solved; of a share of them its own hardness decides, of the others chance."""
-    luck = draw.random(len(hardness))
-    return (np.where(draw.random(len(hardness)) < shared, hardness, luck) < rate).astype(float)
+@pytest.mark.parametrize("trials", [1.0, 5.0, 80.0, 4000.0])
+def test_ends_within_bounds_are_quantiles_of_a_beta_with_a_closed_form(trials):
+    # Of Beta(1, b) the point below which it lies with chance x is 1 - (1 - x)^(1/b).
+    for level in (0.025, 0.5, 0.975):
+        found = statistics._beta_quantile(1 / (1 + trials), 1 + trials, level)
+        assert found == pytest.approx(1 - (1 - level) ** (1 / trials), rel=1e-3, abs=1e-7)
+    mirrored = 1 - statistics._beta_quantile(trials / (1 + trials), 1 + trials, 0.025)
+    assert mirrored == pytest.approx(statistics._beta_quantile(1 / (1 + trials), 1 + trials, 0.975), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("rate", "gain", "shared", "samples"),
-    [
-        (0.5, 0.0, 0.5, 1),
-        (0.5, 0.1, 0.9, 4),
-        (0.9, 0.05, 0.5, 1),
-        (0.97, 0.03, 0.3, 2),
-        (0.5, 0.0, 1.0, 1),
-        (1.0, 0.0, 0.5, 1),
-    ],
-)
-def test_the_interval_of_a_paired_difference_holds_it_in_nineteen_of_twenty_runs(rate, gain, shared, samples):
-    draw, runs, problems = np.random.default_rng(0), 300, 60
-    held = 0
-    for _ in range(runs):
-        hardness = draw.random(problems)
-        first, second = (answered(r, shared, hardness, draw).tolist() for r in (rate, rate + gain))
-        around = paired_rate_difference(first, second, samples)
-        held += around.low - 1e-12 <= gain <= around.high + 1e-12
-        assert around.high - around.low > 0.01
-    assert held / runs >= 0.95 - 2 * math.sqrt(0.95 * 0.05 / runs)
+def test_a_mean_between_bounds_has_a_width_where_all_are_equal_and_stays_between_them():
+    for value in (0.0, 0.5, 1.0):
+        around = statistics.mean_within([value] * 8, 0.0, 1.0, "")
+        assert 0 <= around.low <= value <= around.high <= 1
+        assert 0.2 < around.high - around.low < 0.6
+    wide = statistics.mean_within([-3.0, 7.0, 7.0], -3.0, 7.0, "")
+    unit = statistics.mean_within([0.0, 1.0, 1.0], 0.0, 1.0, "")
+    assert (wide.low, wide.high) == (pytest.approx(-3 + 10 * unit.low), pytest.approx(-3 + 10 * unit.high))
 
 
-def test_problems_that_are_hard_for_both_narrow_the_paired_interval_and_those_of_one_widen_it():
-    first = [1.0, 0.0] * 50
-    alike, unlike = [*first[:98], 1.0, 1.0], [*(1 - x for x in first[:98]), 1.0, 1.0]
-    unrelated = []
-    for second in (alike, unlike):
-        apart = [pass_rate_interval(x, 100, 1, statistics.standard_error(y)) for x, y in ((0.5, first), (0.51, second))]
-        unrelated.append(rate_difference(0.5, apart[0], np.mean(second).item(), apart[1]))
-    widths = [paired_rate_difference(first, second, 1) for second in (alike, unlike)]
-    assert widths[0].high - widths[0].low < 0.4 * (unrelated[0].high - unrelated[0].low)
-    assert widths[1].high - widths[1].low > 1.3 * (unrelated[1].high - unrelated[1].low)
-    turned = paired_rate_difference(alike, first, 1)
-    assert (turned.low, turned.high) == (pytest.approx(-widths[0].high), pytest.approx(-widths[0].low))
+def test_a_mean_reward_without_spread_or_of_few_problems_has_no_interval():
+    assert statistics.mean_interval(1.0, 8, 0.0) is None
+    assert statistics.seen_mean_interval([1.0] * 8) is None
+    assert statistics.seen_mean_interval([0.0, 1.0, 0.5, 0.2, 0.9]) is None
+    around = statistics.seen_mean_interval([0.9, *[1.0] * 7])
+    assert around is not None
+    assert 0.9 <= around.low < around.high <= 1.0

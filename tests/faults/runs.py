@@ -13,7 +13,7 @@ from tests.faults.mutant import NO_FILES, Content, Mutant, as_json, damaged, odd
 from tests.faults.recipes import RAW
 
 JSON_FILES = ("about.json", "summary.json")
-LINE_FILES = ("metrics.jsonl", "rollouts.jsonl", "machine.jsonl")
+LINE_FILES = ("metrics.jsonl", "rollouts.jsonl", "machine.jsonl", "heldout.jsonl", "heldout_problems.jsonl")
 NEWEST = "checkpoints/step-000002"
 STRAY = [
     "checkpoints/step-000004.bak", "checkpoints/step-", "checkpoints/step-x", "checkpoints/step-9999999999999999999999",

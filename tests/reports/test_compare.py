@@ -277,12 +277,11 @@ def test_evaluations_have_students_interval_over_seeds():
     met = mean([each.evaluations for each in six()[:3]])
     expected = statistics.over_seeds([0.90, 0.92, 0.94])
     assert met.columns["avg_at_k"] == [0.5, pytest.approx(0.92)]
-    assert met.columns["avg_at_k.low"] == [0.5, pytest.approx(expected.low, rel=1e-6)]
-    assert met.columns["avg_at_k.high"] == [0.5, pytest.approx(expected.high, rel=1e-6)]
+    assert met.columns["avg_at_k.low"] == [None, pytest.approx(expected.low, rel=1e-6)], "equal seeds have no interval"
+    assert met.columns["avg_at_k.high"] == [None, pytest.approx(expected.high, rel=1e-6)]
     assert set(met.columns) == {"avg_at_k", "avg_at_k.low", "avg_at_k.high"}, "one run's own interval is no seeds'"
     high = mean([each.evaluations for each in (member(after=0.9), member(after=1.0))])
-    low = pytest.approx(0.95 - 12.7062 * 0.05, abs=1e-4)
-    assert (high.columns["avg_at_k.low"][1], high.columns["avg_at_k.high"][1]) == (low, 1.0)
+    assert (high.columns["avg_at_k.low"][1], high.columns["avg_at_k.high"][1]) == (0.9, 1.0), "two seeds: their range"
 
 
 # Tables
@@ -327,19 +326,38 @@ def test_differences_by_hand():
 
 def test_a_difference_in_words():
     wide, narrow = statistics.Interval(-0.01, 0.05, ""), statistics.Interval(0.01, 0.03, "")
-    assert in_words(0.02, wide, None, 3).endswith("includes 0, so these runs do not tell them apart")
-    assert in_words(0.02, wide, narrow, 3).endswith("; paired by seed, 0.010 to 0.030: excludes 0")
-    assert in_words(0.02, narrow, narrow, 3) == "higher by 0.020, interval 0.010 to 0.030: excludes 0"
+    assert in_words(0.02, wide, None).endswith("includes 0, so these runs do not tell them apart")
+    assert in_words(0.02, wide, narrow).endswith("; paired by seed, 0.010 to 0.030: excludes 0")
+    assert in_words(0.02, narrow, narrow) == "higher by 0.020, interval 0.010 to 0.030: excludes 0"
     assert (
-        in_words(-0.02, None, None, 1) == "lower by 0.020; without an interval: it takes two seeds of each to tell more"
+        in_words(-0.02, None, None, ["-0.010", "-0.030"]) == "lower by 0.020 (seed by seed -0.010, -0.030); without an "
+        "interval: it takes 3 seeds of each that differ, to tell more"
     )
-    assert "another seed may say otherwise" in in_words(0.02, narrow, None, 1)
-    assert "without any spread" in in_words(0.0, statistics.Interval(0.0, 0.0, ""), None, 2)
+
+
+def test_two_seeds_are_no_interval_anywhere():
+    groups = grouped(
+        [
+            *(member(f"grpo-{seed}", 0.9 + seed / 50, seed=seed) for seed in (0, 1)),
+            *(member(f"dapo-{seed}", 0.9 + seed / 50, seed=seed, recipe=DAPO) for seed in (0, 1)),
+        ]
+    )
+    assert row(final_scores(groups), "dapo (2 seeds)")["95 % interval"] == "none: 0.900 and 0.920"
+    (apart,) = differences(groups).rows
+    assert apart[2:4] == ("none", "none")
+    assert "seed by seed +0.000, +0.000" in apart[4]
+    assert "two seeds are not an interval" in " ".join(notes(groups[0]))
+
+
+def test_seeds_that_agree_are_no_interval_of_no_width():
+    groups = grouped([member(f"grpo-{s}", 1.0, seed=s) for s in (0, 1, 2)])
+    assert row(final_scores(groups), "grpo (3 seeds)")["95 % interval"] == "none: all 1.000"
 
 
 def test_two_runs_of_one_seed_each_are_told_apart_by_problems_alone():
     table = differences(grouped([member("grpo-0", 0.90), member("dapo-0", 0.95, recipe=DAPO)]))
-    assert table.rows[0][2] == "-0.089 to -0.009 (Newcombe over problems, one run each)"
+    assert table.rows[0][2] == "-0.089 to -0.009 (not paired, over)"
+    assert table.rows[0][4].startswith("fell by 0.050 (95 % -0.089 to -0.009, not paired, over 100 problems)")
     assert "another seed may say otherwise" in table.rows[0][4]
     assert table.words == "", "nothing of Welch where there are no seeds to compare"
     assert "Welch" in differences(grouped(six())).words

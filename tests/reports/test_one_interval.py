@@ -1,4 +1,4 @@
-"""Law: the text, the tables and the band of a page give one interval of a pass rate, whatever the rate."""
+"""Law: the tables and the band of a page give one interval of a pass rate, whatever the rate."""
 
 from __future__ import annotations
 
@@ -64,15 +64,13 @@ def cells(table: Table) -> list[str]:
 
 
 @pytest.mark.parametrize(("rate", "error"), LAST)
-def test_text_tables_and_band_give_one_interval(tmp_path: Path, rate: float, error: float | None) -> None:
+def test_tables_and_band_give_one_interval(tmp_path: Path, rate: float, error: float | None) -> None:
     folder = written(tmp_path / "a", rate, error)
     other = written(tmp_path / "b", 0.25, 0.03)
     (other / "recipe.toml").write_text((other / "recipe.toml").read_text().replace("grpo", "dapo"))
     expected = pass_rate_interval(rate, PROBLEMS, SAMPLES, float("nan") if error is None else error)
     numbers = (round(expected.low, 3), round(expected.high, 3))
     page, together = single.page(folder), compare.page([folder, other])
-    answer = page.runs[0].answers[0].answer
-    assert ends_in(answer[answer.index("95 % interval") :]) == numbers
     assert band(page) == numbers
     run = next(i for i, run in enumerate(together.runs) if run.label == "grpo")
     assert band(together, run) == numbers
@@ -82,7 +80,7 @@ def test_text_tables_and_band_give_one_interval(tmp_path: Path, rate: float, err
     assert numbers[0] < numbers[1]
 
 
-@pytest.mark.parametrize("rates", [(0.9, 0.95, 1.0), (0.5, 0.6), (0.97, 0.99)])
+@pytest.mark.parametrize("rates", [(0.9, 0.95, 1.0), (0.5, 0.6, 0.4), (0.97, 0.99, 0.98)])
 def test_of_several_seeds_the_table_and_the_band_give_one_interval(tmp_path: Path, rates: tuple[float, ...]) -> None:
     folders = [written(tmp_path / f"seed-{seed}", rate, 0.01, seed) for seed, rate in enumerate(rates)]
     page = compare.page(folders)

@@ -97,8 +97,8 @@ def test_the_five_questions_have_answers_of_two_sentences(run: str) -> None:
 def test_a_run_that_learned_says_by_how_much() -> None:
     words, tone = one("Did it learn?", a_run())
     assert words == (
-        "Yes: the held-out pass rate rose from 0.479 to 0.973 in 40 steps (512 problems x 4 samples; 95 % interval "
-        "0.965 to 0.979); completions grew from 6.7 to 10.7 tokens."
+        "Yes: the held-out pass rate rose from 0.479 to 0.973 in 40 steps on 512 problems x 4 samples, by 0.494 "
+        "(95 % 0.450 to 0.538, not paired, over 512 problems); completions grew from 6.7 to 10.7 tokens."
     )
     assert tone == GOOD
 
@@ -109,10 +109,10 @@ def test_a_run_that_learned_says_by_how_much() -> None:
         (0.40, 0.60, "Yes", GOOD),
         (0.40, 0.45, "Yes", GOOD),
         (0.40, 0.415, "A little", GOOD),
-        (0.40, 0.407, "A little", NEUTRAL),
-        (0.40, 0.403, "No:", WARN),
-        (0.40, 0.40, "No:", WARN),
-        (0.40, 0.397, "No:", WARN),
+        (0.40, 0.408, "A little", GOOD),
+        (0.40, 0.403, "It cannot be told, at 40,000 problems (+0.003, 95 % -0.004 to 0.010); about 440,000", WARN),
+        (0.40, 0.40, "It cannot be told", WARN),
+        (0.40, 0.397, "It cannot be told", WARN),
         (0.40, 0.30, "No, it lost", BAD),
     ],
 )
@@ -167,9 +167,14 @@ def test_learned_compares_the_first_evaluation_with_the_last() -> None:
     assert one("Did it learn?", twice)[0].startswith("Not measured:")
 
 
-@pytest.mark.parametrize(("before", "after", "start", "tone"), [(0.1, 1.2, "It rose:", GOOD), (1.2, 0.1, "No", WARN)])
+@pytest.mark.parametrize(
+    ("before", "after", "start", "tone"), [(0.1, 1.2, "Yes:", GOOD), (1.2, 0.1, "No, it lost", BAD)]
+)
 def test_a_learned_score_rises_or_does_not(before: float, after: float, start: str, tone: str) -> None:
-    judged = [evaluation(0, None, measured_mean=before), evaluation(40, None, measured_mean=after)]
+    judged = [
+        evaluation(0, None, measured_mean=before, standard_error=0.1),
+        evaluation(40, None, measured_mean=after, standard_error=0.1),
+    ]
     words, found = one("Did it learn?", a_run(recipe=JUDGED, evaluations=judged))
     assert words.startswith(start)
     assert f"from {before:g} to {after:g}" in words

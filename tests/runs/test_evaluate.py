@@ -85,7 +85,10 @@ def test_a_policy_against_itself_differs_by_nothing(run: groupwise.Run, pair: Re
     assert same.value == 0
     assert same.interval is not None
     assert same.interval.low < 0 < same.interval.high, "with 3 problems nothing is certain"
-    assert result_lines(pair)[-1].endswith(("which is more than chance", "which chance explains"))
+    (apart,) = pair.differences
+    assert f": {apart.change.verdict}" in result_lines(pair)[-1]
+    run_says = run.summary["heldout_change"]
+    assert {**apart.change.row, "value": pytest.approx(apart.value)} == run_says, "the run and `eval` say one thing"
 
 
 def test_only_problems_of_both_are_compared(pair: Results):

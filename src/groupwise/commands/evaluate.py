@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from groupwise.commands.build import sampled_heldout
@@ -18,10 +17,11 @@ from groupwise.config import recipe as recipes
 from groupwise.config.given import RecipeLike, given
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve
+from groupwise.core.change import SHARE, Change, change
 from groupwise.core.errors import UsageError
 from groupwise.core.measure import CORRECTNESS, Measure
 from groupwise.core.records import Evaluation, Group
-from groupwise.core.statistics import Interval, mean_interval, paired, paired_rate_difference, pass_rate_interval
+from groupwise.core.statistics import Interval, pass_rate_interval, seen_mean_interval
 from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine, require_sampling
 from groupwise.journal import code
@@ -50,11 +50,11 @@ class PolicyResult:
     evaluation: Evaluation
 
     @property
-    def interval(self) -> Interval:
-        """Around the pass rate; without a pass mark around the mean of what is measured."""
+    def interval(self) -> Interval | None:
+        """Around the pass rate; without a pass mark around the mean of what is measured, where there can be one."""
         e = self.evaluation
         if self.measure.pass_at is None:
-            return mean_interval(e.measured_mean, e.problems, e.standard_error)
+            return seen_mean_interval(list(e.by_problem.values()))
         return pass_rate_interval(e.avg_at_k, e.problems, e.samples, e.standard_error)
 
     @property
@@ -70,14 +70,24 @@ class PolicyResult:
 @dataclass(frozen=True)
 class Difference:
     """Of two policies on the problems that both were asked, `second` - `first`: of pass rates, or without a pass mark
-    of means in reward units.
+    of means in reward units. From `first` to `second` it rose, fell, or cannot be told (`change.verdict`).
     """
 
     first: str
     second: str
-    problems: int
-    value: float
-    interval: Interval | None
+    change: Change
+
+    @property
+    def problems(self) -> int:
+        return self.change.problems
+
+    @property
+    def value(self) -> float:
+        return self.change.value
+
+    @property
+    def interval(self) -> Interval | None:
+        return self.change.interval
 
 
 @dataclass(frozen=True)
@@ -122,19 +132,12 @@ def difference(first: PolicyResult, second: PolicyResult) -> Difference:
 
     Raises UsageError where there is none, as where max_prompt_tokens leaves each tokenizer other problems.
     """
+    bounds = None if first.measure.pass_at is None else SHARE
     before, after = (problem_values(result.groups, result.measure) for result in (first, second))
-    both = [key for key in before if key in after]
-    if not both:
+    apart = change(before, after, bounds)
+    if not apart.problems:
         raise UsageError(f"{first.name} and {second.name} have no problem in common: raise max_prompt_tokens")
-    old: dict[object, float] = {key: before[key] for key in both}
-    new: dict[object, float] = {key: after[key] for key in both}
-    samples = first.evaluation.samples
-    interval = (
-        paired(old, new, over="problems")
-        if first.measure.pass_at is None
-        else paired_rate_difference(list(old.values()), list(new.values()), samples)
-    )
-    return Difference(first.name, second.name, len(both), fmean(new.values()) - fmean(old.values()), interval)
+    return Difference(first.name, second.name, apart)
 
 
 def with_step(names: Sequence[str], step: int | None) -> list[str]:
@@ -210,12 +213,12 @@ def result_lines(results: Results) -> list[str]:
 
 
 def _policy_lines(result: PolicyResult, named: bool) -> list[str]:
-    e, around = result.evaluation, f"(95 % {result.interval})"
-    mean = f"mean  {e.measured_mean:.4f} {around}; set evaluation.pass_at for pass rates"
+    e, around = result.evaluation, f" (95 % {result.interval})" if result.interval else ""
+    mean = f"mean  {e.measured_mean:.4f}{around}; set evaluation.pass_at for pass rates"
     return [
         *([result.name] if named else []),
         f"{e.problems} held-out problems x {e.samples} samples",
-        f"avg@{e.samples}  {e.avg_at_k:.4f} {around}" if e.pass_at_k else mean,
+        f"avg@{e.samples}  {e.avg_at_k:.4f}{around}" if e.pass_at_k else mean,
         *(f"pass@{k}  {value:.4f}" for k, value in e.pass_at_k.items()),
         f"mean length {e.length_mean:.1f} tokens, {e.truncated_share:.1%} cut off at the limit",
         *(f"reward {name}  mean {mean:.4f}" for name, mean in e.rewards.items()),
@@ -230,12 +233,10 @@ def _source_line(source: str, row: Mapping[str, float], samples: int) -> str:
 
 
 def _difference_line(apart: Difference) -> str:
-    around, problems = apart.interval, f"{apart.problems} problem{'s' * (apart.problems > 1)}"
-    words = f"{apart.second} - {apart.first}: {apart.value:+.4f} on the same {problems}"
-    if around is None:
-        return f"{words}, of which no interval can be made"
-    chance = "which chance explains" if 0.0 in around else "which is more than chance"
-    return f"{words} (95 % {around}, {around.name}), {chance}"
+    seen, problems = apart.change, f"{apart.problems} problem{'s' * (apart.problems > 1)}"
+    around = f" (95 % {seen.interval})" if seen.interval else ", of which no interval can be made"
+    words = f"{apart.second} - {apart.first}: {apart.value:+.4f} on the same {problems}{around}"
+    return f"{words}: {seen.verdict}{seen.remarks}"
 
 
 def _judge(plan: Plan) -> Judge | None:

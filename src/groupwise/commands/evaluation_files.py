@@ -63,13 +63,14 @@ def _results(results: Results) -> dict[str, Any]:
 def _policy(result: PolicyResult) -> dict[str, Any]:
     return {
         "name": result.name,
-        **dataclasses.asdict(result.evaluation),
+        **result.evaluation.row,
         "interval": _interval(result.interval),
     }
 
 
 def _difference(apart: Difference) -> dict[str, Any]:
-    return {**dataclasses.asdict(apart), "interval": _interval(apart.interval)}
+    names = {"first": apart.first, "second": apart.second}
+    return {**names, **apart.change.row, "interval": _interval(apart.interval)}
 
 
 def _interval(around: Interval | None) -> dict[str, Any] | None:

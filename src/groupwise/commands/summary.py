@@ -9,8 +9,9 @@ from groupwise.config import about
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.health.checks import of_limit
 from groupwise.health.measure import measured
-from groupwise.journal.journal import sound_metrics
+from groupwise.journal.journal import read_problems, sound_metrics
 from groupwise.loop import Training
+from groupwise.reports.folder.heldout import change_of, with_problems
 from groupwise.training import checkpoint
 from groupwise.training.reward_report import REPORT, read_report
 from groupwise.training.rollback import Guard
@@ -56,6 +57,7 @@ def _heldout(plan: Plan, evaluations: Mapping[int, dict[str, Any]], step: int) -
         "heldout_metric": plan.measure.metric,
         "heldout_before": _or_nan(before[what.column]),
         "heldout_after": _or_nan(after[what.column]),
+        "heldout_change": change_of(before, after, what).row,
         "length_before": before["length_mean"],
         "length_after": after["length_mean"],
         **_by_reward(before, after),
@@ -66,8 +68,10 @@ def _heldout(plan: Plan, evaluations: Mapping[int, dict[str, Any]], step: int) -
 
 
 def evaluations_of(folder: Path) -> dict[int, dict[str, Any]]:
-    """The run's evaluations, by the step after which they were made."""
-    return {row["step"]: row["evaluation"] for row in sound_metrics(folder) if "evaluation" in row}
+    """The run's evaluations, by the step after which they were made, each with its problems where they are known."""
+    rows = [row for row in sound_metrics(folder) if "evaluation" in row]
+    with_problems(rows, read_problems(folder))
+    return {row["step"]: row["evaluation"] for row in rows}
 
 
 def _or_nan(value: float | None) -> float:

@@ -174,6 +174,8 @@ def _go(
                 run.clock = clock
                 if newest is not None:
                     _restore(run, newest, sound_metrics(plan.folder))
+                    if run.progress.owes_evaluation:
+                        book.cut_heldout(run.progress.step - 1)
                     view.note(f"going on after step {run.progress.step}")
             book.listen(send.metrics)
             book.listen_to_cuts(send.cut_back)

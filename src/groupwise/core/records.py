@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -320,6 +320,7 @@ class Evaluation:
     logged_total  {name: sum} of the same, a call's number counted once
     by_source     {name: its problems, avg_at_k, measured_mean and score_mean} of each source and each held-out
                   set with a name
+    by_problem    {key: the share of its samples that pass, without a pass mark their mean} of each problem that has it
     """
 
     problems: int
@@ -336,6 +337,12 @@ class Evaluation:
     logged: dict[str, float] = field(default_factory=dict)
     logged_total: dict[str, float] = field(default_factory=dict)
     by_source: dict[str, dict[str, float]] = field(default_factory=dict)
+    by_problem: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """For files: everything but single problems, which are too many for a row of metrics."""
+        return {name: value for name, value in asdict(self).items() if name != "by_problem"}
 
 
 @dataclass(frozen=True)

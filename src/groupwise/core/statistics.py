@@ -10,12 +10,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import correlation, fmean, pstdev, stdev, variance
+from statistics import fmean, stdev, variance
 
 import numpy as np
 
 #: An interval holds the true value in this share of all cases.
 LEVEL = 0.95
+#: What lies beyond each end of an interval.
+TAIL = (1 - LEVEL) / 2
+#: Values of which the range stands for the bounds of a reward, at least.
+FEWEST_SEEN = 6
+#: Deviations to each side, and points, with which a Beta density is summed: quantiles are right to 1e-5 with them.
+WIDTHS, BETA_GRID = 12.0, 4001
 #: Name of the interval of a pass rate, and what is added where its standard error was not logged.
 OVER_PROBLEMS, ONE_VOTE = "Wilson over problems", ", one vote each"
 #: Points at which Student's density is summed, up to t = LARGEST where that comes before pi/2: quantiles of 1 and more
@@ -103,13 +109,76 @@ def _trials(rate: float, problems: int, error: float) -> float:
     return mean * (1 - mean) * count * (count - 1) / squares
 
 
-def mean_interval(mean: float, problems: int, error: float) -> Interval:
-    """The mean reward of one run over `problems` (2 or more), from its standard error over them: mean +- t error.
+def mean_interval(mean: float, problems: int, error: float) -> Interval | None:
+    """The mean reward of one run over `problems`, from its standard error over them: mean +- t error.
+
+    For rows that have no values of the problems; with them `mean_within` is right at the ends of a range too. None
+    where the problems have no spread, which few problems cannot vouch for.
 
     >>> str(mean_interval(2.0, 5, 0.5))
     '0.612 to 3.388'
     """
+    if problems < 2 or not error > 0:
+        return None
     return _around(mean, error, problems - 1, "Student t over problems")
+
+
+def seen_mean_interval(values: Sequence[float]) -> Interval | None:
+    """The mean reward of one run, from each problem's own mean, where the bounds of the reward are not known.
+
+    The range of the values stands for the bounds. None for fewer than FEWEST_SEEN problems: the mean over all problems
+    of the kind lies outside the range of n of them with chance 2^(1 - n) where it is their median. None without spread.
+
+    >>> str(seen_mean_interval([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 1.0]))
+    '0.479 to 0.977'
+    """
+    if len(values) < FEWEST_SEEN or min(values) == max(values):
+        return None
+    return mean_within(values, min(values), max(values), "Beta over problems")
+
+
+def mean_within(values: Sequence[float], least: float, most: float, name: str) -> Interval:
+    """The mean of independent values, one or more, between two bounds; it has a width also where all are equal.
+
+    The lower end is the 0.025 quantile of a Beta distribution over [least, most] after half a value at `least` was
+    added to the values, the upper end the 0.975 quantile after half a value at `most`. The Beta has the mean and the
+    variance that a Dirichlet distribution over the values, a unit weight each, gives their mean: its trials are
+    (mean - least)(most - mean) / variance - 1, as Korn and Graubard (1998) count trials. Where values are at the bounds
+    alone the ends are Jeffreys' for a share of right ones, but for the half right or wrong that it takes on both sides.
+
+    >>> str(mean_within([1.0] * 8, 0.0, 1.0, ""))
+    '0.723 to 1.000'
+    """
+    low, high = (_end(np.asarray(values, float), end, least, most) for end in (least, most))
+    return Interval(low, high, name)
+
+
+def _end(values: np.ndarray, end: float, least: float, most: float) -> float:
+    """The end of an interval on the side of the bound `end`."""
+    weights = np.append(np.ones(len(values)), 0.5)
+    values = np.append(values, end)
+    total = weights.sum()
+    mean = float(weights @ values / total)
+    variance = float(weights @ (values - mean) ** 2 / total) / (total + 1)
+    if not variance:
+        return end
+    trials = (mean - least) * (most - mean) / variance - 1
+    share = _beta_quantile((mean - least) / (most - least), trials, TAIL if end == least else 1 - TAIL)
+    return least + (most - least) * share
+
+
+def _beta_quantile(mean: float, trials: float, level: float) -> float:
+    """The point below which Beta(mean trials, (1 - mean) trials) lies with chance `level`.
+
+    With x = sin(a)^2 the density of a is proportional to sin(a)^(2 mean trials - 1) cos(a)^(2 (1 - mean) trials - 1),
+    which is nearly normal with deviation 1 / (2 sqrt(trials)); it is summed over WIDTHS of them to each side.
+    """
+    around, reach = math.asin(math.sqrt(mean)), WIDTHS / (2 * math.sqrt(trials))
+    edges = np.linspace(max(0.0, around - reach), min(math.pi / 2, around + reach), BETA_GRID)
+    middle = (edges[1:] + edges[:-1]) / 2
+    logs = (2 * mean * trials - 1) * np.log(np.sin(middle)) + (2 * (1 - mean) * trials - 1) * np.log(np.cos(middle))
+    below = np.append(0.0, np.cumsum(np.exp(logs - logs.max())))
+    return math.sin(float(np.interp(level * below[-1], below, edges))) ** 2
 
 
 def rate_difference(before: float, around_before: Interval, after: float, around_after: Interval) -> Interval:
@@ -126,43 +195,6 @@ def rate_difference(before: float, around_before: Interval, after: float, around
     low = apart - math.hypot(after - around_after.low, around_before.high - before)
     high = apart + math.hypot(around_after.high - after, before - around_before.low)
     return Interval(low, high, "Newcombe over problems, one run each")
-
-
-def paired_rate_difference(first: Sequence[float], second: Sequence[float], samples: int) -> Interval:
-    """mean(second) - mean(first) of pass rates on the same problems (Newcombe, 1998, paired, method 10).
-
-    first, second  of each problem, in one order, the share of its `samples` that are right; 1 problem or more
-
-    From d - sqrt(a^2 - 2 r a b + b^2) with a = second - its low and b = first's high - first, upwards likewise; r is
-    the correlation over problems. Problems that are hard for both count once: the interval is narrower than that of
-    unrelated problems (`rate_difference`). It has a width at 0 and 1 too, and where both were equal on each problem.
-
-    >>> str(paired_rate_difference([1, 0, 1, 0] * 25, [1, 0, 1, 1] * 25, 1))
-    '0.160 to 0.334'
-    """
-    p, around_p = _rate(first, samples)
-    q, around_q = _rate(second, samples)
-    alike = _correlation(first, second)
-
-    def apart(a: float, b: float) -> float:
-        return math.sqrt(max(0.0, a * a - 2 * alike * a * b + b * b))
-
-    low = q - p - apart(q - around_q.low, around_p.high - p)
-    high = q - p + apart(around_q.high - q, p - around_p.low)
-    return Interval(low, high, "Newcombe paired over problems")
-
-
-def _rate(rates: Sequence[float], samples: int) -> tuple[float, Interval]:
-    return fmean(rates), pass_rate_interval(fmean(rates), len(rates), samples, standard_error(rates))
-
-
-def _correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Over problems, with Newcombe's continuity correction of a positive one; 0 where one of the two does not vary."""
-    spread = pstdev(first) * pstdev(second) if len(first) > 1 else 0.0
-    if not spread:
-        return 0.0
-    alike = correlation(first, second)
-    return max(0.0, alike - 1 / (2 * len(first) * spread)) if alike > 0 else alike
 
 
 def over_seeds(scores: Sequence[float]) -> Interval | None:
@@ -196,11 +228,10 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Interval | None:
     return _around(fmean(second) - fmean(first), math.sqrt(sum(parts)), degrees, name)
 
 
-def paired(first: Mapping[object, float], second: Mapping[object, float], over: str = "seeds") -> Interval | None:
+def paired(first: Mapping[object, float], second: Mapping[object, float]) -> Interval | None:
     """mean(second - first) over seeds: Student's t on the differences. None unless both have the same seeds, 2 or more.
 
-    A seed draws the same problems and starts from the same policy in both, so what it brings by luck cancels. `over`
-    names what else the keys are, such as the problems of one evaluation.
+    A seed draws the same problems and starts from the same policy in both, so what it brings by luck cancels.
 
     >>> str(paired({0: 0.90, 1: 0.94}, {0: 0.91, 1: 0.95}))
     '0.010 to 0.010'
@@ -208,7 +239,7 @@ def paired(first: Mapping[object, float], second: Mapping[object, float], over: 
     if set(first) != set(second) or len(first) < 2:
         return None
     apart = [second[seed] - first[seed] for seed in first]
-    return _around(fmean(apart), standard_error(apart), len(apart) - 1, f"paired t over {len(apart)} {over}")
+    return _around(fmean(apart), standard_error(apart), len(apart) - 1, f"paired t over {len(apart)} seeds")
 
 
 @cache

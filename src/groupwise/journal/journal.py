@@ -25,6 +25,8 @@ from groupwise.journal.code import CODE
 from groupwise.journal.recipe_file import RECIPE, create_recipe, replace_recipe
 
 METRICS, ROLLOUTS, HELDOUT, MACHINE = "metrics.jsonl", "rollouts.jsonl", "heldout.jsonl", "machine.jsonl"
+#: Of each evaluation: what it measured of each problem.
+PROBLEMS = "heldout_problems.jsonl"
 LOG, ABOUT, SUMMARY, LOCK = "log.txt", "about.json", "summary.json", ".lock"
 #: What the system says where a disk, a person's share of it, or a file may not grow.
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -111,7 +113,7 @@ class Journal:
 
         Raises RunError where the disk refuses.
         """
-        for name in (METRICS, ROLLOUTS, HELDOUT, MACHINE):
+        for name in (METRICS, ROLLOUTS, HELDOUT, PROBLEMS, MACHINE):
             if (self.folder / name).exists():
                 jsonl.cut(self.folder / name, step)
         for listener in self._cut_listeners:
@@ -145,6 +147,10 @@ class Journal:
         """One line of machine.jsonl: what the step took, and `more` that differs from run to run."""
         self._append(MACHINE, [{**machine_row(step), **more}])
 
+    def problems(self, step: int, by_problem: Mapping[str, float]) -> None:
+        """One line of heldout_problems.jsonl: what an evaluation measured of each problem, under the problem's key."""
+        self._append(PROBLEMS, [{"step": step, "by_problem": by_problem}])
+
     def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """One line of rollouts.jsonl per completion that a step generated or trains."""
         self._append(ROLLOUTS, rows)
@@ -154,9 +160,10 @@ class Journal:
         self._append(HELDOUT, rows)
 
     def cut_heldout(self, step: int) -> None:
-        """Takes out the completions of evaluations after `step`, of which one is made again."""
-        if (self.folder / HELDOUT).exists():
-            jsonl.cut(self.folder / HELDOUT, step)
+        """Takes out completions and problems of evaluations after `step`, of which one is made again."""
+        for name in (HELDOUT, PROBLEMS):
+            if (self.folder / name).exists():
+                jsonl.cut(self.folder / name, step)
 
     def log(self, line: str) -> None:
         """One line of log.txt, which a terminal may show as it is."""
@@ -212,6 +219,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl."""
     path = folder / METRICS
     return list(jsonl.rows(path)) if path.exists() else []
+
+
+def read_problems(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's heldout_problems.jsonl that belong to a step."""
+    path = folder / PROBLEMS
+    rows = jsonl.rows(path) if path.exists() else ()
+    return [row for row in rows if isinstance(row.get("step"), int)]
 
 
 def sound_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Where a run says what happens: its folder, the terminal, and warnings as they become true."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,7 +93,8 @@ class Output:
     def evaluation(
         self, step: int, evaluation: Evaluation, groups: Sequence[Group], seconds: Mapping[str, float]
     ) -> None:
-        """An evaluation's completions, then its row of metrics.jsonl, with the seconds since the row before."""
+        """An evaluation's completions, its problems, and its row of metrics.jsonl with the seconds since the row before."""
         self.journal.heldout(heldout_rows(step, groups, self.measure))
-        self.journal.metrics({"step": step, "evaluation": dataclasses.asdict(evaluation), "seconds": seconds})
+        self.journal.problems(step, evaluation.by_problem)
+        self.journal.metrics({"step": step, "evaluation": evaluation.row, "seconds": seconds})
         self.view.evaluation(step, evaluation)

@@ -322,6 +322,7 @@ def measured(answers: HeldoutAnswers, measure: Measure, has_answers: bool) -> Ev
     samples, has_mark = len(groups[0].completions), measure.pass_at is not None
     passed = [sum(measure.passes(c) for c in g.completions) for g in groups]
     logged = logged_of(completions).merged(answers.logged)
+    by_problem = problem_values(groups, measure)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples and has_mark]
     return Evaluation(
         problems=len(groups),
@@ -333,11 +334,12 @@ def measured(answers: HeldoutAnswers, measure: Measure, has_answers: bool) -> Ev
         score_mean=_score_mean(groups) if has_answers else math.nan,
         unscored=sum(math.isnan(measure.value(c)) for c in completions),
         measured_mean=_measured_mean(groups, measure),
-        standard_error=standard_error(list(problem_values(groups, measure).values())),
+        standard_error=standard_error(list(by_problem.values())),
         rewards=_reward_means(completions),
         logged=read(logged.means),
         logged_total=read(logged.totals),
         by_source=_source_results(groups, measure, has_answers),
+        by_problem=by_problem,
     )
 
 

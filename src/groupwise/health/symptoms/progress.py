@@ -24,7 +24,7 @@ from groupwise.health.symptoms.signal import windows
 FALLEN = 0.1
 RISING = 0.01
 ENOUGH = 20
-APART = 0.1
+APART, NEAR, LEAST = 0.1, 5, 3
 #: The keys that sampling and evaluation both have.
 SAMPLED_BY = (
     "temperature",
@@ -122,31 +122,35 @@ def falling(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"avg_at_k and the training pass_rate around it {APART:g} and {SURE:g} standard errors apart",
-    why="with a few hundred problems less than that is chance",
+    limit=f"avg_at_k of an evaluation after step 0, and the training pass_rate on each side of it (the nearest {NEAR} "
+    f"steps, {LEAST} or more; of the last steps those before) {APART:g} and {SURE:g} standard errors apart",
+    why="with a few hundred problems less than that is chance; a policy that learns passes from one side to the other",
     live=False,
 )
 def held_out_apart(h: History) -> Seen | None:
     column = h.measured.column
-    evaluated = [row for row in h.evaluations if numbers(column, [row["evaluation"]])]
+    evaluated = [row for row in h.evaluations if numbers(column, [row["evaluation"]]) and row.get("step", 0) > 0]
     if not evaluated or h.moving:
         return None
-    last = evaluated[-1]
-    near = [row for row in h.rows if abs(row.get("step", 0) - last.get("step", 0)) < RECENT]
-    rates, evaluation = h.measure(near), last["evaluation"]
+    step, evaluation = evaluated[-1].get("step", 0), evaluated[-1]["evaluation"]
+    sides = _sides(h, step)
     problems = sum(numbers("problems", [evaluation]))
-    if not rates or problems <= 0:
+    if not sides or problems <= 0:
         return None
-    train, held = fmean(rates), evaluation[column]
+    held = evaluation[column]
     error = sum(numbers("standard_error", [evaluation]))
     if h.has_scale:
         error = error or math.sqrt(max(0.0, held * (1 - held)) / problems)
     elif not error:
         return None  # of a reward without a standard error nothing can be said
-    if abs(train - held) <= max(APART if h.has_scale else 0.0, SURE * math.hypot(error, error_of(rates))):
+    # The nearer side: training above on one side and below on the other is a policy on its way.
+    above = min(_beyond(h, fmean(rates) - held, error, rates) for rates in sides)
+    below = min(_beyond(h, held - fmean(rates), error, rates) for rates in sides)
+    if max(above, below) <= 0:
         return None
+    train = fmean(rate for rates in sides for rate in rates)
     words = (
-        f"After step {last.get('step')} the held-out {h.measured.words} was {short(held)}, and {short(train)} on the "
+        f"After step {step} the held-out {h.measured.words} was {short(held)}, and {short(train)} on the "
         "training problems around that step"
     )
     same = all(h.setting(f"evaluation.{k}") == h.setting(f"sampling.{k}") for k in SAMPLED_BY)
@@ -158,6 +162,18 @@ def held_out_apart(h: History) -> Seen | None:
         f"{words}: it learns the training problems rather than the task, or the held-out ones are of another kind.",
         "More training problems, fewer steps, or a larger algorithm.kl.beta",
     )
+
+
+def _sides(h: History, step: int) -> list[list[float]]:
+    """What was measured in training in the nearest steps up to an evaluation, and after it where there are enough."""
+    before = h.measure([row for row in h.rows if step - NEAR < row.get("step", 0) <= step])
+    after = h.measure([row for row in h.rows if step < row.get("step", 0) <= step + NEAR])
+    return [side for side in (before, after) if len(side) >= LEAST] if len(before) >= LEAST else []
+
+
+def _beyond(h: History, apart: float, error: float, rates: list[float]) -> float:
+    """How far a difference lies beyond what is let pass."""
+    return apart - max(APART if h.has_scale else 0.0, SURE * math.hypot(error, error_of(rates)))
 
 
 @symptom(
@@ -197,11 +213,11 @@ def fallen(h: History, then: list[float], now: list[float]) -> bool:
 
 
 def error_of(rates: list[float]) -> float:
-    """The standard error of their mean; 0 of a single one, whose error is not known.
+    """The standard error of their mean; of a single one, whose error is not known, infinite: nothing differs from it.
 
     core.statistics has it too, but health stands on the ground beside core and imports nothing.
     """
-    return stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else 0.0
+    return stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else math.inf
 
 
 def _explained(h: History) -> set[str]:

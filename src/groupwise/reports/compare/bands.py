@@ -3,13 +3,13 @@
 import math
 from collections.abc import Collection, Sequence
 
-from groupwise.core.statistics import over_seeds
+from groupwise.core.statistics import Interval, over_seeds
 from groupwise.health.symptoms.base import is_number
 from groupwise.reports.folder.columns import rounded
 from groupwise.reports.page.plots import limits
 from groupwise.reports.records import Curves, Number
 
-#: From so many seeds on, the band is a standard deviation; of fewer it is their range.
+#: From so many seeds on there is an interval, and the band is a standard deviation; of fewer it is their range.
 ENOUGH = 3
 #: What an evaluation measures, and the columns that bound one run's own interval of it.
 HELD_OUT, OF_ONE_RUN = ("avg_at_k", "measured_mean"), ("low", "high")
@@ -19,9 +19,9 @@ def mean(seeds: Sequence[Curves], held_out: Collection[str] = HELD_OUT[:1]) -> C
     """The mean over seeds of every column at every step that any has; NAME.low and NAME.high bound the band.
 
     The band is the mean +- one sample standard deviation over seeds, of fewer than three seeds their range. Of what is
-    held out it is Student's 95 % interval over seeds. A band ends where the column's picture does: a share at 0 and 1.
-    A gap of one seed leaves the others; where only one has a number there is no band. The curves of one seed are as
-    they are.
+    held out it is Student's 95 % interval over seeds, from three on. A band ends where the column's picture does: a
+    share at 0 and 1. A gap of one seed leaves the others; where only one has a number there is no band. The curves of
+    one seed are as they are.
 
     >>> mean([Curves([1], {"loss": [1.0]}), Curves([1, 2], {"loss": [2.0, 5.0]})]).columns
     {'loss': [1.5, 5.0], 'loss.low': [1.0, None], 'loss.high': [2.0, None]}
@@ -32,7 +32,10 @@ def mean(seeds: Sequence[Curves], held_out: Collection[str] = HELD_OUT[:1]) -> C
     columns: dict[str, list[Number]] = {}
     for name in dict.fromkeys(name for each in seeds for name in each.columns if name not in OF_ONE_RUN):
         across = _across(seeds, name, steps)
-        bands = [_interval(values) if name in held_out else _spread(values, len(seeds)) for values in across]
+        bands = [
+            _interval(values) if name in held_out and len(seeds) >= ENOUGH else _spread(values, len(seeds))
+            for values in across
+        ]
         bands = [_cut(band, limits(name)) for band in bands]
         columns[name] = [sum(values) / len(values) if values else None for values in across]
         columns[f"{name}.low"], columns[f"{name}.high"] = ([band[end] for band in bands] for end in (0, 1))
@@ -58,8 +61,18 @@ def _across(seeds: Sequence[Curves], name: str, steps: Sequence[int]) -> list[li
     return [[value for each in by_step if is_number(value := each.get(step))] for step in steps]
 
 
+def seeds_interval(values: Sequence[float]) -> Interval | None:
+    """Student's over seeds; None for fewer than ENOUGH, and without a spread, which few seeds cannot vouch for."""
+    return with_spread(over_seeds(values)) if len(values) >= ENOUGH else None
+
+
+def with_spread(interval: Interval | None) -> Interval | None:
+    """The interval, where it has a width."""
+    return interval if interval and interval.low < interval.high else None
+
+
 def _interval(values: Sequence[float]) -> tuple[Number, Number]:
-    interval = over_seeds(values)
+    interval = seeds_interval(values)
     return (None, None) if interval is None else (interval.low, interval.high)
 
 

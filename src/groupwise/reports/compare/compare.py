@@ -6,7 +6,7 @@ from pathlib import Path
 
 from groupwise.core.jsonl import flat
 from groupwise.health.measure import PASS_RATE
-from groupwise.reports.compare.bands import HELD_OUT, band_words, mean, measured
+from groupwise.reports.compare.bands import ENOUGH, HELD_OUT, band_words, mean, measured
 from groupwise.reports.compare.members import Group, Member, differing, grouped, shown
 from groupwise.reports.compare.scores import (
     differences,
@@ -103,7 +103,9 @@ def notes(group: Group, names: Collection[str] = ()) -> Iterable[str]:
     several = len(group.members) > 1
     if words := band_words(len(group.counted)):
         held = measures([group]) or [PASS_RATE.words]
-        yield f"{words} The band of the held-out {held[0]} is Student's 95 % interval over seeds."
+        enough = len(group.counted) >= ENOUGH
+        around = "Student's 95 % interval over seeds" if enough else "their range too: two seeds are not an interval"
+        yield f"{words} The band of the held-out {held[0]} is {around}."
     yield from _lengths(group)
     for member in group.members:
         if member not in group.counted:

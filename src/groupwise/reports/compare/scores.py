@@ -5,20 +5,21 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
+from groupwise.core.change import Change
 from groupwise.core.statistics import (
     ONE_VOTE,
     OVER_PROBLEMS,
     Interval,
-    over_seeds,
     paired,
-    rate_difference,
     welch,
 )
-from groupwise.health.measure import PASS_RATE
+from groupwise.health.measure import PASS_RATE, Measured
 from groupwise.health.symptoms.base import History, is_number
-from groupwise.reports.compare.bands import measured
+from groupwise.reports.compare.bands import ENOUGH, measured, seeds_interval, with_spread
 from groupwise.reports.compare.members import Group, Member
 from groupwise.reports.folder.columns import interval
+from groupwise.reports.folder.heldout import change_of
+from groupwise.reports.folder.lines import Row
 from groupwise.reports.records import Table
 
 #: Beyond so many pairs a table of differences is no longer read.
@@ -43,6 +44,7 @@ class Score:
 
     measure   what the run is measured by: pass rate, reward, learned score, ...
     interval  over problems; None where the evaluation does not say of how many
+    change    from the first to the last evaluation; None where there is one alone
     """
 
     measure: str
@@ -50,14 +52,15 @@ class Score:
     after: float
     step: int
     interval: Interval | None
+    change: Change | None
     length_before: object
     length_after: object
 
 
 def score_of(member: Member) -> Score | None:
     """None where there is no evaluation with a number."""
-    what = History(member.run.step_rows, member.run.evaluation_rows, member.run.recipe).measured
-    rows = [row for row in member.run.evaluation_rows if is_number(row["evaluation"].get(what.column))]
+    what = _measured_by(member)
+    rows = _evaluated(member, what)
     if not rows:
         return None
     first, last = rows[0]["evaluation"], rows[-1]["evaluation"]
@@ -67,9 +70,19 @@ def score_of(member: Member) -> Score | None:
         after=float(last[what.column]),
         step=rows[-1]["step"],
         interval=interval(last),
+        change=change_of(first, last, what) if len(rows) > 1 else None,
         length_before=first.get("length_mean"),
         length_after=last.get("length_mean"),
     )
+
+
+def _measured_by(member: Member) -> Measured:
+    return History(member.run.step_rows, member.run.evaluation_rows, member.run.recipe).measured
+
+
+def _evaluated(member: Member, what: Measured) -> list[Row]:
+    """The rows of evaluations that have a number of it."""
+    return [row for row in member.run.evaluation_rows if is_number(row["evaluation"].get(what.column))]
 
 
 def scores_of(group: Group) -> dict[object, tuple[Member, Score]]:
@@ -88,11 +101,11 @@ def measures(groups: Sequence[Group]) -> list[str]:
 
 
 def interval_of(group: Group) -> Interval | None:
-    """Over seeds, or of a run by itself over problems."""
+    """Over seeds, of a run by itself over problems; None for two seeds, and for seeds that all came to one score."""
     scores = _scores(group)
     if len(scores) == 1:
         return scores[0].interval
-    seeds = over_seeds([score.after for score in scores])
+    seeds = seeds_interval([score.after for score in scores])
     shares = all(score.measure == PASS_RATE.words for score in scores)
     return seeds.clipped() if seeds and shares else seeds
 
@@ -103,9 +116,18 @@ def final_scores(groups: Sequence[Group], words: Sequence[str] = ()) -> Table:
     head = ("runs", "seeds", f"held-out {' or '.join(names)}", "95 % interval", "before", "length before")
     head += ("length after", "steps", "seconds of training", "best seed", "worst seed", "status")
     cells, how = _intervals([interval_of(group) for group in groups])
+    cells = [_few_seeds(group) or cell for group, cell in zip(groups, cells, strict=True)]
     about = " ".join(filter(None, [*words, how, ABOUT_INTERVALS]))
     rows = tuple(_final_row(group, cell) for group, cell in zip(groups, cells, strict=True))
     return Table("Final scores", head, rows, about, numbers=tuple(range(2, 9)))
+
+
+def _few_seeds(group: Group) -> str:
+    """What stands in place of an interval that too few seeds, or seeds without any spread, do not make; or ""."""
+    ends = [score.after for score in _scores(group)]
+    if len(ends) < 2 or interval_of(group):
+        return ""
+    return f"none: {min(ends):.3f} and {max(ends):.3f}" if len(ends) < ENOUGH else f"none: all {ends[0]:.3f}"
 
 
 def _final_row(group: Group, interval: str) -> tuple[str, ...]:
@@ -159,13 +181,14 @@ def per_run(groups: Sequence[Group]) -> Table:
             f"{score.before:.3f}" if score else "",
             f"{score.after:.3f}" if score else "no evaluation",
             cell,
+            str(score.change) if score and score.change else "",
             str(score.step) if score else "",
             member.run.status.words,
         )
         for (group, member, score), cell in zip(runs, cells, strict=True)
     )
-    head = ("folder", "runs", "seed", "before", "final", "95 % interval", "at step", "status")
-    return Table("Per run", head, rows, how, numbers=(2, 3, 4, 5, 6))
+    head = ("folder", "runs", "seed", "before", "final", "95 % interval", "from before to final", "at step", "status")
+    return Table("Per run", head, rows, how, numbers=(2, 3, 4, 5, 7))
 
 
 def differences(groups: Sequence[Group]) -> Table | None:
@@ -185,35 +208,45 @@ def differences(groups: Sequence[Group]) -> Table | None:
 
 
 def _difference(first: Group, second: Group) -> tuple[str, ...]:
-    ones, others = ({seed: score for seed, (_, score) in scores_of(group).items()} for group in (first, second))
-    first_after, second_after = ({s: score.after for s, score in each.items()} for each in (ones, others))
-    between = welch(list(first_after.values()), list(second_after.values()))
-    if len(ones) == len(others) == 1:
-        (before,), (then,) = ones.values(), others.values()
-        if before.interval and then.interval:
-            between = rate_difference(before.after, before.interval, then.after, then.interval)
-    by_seed = paired(first_after, second_after)
+    ones, others = scores_of(first), scores_of(second)
+    first_after, second_after = ({seed: score.after for seed, (_, score) in each.items()} for each in (ones, others))
     apart = fmean(second_after.values()) - fmean(first_after.values())
-    words = in_words(apart, between, by_seed, seeds=min(len(ones), len(others)))
-    cells = (_cell(between, with_name=True), _cell(by_seed, with_name=False))
-    return f"{second.label} against {first.label}", f"{apart:+.3f}", *cells, words
+    by_seed = with_spread(paired(first_after, second_after)) if len(ones) >= ENOUGH else None
+    name = f"{second.label} against {first.label}"
+    if len(ones) == len(others) == 1:
+        (run, _), (other, _) = *ones.values(), *others.values()
+        between = _change_between(run, other)
+        words = f"{between}; over problems alone, another seed may say otherwise"
+        return name, f"{apart:+.3f}", _cell(between.interval, with_name=True), "none", words
+    enough = min(len(ones), len(others)) >= ENOUGH
+    between = with_spread(welch(list(first_after.values()), list(second_after.values()))) if enough else None
+    both = [seed for seed in first_after if seed in second_after]
+    seeds = [f"{second_after[seed] - first_after[seed]:+.3f}" for seed in both]
+    words = in_words(apart, between, by_seed, seeds)
+    return name, f"{apart:+.3f}", _cell(between, with_name=True), _cell(by_seed, with_name=False), words
 
 
-def in_words(apart: float, between: Interval | None, by_seed: Interval | None, seeds: int) -> str:
-    """A difference said plainly.
+def _change_between(first: Member, second: Member) -> Change:
+    """From the last evaluation of one run to that of another."""
+    what = _measured_by(first)
+    one, other = (_evaluated(member, what)[-1]["evaluation"] for member in (first, second))
+    return change_of(one, other, what)
 
-    >>> in_words(0.016, Interval(0.004, 0.028, ""), None, seeds=3)
+
+def in_words(apart: float, between: Interval | None, by_seed: Interval | None, seeds: Sequence[str] = ()) -> str:
+    """A difference over seeds said plainly; `seeds` are the differences of each seed that both have.
+
+    >>> in_words(0.016, Interval(0.004, 0.028, ""), None)
     'higher by 0.016, interval 0.004 to 0.028: excludes 0'
     """
     size = f"{'higher' if apart > 0 else 'lower'} by {abs(apart):.3f}" if apart else "equal"
     if between is None:
-        return f"{size}; without an interval: it takes two seeds of each to tell more"
+        each = f" (seed by seed {', '.join(seeds)})" if seeds else ""
+        return f"{size}{each}; without an interval: it takes {ENOUGH} seeds of each that differ, to tell more"
     words = f"{size}, interval {between}: {_verdict(between)}"
-    if between.low == between.high:
-        words += ", but without any spread between seeds it says little"
     if by_seed and (0 in by_seed) != (0 in between):
         words += f"; paired by seed, {by_seed}: {_verdict(by_seed)}"
-    return words + ("; over problems alone, another seed may say otherwise" if seeds == 1 else "")
+    return words
 
 
 def _verdict(interval: Interval) -> str:

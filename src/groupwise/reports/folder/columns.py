@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from groupwise.core.jsonl import flat
-from groupwise.core.statistics import Interval, mean_interval, pass_rate_interval
+from groupwise.core.statistics import Interval, mean_interval, pass_rate_interval, seen_mean_interval
 from groupwise.reports.folder.lines import count_of, number, table
 from groupwise.reports.records import Curves, Number
 
@@ -44,8 +44,11 @@ def interval(evaluation: Mapping[str, Any]) -> Interval | None:
     '0.962 to 1.000'
     """
     rate, mean = number(evaluation.get("avg_at_k")), number(evaluation.get("measured_mean"))
+    values = list(table(evaluation.get("by_problem")).values())
     error = number(evaluation.get("standard_error"))
     problems, samples = count_of(evaluation.get("problems")), count_of(evaluation.get("samples"))
+    if rate is None and values:
+        return seen_mean_interval(values)
     if rate is None and mean is not None and problems and problems > 1 and error is not None:
         return mean_interval(mean, problems, error)
     if rate is None or not 0 <= rate <= 1 or not problems:
@@ -128,7 +131,8 @@ def _evaluation(row: Mapping[str, Any]) -> dict[str, Number]:
     around = interval(row["evaluation"])
     band = {"low": around.low, "high": around.high} if around else {}
     seconds = _numbers({"seconds": row.get("seconds", {})})
-    return {**_numbers(row["evaluation"]), **band, **seconds, "seconds_total": _total(row)}
+    measured = {name: value for name, value in row["evaluation"].items() if name != "by_problem"}
+    return {**_numbers(measured), **band, **seconds, "seconds_total": _total(row)}
 
 
 def _total(row: Mapping[str, Any]) -> Number:

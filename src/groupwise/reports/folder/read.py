@@ -15,12 +15,14 @@ from groupwise.core.atomic import open_regular
 from groupwise.core.errors import UsageError
 from groupwise.core.jsonl import shallow
 from groupwise.health.symptoms.base import is_number
+from groupwise.reports.folder.heldout import with_problems
 from groupwise.reports.folder.lines import ByStep, Row, all_rows, count_of, number, oddities, parsed
 from groupwise.reports.records import Status
 
 #: The files of a run, as its journal names them.
 RECIPE, ABOUT, SUMMARY, LOG, LOCK = "recipe.toml", "about.json", "summary.json", "log.txt", ".lock"
 METRICS, ROLLOUTS, HELDOUT, MACHINE = "metrics.jsonl", "rollouts.jsonl", "heldout.jsonl", "machine.jsonl"
+PROBLEMS = "heldout_problems.jsonl"
 
 WHAT = "a run folder is what groupwise train makes: runs/NAME, with recipe.toml and metrics.jsonl in it"
 
@@ -39,7 +41,8 @@ class RunFolder:
     name             the folder's own, wherever it was moved
     recipe, about    recipe.toml and about.json as tables, {} where there is none that can be read
     summary          summary.json, None until a run has finished
-    step_rows        rows of metrics.jsonl in the order of their steps; `evaluation_rows` have the key "evaluation"
+    step_rows        rows of metrics.jsonl in the order of their steps; `evaluation_rows` have the key "evaluation",
+                     in which `by_problem` is what heldout_problems.jsonl has of the step
     machine_rows     rows of machine.jsonl
     notes            what was odd about the folder, a line each
     """
@@ -84,6 +87,7 @@ def read(folder: Path) -> RunFolder:
     # Before the rows: a run that ends between the two is then shown as going on, with all its rows.
     seen = signs(folder)
     steps, evaluations = _rows_of_steps(folder / METRICS, seen.held, notes)
+    with_problems(evaluations, _rows_of_steps(folder / PROBLEMS, seen.held, notes)[0])
     last = last_step(steps, evaluations)
     _missing(folder, summary is not None or last is not None, notes)
     return RunFolder(

@@ -10,10 +10,12 @@ from typing import Any
 from groupwise.core.errors import UsageError
 from groupwise.core.jsonl import BEGINNING
 from groupwise.reports.folder import columns
+from groupwise.reports.folder.heldout import with_problems
 from groupwise.reports.folder.lines import ByStep, Tail, count_of, oddities
 from groupwise.reports.folder.read import (
     MACHINE,
     METRICS,
+    PROBLEMS,
     ROLLOUTS,
     Signs,
     last_step,
@@ -59,8 +61,9 @@ class Watched:
         unfinished = run.status.state == "going"
         rollouts, end = sample(self.folder / ROLLOUTS, last=last if unfinished else None)
         self._metrics, self._machine = Tail(self.folder / METRICS), Tail(self.folder / MACHINE)
-        self._lines = Tail(self.folder / ROLLOUTS, end)
+        self._heldout, self._lines = Tail(self.folder / PROBLEMS), Tail(self.folder / ROLLOUTS, end)
         self._steps, self._evaluations, self._memory = ByStep(), ByStep(), ByStep()
+        self._problems = ByStep()
         self._odd: Counter[str] = Counter()
         self._odd_memory: Counter[str] = Counter()
         self._first: dict[tuple[str, bool], int] = {}
@@ -108,6 +111,10 @@ class Watched:
             place(row, self._steps, self._evaluations, self._odd)
         for row in memory:
             place(row, self._memory, ByStep(), self._odd_memory)
+        for row in self._heldout.take():  # after the metrics: where an evaluation has its row, its problems are there
+            place(row, self._problems, ByStep(), Counter())
+        new = [row for row in self._evaluations.rows if "by_problem" not in row["evaluation"]]
+        with_problems(new, self._problems.rows)
         done = self._steps.rows
         self._last = done[-1]["step"] if done else 0
         self._know(rows, memory)

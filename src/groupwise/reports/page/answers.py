@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from groupwise.core.statistics import Interval, rate_difference
+from groupwise.core.change import FELL, UNTOLD
 from groupwise.health.checks import INVARIANTS, of_limit
 from groupwise.health.measure import PASS_RATE, Measured
 from groupwise.health.symptoms.base import (
@@ -21,7 +21,7 @@ from groupwise.health.symptoms.base import (
     numbers,
     short,
 )
-from groupwise.reports.folder.columns import interval
+from groupwise.reports.folder.heldout import change_of
 from groupwise.reports.page.silent_groups import groups_in_words
 from groupwise.reports.records import Answer, CheckLine, RolloutGroup
 
@@ -68,20 +68,28 @@ def answers(known: Known) -> tuple[Answer, ...]:
 
 
 def learned(known: Known) -> tuple[str, str]:
-    """Held out before and after, by whether their 95 % intervals overlap; (words, tone)."""
+    """Held out before and after: rose, fell, or cannot be told; (words, tone)."""
     what = known.history.measured
     rows = [row for row in known.history.evaluations if _has(row.get("evaluation"), what)]
     if len(rows) < 2 or rows[-1].get("step") == rows[0].get("step"):
         return _not_measured(known, rows, what)
     first, last = rows[0], rows[-1]
     before, after = first["evaluation"], last["evaluation"]
-    grown = _lengths(before, after)
-    verdict, tone, verb, remark = _verdict(before, after, what)
-    sure = f"{_size(after)}95 % interval {_around(after)}" if _around(after) else _size(after).removesuffix("; ")
-    of = f" ({sure})" if sure else ""
-    held = f"the held-out {what.words} {verb} in {last.get('step')} steps{of}{grown}"
+    change = change_of(before, after, what)
+    spell = "{:.3f}".format if what is PASS_RATE else short
+    moved = f"from {spell(before[what.column])} to {spell(after[what.column])} in {last.get('step')} steps"
+    of = f" on {_size(after)}" if _size(after) else ""
+    if change.verdict == UNTOLD:
+        # Soon after the start that is as it should be.
+        tone = WARN if known.finished else NEUTRAL
+        verdict, held = f"It {UNTOLD}{known.so_far}, {change.grounds}", f"the held-out {what.words} went {moved}{of}"
+        return f"{verdict}: {held}{_lengths(before, after)}.", tone
+    held = f"the held-out {what.words} {change.verdict} {moved}{of}, {change.grounds}{_lengths(before, after)}"
+    if change.verdict == FELL:
+        return f"No, it lost what it had{known.so_far}: {held}.", BAD
+    little = what is PASS_RATE and change.value < LITTLE
     read = "" if what is PASS_RATE else " A reward can rise without the text getting better: read some completions."
-    return f"{verdict}{known.so_far}: {held}.{remark or read}", tone
+    return f"{'A little' if little else 'Yes'}{known.so_far}: {held}.{read}", GOOD
 
 
 def on_what(known: Known) -> tuple[str, str]:
@@ -186,31 +194,6 @@ def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> C
     return CheckLine(name, "not measured", unmeasured, 0, None, None)
 
 
-def _verdict(before: Mapping[str, Any], after: Mapping[str, Any], what: Measured) -> tuple[str, str, str, str]:
-    """(verdict, tone, verb, a second sentence or "") from the two intervals."""
-    start, end = _around(before), _around(after)
-    then, now = before[what.column], after[what.column]
-    spell = "{:.3f}".format if what is PASS_RATE else short
-    moved = f"from {spell(then)} to {spell(now)}"
-    verb = f"rose {moved}" if now > then else f"fell {moved}" if now < then else f"stayed at {spell(now)}"
-    if start is None or end is None:
-        return ("It rose", GOOD, verb, "") if now > then else ("No", WARN, verb, "")
-    little = what is PASS_RATE and now - then < LITTLE
-    if end.low > start.high:
-        return ("A little" if little else "Yes"), GOOD, verb, ""
-    if end.high < start.low:
-        return "No, it lost what it had", BAD, verb, ""
-    if rate_difference(then, start, now, end).low > 0:
-        return "A little", NEUTRAL, verb, ""
-    return "No", WARN, verb, f" Before it was {start}: the intervals overlap, chance explains it."
-
-
-def _around(evaluation: Mapping[str, Any]) -> Interval | None:
-    """The interval of what is measured; of a pass rate from 0 to 1 where it is not said of how many problems."""
-    rate = numbers(PASS_RATE.column, [evaluation])
-    return interval(evaluation) or (Interval(0.0, 1.0, "") if rate else None)
-
-
 def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[str, str]:
     """No second evaluation: what there is instead."""
     held = f" Held out at the start: {what.words} {short(rows[0]['evaluation'][what.column])}." if rows else ""
@@ -233,9 +216,8 @@ def _has(evaluation: object, what: Measured) -> bool:
 
 
 def _size(evaluation: Mapping[str, Any]) -> str:
-    """`64 problems x 2 samples; `, as far as the evaluation says."""
-    each = [many(n, thing) for thing in ("problem", "sample") for n in numbers(f"{thing}s", [evaluation])]
-    return " x ".join(each) + "; " * bool(each)
+    """`64 problems x 2 samples`, as far as the evaluation says."""
+    return " x ".join(many(n, thing) for thing in ("problem", "sample") for n in numbers(f"{thing}s", [evaluation]))
 
 
 def _lengths(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
