@@ -71,6 +71,11 @@ def by_closure(sample, completion):
 def by_lambda(sample, completion):
     return unnamed(sample, completion)
 
+def attributed(sample, completion):
+    return attributed.weight
+
+attributed.weight = 2.0
+
 def by_class(sample, completion):
     return Judge()(sample, completion)
 
@@ -153,6 +158,7 @@ def test_a_cell_whose_statements_are_compiled_one_by_one() -> None:
         ("unnamed", r"has no name and no source of its own.*give 'rewards.py:NAME'"),
         ("by_closure", r"closure \(<ipython-input-1>, line 22\), which by_closure uses, takes limit from the function"),
         ("by_lambda", r"<lambda> \(<ipython-input-1>, line 28\), which by_lambda uses, has no name and no source"),
+        ("attributed", r"attributed \(.*\) has attributes that its source does not give it \(weight\)"),
         ("by_class", r"by_class \(.*\) uses Judge of the program \(<class"),
         ("missing", r"uses not_there, which is not defined"),
         ("counting", r"sets the variable LIMIT of the program"),

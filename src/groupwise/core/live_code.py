@@ -69,8 +69,8 @@ def extracted(function: Any, what: str, home: str) -> bytes:
     text = _Text(what, remedy)
     text.add(function)
     head = f"{WRITTEN}{name}, as the program had it when the run began\nfrom __future__ import annotations\n\n"
-    above, below = "".join(sorted(text.lines, key=_imports_first)), "\n\n".join([*text.sources, "".join(text.aliases)])
-    content = f"{head}{above}\n\n{below}".encode()
+    above, below = "".join(sorted(text.lines, key=_imports_first)), "\n\n".join((*text.sources, "".join(text.aliases)))
+    content = f"{head}{above}\n\n{below.rstrip()}\n".encode()
     if len(content) > LARGEST_FILE:
         raise text.refusal(function, f"comes with its constants to more than {LARGEST_FILE >> 20} MiB")
     if other := _with_other_defaults(content, text.functions):
@@ -114,6 +114,8 @@ class _Text:
         self.functions[name] = function
         if outer := function.__code__.co_freevars:
             raise self.refusal(function, f"takes {', '.join(outer)} from the function around it")
+        if own := ", ".join(vars(function)):
+            raise self.refusal(function, f"has attributes that its source does not give it ({own})")
         source = _source(function)
         if source is None:
             raise self.refusal(function, "has no source, or it was changed since")
