@@ -85,6 +85,7 @@ def train(
     loaded, notes = with_threads(loaded)
     loaded, files = given_recipe.placed(loaded)
     plan = resolve(loaded, files=files)
+    plan.recipe.engine.require_place()
     send_to = tracker(plan.recipe.journal.tracker)
     text = recipes.dump(resolved_recipe(plan), given_recipe.origin)
     book = Journal.create(plan.folder, text, code.written(plan.code))
@@ -131,6 +132,7 @@ def _resumed(
     # The folder is the run, wherever it was moved and whatever it is called.
     loaded, notes = with_threads(with_given_ranks(then.recipe))
     plan = resolve(loaded, place=Path(os.path.realpath(folder)))
+    plan.recipe.engine.require_place()
     send_to = tracker(plan.recipe.journal.tracker)
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
