@@ -21,6 +21,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.placement import PlacementSettings
 from groupwise.core.settings import Settings
 from groupwise.engines.settings import OF_A_CHILD, EngineSettings
+from groupwise.journal.recipe_file import create_recipe, replace_recipe, whole_recipe
 from groupwise.training.reward_model import PreferenceSettings
 
 FOLDER = recipe.recipe_folder()
@@ -388,11 +389,15 @@ def test_a_recipe_is_read_as_editors_save_it(encoding: str, newline: str, tmp_pa
     assert recipe.read_table(saved) == recipe.read_table(plain)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1"])
-def test_a_recipe_that_is_not_utf8_is_one_line_that_says_so(encoding: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [(f"utf-{kind}", "saved as UTF-16 or UTF-32") for kind in ("16", "16-le", "16-be", "32", "32-be")]
+    + [("latin-1", "not UTF-8 at byte 8")],
+)
+def test_a_recipe_that_is_not_utf8_is_one_line_that_says_so(encoding: str, words: str, tmp_path: Path):
     path = tmp_path / "saved.toml"
     path.write_text('name = "é"\n', encoding=encoding)
-    with pytest.raises(UsageError, match=r"saved.toml: not a TOML file: it is .*; save it as UTF-8$"):
+    with pytest.raises(UsageError, match=f"saved.toml: not a TOML file: it is {words}; save it as UTF-8$"):
         recipe.read_table(path)
 
 
@@ -466,3 +471,15 @@ def test_the_plan_says_what_is_not_in_float32():
         "engine fp32\n"
         in resolve(recipe.load("quickstart", {"learner.precision": "bf16", "algorithm.name": "dapo"})).describe()
     )
+
+
+def test_a_runs_recipe_that_an_editor_marked_is_read_and_cut_off_is_still_seen(tmp_path: Path):
+    create_recipe(tmp_path, "# a comment\nsteps = 3\n")
+    path = tmp_path / "recipe.toml"
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert recipe.read_table(whole_recipe(tmp_path)) == {"steps": 3}
+    replace_recipe(tmp_path, "steps = 4\n", "a remark")
+    assert path.read_text().splitlines()[1:4] == ["# a comment", "# a remark", "steps = 4"]
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]), encoding="utf-8-sig")
+    with pytest.raises(UsageError, match="cut off, its last line is missing"):
+        whole_recipe(tmp_path)
