@@ -14,6 +14,7 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
+import groupwise
 from groupwise import cli
 from groupwise.core.errors import UsageError
 from groupwise.models.load import Policy, load_policy, prompt_ids
@@ -164,3 +165,11 @@ def test_completions_that_the_tokenizer_cannot_read(monkeypatch, capfd, tmp_path
     assert code == 2
     assert "a demonstration: the model's tokenizer cannot read it" in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_the_package_is_the_command_of_its_interpreter() -> None:
+    done = subprocess.run([sys.executable, "-m", "groupwise", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"groupwise {groupwise.__version__}\n"
+    wrong = subprocess.run([sys.executable, "-m", "groupwise", "tain"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("groupwise: No such command")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import groupwise
 from groupwise.algorithms.parts.aggregate import Constant
 from groupwise.algorithms.settings import CATALOG, algorithm, settings
 from groupwise.config import recipe
@@ -20,6 +21,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.placement import PlacementSettings
 from groupwise.core.settings import Settings
 from groupwise.engines.settings import OF_A_CHILD, EngineSettings
+from groupwise.journal.recipe_file import create_recipe, replace_recipe, whole_recipe
 from groupwise.training.reward_model import PreferenceSettings
 
 FOLDER = recipe.recipe_folder()
@@ -340,7 +342,8 @@ def test_vllm_lives_in_a_child_and_the_recipe_reads_back(interpreter: str):
         ({"engine.name": "vllm", "engine.python": "no-such"}, "engine.python = 'no-such': there is no such program; "),
         (
             {"engine.name": "vllm"},
-            "engine.python = '.venv-vllm/bin/python': there is no such program; make vllm builds",
+            "engine.python = '.venv-vllm/bin/python': there is no such program; make one: python3 -m venv .venv-vllm "
+            "&& .venv-vllm/bin/python -m pip install vllm",
         ),
         ({"engine.cache_mib": 64}, "engine.cache_mib: set, but nothing in this run reads it; take it out"),
         ({"engine.name": "vlm"}, "quickstart.toml: engine.name = 'vlm': input should be 'local' or 'vllm'"),
@@ -351,14 +354,53 @@ def test_a_vllm_that_cannot_be_is_one_line(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=f"^{re.escape(words)}") as error:
-        resolve(recipe.load("quickstart", changes))
+        resolve(recipe.load("quickstart", changes)).recipe.engine.require_place()
     assert "\n" not in str(error.value)
+    assert "make vllm" not in str(error.value), "who has the wheel has no Makefile"
 
 
 @pytest.mark.parametrize("place", ["no-such-python", "/no/such/python", "/etc/passwd", "/"])
 def test_an_interpreter_that_is_none_is_refused_before_anything_starts(place: str):
-    with pytest.raises(UsageError, match=f"^engine.python = '{place}': there is no such program; name one, such as"):
-        resolve(recipe.load("quickstart", {"engine.process": "child", "engine.python": place}))
+    with pytest.raises(UsageError, match=f"^engine.python = '{place}': there is no such program; name one that has"):
+        groupwise.train("quickstart", {"engine.process": "child", "engine.python": place})
+
+
+@pytest.mark.parametrize("engine", [{"engine.name": "vllm"}, {"engine.address": "127.0.0.1:1"}])
+def test_an_engine_that_is_not_here_is_asked_for_where_it_is_to_sample(
+    engine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A look at the recipe needs none; what starts one says so before anything is loaded."""
+    monkeypatch.chdir(tmp_path)
+    found = groupwise.check("quickstart", {**engine, "model": "tiny-dense"}, model=False)
+    assert found.faults == []
+    said = "(there is no such program|nothing listens there)"
+    with pytest.raises(UsageError, match=said):
+        groupwise.evaluate(tmp_path, recipe="quickstart", overrides=engine)
+    for start in (groupwise.check, groupwise.train):
+        with pytest.raises(UsageError, match=said):
+            start("quickstart", engine)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("encoding", "newline"), [("utf-8-sig", "\r\n"), ("utf-8-sig", "\n"), ("utf-8", "\r\n")])
+def test_a_recipe_is_read_as_editors_save_it(encoding: str, newline: str, tmp_path: Path):
+    text = (FOLDER / "quickstart.toml").read_text()
+    plain, saved = tmp_path / "plain.toml", tmp_path / "saved.toml"
+    plain.write_text(text)
+    saved.write_text(text, encoding=encoding, newline=newline)
+    assert recipe.read_table(saved) == recipe.read_table(plain)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [(f"utf-{kind}", "saved as UTF-16 or UTF-32") for kind in ("16", "16-le", "16-be", "32", "32-be")]
+    + [("latin-1", "not UTF-8 at byte 8")],
+)
+def test_a_recipe_that_is_not_utf8_is_one_line_that_says_so(encoding: str, words: str, tmp_path: Path):
+    path = tmp_path / "saved.toml"
+    path.write_text('name = "é"\n', encoding=encoding)
+    with pytest.raises(UsageError, match=f"saved.toml: not a TOML file: it is {words}; save it as UTF-8$"):
+        recipe.read_table(path)
 
 
 def test_the_plan_says_the_rate_of_adapters_and_the_recipe_reads_back():
@@ -431,3 +473,15 @@ def test_the_plan_says_what_is_not_in_float32():
         "engine fp32\n"
         in resolve(recipe.load("quickstart", {"learner.precision": "bf16", "algorithm.name": "dapo"})).describe()
     )
+
+
+def test_a_runs_recipe_that_an_editor_marked_is_read_and_cut_off_is_still_seen(tmp_path: Path):
+    create_recipe(tmp_path, "# a comment\nsteps = 3\n")
+    path = tmp_path / "recipe.toml"
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert recipe.read_table(whole_recipe(tmp_path)) == {"steps": 3}
+    replace_recipe(tmp_path, "steps = 4\n", "a remark")
+    assert path.read_text().splitlines()[1:4] == ["# a comment", "# a remark", "steps = 4"]
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]), encoding="utf-8-sig")
+    with pytest.raises(UsageError, match="cut off, its last line is missing"):
+        whole_recipe(tmp_path)

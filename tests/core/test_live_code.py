@@ -17,6 +17,7 @@ from groupwise.core.user_code import Source, load
 
 CELL = '''
 import json
+import re
 import math as m
 import xml.etree.ElementTree
 from statistics import fmean as mean
@@ -25,6 +26,7 @@ import {neighbour}
 
 LIMIT, TABLE = 3, {{"a": (1, 2.5), "b": None}}
 NAN = float("nan")
+SPACES = re.compile(r"[\\s{{}}]+", re.M)
 
 def whole(sample: Sample, completion: str, *, n: int = LIMIT) -> float:
     """Everything that it uses can be written down."""
@@ -44,6 +46,38 @@ unnamed = lambda sample, completion: 1.0
 
 def helped(sample, completion):
     return whole(sample, completion)
+
+def tidy(text):
+    return re.sub(SPACES, "", text)[:LIMIT]
+
+strip = tidy
+
+def even(n):
+    return n == 0 or odd(n - 1)
+
+def odd(n):
+    return n > 0 and even(n - 1)
+
+def by_helpers(sample, completion, clean=tidy, *, weigh=whole):
+    """What it uses uses more: constants, an import, each other, under another name."""
+    return weigh(sample, clean(completion)) + len(strip(completion)) + even(len(completion))
+
+def recursive(sample, completion):
+    return 0.0 if not completion else 1.0 + recursive(sample, completion[1:])
+
+def by_closure(sample, completion):
+    return made(sample, completion)
+
+def by_lambda(sample, completion):
+    return unnamed(sample, completion)
+
+def attributed(sample, completion):
+    return attributed.weight
+
+attributed.weight = 2.0
+
+def by_class(sample, completion):
+    return Judge()(sample, completion)
 
 def missing(sample, completion):
     return not_there(completion)
@@ -120,9 +154,12 @@ def test_a_cell_whose_statements_are_compiled_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("closure", r"closure \(<ipython-input-1>, line 20\) takes limit from the function around it"),
+        ("closure", r"closure \(<ipython-input-1>, line 22\) takes limit from the function around it"),
         ("unnamed", r"has no name and no source of its own.*give 'rewards.py:NAME'"),
-        ("helped", r"uses whole of the program \(<function whole"),
+        ("by_closure", r"closure \(<ipython-input-1>, line 22\), which by_closure uses, takes limit from the function"),
+        ("by_lambda", r"<lambda> \(<ipython-input-1>, line 28\), which by_lambda uses, has no name and no source"),
+        ("attributed", r"attributed \(.*\) has attributes that its source does not give it \(weight\)"),
+        ("by_class", r"by_class \(.*\) uses Judge of the program \(<class"),
         ("missing", r"uses not_there, which is not defined"),
         ("counting", r"sets the variable LIMIT of the program"),
         ("not_a_number", r"uses NAN of the program \(nan\)"),
@@ -134,6 +171,7 @@ def test_a_cell_whose_statements_are_compiled_one_by_one() -> None:
 )
 def test_what_does_not_stand_by_itself_is_refused_in_one_line(name: str, why: str, cell: dict[str, Any]) -> None:
     cell["closure"], cell["object"] = cell["make"](5)[0], cell["Judge"]()
+    cell["made"] = cell["closure"]
     exec("def sourceless(sample, completion): return 1.0", cell)
     with pytest.raises(UsageError, match=why) as error:
         extracted(cell[name], "rewards.it.use", "rewards.py")
@@ -143,10 +181,38 @@ def test_what_does_not_stand_by_itself_is_refused_in_one_line(name: str, why: st
 
 
 def test_a_source_that_was_edited_since_is_not_taken_for_the_function(cell: dict[str, Any]) -> None:
-    edited = CELL.format(neighbour="neighbour_of_a_notebook").replace("n * len", "n + len")
+    edited: str = CELL.format(neighbour="neighbour_of_a_notebook").replace("n * len", "n + len")
     linecache.cache["<ipython-input-1>"] = (len(edited), None, edited.splitlines(keepends=True), "<ipython-input-1>")
     with pytest.raises(UsageError, match="has no source, or it was changed since"):
         extracted(cell["whole"], "it", "rewards.py")
+
+
+def test_the_functions_that_it_uses_are_written_along(cell: dict[str, Any]) -> None:
+    text, again = written(cell["by_helpers"])
+    for completion in ("a b", "abcd", " a\n{b} c d e"):
+        assert again(None, completion) == cell["by_helpers"](None, completion)
+    assert text.count("def tidy(") == text.count("def even(") == text.count("LIMIT = 3\n") == 1
+    assert "recursive" not in text
+    assert written(cell["helped"])[1](None, "abc") == cell["whole"](None, "abc")
+    assert written(cell["recursive"])[1](None, "abcd") == 4.0
+
+
+def test_functions_that_are_others_by_now_are_refused(cell: dict[str, Any]) -> None:
+    """Of two of one name a file could hold one; a default that was redefined since is not what its name is now."""
+    again = notebook("def tidy(text):\n    return text\n", "<ipython-input-7>")["tidy"]
+    cell["tidy"] = FunctionType(again.__code__, cell, "tidy")
+    with pytest.raises(UsageError, match=r"tidy .*, which by_helpers uses, is another function than the tidy that is"):
+        extracted(cell["by_helpers"], "it", "rewards.py")
+    cell["strip"] = cell["tidy"]
+    with pytest.raises(UsageError, match=r"by_helpers .* has other defaults than its source would give it now"):
+        extracted(cell["by_helpers"], "it", "rewards.py")
+
+
+def test_a_helper_that_was_edited_since_is_refused_by_its_name(cell: dict[str, Any]) -> None:
+    edited: str = CELL.format(neighbour="neighbour_of_a_notebook").replace("[:LIMIT]", "[:LIMIT + 1]")
+    linecache.cache["<ipython-input-1>"] = (len(edited), None, edited.splitlines(keepends=True), "<ipython-input-1>")
+    with pytest.raises(UsageError, match=r"tidy .*, which by_helpers uses, has no source, or it was changed since"):
+        extracted(cell["by_helpers"], "it", "rewards.py")
 
 
 def test_a_default_that_is_another_by_now_is_refused(cell: dict[str, Any]) -> None:

@@ -55,6 +55,7 @@ def test_neither_view_of_a_run_lets_data_through() -> None:
     live.warming = HOSTILE
     terminal.console.print(live.render())
     assert out.getvalue().count("[/x] [bold]b[/]") == 3
+    assert "&lt;script&gt;" in terminal.html(terminal.text("<script>"))
     assert not set("\x1b\x07\x9b\r\u202e\udc80") & set(out.getvalue())
 
 

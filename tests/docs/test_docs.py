@@ -11,6 +11,7 @@ import sys
 import tomllib
 import types
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import groupwise
 from groupwise import cli
 from groupwise.algorithms import catalog as rows
 from groupwise.algorithms.laws.draws import draw
-from groupwise.algorithms.laws.slots import tried
+from groupwise.algorithms.laws.slots import LAWS, tried
 from groupwise.algorithms.parts.gae import GAE
 from groupwise.algorithms.settings import KINDS
 from groupwise.commands.laws import laws
@@ -164,8 +165,9 @@ def added(monkeypatch: pytest.MonkeyPatch) -> type:
 
 
 def test_an_algorithm_takes_under_forty_lines() -> None:
-    lines = [line for name, code in BLOCKS.items() if name != TASK_FILE for line in map(str.strip, code.splitlines())]
-    assert len(BLOCKS) == ADDING.count("```python") == 6
+    others = (TASK_FILE, "my_advantages.py")
+    lines = [line for name, code in BLOCKS.items() if name not in others for line in map(str.strip, code.splitlines())]
+    assert len(BLOCKS) == ADDING.count("```python") == 7
     assert len([line for line in lines if line and not line.startswith("#")]) < 40
 
 
@@ -179,6 +181,23 @@ def test_the_added_algorithms_law_holds(added: type) -> None:
 
 def test_the_added_part_obeys_the_laws_of_every_trust_region(added: type) -> None:
     assert [seen for _, seen in tried(added(delta=0.1)) if seen] == []
+
+
+def test_the_pages_own_advantage_obeys_its_laws(tmp_path: Path) -> None:
+    (tmp_path / "my_advantages.py").write_text(BLOCKS["my_advantages.py"])
+    trial = laws(f"{tmp_path}/my_advantages.py:Signs", {})
+    assert trial.slot == "advantage"
+    assert trial.broken == 0
+
+
+def test_every_name_that_a_remedy_gives_is_there_and_on_the_page() -> None:
+    remedies = [law.remedy for slot in LAWS.values() for law in slot]
+    homes = set(re.findall(r"(\w+)(?:\(.*?\))? of (groupwise\.[\w.]+\w)", "\n".join(remedies)))
+    assert len(homes) >= 5
+    for name, home in homes:
+        assert hasattr(import_module(home), name), f"{home}.{name}"
+        assert f"`{home}`" in ADDING, home
+        assert f"`{name}" in ADDING, name
 
 
 def test_the_pages_task_trains_from_its_file(theirs: Path) -> None:

@@ -160,7 +160,8 @@ def test_routes_that_do_not_fit(routes: Tensor, told: str) -> None:
 def test_presence_that_does_not_fit() -> None:
     model = build("qwen3_moe")
     assert "`present` has shape (2, 3)" in refusal(model, present=torch.ones(2, 3, dtype=torch.bool))
-    assert "is torch.int64" in refusal(model, present=torch.ones(2, 4, dtype=torch.int64))
+    assert "present holds 2; it must be bool" in refusal(model, present=torch.full((2, 4), 2))
+    assert "routes is a str (" in refusal(model, routes="recorded")  # type: ignore[arg-type]
 
 
 def test_experts_of_tokens_without_a_route_are_not_looked_at() -> None:
@@ -168,9 +169,10 @@ def test_experts_of_tokens_without_a_route_are_not_looked_at() -> None:
     present[:, -1] = False
     routes = ROUTES.clone()
     routes[:, -1] = 255
-    with torch.no_grad(), replay_routes(model, routes, present) as replay:
-        model(input_ids=IDS)
-    assert replay.live == 2
+    for columns in ((routes, present), (routes, present.long()), (routes.tolist(), present.tolist())):
+        with torch.no_grad(), replay_routes(model, *columns) as replay:
+            model(input_ids=IDS)
+        assert replay.live == 2
 
 
 def test_a_part_of_the_model_is_not_the_model() -> None:

@@ -310,7 +310,11 @@ BREAKS: list[tuple[Any, str, str]] = [
 def test_a_part_that_breaks_a_law_is_told_which_and_how(part: Any, words: str, said: str) -> None:
     broken = {law.words: seen for law, seen in tried(part) if seen}
     (law,) = (law.words for law in LAWS[slot_of(type(part))] if law.words.startswith(words))
-    assert said in broken.get(law, f"it holds; broken are {broken}")
+    told = broken.get(law, f"it holds; broken are {broken}")
+    assert said in told
+    (remedy,) = (one.remedy for one in LAWS[slot_of(type(part))] if one.words == law)
+    assert told.endswith(f". {remedy}") or told.startswith("it raised")
+    assert len(remedy) > 20
 
 
 def test_every_law_is_broken_by_one_of_them() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import tomllib
+from html import unescape
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +115,85 @@ def test_columns_of_one_length_and_a_none_where_there_is_no_number(run: groupwis
     assert columns["seconds.update"][0] is None
     assert columns["evaluation.seconds.evaluate"][0] > 0
     assert not any(isinstance(value, dict) for values in columns.values() for value in values)
+
+
+def test_rollouts_are_the_rows_of_the_file_or_of_a_step(run: groupwise.Run):
+    lines = [json.loads(line) for line in (run.folder / "rollouts.jsonl").read_text().splitlines()]
+    assert run.rollouts() == lines
+    assert run.rollouts(step=2) == [row for row in lines if row["step"] == 2] != []
+    for step in (9, -1, "2"):
+        with pytest.raises(UsageError, match=f"has no rollouts of step '?{step}'?; it has trained steps 1 to 3"):
+            run.rollouts(step)  # type: ignore[arg-type]
+
+
+def test_a_quiet_run_is_the_same_run_and_prints_nothing(
+    run: groupwise.Run, place: Path, capfd: pytest.CaptureFixture[str]
+):
+    done = groupwise.train("quickstart", same(place, name="quiet"), callbacks=[lambda r: r.step == 2], quiet=True)
+    assert not done.finished
+    done = groupwise.resume(done, {"journal.token_budget": 1000}, quiet=True)
+    assert tuple(capfd.readouterr()) == ("", "")
+    assert_same_run(run.folder, done.folder)
+    assert "asks to stop" in (done.folder / "log.txt").read_text()
+
+
+def test_a_run_shows_itself_in_a_notebook(run: groupwise.Run, place: Path):
+    page = run._repr_html_()
+    s = run.summary
+    for shown in ("3 of 3 steps", f"{s['heldout_before']:.3f} -&gt; {s['heldout_after']:.3f}", "grpo", str(run.folder)):
+        assert shown in page
+    reward = [row["reward_mean"] for row in read_metrics(run.folder) if "reward_mean" in row]
+    assert f"{reward[0]:.3f} -&gt; {reward[-1]:.3f}" in page
+    strange = place / "runs" / "<b>&amp"
+    shutil.copytree(run.folder, strange)
+    (strange / "summary.json").unlink()
+    opened = groupwise.Run.open(strange)
+    assert "&lt;b&gt;&amp;amp" in opened._repr_html_()
+    assert "3 of 3 steps; it goes on, or stopped: groupwise.resume(run)" in opened._repr_html_()
+    (strange / "metrics.jsonl").write_text("{")
+    assert "0 of 3 steps" in opened._repr_html_()
+    shutil.rmtree(strange)
+    assert "cannot be read" in opened._repr_html_()
+
+
+def test_a_report_is_a_path_that_a_notebook_shows(run: groupwise.Run, tmp_path: Path):
+    page = groupwise.report(run, out=tmp_path / "page.html")
+    assert page == tmp_path / "page.html"
+    frame = page._repr_html_()
+    assert frame is not None
+    (inside,) = re.fullmatch('<iframe sandbox="allow-scripts" [^>]*srcdoc="([^"]*)"></iframe>', frame).groups()  # type: ignore[union-attr]
+    assert unescape(inside) == page.read_text()
+    assert page.parent._repr_html_() is None, "a folder is none"
+
+
+def test_the_live_view_of_a_notebook_is_changed_in_place(place: Path, monkeypatch: pytest.MonkeyPatch):
+    """A kernel, as rich and IPython's display know one: what a cell would show is kept here."""
+    shown: list[str] = []
+
+    class ZMQInteractiveShell:
+        pass
+
+    class Display(ModuleType):
+        HTML = staticmethod(str)
+
+        @staticmethod
+        def display(page: str, display_id: bool) -> Any:
+            shown.append(page)
+            return SimpleNamespace(update=lambda page: shown.__setitem__(-1, page))
+
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython.display", Display("IPython.display"))
+    done = groupwise.train("quickstart", same(place, name="cell"))
+    (last,) = shown
+    assert "step 3/3  ████" in last
+    assert f"held out after step   3  pass rate {done.summary['heldout_after']:.3f}" in last
+    assert "groupwise · cell" in last
+
+
+def test_the_public_names_are_listed_and_imported_late():
+    code = "import groupwise, sys; names = dir(groupwise); print('torch' in sys.modules, *names)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", *sorted(groupwise.__all__)]
 
 
 def test_pandas_takes_the_columns_as_numbers(run: groupwise.Run):

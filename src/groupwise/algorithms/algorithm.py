@@ -19,7 +19,8 @@ from groupwise.algorithms.parts.ratio import Ratio, bounded
 from groupwise.algorithms.parts.rejection import NoRejection, Rejection
 from groupwise.algorithms.parts.shaping import Outcome, Shaping, at_last_token, sampled_kl
 from groupwise.algorithms.parts.trust import Trust
-from groupwise.core.masked import keep
+from groupwise.core.inputs import LARGEST, Column, mask_of, numbers, require_finite, require_shape, whole_numbers
+from groupwise.core.masked import keep, real
 from groupwise.core.records import Batch
 
 
@@ -106,6 +107,12 @@ class Algorithm:
         return self.kl.in_reward or self.corrects
 
     @property
+    def _reads(self) -> set[str]:
+        """The columns of `loss` whose numbers count."""
+        optional = {"logp_ref": self.kl.in_loss, "logp_engine": self.corrects, "entropy": self.entropy_coefficient}
+        return {"logp_live", "logp_old", "advantage", *(name for name, read in optional.items() if read)}
+
+    @property
     def corrections(self) -> tuple[tuple[str, Mismatch], ...]:
         """(slot, part) of those whose product is the correction for an engine that is not the learner."""
         return (("mismatch", self.mismatch), ("rejection", self.rejection))
@@ -187,16 +194,18 @@ class Algorithm:
 
     def advantages(
         self,
-        rewards: Tensor,
-        groups: Tensor,
-        mask: Tensor | None = None,
-        step_end: Tensor | None = None,
-        step_state: Tensor | None = None,
+        rewards: Column,
+        groups: Column,
+        mask: Column | None = None,
+        step_end: Column | None = None,
+        step_state: Column | None = None,
     ) -> Tensor:
         """Rewards [N] (or per token [N,T]) and integer group ids [N] -> advantages of the rewards' shape.
 
         A NaN reward does not vote and gets 0; so does a row whose mask [N,T] is all False. Rewards [N] are given at the
-        last trained token. Raises ValueError where the advantage reads a critic's values: groupwise.gae takes them.
+        last trained token. Columns are tensors, arrays or lists of any type of numbers, masks bool or 0 and 1; the
+        advantages are float32, or float64 where the rewards are. Raises ValueError where shapes differ, a reward is
+        infinite, or the advantage reads a critic's values: groupwise.gae takes them.
 
         >>> import groupwise
         >>> groupwise.algorithm("grpo").advantages(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 3, 3]))
@@ -204,33 +213,60 @@ class Algorithm:
         """
         if self.advantage.reads_value:
             raise ValueError(f"{self.name}: its advantages need a critic's values; groupwise.gae takes them")
+        rewards = numbers("rewards", rewards)
+        groups = whole_numbers("groups", groups, rewards)
+        if rewards.dim() not in (1, 2):
+            raise ValueError(f"rewards has shape {tuple(rewards.shape)}; [N], or [N,T] per token, is due")
+        require_shape("groups", groups, rewards.shape[:1], "an id for each reward [N]:")
         per_token = rewards if rewards.dim() == 2 else rewards[:, None]
-        inside = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask
+        inside = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask_of("mask", mask, rewards)
+        due = rewards.shape if rewards.dim() == 2 else (*rewards.shape, *inside.shape[-1:])
+        require_shape("mask", inside, torch.Size(due), "[N,T] of the rewards:")
+        voting = (inside if rewards.dim() == 2 else inside.any(-1)) & ~rewards.isnan()
+        require_finite("rewards", rewards, voting, "finite numbers are due, or NaN where there is no reward", LARGEST)
         if rewards.dim() == 1:
             per_token = at_last_token(rewards, inside)
-        advantage, _ = self._called(per_token, None, inside, groups, step_end, step_state)
+        ends = None if step_end is None else mask_of("step_end", step_end, rewards)
+        states = None if step_state is None else whole_numbers("step_state", step_state, rewards)
+        for name, column in (("step_end", ends), ("step_state", states)):
+            if column is not None:
+                require_shape(name, column, inside.shape, "[N,T] of the mask:")
+        advantage, _ = self._called(per_token, None, inside, groups, ends, states)
         return advantage if rewards.dim() == 2 else _last(advantage, inside)
 
     def loss(
         self,
-        logp_live: Tensor,
-        logp_old: Tensor,
-        advantage: Tensor,
-        mask: Tensor,
-        logp_ref: Tensor | None = None,
-        logp_engine: Tensor | None = None,
-        entropy: Tensor | None = None,
+        logp_live: Column,
+        logp_old: Column,
+        advantage: Column,
+        mask: Column,
+        logp_ref: Column | None = None,
+        logp_engine: Column | None = None,
+        entropy: Column | None = None,
     ) -> LossOut:
         """The loss of a whole optimizer batch. Log-probabilities [N,T] nats, advantage [N] or [N,T], mask [N,T] bool.
 
-        Masked positions may hold anything; an all-masked batch gives value 0 and gradient 0.
-        Raises ValueError where a KL term, a mismatch correction or an entropy bonus lacks its column, or shapes differ.
+        Masked positions may hold anything; an all-masked batch gives value 0 and gradient 0. Columns are of any type of
+        numbers, the mask bool or 0 and 1: what is returned is made in float32, or float64 where log-probabilities are,
+        and the gradient arrives in logp_live's own type.
+        Raises ValueError where a KL term, a mismatch correction or an entropy bonus lacks its column, shapes differ, or
+        a trained token has a number that is not finite.
         """
-        _same_shape(mask, logp_old=logp_old, logp_engine=logp_engine)
-        weight = self._weight(mask)
-        correction = self._correction(logp_old, logp_engine, mask)
-        columns = {"logp_ref": logp_ref, "correction": correction, "entropy": entropy}
-        return self.objective(weight, logp_live, logp_old, advantage, mask, **columns)
+        live = numbers("logp_live", logp_live)
+        inside = mask_of("mask", mask, live)
+        if inside.dim() != 2:
+            raise ValueError(f"mask has shape {tuple(inside.shape)}; [N,T] is due")
+        old = numbers("logp_old", logp_old, live)
+        advantage = _per_token(numbers("advantage", advantage, live), inside)
+        given = {"logp_ref": logp_ref, "logp_engine": logp_engine, "entropy": entropy}
+        more = {name: None if one is None else numbers(name, one, live) for name, one in given.items()}
+        columns = {"logp_live": live, "logp_old": old, "advantage": advantage, **more}
+        _same_shape(inside, **columns)
+        for name, column in columns.items():
+            if column is not None and name in self._reads:
+                require_finite(name, column, inside, "finite numbers are due at every trained token")
+        correction = self._correction(old, more.pop("logp_engine"), inside)
+        return self.objective(self._weight(inside), live, old, advantage, inside, correction=correction, **more)
 
     def objective(
         self,
@@ -246,7 +282,7 @@ class Algorithm:
         """The loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
         _same_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
         _same_shape(mask, weight=weight, correction=correction)
-        live, old = keep(logp_live, mask), keep(logp_old, mask)
+        live, old = keep(real(logp_live), mask), keep(real(logp_old), mask)
         advantage = keep(_per_token(advantage, mask).to(live.dtype), mask)
         log_ratio = call("ratio", self.ratio, live, old, mask)
         surrogate, share = call("trust", self.trust, log_ratio, advantage, live, mask)
@@ -257,7 +293,7 @@ class Algorithm:
         if self.entropy_coefficient:
             if entropy is None:
                 raise ValueError("an entropy coefficient is set and needs the entropy column [N,T]")
-            total = total + self.entropy_coefficient * keep(entropy, mask)
+            total = total + self.entropy_coefficient * keep(real(entropy), mask)
         value = -(weight.to(live.dtype) * total).sum()
         return LossOut(value, share.detach(), log_ratio.detach(), None if kl is None else kl.detach())
 
@@ -276,7 +312,7 @@ class Algorithm:
             return None
         if logp_ref is None:
             raise ValueError(f"{self.name} has a KL term in its loss (beta {self.kl.beta}) and needs logp_ref")
-        return self.kl(live, keep(logp_ref, mask), bounded(live - old))
+        return self.kl(live, keep(real(logp_ref), mask), bounded(live - old))
 
 
 def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:
@@ -289,7 +325,7 @@ def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:
 
 def _last(per_token: Tensor, mask: Tensor) -> Tensor:
     """[N,T] -> [N]: the value at the row's last trained token, 0 without any."""
-    return at_last_token(torch.ones_like(per_token[:, 0]), mask).mul(per_token).sum(-1)
+    return at_last_token(per_token.new_ones(len(per_token)), mask).mul(per_token).sum(-1)
 
 
 def _same_shape(mask: Tensor, **columns: Tensor | None) -> None:

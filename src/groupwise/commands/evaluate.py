@@ -122,6 +122,7 @@ def evaluate_policies(
     plan = _plan(names[0], recipe, overrides or {}, note)
     if not plan.evaluated:
         raise UsageError("evaluation.problems = 0: there is nothing to evaluate; --set evaluation.problems=64")
+    plan.recipe.engine.require_place()
     with threads(plan.recipe):
         results = tuple(_evaluated(plan, name, note) for name in names)
     return Results(plan, results, tuple(difference(results[0], other) for other in results[1:]))

@@ -19,13 +19,11 @@ from groupwise.commands.planned_batch import PlannedBatches
 from groupwise.commands.selected import chat_of, selected
 from groupwise.config import recipe as recipes
 from groupwise.config.plan import Plan
-from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve
 from groupwise.config.validate import require_rankable
 from groupwise.core.errors import UsageError
 from groupwise.core.free_memory import free_memory, held_memory
 from groupwise.engines.address import addresses_of
-from groupwise.engines.settings import EngineSettings
 from groupwise.models.activations import with_value_head, without_memory
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.folder import loading, read_config
@@ -110,7 +108,7 @@ def scale_plan(recipe: str, overrides: Mapping[str, object], ranks: int | None, 
 
     Raises UsageError where the recipe is wrong, its model or its problems are not there, or its time cannot be told.
     """
-    run = _resolved(recipes.load(recipe, overrides))
+    run = resolve(recipes.load(recipe, overrides))
     count = run.recipe.learner.ranks if ranks is None else ranks
     held, free = (held_memory(CPU), free_memory(CPU)) if device == CPU else (0, 0)
     on = device_of(device, count, free)
@@ -128,15 +126,6 @@ def scale_plan(recipe: str, overrides: Mapping[str, object], ranks: int | None, 
         raise UsageError(wrong)
     shape = dataclasses.replace(run_shape(run, longest, most), ranks=count)
     return _planned(run, model, shape, on, held, int(on.memory))
-
-
-def _resolved(recipe: Recipe) -> Plan:
-    """The recipe's plan, without a look for an engine that may not be there yet: at an address, or with vLLM."""
-    engine = recipe.engine
-    if not (engine.address or engine.name == "vllm"):
-        return resolve(recipe)
-    run = resolve(recipe.replace(engine=EngineSettings()))
-    return dataclasses.replace(run, recipe=run.recipe.replace(engine=engine.placed()))
 
 
 def _planned(run: Plan, model: Any, shape: RunShape, device: Device, held: int, free: int) -> ScalePlan:

@@ -42,7 +42,7 @@ from groupwise.health.measure import measured
 from groupwise.journal import code, journal
 from groupwise.journal.journal import Journal, sound_metrics
 from groupwise.journal.recipe_file import whole_recipe
-from groupwise.journal.terminal import LiveView, View
+from groupwise.journal.terminal import LiveView, NotebookView, QuietView, View
 from groupwise.journal.trackers import Sender, tracker
 from groupwise.loop import Training
 from groupwise.reports.make import make
@@ -63,6 +63,7 @@ def train(
     algorithm: Algorithm | None = None,
     rewards: RewardsLike | None = None,
     callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
 ) -> Run:
     """Run a recipe. A folder that exists has its name counted up, unless `overrides` say the name.
 
@@ -73,16 +74,18 @@ def train(
     algorithm  what groupwise.algorithm(...) makes, in the place of the recipe's
     rewards    functions [f, g], or by name {"f": f, "g": {"use": g, "weight": 0.5}}, beside the recipe's own
     callbacks  each called after each step with a StepRecord; one that returns True asks the run to stop, as Ctrl-C does
+    quiet      print nothing; what is said of the run is in its log.txt, and errors are raised as ever
     Raises UsageError, before anything is started, where something is off; RunError where the run has to stop.
     """
     require_callbacks(callbacks)
     given_recipe = given(recipe, overrides, algorithm, rewards)
-    loaded = pinned(with_given_ranks(given_recipe.recipe), Terminal(stderr=True).print)
+    loaded = pinned(with_given_ranks(given_recipe.recipe), _say(quiet, stderr=True))
     if "name" not in (overrides or {}):
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     loaded, notes = with_threads(loaded)
     loaded, files = given_recipe.placed(loaded)
     plan = resolve(loaded, files=files)
+    plan.recipe.engine.require_place()
     send_to = tracker(plan.recipe.journal.tracker)
     text = recipes.dump(resolved_recipe(plan), given_recipe.origin)
     book = Journal.create(plan.folder, text, code.written(plan.code))
@@ -91,9 +94,9 @@ def train(
     def first() -> Run:
         with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
             row = about.about(plan, time.time())
-            return _go(plan, book, row, None, Sender(send_to, book.log), notes, callbacks, fresh=True)
+            return _go(plan, book, row, None, Sender(send_to, book.log), notes, callbacks, quiet, fresh=True)
 
-    return with_restarts(plan.folder, first, partial(_resumed, plan.folder, {}, callbacks))
+    return with_restarts(plan.folder, first, partial(_resumed, plan.folder, {}, callbacks, quiet))
 
 
 def resume(
@@ -101,21 +104,25 @@ def resume(
     overrides: Mapping[str, object] | None = None,
     *,
     callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
 ) -> Run:
     """Go on with a run, from its newest good checkpoint; without one, from the start.
 
     run        a Run, or its folder
     overrides  keys that may change in a run that goes on: {"steps": 200, "learner.learning_rate": 1e-5}
     callbacks  as for train
+    quiet      as for train
     Raises UsageError where the folder is no run, or a key may not change; RunError where the run has to stop.
     """
     require_callbacks(callbacks)
     folder = location(run, "run")
-    first = partial(_resumed, folder, {} if overrides is None else overrides, callbacks)
-    return with_restarts(folder, first, partial(_resumed, folder, {}, callbacks))
+    first = partial(_resumed, folder, {} if overrides is None else overrides, callbacks, quiet)
+    return with_restarts(folder, first, partial(_resumed, folder, {}, callbacks, quiet))
 
 
-def _resumed(folder: Path, overrides: Mapping[str, object], callbacks: Sequence[Callback], lost: str = "") -> Run:
+def _resumed(
+    folder: Path, overrides: Mapping[str, object], callbacks: Sequence[Callback], quiet: bool, lost: str = ""
+) -> Run:
     """The rest of a run; `lost` is the process after whose loss it goes on by itself, "" where a person asked."""
     path = whole_recipe(folder)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
@@ -125,6 +132,7 @@ def _resumed(folder: Path, overrides: Mapping[str, object], callbacks: Sequence[
     # The folder is the run, wherever it was moved and whatever it is called.
     loaded, notes = with_threads(with_given_ranks(then.recipe))
     plan = resolve(loaded, place=Path(os.path.realpath(folder)))
+    plan.recipe.engine.require_place()
     send_to = tracker(plan.recipe.journal.tracker)
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
@@ -132,13 +140,13 @@ def _resumed(folder: Path, overrides: Mapping[str, object], callbacks: Sequence[
         damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
     for line in [*([lost] if lost else []), *damaged, *code.differences(folder)]:
         book.log(line)
-        Terminal(stderr=True).print(line)
+        _say(quiet, stderr=True)(line)
     for line in record_changes(then, plan, book, state):
-        Terminal().print(line)
+        _say(quiet)(line)
     with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
         returns = state.get("rollbacks", ())
         row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes, returns, lost)
-        return _go(plan, book, row, newest, Sender(send_to, book.log), notes, callbacks, fresh=False)
+        return _go(plan, book, row, newest, Sender(send_to, book.log), notes, callbacks, quiet, fresh=False)
 
 
 def _go(
@@ -149,10 +157,11 @@ def _go(
     send: Sender,
     notes: Sequence[str],
     callbacks: Sequence[Callback],
+    quiet: bool,
     fresh: bool,
 ) -> Run:
     """Build the run and train to its end; `notes` stand under the plan."""
-    view, stop = _view(plan, notes), Stop()
+    view, stop = _view(plan, notes, quiet), Stop()
 
     def say(line: str) -> None:
         book.log(line)
@@ -238,12 +247,22 @@ def _stopped(folder: Path) -> str:
     return f"stopped {where}; go on with: groupwise train --resume {shlex.quote(str(folder))}"
 
 
-def _view(plan: Plan, notes: Sequence[str]) -> View:
+def _say(quiet: bool, stderr: bool = False) -> Callable[[str], None]:
+    """What says a line to the person."""
+    return (lambda line: None) if quiet else Terminal(stderr=stderr).print
+
+
+def _view(plan: Plan, notes: Sequence[str], quiet: bool) -> View:
     """What a person sees of the run, with the plan and `notes` on it."""
     terminal, steps = Terminal(), plan.recipe.steps
     what = measured(plan.measure.metric, plan.measure.pass_at is not None)
-    live = terminal.console.is_terminal
-    view = LiveView(steps, plan.folder.name, terminal, what) if live else View(steps, terminal, what)
+    if quiet:
+        view: View = QuietView(steps, terminal, what)
+    elif terminal.in_notebook:
+        view = NotebookView(steps, plan.folder.name, terminal, what)
+    else:
+        live = terminal.console.is_terminal
+        view = LiveView(steps, plan.folder.name, terminal, what) if live else View(steps, terminal, what)
     for text in (plan.describe(), *notes):
         view.note(text)
     return view

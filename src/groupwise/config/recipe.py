@@ -14,7 +14,7 @@ from groupwise.algorithms.settings import KINDS
 from groupwise.config.elsewhere import require_own_names
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError, brief, nearest, one_line
-from groupwise.core.paths import location, require_regular
+from groupwise.core.paths import decoded, location, require_regular
 from groupwise.core.placement import PlacementSettings
 from groupwise.core.plain import require_plain
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
@@ -167,7 +167,7 @@ def read_table(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise UsageError(f"{path}: longer than {LARGEST_FILE >> 20} MiB; no recipe is")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(decoded(path.read_bytes()))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets

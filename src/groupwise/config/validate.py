@@ -61,7 +61,6 @@ def require_runnable(plan: Plan) -> None:
         )
     location(recipe.name, "name")
     recipe.adapter.require_installed()
-    recipe.engine.require_place()
     _require_origins(plan)
     if isinstance(plan.task, Notes):
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here

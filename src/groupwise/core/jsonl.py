@@ -30,11 +30,11 @@ def encoded(row: Any, indent: bool = False) -> bytes:
         return orjson.dumps(writable(row), option=options)
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, one by one; what is no whole row, as a killed process leaves it, is passed over."""
+def rows(path: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a file, or those of a step; what is no whole row, as a killed process leaves it, is passed over."""
     with open_regular(path) as file:
         for line in file:
-            row = _parsed(line)
+            row = _parsed(line) if step is None or step_of(line) == step else None
             if row is not None:
                 yield row
 

@@ -11,9 +11,10 @@ import dis
 import inspect
 import linecache
 import math
+import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from types import CodeType, ModuleType
 from typing import Any
@@ -55,35 +56,93 @@ def require_as_in_its_file(definition: Any, what: str) -> None:
 
 
 def extracted(function: Any, what: str, home: str) -> bytes:
-    """A file that holds a function of this program whole, with the imports and the constants that it uses.
+    """A file that holds a function of this program whole: with the imports, the constants and the functions it uses.
 
     home  the file that the message of a UsageError advises
-    Raises UsageError, `what` first, where its source is not known, or does not say all that it does.
+    Raises UsageError, `what` first, where a source is not known, or does not say all that its function does.
     """
     name = getattr(function, "__name__", type(function).__name__)
-    place = _place(function)
-
-    def refuse(why: str) -> UsageError:
-        remedy = f"write it, with what it uses, into a file {home} and give " + repr(f"{home}:{_callable_name(name)}")
-        return UsageError(f"{what}: {name}{place} {why}, so no other process can have it; {remedy}")
-
+    remedy = f"write it, with what it uses, into a file {home} and give " + repr(f"{home}:{_callable_name(name)}")
     if not inspect.isfunction(function):
-        raise refuse("is a class of this program" if inspect.isclass(function) else "is an object of this program")
-    if name == "<lambda>":
-        raise refuse("has no name and no source of its own")
-    if outer := function.__code__.co_freevars:
-        raise refuse(f"takes {', '.join(outer)} from the function around it")
-    source = _source(function)
-    if source is None:
-        raise refuse("has no source, or it was changed since")
+        why = "is a class of this program" if inspect.isclass(function) else "is an object of this program"
+        raise UsageError(f"{what}: {name}{_place(function)} {why}, so no other process can have it; {remedy}")
+    text = _Text(what, remedy)
+    text.add(function)
     head = f"{WRITTEN}{name}, as the program had it when the run began\nfrom __future__ import annotations\n\n"
-    lines = [_line(one, function, source, refuse) for one in _outside(source, name)]
-    content = (head + "".join(sorted(lines, key=_imports_first)) + "\n\n" + source).encode()
+    above, below = "".join(sorted(text.lines, key=_imports_first)), "\n\n".join((*text.sources, "".join(text.aliases)))
+    content = f"{head}{above}\n\n{below.rstrip()}\n".encode()
     if len(content) > LARGEST_FILE:
-        raise refuse(f"comes with its constants to more than {LARGEST_FILE >> 20} MiB")
-    if not _says_the_same(content, function):
-        raise refuse("has other defaults than its source would give it now")
+        raise text.refusal(function, f"comes with its constants to more than {LARGEST_FILE >> 20} MiB")
+    if other := _with_other_defaults(content, text.functions):
+        raise text.refusal(other, "has other defaults than its source would give it now")
     return content
+
+
+class _Text:
+    """The text of a function, and of what it uses of its program.
+
+    lines      an import, or a constant, each
+    sources    of functions; what one uses stands before it
+    aliases    a function by another name, each
+    functions  by the names under which their sources define them
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        self.what, self.remedy = what, remedy
+        self.lines: dict[str, None] = {}
+        self.sources: list[str] = []
+        self.aliases: dict[str, None] = {}
+        self.functions: dict[str, Any] = {}
+
+    def refusal(self, function: Any, why: str) -> UsageError:
+        """The error of a function, or of one that it uses, that another process cannot have."""
+        name, user = function.__name__, next(iter(self.functions.values()), function)
+        beside = "" if function is user else f", which {user.__name__} uses,"
+        return UsageError(
+            f"{self.what}: {name}{_place(function)}{beside} {why}, so no other process can have it; {self.remedy}"
+        )
+
+    def add(self, function: Any) -> None:
+        """Add a function, after what it uses. Raises UsageError where it does not stand by itself."""
+        name = function.__name__
+        if name == "<lambda>":
+            raise self.refusal(function, "has no name and no source of its own")
+        if self.functions.get(name, function) is not function:
+            raise self.refusal(function, f"is another function than the {name} that is used as well; rename one")
+        if name in self.functions:
+            return
+        self.functions[name] = function
+        if outer := function.__code__.co_freevars:
+            raise self.refusal(function, f"takes {', '.join(outer)} from the function around it")
+        if own := ", ".join(vars(function)):
+            raise self.refusal(function, f"has attributes that its source does not give it ({own})")
+        source = _source(function)
+        if source is None:
+            raise self.refusal(function, "has no source, or it was changed since")
+        for one in _outside(source):
+            self._use(one, function, source)
+        self.sources.append(source)
+
+    def _use(self, name: str, function: Any, source: str) -> None:
+        """Add what a global name is that a function uses."""
+        if name.startswith("global "):
+            raise self.refusal(function, f"sets the variable {name.removeprefix('global ')} of the program")
+        if name not in function.__globals__:
+            if hasattr(builtins, name) or name == function.__name__:
+                return
+            raise self.refusal(function, f"uses {name}, which is not defined")
+        value = function.__globals__[name]
+        if inspect.isfunction(value) and value.__globals__ is function.__globals__:
+            self.add(value)
+            if name != value.__name__:
+                self.aliases[f"{name} = {value.__name__}\n"] = None
+            return
+        line = _line(name, value, source)
+        if not line:
+            module = isinstance(value, ModuleType)
+            kind = f"the module {value.__name__}, which is not installed" if module else brief(value)
+            raise self.refusal(function, f"uses {name} of the program ({kind})")
+        self.lines[line] = None
 
 
 def _imports_first(line: str) -> tuple[bool, str]:
@@ -138,9 +197,9 @@ def _same(one: CodeType, other: CodeType) -> bool:
     return whole and all(repr(a) == repr(b) for a, b in plain) and all(_same(a, b) for a, b in inner)
 
 
-def _outside(source: str, name: str) -> list[str]:
-    """The global names that a definition reads, annotations left out, but for itself and what Python has anyway; a name
-    that it sets, with `global` in front.
+def _outside(source: str) -> list[str]:
+    """The global names that a definition reads, annotations left out, but for those of its module; a name that it sets,
+    with `global` in front.
     """
     names: dict[str, None] = {}
     for code in _codes(compile("from __future__ import annotations\n" + source, "", "exec", dont_inherit=True)):
@@ -149,7 +208,7 @@ def _outside(source: str, name: str) -> list[str]:
                 names[step.argval] = None
             elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 names[f"global {step.argval}"] = None
-    return [one for one in names if one not in (name, "annotations", "__name__", "__module__", "__qualname__")]
+    return [one for one in names if one not in ("annotations", "__name__", "__module__", "__qualname__")]
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -159,24 +218,16 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(inner)
 
 
-def _line(name: str, function: Any, source: str, refuse: Callable[[str], UsageError]) -> str:
-    """The line that gives a definition a global name; "" for one of Python's own."""
-    if name.startswith("global "):
-        raise refuse(f"sets the variable {name.removeprefix('global ')} of the program")
-    if name not in function.__globals__:
-        if hasattr(builtins, name):
-            return ""
-        raise refuse(f"uses {name}, which is not defined")
-    value = function.__globals__[name]
-    if isinstance(value, ModuleType) and _installed(value.__name__):
-        return _import(name, value, source)
+def _line(name: str, value: Any, source: str) -> str:
+    """The line that gives a module a global name; "" where no line does."""
+    if isinstance(value, ModuleType):
+        return _import(name, value, source) if _installed(value.__name__) else ""
     home, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if home and own and _installed(home) and getattr(sys.modules.get(home), own, None) is value:
         return f"from {home} import {own} as {name}\n"
-    if _is_plain(value):
-        return f"{name} = {value!r}\n"
-    kind = f"the module {value.__name__}, which is not installed" if isinstance(value, ModuleType) else brief(value)
-    raise refuse(f"uses {name} of the program ({kind})")
+    if isinstance(value, re.Pattern):
+        return f"{name} = __import__('re').compile({value.pattern!r}, {int(value.flags)})\n"
+    return f"{name} = {value!r}\n" if _is_plain(value) else ""
 
 
 def _import(name: str, module: ModuleType, source: str) -> str:
@@ -205,15 +256,22 @@ def _is_plain(value: object) -> bool:
     return type(value) in (int, str, bytes, bool, type(None))
 
 
-def _says_the_same(content: bytes, function: Any) -> bool:
-    """Whether the file's function has the same defaults: a constant may have changed since they were set."""
-    namespace: dict[str, Any] = {"__name__": function.__name__}
+def _with_other_defaults(content: bytes, functions: Mapping[str, Any]) -> Any:
+    """The first function whose defaults in the file are others: a constant may have changed since they were set."""
+    namespace: dict[str, Any] = {"__name__": next(iter(functions))}
     try:
         exec(compile(content, "", "exec", dont_inherit=True), namespace)
-        return _defaults(namespace[function.__name__]) == _defaults(function)
     except Exception:
-        return False
+        return next(iter(functions.values()))
+    written = (
+        (_defaults(namespace[name], namespace), _defaults(one, functions), one) for name, one in functions.items()
+    )
+    return next((one for there, here, one in written if there != here), None)
 
 
-def _defaults(function: Any) -> str:
-    return repr((function.__defaults__, function.__kwdefaults__))
+def _defaults(function: Any, known: Mapping[str, Any]) -> str:
+    """The defaults of a function's arguments; one that is a known function is its name."""
+    positional, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+    each = {**dict(enumerate(positional)), **named}
+    names = {key: getattr(value, "__name__", "") for key, value in each.items() if inspect.isfunction(value)}
+    return repr({key: names[key] if known.get(names.get(key, "")) is value else value for key, value in each.items()})

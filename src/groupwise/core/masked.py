@@ -10,8 +10,12 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def real(x: Tensor) -> Tensor:
-    """x as it is, or in the default floating-point type where it holds whole numbers, as rewards of 0 and 1 do."""
-    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    """x in float32 or float64: as it is, or in the default type, at least float32, where it is of whole numbers or half
+    precision, which counts to 256 (bfloat16) and adds up wrongly.
+    """
+    if x.dtype in (torch.float32, torch.float64):
+        return x
+    return x.to(torch.promote_types(torch.get_default_dtype(), torch.float32))
 
 
 def row_sum(x: Tensor, mask: Tensor) -> Tensor:

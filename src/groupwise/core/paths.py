@@ -1,5 +1,6 @@
 """Paths that a person names: expanded once, and refused where no file can have such a name or be read to its end."""
 
+import codecs
 import os
 from pathlib import Path
 
@@ -30,6 +31,22 @@ def location(path: str | os.PathLike[str], what: str = "path") -> Path:
         raise UsageError(f"{what} = {brief(path)}: this is no path") from None
     except ValueError as error:  # UnicodeEncodeError and "embedded null byte" among them
         raise UsageError(f"{what} = {brief(path)}: {error}") from None
+
+
+def decoded(content: bytes) -> str:
+    """The text of a person's file in UTF-8, with or without a byte order mark; lines end with a newline alone.
+
+    Raises ValueError, in words, for UTF-16, UTF-32 and what else is not UTF-8.
+
+    >>> decoded(b"\\xef\\xbb\\xbfsteps = 1")
+    'steps = 1'
+    """
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:4]:
+        raise ValueError("it is saved as UTF-16 or UTF-32; save it as UTF-8")
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 at byte {error.start}; save it as UTF-8") from None
 
 
 def existing_parent(path: Path) -> Path:

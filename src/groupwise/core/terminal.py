@@ -1,6 +1,7 @@
 """Text on a terminal: whatever stands in data is shown and steers nothing. The one place that makes a console."""
 
 import re
+from io import StringIO
 from typing import Any
 
 from rich.console import Console
@@ -27,11 +28,24 @@ class Terminal:
     """Prints cleaned text, without markup, highlighting or breaks of its own; `options` are those of rich's Console."""
 
     def __init__(self, stderr: bool = False, **options: Any) -> None:
-        self.console = Console(stderr=stderr, highlight=False, soft_wrap=True, **options)
+        # In a notebook rich would show each line as an HTML page of its own, and a file or a pipe gets text.
+        self.console = Console(stderr=stderr, highlight=False, soft_wrap=True, force_jupyter=False, **options)
 
     @property
     def coloured(self) -> bool:
         return self.console.is_terminal and not self.console.no_color
+
+    @property
+    def in_notebook(self) -> bool:
+        """Whether what is printed stands in a notebook."""
+        return Console().is_jupyter
+
+    def html(self, renderable: Any) -> str:
+        """A table or a panel, as `render` makes them for a terminal, as HTML."""
+        page = Console(file=StringIO(), record=True, width=84, force_terminal=True, force_jupyter=False)
+        page.print(renderable)
+        style = "font-family: Menlo, 'DejaVu Sans Mono', Consolas, monospace; line-height: 1.2"
+        return page.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
 
     def print(self, *parts: Part) -> None:
         """The parts, one behind the other, and the end of a line."""

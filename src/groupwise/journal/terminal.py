@@ -1,7 +1,8 @@
-"""What a person sees while a run goes on: a live view in a terminal, plain lines anywhere else."""
+"""What a person sees of a run that goes on: a live view in a terminal or a notebook, lines elsewhere, or nothing."""
 
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from rich.console import Group
@@ -82,22 +83,26 @@ class LiveView(View):
             self.started = time.perf_counter()
         left = (time.perf_counter() - self.started) / step * (steps - step)
         self.warming = f"{what} {bar(step / steps, 30)} {step}/{steps}  loss {loss:.3f}  about {left:.0f} s left"
-        self.live.start()
+        self.show()
 
     def step(self, row: Row) -> None:
         if not self.rows:
             own = sum(value for phase, value in row["seconds"].items() if phase not in BEFORE)
             self.started = time.perf_counter() - own
         self.rows.append(row)
-        self.live.start()
+        self.show()
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
         self.heldout.append((step, evaluation))
-        self.live.start()
+        self.show()
 
     def cut_back(self, step: int) -> None:
         self.rows = [row for row in self.rows if row["step"] <= step]
         self.heldout = [held for held in self.heldout if held[0] <= step]
+
+    def show(self) -> None:
+        """Begin to show the panel, which is then made anew several times a second."""
+        self.live.start()
 
     def close(self) -> None:
         self.live.stop()
@@ -134,6 +139,40 @@ class LiveView(View):
             line = self.terminal.text((curve([r[key] for r in self.rows], 34), "cyan"))
             table.add_row(label, _number(row[key], digits), line)
         return table
+
+
+class NotebookView(LiveView):
+    """The live view in the output of a notebook's cell, changed in place."""
+
+    def __init__(self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE) -> None:
+        super().__init__(steps, name, terminal, what)
+        self._display: Any = import_module("IPython.display")
+        self._handle: Any = None
+        self._shown = 0.0
+
+    def show(self) -> None:
+        """Show the panel as it is now, unless it was shown a quarter of a second ago: a warm start has fast steps."""
+        if time.perf_counter() - self._shown >= 0.25:
+            self._show()
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._show()
+
+    def _show(self) -> None:
+        self._shown = time.perf_counter()
+        page = self._display.HTML(self.terminal.html(self.render()))
+        if self._handle is None:
+            self._handle = self._display.display(page, display_id=True)
+        else:
+            self._handle.update(page)
+
+
+class QuietView(View):
+    """Shows nothing; the log has what is said of a run."""
+
+    def note(self, text: str) -> None:
+        pass
 
 
 def bar(share: float, width: int) -> str:

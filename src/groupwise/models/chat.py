@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.core.errors import UsageError, nearest
-from groupwise.core.paths import require_regular
+from groupwise.core.paths import decoded, require_regular
 from groupwise.core.samples import Sample
 from groupwise.core.settings import Location, Settings
 from groupwise.models.folder import error_line, loading
@@ -224,14 +224,16 @@ def _template(tokenizer: Any, wanted: str, tools: Sequence[Mapping[str, Any]]) -
     try:
         if Path(wanted).exists():
             require_regular(Path(wanted), f"chat.template = {wanted!r}")
-        return Path(wanted).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"chat.template = {wanted!r}: not UTF-8 at byte {error.start}") from None
+        content = Path(wanted).read_bytes()
     except (OSError, ValueError) as error:
         raise UsageError(
             f"chat.template = {wanted!r}: no file that can be read ({getattr(error, 'strerror', error)}), and no "
             f"choice; {nearest(wanted, (AUTO, NONE, TOKENIZER))}, or the path of a Jinja file"
         ) from None
+    try:
+        return decoded(content)
+    except ValueError as error:
+        raise UsageError(f"chat.template = {wanted!r}: {error}") from None
 
 
 def _begins(tokenizer: Any, ids: Sequence[int]) -> bool:

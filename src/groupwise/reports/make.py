@@ -4,7 +4,8 @@ import os
 import stat
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from html import escape
+from pathlib import Path, PosixPath
 from typing import NamedTuple
 
 from groupwise.core.atomic import open_regular
@@ -29,6 +30,16 @@ class Written(NamedTuple):
     seconds: float
 
 
+class Page(PosixPath):
+    """The path of a page, which a notebook shows as the page itself, apart from its own scripts and styles."""
+
+    def _repr_html_(self) -> str | None:
+        if not _is_page(self):
+            return None
+        page = escape(self.read_text(encoding="utf-8"))
+        return f'<iframe sandbox="allow-scripts" style="border: 0" width="100%" height="800" srcdoc="{page}"></iframe>'
+
+
 def make(runs: Sequence[Path], out: Path | None = None) -> Written:
     """The page of one run, or of several side by side, written in one move or not at all.
 
@@ -48,8 +59,8 @@ def make(runs: Sequence[Path], out: Path | None = None) -> Written:
     return Written(path, path.stat().st_size, time.perf_counter() - began)
 
 
-def report(*runs: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write one page, readable offline: of a run, or of several side by side -> where it is.
+def report(*runs: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Page:
+    """Write one page, readable offline: of a run, or of several side by side -> its path; a notebook shows the page.
 
     runs  each a Run or its folder; it may go on, or have crashed
     out   the file to write; None is RUN/report.html, or comparison.html beside the runs
@@ -58,7 +69,7 @@ def report(*runs: str | os.PathLike[str], out: str | os.PathLike[str] | None = N
     if not runs:
         raise UsageError("report: name a run, or several to see them side by side")
     place = None if out is None else location(out, "out")
-    return make([location(run, "run") for run in runs], place).path
+    return Page(make([location(run, "run") for run in runs], place).path)
 
 
 def watched(run: Path, port: int, ready: Callable[[str], None]) -> None:

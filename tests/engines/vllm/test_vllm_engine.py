@@ -346,7 +346,7 @@ def test_in_bfloat16_it_is_near_and_says_so(policy: Policy) -> None:
 
 
 def test_an_environment_without_vllm_is_named_before_anything_starts() -> None:
-    with pytest.raises(UsageError, match=r"^engine.name = 'vllm': the interpreter python3 has no vLLM; make vllm"):
+    with pytest.raises(UsageError, match=r"^engine.name = 'vllm': the interpreter python3 has no vLLM; make one: "):
         EngineSettings(name="vllm", python="python3").placed().require_place()
     vllm_settings().require_place()
     assert fields(vllm_settings().process) == fields("child")

@@ -75,11 +75,33 @@ def _zero(part: Any, reward: Tensor, group: Tensor, words: str) -> str:
     return differs(f"the advantage {words}", answer[0], torch.zeros_like(reward), 0)
 
 
+WITHIN = (
+    "Subclass WithinGroup of groupwise.algorithms.parts.advantage and write scaled(), or call its centre(), which give "
+    "these 0; or "
+)
+
 LAWS = (
     *every.LAWS,
     *columns.laws(TRIAL),
-    Law("where it compares within a group, ties are exactly 0", ties_are_zero),
-    Law("where it compares within a group, a lone completion is exactly 0", alone_is_zero),
-    Law("a reward that is NaN takes its completion out and no other", a_missing_reward_does_not_vote),
-    Law("rewards may be whole numbers", takes_whole_numbers),
+    Law(
+        "where it compares within a group, ties are exactly 0",
+        ties_are_zero,
+        f"{WITHIN}answer 0 where the rewards of a group lie within 1e-6.",
+    ),
+    Law(
+        "where it compares within a group, a lone completion is exactly 0",
+        alone_is_zero,
+        f"{WITHIN}answer 0 where fewer than two completions of a group have a reward.",
+    ),
+    Law(
+        "a reward that is NaN takes its completion out and no other",
+        a_missing_reward_does_not_vote,
+        "Treat it as if its row had no trained token: mask = mask & ~row_sum(reward, mask).isnan()[:, None], before "
+        "anything else; of what reads step ends alone, the sum over these.",
+    ),
+    Law(
+        "rewards may be whole numbers",
+        takes_whole_numbers,
+        "Begin with reward = real(reward) of groupwise.core.masked.",
+    ),
 )

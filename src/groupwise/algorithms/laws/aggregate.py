@@ -48,7 +48,19 @@ def is_quiet_without_tokens(part: Any, batch: Draw) -> str:
 LAWS = (
     *every.LAWS,
     *columns.laws(TRIAL),
-    Law("the weights add up to the total that it declares", reaches_its_total),
-    Law("the weights of shards are those of the whole", adds_up_over_shards),
-    Law("without a trained token all weights are 0", is_quiet_without_tokens),
+    Law(
+        "the weights add up to the total that it declares",
+        reaches_its_total,
+        "Write declared(self, totals): what the weights of a whole batch add up to; without it that is 1, a mean.",
+    ),
+    Law(
+        "the weights of shards are those of the whole",
+        adds_up_over_shards,
+        "Divide by totals.tokens or totals.completions, which are of the whole batch; the mask may be a part of it.",
+    ),
+    Law(
+        "without a trained token all weights are 0",
+        is_quiet_without_tokens,
+        "Divide by max(count, 1), and declare 0.0 where totals.tokens is 0.",
+    ),
 )

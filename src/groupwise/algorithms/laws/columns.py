@@ -97,14 +97,34 @@ def leaves_its_inputs_alone(trial: Trial, part: Any, batch: Draw) -> str:
     return f"it changes {', '.join(changed)} in place" if changed else again
 
 
-def laws(trial: Trial) -> tuple[Law, ...]:
-    """The laws of every slot with such a trial."""
+def laws(trial: Trial, unmasked: str = "") -> tuple[Law, ...]:
+    """The laws of every slot with such a trial; `unmasked` is the remedy of one whose parts are given no mask."""
+    unmasked = unmasked or (
+        "Read columns through keep(x, mask) of groupwise.core.masked before they are added up or go into exp(), and "
+        + ("answer with keep(x, mask)." if trial.masked == 0 else "answer torch.where(mask, x, 1.0).")
+    )
     return (
-        Law("it answers with numbers of the shape [N,T]", partial(has_the_shape, trial)),
-        Law("masked positions change nothing, NaN in them included", partial(ignores_what_is_masked, trial)),
-        Law("padding changes nothing", partial(ignores_padding, trial)),
-        Law("the order of rows and the numbers of groups change nothing", partial(ignores_the_order_of_rows, trial)),
-        Law("it changes no input in place, and answers the same again", partial(leaves_its_inputs_alone, trial)),
+        Law(
+            "it answers with numbers of the shape [N,T]",
+            partial(has_the_shape, trial),
+            "A number a row becomes a column by x[:, None].expand_as(mask); divide by counts that are at least 1.",
+        ),
+        Law("masked positions change nothing, NaN in them included", partial(ignores_what_is_masked, trial), unmasked),
+        Law(
+            "padding changes nothing",
+            partial(ignores_padding, trial),
+            "Count trained tokens, mask.sum(-1), and not columns: row_mean and row_sum of groupwise.core.masked do.",
+        ),
+        Law(
+            "the order of rows and the numbers of groups change nothing",
+            partial(ignores_the_order_of_rows, trial),
+            "Find a row's group by its id and not by its place: groupwise.core.masked has group_ids and group_sum.",
+        ),
+        Law(
+            "it changes no input in place, and answers the same again",
+            partial(leaves_its_inputs_alone, trial),
+            "Write x = x * y for x *= y, clamp for clamp_; keep nothing between calls, and draw nothing at random.",
+        ),
     )
 
 

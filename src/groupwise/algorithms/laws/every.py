@@ -40,8 +40,12 @@ def pickles(part: Any, batch: Draw) -> str:
 
 
 LAWS = (
-    Law("it prints itself", prints_itself),
-    Law("it says its equation in one line", says_its_equation),
-    Law("it is a frozen value, equal to one of the same fields", is_a_value),
-    Law("it pickles", pickles),
+    Law("it prints itself", prints_itself, "Leave its __repr__ to @dataclass(frozen=True)."),
+    Law("it says its equation in one line", says_its_equation, 'Add a line such as: equation = "S = r A"'),
+    Law(
+        "it is a frozen value, equal to one of the same fields",
+        is_a_value,
+        "Write @dataclass(frozen=True), without __eq__ or __hash__; what it computes is not kept in it.",
+    ),
+    Law("it pickles", pickles, "Define its class at the top of the file; fields are bool, int, float or str."),
 )

@@ -26,9 +26,12 @@ def stays_finite(trial: Trial, live: str, still: str | None, part: Any, batch: D
     return ""
 
 
+BOUNDED = "Take log-ratios through bounded() of groupwise.algorithms.parts.ratio before exp(): it clamps at +-60."
+
+
 def law(trial: Trial, live: str, still: str | None) -> Law:
     """Of a trial whose input `live` is compared with `still`."""
-    return Law("at log-ratios of +-50 and beyond, all is finite", partial(stays_finite, trial, live, still))
+    return Law("at log-ratios of +-50 and beyond, all is finite", partial(stays_finite, trial, live, still), BOUNDED)
 
 
 def _far(batch: Draw) -> Tensor:

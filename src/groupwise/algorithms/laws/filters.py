@@ -67,10 +67,16 @@ def has_rounds(part: Any, batch: Draw) -> str:
     return "" if good else f"max_rounds is {part.max_rounds!r}; a whole number from 1 on is due"
 
 
+SAYS = (
+    "Return groupwise.Verdict(keep, signal(group)), keep a bool; signal, of groupwise.algorithms.parts.filters, knows "
+    "groups without a score."
+)
+SAME = "Go by all of group.completions, not by the first or last; keep nothing between calls."
+
 LAWS = (
     *every.LAWS,
-    Law("it says keep or drop, with a reason, of every group", answers_with_a_verdict),
-    Law("the order of completions changes nothing, and it says the same again", ignores_the_order_of_completions),
-    Law("it keeps groups of some kind", can_keep_something),
-    Law("max_rounds is at least 1", has_rounds),
+    Law("it says keep or drop, with a reason, of every group", answers_with_a_verdict, SAYS),
+    Law("the order of completions changes nothing, and it says the same again", ignores_the_order_of_completions, SAME),
+    Law("it keeps groups of some kind", can_keep_something, "Keep at least groups whose scores differ."),
+    Law("max_rounds is at least 1", has_rounds, "Give it the field max_rounds: int = 10, and check it."),
 )

@@ -41,8 +41,12 @@ def has_a_gradient(part: Any, batch: Draw) -> str:
 
 LAWS = (
     *every.LAWS,
-    *columns.laws(TRIAL),
+    *columns.laws(TRIAL, "It is given zeros where the mask is False: answer 0 where logp_live = logp_ref."),
     extremes.law(TRIAL, "logp_live", "logp_ref"),
-    Law("it is 0 where the policy is its reference", is_zero_at_the_reference),
-    Law("its gradient reaches the policy", has_a_gradient),
+    Law(
+        "it is 0 where the policy is its reference",
+        is_zero_at_the_reference,
+        "Make it of x = logp_ref - logp_live so that x = 0 gives 0, as exp(x) - x - 1 does.",
+    ),
+    Law("its gradient reaches the policy", has_a_gradient, "Leave out detach() and no_grad() on logp_live."),
 )

@@ -1,4 +1,4 @@
-"""A law: what holds, in words, and the function that looks for a batch on which it does not."""
+"""A law: what holds, in words, the function that looks for a batch on which it does not, and what to do then."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,20 +21,23 @@ ROUNDING = 1e-14
 class Law:
     """What every part of a slot does.
 
-    words  what holds
-    seen   (part, random batch) -> what was seen that breaks it; "" where it holds
+    words   what holds
+    seen    (part, random batch) -> what was seen that breaks it; "" where it holds
+    remedy  what the author of a part that breaks it can do
     """
 
     words: str
     seen: Callable[[Any, Draw], str]
+    remedy: str
 
     def broken(self, part: Any) -> str:
-        """What breaks the law, on the first batch where it does not hold; "" where it holds on all of them."""
+        """What breaks the law, on the first batch where it does not hold, and the remedy; "" where it holds on all."""
         return next(filter(None, (self._tried(part, draw(seed, spread)) for seed, spread in BATCHES)), "")
 
     def _tried(self, part: Any, batch: Draw) -> str:
         try:
-            return self.seen(part, batch)
+            seen = self.seen(part, batch)
+            return f"{seen}. {self.remedy}" if seen else ""
         except Exception as error:
             at = f" ({place(error)})" if place(error) else ""
             return f"it raised {type(error).__name__}: {one_line(error)}{at}"
@@ -45,7 +48,7 @@ def differs(name: str, column: Tensor, expected: Tensor, rounding: float = ROUND
     if column.shape != expected.shape:
         return f"{name} has the shape {list(column.shape)} instead of {list(expected.shape)}"
     gap = (column - expected).abs() - rounding * (1 + expected.abs())
-    wrong = ~(gap <= 0)  # NaN is wrong
+    wrong = ~(gap <= 0) & ~(column.isnan() & expected.isnan())  # NaN in both is what another law speaks of
     if not wrong.any():
         return ""
     first = tuple(wrong.nonzero()[0].tolist())

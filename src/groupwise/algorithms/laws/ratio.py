@@ -79,18 +79,35 @@ RATIO_LAWS = (
     *every.LAWS,
     *columns.laws(RATIO),
     extremes.law(RATIO, "logp_live", "logp_old"),
-    Law("it is 0 where the policy has not moved, with a gradient", begins_at_zero),
-    Law("per_completion and per_turn say whether tokens share one number", moves_as_it_declares),
+    Law(
+        "it is 0 where the policy has not moved, with a gradient",
+        begins_at_zero,
+        "Make it of logp_live - logp_old, and detach logp_old alone.",
+    ),
+    Law(
+        "per_completion and per_turn say whether tokens share one number",
+        moves_as_it_declares,
+        "Set them as lines of the class: per_completion = True where all tokens of a completion share one ratio, "
+        "per_turn = True where those of a turn do.",
+    ),
 )
 MISMATCH_LAWS = (
     *every.LAWS,
     *columns.laws(MISMATCH),
     extremes.law(MISMATCH, "logp_old", "logp_engine"),
-    Law("a correction has no gradient", carries_no_gradient),
-    Law("varies says whether a completion's tokens have different corrections", varies_as_it_declares),
+    Law("a correction has no gradient", carries_no_gradient, "Make it of logp_old.detach() and logp_engine.detach()."),
+    Law(
+        "varies says whether a completion's tokens have different corrections",
+        varies_as_it_declares,
+        "Set it as a line of the class: varies = True where they do, and every ratio of one number then refuses it.",
+    ),
 )
 REJECTION_LAWS = (
     *MISMATCH_LAWS,
-    Law("a rejection is 1 or 0", is_zero_or_one),
-    Law("where the engine agrees, every token is accepted", accepts_what_agrees),
+    Law("a rejection is 1 or 0", is_zero_or_one, "Answer (k <= cap).to(k.dtype); what weighs belongs to mismatch."),
+    Law(
+        "where the engine agrees, every token is accepted",
+        accepts_what_agrees,
+        "Accept k = pi_old / pi_engine = 1: the bounds lie around 1.",
+    ),
 )

@@ -59,6 +59,15 @@ def a_row_without_tokens_may_have_no_score(part: Any, batch: Draw) -> str:
 LAWS = (
     *every.LAWS,
     *columns.laws(TRIAL),
-    Law("it needs scores of steps only where it declares so", lives_without_steps),
-    Law("a row that could not be scored spoils no other", a_row_without_tokens_may_have_no_score),
+    Law(
+        "it needs scores of steps only where it declares so",
+        lives_without_steps,
+        "Ask whether batch.step_end is None, or set needs_steps = True as a line of the class.",
+    ),
+    Law(
+        "a row that could not be scored spoils no other",
+        a_row_without_tokens_may_have_no_score,
+        "Its score is NaN and none of its tokens is trained: place scores by at_last_token(score, batch.mask) of "
+        "groupwise.algorithms.parts.shaping, and take no mean over batch.score with NaN in it.",
+    ),
 )

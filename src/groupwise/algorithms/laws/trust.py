@@ -64,12 +64,29 @@ def moves_as_it_declares(part: Any, batch: Draw) -> str:
     return "" if shared == part.per_completion else f"per_completion is {part.per_completion}, and it is {shared}"
 
 
+AT_ONE = (
+    "Begin from log_ratio.exp() * advantage, whose slope there is the advantage, and share = 1 at trained tokens; both "
+    "are 0 where masked."
+)
+
 LAWS = (
     *every.LAWS,
     *columns.laws(TRIAL),
     extremes.law(TRIAL, "log_ratio", None),
-    Law("at log-ratio 0 its gradient is the advantage, and passes whole", starts_as_the_advantage),
-    Law("an advantage of 0 has no gradient", trains_nothing_without_an_advantage),
-    Law("share is from 0 to 1, and the part of the gradient that passes", shares_what_it_passes),
-    Law("per_completion says whether tokens share one number", moves_as_it_declares),
+    Law("at log-ratio 0 its gradient is the advantage, and passes whole", starts_as_the_advantage, AT_ONE),
+    Law(
+        "an advantage of 0 has no gradient",
+        trains_nothing_without_an_advantage,
+        "Make value proportional to the advantage; what acts without one belongs to the KL term.",
+    ),
+    Law(
+        "share is from 0 to 1, and the part of the gradient that passes",
+        shares_what_it_passes,
+        "share = (d value / d logp_live) / (r A): 1 where nothing is stopped, 0 where value has no gradient.",
+    ),
+    Law(
+        "per_completion says whether tokens share one number",
+        moves_as_it_declares,
+        "Set it as a line of the class: per_completion = True where a token's value reads other tokens' ratios.",
+    ),
 )

@@ -6,16 +6,18 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts.advantage import Advantage
+from groupwise.core.inputs import LARGEST, Column, mask_of, numbers, require_finite
 from groupwise.core.masked import WHITENED, begins, by_run, keep, real, row_sum, whiten
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
+def gae(rewards: Column, values: Column, mask: Column, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation over the trained tokens of each row. [N,T] each -> advantages, returns [N,T].
 
     delta_t = r_t + gamma V_next - V_t ;  A_t = delta_t + gamma lam A_next ;  return_t = A_t + V_t
 
     "next" is the next trained token, and what comes after the last one is worth 0. Masked positions are skipped, may
-    hold anything, and get 0. Nothing is whitened. Raises ValueError where the shapes differ.
+    hold anything, and get 0. Nothing is whitened. Columns are of any type of numbers, the mask bool or 0 and 1; results
+    are float32, or float64 where one is. Raises ValueError where shapes differ or a trained position is not finite.
     Source: 1506.02438, eq 16.
 
     With gamma = 1 and lam = 0.5, a hole at t = 1 and padding at t = 3:
@@ -33,9 +35,18 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     tensor([[0.1250, 0.0000, 0.7500, 0.0000]])
     tensor([[0.6250, 0.0000, 1.0000, 0.0000]])
     """
-    if not rewards.shape == values.shape == mask.shape:
+    rewards = numbers("rewards", rewards)
+    values, mask = numbers("values", values, rewards), mask_of("mask", mask, rewards)
+    if not rewards.shape == values.shape == mask.shape or mask.dim() != 2:
         shapes = ", ".join(str(tuple(x.shape)) for x in (rewards, values, mask))
         raise ValueError(f"rewards, values and mask must be of one shape [N,T], not {shapes}")
+    for name, column in (("rewards", rewards), ("values", values)):
+        require_finite(name, column, mask, "finite numbers are due at every trained position", LARGEST)
+    return token_gae(rewards, values, mask, gamma, lam)
+
+
+def token_gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """`gae` of the columns of a batch, which are looked at elsewhere."""
     rewards, values = real(rewards), real(values)
     advantages = torch.zeros_like(rewards + values)
     ahead, value_ahead = torch.zeros_like(advantages.sum(-1)), torch.zeros_like(values.sum(-1))
@@ -65,7 +76,7 @@ def turn_gae(
     rewards, values = real(rewards), real(values)
     turn = begins(mask).cumsum(-1)
     alive = by_run(torch.ones_like(rewards), mask, mask) > 0
-    each = gae(by_run(rewards, mask, mask), by_run(values, mask, begins(mask)), alive, gamma, lam)
+    each = token_gae(by_run(rewards, mask, mask), by_run(values, mask, begins(mask)), alive, gamma, lam)
     advantages, returns = (keep(column.gather(1, turn), mask) for column in each)
     return advantages, returns
 
@@ -101,7 +112,7 @@ class Discounted(Advantage):
         if value is None:
             raise ValueError("this advantage reads a critic's values and there are none; use groupwise.gae with values")
         votes = mask & ~row_sum(reward, mask).isnan()[:, None]
-        estimate = turn_gae if self.level == "turn" else gae
+        estimate = turn_gae if self.level == "turn" else token_gae
         advantage, returns = estimate(reward, value, votes, self.gamma, self.lam)
         return whiten(advantage, votes) if self.whiten else advantage, returns
 

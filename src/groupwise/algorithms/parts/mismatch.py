@@ -13,7 +13,7 @@ from torch import Tensor
 
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.parts.ratio import bounded
-from groupwise.core.masked import keep, row_sum
+from groupwise.core.masked import keep, real, row_sum
 
 
 class Mismatch(Part, Protocol):
@@ -143,7 +143,7 @@ class IcePop(MIS):
 
 def log_k(logp_old: Tensor, logp_engine: Tensor, mask: Tensor) -> Tensor:
     """log k [N,T] nats, 0 where masked, without gradient; the engine's column may have another precision."""
-    old = keep(logp_old.detach(), mask)
+    old = keep(real(logp_old.detach()), mask)
     return old - keep(logp_engine.detach(), mask).to(old.dtype)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts import Part
-from groupwise.core.masked import begins, by_run, keep, row_mean, row_sum
+from groupwise.core.masked import begins, by_run, keep, real, row_mean, row_sum
 
 #: Beyond this a log-ratio is clamped and has no gradient: exp(60) is still finite in float32.
 LOG_RATIO_LIMIT = 60.0
@@ -71,7 +71,7 @@ class SequenceTokenRatio(Ratio):
     equation = "log s_t = sg[mean_t log r_t] + log pi_live(t) - sg[log pi_live(t)]"
 
     def __call__(self, logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
-        live = keep(logp_live, mask)
+        live = keep(real(logp_live), mask)
         mean = row_mean(_difference(logp_live, logp_old, mask), mask)
         return bounded(_broadcast(mean.detach(), mask) + (live - live.detach()))
 
@@ -120,11 +120,11 @@ class TurnRatio(Ratio):
 
 def bounded(log_ratio: Tensor) -> Tensor:
     """A log-ratio as it is within the limit, clamped with zero gradient beyond it. Same shape, nats."""
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return real(log_ratio).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def _difference(logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
-    return keep(logp_live, mask) - keep(logp_old, mask)
+    return keep(real(logp_live), mask) - keep(real(logp_old), mask)
 
 
 def _broadcast(per_row: Tensor, mask: Tensor) -> Tensor:

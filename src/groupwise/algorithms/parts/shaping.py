@@ -8,6 +8,7 @@ from torch import Tensor
 
 from groupwise.algorithms.parts import Part, require_within
 from groupwise.algorithms.parts.kl import KL
+from groupwise.core.inputs import Column, numbers
 from groupwise.core.masked import keep, real
 from groupwise.core.records import Batch
 
@@ -61,7 +62,7 @@ class Outcome(Shaping):
 
     def __call__(self, batch: Batch) -> Tensor:
         lengths = batch.mask.sum(-1)
-        total = self.scale * batch.score + self.offset
+        total = self.scale * real(batch.score) + self.offset
         if self.overlong_cache and self.limit:
             total = total + overlong_penalty(lengths, self.limit, self.overlong_cache * self.limit)
         reward = at_last_token(total, batch.mask)
@@ -91,31 +92,35 @@ class Steps(Shaping):
         return self.scale * at_step_ends(batch)
 
 
-def overlong_penalty(lengths: Tensor, limit: float, cache: float) -> Tensor:
+def overlong_penalty(lengths: Column, limit: float, cache: float) -> Tensor:
     """DAPO's soft penalty: 0 up to limit - cache, then linear down to -1 at the limit. [N] tokens -> [N] in [-1, 0].
 
-    Source: DAPO (2503.14476) eq 13.
+    Lengths may be of any type of numbers; the penalty is float32, or float64 where they are.
+    Raises ValueError for lengths that are negative or no numbers. Source: DAPO (2503.14476) eq 13.
 
     >>> overlong_penalty(torch.tensor([16384, 18432, 20480]), 20480, 4096)
     tensor([ 0.0000, -0.5000, -1.0000])
     """
     if not 0 < cache <= limit:
         raise ValueError(f"cache = {cache}: must be above 0 and at most the limit {limit}")
-    return ((limit - cache - real(torch.as_tensor(lengths))) / cache).clamp(-1.0, 0.0)
+    tokens = numbers("lengths", lengths)
+    wrong = tokens[~((tokens >= 0) & tokens.isfinite())]
+    if len(wrong):
+        raise ValueError(f"lengths has {float(wrong[0]):g}; numbers of tokens, at least 0, are due")
+    return ((limit - cache - tokens) / cache).clamp(-1.0, 0.0)
 
 
 def at_last_token(per_row: Tensor, mask: Tensor) -> Tensor:
     """[N], [N,T] -> [N,T]: the row's value at its last trained token, 0 elsewhere."""
-    columns = torch.arange(mask.shape[1], device=mask.device)
-    last = torch.where(mask, columns, -1).amax(-1, keepdim=True)
-    return keep(per_row[:, None].expand(mask.shape), mask & (columns == last))
+    tokens = mask.cumsum(-1)
+    return keep(per_row[:, None].expand(mask.shape), mask & (tokens == mask.sum(-1, keepdim=True)))
 
 
 def at_step_ends(batch: Batch) -> Tensor:
     """[N,T]: the step score at each trained step end, 0 elsewhere. Raises ValueError where the batch has no steps."""
     if batch.step_end is None or batch.step_score is None:
         raise ValueError("step rewards need step scores and this batch has none; use a task that scores steps")
-    return keep(batch.step_score, batch.mask & batch.step_end)
+    return keep(real(batch.step_score), batch.mask & batch.step_end)
 
 
 def sampled_kl(batch: Batch, kl: KL) -> Tensor:
@@ -125,5 +130,5 @@ def sampled_kl(batch: Batch, kl: KL) -> Tensor:
     """
     if batch.logp_old is None or batch.logp_ref is None:
         raise ValueError("a KL term in the reward needs logp_old and logp_ref")
-    old, ref = keep(batch.logp_old, batch.mask), keep(batch.logp_ref, batch.mask)
+    old, ref = keep(real(batch.logp_old), batch.mask), keep(real(batch.logp_ref), batch.mask)
     return keep(kl(old, ref, torch.zeros_like(old)), batch.mask)

@@ -40,7 +40,7 @@ def check(
     """Look at a recipe's problems, rewards, lengths and model; `groupwise.train` takes the same. Trains nothing.
 
     rows   problems that are shown as the model will see them
-    model  whether the model is loaded too
+    model  whether the model is loaded too, and the engine's interpreter or address looked for
     Raises UsageError where the recipe is wrong, or a reward cannot be called.
     """
     return Checked(tuple(check_sections(recipe, overrides, algorithm, rewards, rows, model)))
@@ -59,5 +59,7 @@ def check_sections(
     loaded, notes = with_threads(given_recipe.recipe)
     loaded, files = given_recipe.placed(loaded)
     plan = resolve(loaded, files=files)
+    if model:
+        plan.recipe.engine.require_place()
     with threads(plan.recipe):
         yield from sections(plan, rows, model, notes)

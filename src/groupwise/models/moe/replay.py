@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from groupwise.core.errors import UsageError
+from groupwise.core.inputs import Column, mask_of, tensor_of
 from groupwise.models.layout import Layout
 from groupwise.models.moe.record import (
     Router,
@@ -76,7 +77,7 @@ class Replay:
 
 @contextmanager
 def replay_routes(
-    model: nn.Module, routes: Routes | Tensor, present: Tensor | None = None, watch: bool = False
+    model: nn.Module, routes: Routes | Column, present: Column | None = None, watch: bool = False
 ) -> Iterator[Replay]:
     """Run one forward of `model`, and its backward, on the given experts; gates' weights come from the live logits.
 
@@ -85,7 +86,7 @@ def replay_routes(
     record_routes inside it records what was replayed.
 
     routes   what record_routes gave, or [N,T,L,K] integers
-    present  [N,T] bool, False where a token has no route and chooses for itself; None: all have one
+    present  [N,T] bool, or 0 and 1, False where a token has no route and chooses for itself; None: all have one
     watch    keep what the routers would have chosen, in `own`
 
     Raises UsageError for a dense model, for routes of another depth, number or length, for experts out of range or
@@ -95,7 +96,11 @@ def replay_routes(
             model(input_ids=ids).logits.sum().backward()
     """
     routers = require_routers(model)
-    forced = routes.tensor if isinstance(routes, Routes) else routes
+    try:
+        forced = routes.tensor if isinstance(routes, Routes) else tensor_of("routes", routes, "integers")
+        present = None if present is None else mask_of("present", present)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     _require_shape(forced, present, routers)
     _require_experts(forced.flatten(0, 1) if present is None else forced[present.to(forced.device)], routers)
     if any(_is_replayed(router.module) for router in routers):
@@ -156,17 +161,17 @@ def place_routes(rows: Sequence[Tensor], layout: Layout) -> tuple[Tensor, Tensor
 
 def _require_shape(routes: Tensor, present: Tensor | None, routers: Sequence[Router]) -> None:
     layers, chosen = len(routers), routers[0].chosen
-    if routes.is_floating_point() or routes.dtype == torch.bool:
+    if routes.is_floating_point() or routes.is_complex() or routes.dtype == torch.bool:
         raise UsageError(f"the routes are {routes.dtype}: they have to be the numbers of experts, integers")
     if routes.dim() != 4 or routes.shape[2] != layers or routes.shape[3] != chosen:
         raise UsageError(
             f"the routes have shape {tuple(routes.shape)}; this model needs [rows, tokens, {layers}, {chosen}]: "
             f"{layers} layers with experts, {chosen} of them for a token"
         )
-    if present is not None and (present.shape != routes.shape[:2] or present.dtype != torch.bool):
+    if present is not None and present.shape != routes.shape[:2]:
         raise UsageError(
-            f"`present` has shape {tuple(present.shape)} and is {present.dtype}; it has to be bool and of shape "
-            f"{tuple(routes.shape[:2])}, a place for each token of the routes"
+            f"`present` has shape {tuple(present.shape)}; it has to be of shape {tuple(routes.shape[:2])}, a place for "
+            "each token of the routes"
         )
 
 

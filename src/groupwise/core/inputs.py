@@ -1,0 +1,84 @@
+"""Columns of any type, as callers have them, to tensors for arithmetic; a ValueError in one line for what cannot be."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.core.errors import one_line
+from groupwise.core.masked import real
+
+#: What a caller has: a tensor, an array or lists.
+Column = Any
+#: Rewards and values beyond this, in either direction, are refused: in float32 the sum of their squares overflows.
+LARGEST = 1e15
+
+
+def numbers(name: str, given: Column, beside: Tensor | None = None) -> Tensor:
+    """A column of numbers in float32 or float64, on the device of the tensor that it is used with.
+
+    float32 and float64 stay as they are; half precision and whole numbers become the default type, at least float32.
+    Gradients pass, and arrive in the type that was given.
+
+    >>> numbers("rewards", [1, 0]), numbers("rewards", torch.ones(1, dtype=torch.bfloat16))
+    (tensor([1., 0.]), tensor([1.]))
+    """
+    tensor = tensor_of(name, given, "numbers", beside)
+    if tensor.is_complex():
+        raise ValueError(f"{name} holds complex numbers; real ones are due")
+    return real(tensor)
+
+
+def whole_numbers(name: str, given: Column, beside: Tensor) -> Tensor:
+    """A column of integer ids. Floating-point numbers are refused: in bfloat16, 256 and 257 are one id."""
+    tensor = tensor_of(name, given, "integers", beside)
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise ValueError(f"{name} holds {tensor.dtype}, which cannot tell all ids apart; give integers")
+    return tensor
+
+
+def mask_of(name: str, given: Column, beside: Tensor | None = None) -> Tensor:
+    """A bool column, from bool or from the numbers 0 and 1 of any type.
+
+    >>> mask_of("mask", [[1, 0]])
+    tensor([[ True, False]])
+    """
+    tensor = tensor_of(name, given, "bool or of 0 and 1", beside)
+    if tensor.dtype == torch.bool:
+        return tensor
+    other = tensor[(tensor != 0) & (tensor != 1)]
+    if len(other):
+        raise ValueError(f"{name} holds {other[0].item():g}; it must be bool, or 1 where it holds and 0 where not")
+    return tensor == 1
+
+
+def tensor_of(name: str, given: Column, due: str, beside: Tensor | None = None) -> Tensor:
+    """A tensor as it is, an array or lists as one beside another. Raises ValueError, with what is `due`, for others."""
+    if not isinstance(given, Tensor):
+        try:
+            given = torch.as_tensor(getattr(given, "__array__", lambda: given)())
+        except (TypeError, ValueError, RuntimeError) as error:
+            kind = type(given).__name__
+            raise ValueError(
+                f"{name} is a {kind} ({one_line(error)}); a tensor, array or list, {due}, is due"
+            ) from None
+        return given if beside is None else given.to(beside.device)
+    if beside is not None and given.device != beside.device:
+        raise ValueError(f"{name} is on {given.device}, what it is used with on {beside.device}; move one of them")
+    return given
+
+
+def require_shape(name: str, column: Tensor, shape: torch.Size, words: str) -> None:
+    """Raises ValueError, with `words` for the shape that is due, where a column has another."""
+    if column.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(column.shape)}; {words} {tuple(shape)} is due")
+
+
+def require_finite(name: str, column: Tensor, read: Tensor, remedy: str, largest: float = torch.inf) -> None:
+    """Raises ValueError where a column has NaN, infinity or a number beyond the largest at a place that is read."""
+    column = column.detach()
+    wrong = read & ~(column.abs() <= min(largest, torch.finfo(column.dtype).max))
+    if wrong.any():
+        place, value = wrong.nonzero()[0].tolist(), float(column[wrong][0])
+        beyond = f", beyond {largest:g}" if torch.finfo(column.dtype).max >= abs(value) else ""
+        raise ValueError(f"{name}{place} is {value:g}{beyond}; {remedy}")
