@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from groupwise.health.symptoms.base import History
+from groupwise.health.symptoms.base import NEUTRAL, History
 from groupwise.health.symptoms.progress import held_out_apart
 from tests.health.health_rows import RECIPE, evaluation, rates
 
@@ -24,7 +24,7 @@ def sound() -> dict[str, dict[str, Any]]:
 def look(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], last: int) -> Any:
     """What is seen after a step."""
     known = [row for row in evaluations if row["step"] <= last]
-    return held_out_apart(History([row for row in steps if row["step"] <= last], known, RECIPE))
+    return held_out_apart.look(History([row for row in steps if row["step"] <= last], known, RECIPE))
 
 
 @pytest.mark.parametrize("name", sound())
@@ -34,7 +34,7 @@ def test_no_prefix_of_a_sound_run_is_warned_of_its_held_out_problems(name: str) 
     for kept in (run["heldout"], run["heldout"][:1], run["heldout"][::10]):
         evaluations = [evaluation(step, rate, problems=128) for step, rate in kept]
         seen = [look(steps, evaluations, last) for last in range(1, len(steps) + 1)]
-        assert not [one for one in seen if one], name
+        assert not [one for one in seen if one and one.tone != NEUTRAL], name
 
 
 @pytest.mark.parametrize("last", [20, 23, 40])
