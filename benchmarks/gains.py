@@ -135,7 +135,7 @@ def _each(truths: Callable[[], list[Truth]], size: tuple[int, int], runs: int) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=2000, help="pairs of evaluations of each truth at each size")
+    parser.add_argument("--runs", type=int, default=1000, help="pairs of evaluations of each truth at each size")
     for line in tables(parser.parse_args().runs):
         print(line, flush=True)
 

@@ -74,7 +74,7 @@ def train(
             f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
             f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
         )
-        say(f"whether it rose: {s['heldout_change']['words']}")
+        say(f"held-out {s['heldout_measure']} {s['heldout_change']['words']}")
     for kind, title in (("heldout_by_reward", "reward {}"), ("heldout_by_source", "{}")):
         for name, mean in s.get(kind, {}).items():
             say(f"{title.format(name)}: held-out mean {mean['before']:.3f} -> {mean['after']:.3f}")
