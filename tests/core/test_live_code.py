@@ -181,8 +181,13 @@ def test_what_does_not_stand_by_itself_is_refused_in_one_line(name: str, why: st
 
 
 def test_a_source_that_was_edited_since_is_not_taken_for_the_function(cell: dict[str, Any]) -> None:
-    edited: str = CELL.format(neighbour="neighbour_of_a_notebook").replace("n * len", "n + len")
-    linecache.cache["<ipython-input-1>"] = (len(edited), None, edited.splitlines(keepends=True), "<ipython-input-1>")
+    edited = CELL.format(neighbour="neighbour_of_a_notebook").replace("n * len", "n + len")
+    linecache.cache["<ipython-input-1>"] = (
+        len(edited),
+        None,
+        list(map(str, edited.splitlines(keepends=True))),
+        "<ipython-input-1>",
+    )
     with pytest.raises(UsageError, match="has no source, or it was changed since"):
         extracted(cell["whole"], "it", "rewards.py")
 
@@ -209,8 +214,13 @@ def test_functions_that_are_others_by_now_are_refused(cell: dict[str, Any]) -> N
 
 
 def test_a_helper_that_was_edited_since_is_refused_by_its_name(cell: dict[str, Any]) -> None:
-    edited: str = CELL.format(neighbour="neighbour_of_a_notebook").replace("[:LIMIT]", "[:LIMIT + 1]")
-    linecache.cache["<ipython-input-1>"] = (len(edited), None, edited.splitlines(keepends=True), "<ipython-input-1>")
+    edited = CELL.format(neighbour="neighbour_of_a_notebook").replace("[:LIMIT]", "[:LIMIT + 1]")
+    linecache.cache["<ipython-input-1>"] = (
+        len(edited),
+        None,
+        list(map(str, edited.splitlines(keepends=True))),
+        "<ipython-input-1>",
+    )
     with pytest.raises(UsageError, match=r"tidy .*, which by_helpers uses, has no source, or it was changed since"):
         extracted(cell["by_helpers"], "it", "rewards.py")
 
