@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.commands.check import trials
+from groupwise.commands.check import golds, trials
 from groupwise.commands.check.correctness import (
     opening_findings,
     own_reward_findings,
@@ -300,3 +300,19 @@ def test_what_is_trained_is_green_on_a_terminal_and_marked_elsewhere() -> None:
     _, coloured = shown(True)
     assert "«" not in coloured
     assert "\x1b[2masked [x]\x1b[0m\x1b[1;32manswered\x1b[0m" in coloured
+
+
+def test_the_kinds_of_gold_answers_are_counted_and_those_that_no_verdict_is_safe_for_are_named(tmp_path: Path) -> None:
+    answers = ["5", "x+1", "f'(x)", r"\{1, 2\}", "7", r"\int_0^1 f"]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"q{n}", "answer": a}) + "\n" for n, a in enumerate(answers)))
+    settings = {"path": str(path), "heldout_share": 0.0}
+    named = task("data", settings)
+    counted, unsafe = golds.kinds(named, named.samples("train")[:10])
+    words = counted.what.removeprefix("kinds of gold answers: ").split(", ")
+    assert sorted(words) == ["1 expression", "1 set", "2 formula", "2 number"]
+    assert unsafe.level is Level.NOTE
+    assert "2 of 6 gold answers are compared letter by letter" in unsafe.what
+    assert "rows.jsonl:3" in unsafe.what
+    numeric = task("data", {**settings, "check": "numeric", "unreadable_limit": 0.9})
+    assert list(golds.kinds(numeric, numeric.samples("train")[:10])) == []

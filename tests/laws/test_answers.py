@@ -17,7 +17,7 @@ import pytest
 
 from groupwise.core.errors import UsageError
 from groupwise.rewards.verifiers.answers import CHECKERS, Choice, Exact, Math, Numeric
-from groupwise.rewards.verifiers.hasten import is_zero, replacements
+from groupwise.rewards.verifiers.symbolic import equal
 
 HANG = r"\boxed{9^{9^{9^{9}}}}"
 LATEX = (r"\boxed{\frac{x}{2}}", "x/2")
@@ -77,6 +77,7 @@ def test_a_list_of_guesses_never_wins(kind):
         ("0.1", r"10\%", False),
         ("2x", "2", False),
         ("2 million", "2", False),
+        ("2 million", "2000000", True),
         ("3/0", "3", False),
     ],
 )
@@ -126,73 +127,28 @@ def test_expressions_are_compared_by_what_they_mean(math: Math, gold: str, compl
     assert math(completion, gold) == right
 
 
-#: Where the parser's first stage fails, noise looks like a difference, or a text is malformed.
-AWKWARD = (
-    ("x^2+103x+2381", "(x+41)(x+62)"), (r"72^{62}\cdot 72", "72^{63}"), (r"\sqrt{8}", r"2\sqrt{2}"), ("x+§1", "x+1"),
-    (r"2^{100}\cdot 2+1", "2^{101}"), ("007", "7"), ("1,000x", "1000x"), ("0.1x+0.2x", "0.3x"), ("x^2+", "x^2"),
-    (r"\frac{x^2-1}{x-1}", "x+1"), (r"\sin^2 x+\cos^2 x", "1"), (r"\infty", "5"), ("|x|", "x"), ("(x+1)^{60}", "x"),
-    ("[0,1)", "[0,1]"), (r"\{1,x\}", r"\{x,1\}"), ("x=3", "3"), ("x<3", "3>x"), ("3+2i", "2i+3"), ("x^2 § + 1)", "x^2"),
-)  # fmt: skip
-
-
-def made_up(rng: random.Random) -> tuple[str, str]:
-    """A formula and one that is written another way, off by one, or has a letter removed."""
-    a, b, c = (rng.randint(1, 12) for _ in range(3))
-    gold, claim = rng.choice(
-        (
-            (f"x^2+{a + b}x+{a * b}", f"(x+{a})(x+{b})"),
-            (rf"\sqrt{{{a * a * b}}}", rf"{a}\sqrt{{{b}}}"),
-            (rf"\frac{{{a}\pi}}{{{b}}}", rf"\frac{{{a * c}\pi}}{{{b * c}}}"),
-            (rf"\left[{a},\frac{{{b}}}{{{c}}}\right)", rf"[{a}, {b}/{c})"),
-            (f"{a}xy-{b}y^3", f"y({a}x-{b}y^2)"),
-            (rf"\begin{{pmatrix}}{a}&{b}\\0&x\end{{pmatrix}}", rf"\begin{{bmatrix}}{a} & {b} \\ 0 & x\end{{bmatrix}}"),
-        )
-    )
-    cut = rng.randrange(len(claim))
-    return gold, rng.choice((claim, claim.replace(str(b), str(b + 1)), claim[:cut] + claim[cut + 1 :]))
-
-
-def test_what_makes_the_library_faster_changes_no_tree_and_no_verdict(monkeypatch: pytest.MonkeyPatch):
-    import latex2sympy2_extended.latex2sympy2 as latex
-    from math_verify import grader, parser
-
-    rng = random.Random(0)
-    pairs = [*AWKWARD, *(made_up(rng) for _ in range(60))]
-
-    def judged(gold: str, claim: str) -> tuple[str, bool]:
-        one, other = (parser.parse(f"\\boxed{{{text}}}", parsing_timeout=0) for text in (gold, claim))
-        return repr((one, other)), grader.verify(one, other, timeout_seconds=0)
-
-    before = [judged(*pair) for pair in pairs]
-    parser.parse_latex_cached.cache_clear()
-    replaced = list(replacements(latex, grader))
-    for module, name, faster in replaced:
-        monkeypatch.setattr(module, name, faster)
-    assert len(replaced) == 3
-    assert [judged(*pair) for pair in pairs] == before
-    assert 20 < sum(same for _, same in before) < 60
-
-
 @pytest.mark.parametrize("seed", range(5))
-def test_a_polynomial_is_zero_exactly_when_it_is_zero_everywhere(seed: int):
+def test_a_polynomial_is_equal_exactly_when_it_is_so_everywhere(seed: int):
     import sympy
 
     rng, (x, y) = random.Random(seed), sympy.symbols("x y")
     parts = [sympy.Rational(rng.randint(-9, 9), rng.randint(1, 9)) * x + rng.randint(-9, 9) * y + 1 for _ in range(3)]
     product = sympy.Mul(*parts, evaluate=False)
-    same = sympy.Add(product, -product.expand(), evaluate=False)
-    assert is_zero(same) is True
-    assert is_zero(same + sympy.Rational(1, 10**9) * x) is False
+    assert equal(product, product.expand())
+    assert not equal(product + sympy.Rational(1, 10**30) * x, product.expand())
 
 
-def test_a_number_is_called_nonzero_only_where_its_digits_say_so():
+def test_numbers_are_equal_relative_to_their_size():
     import sympy
 
-    power = sympy.Pow(72, 62, evaluate=False)
-    assert is_zero(sympy.Add(sympy.Mul(power, 72, evaluate=False), -(sympy.Integer(72) ** 63), evaluate=False)) is None
-    assert is_zero(sympy.sqrt(2) - sympy.Rational(14142135623730951, 10**16)) is None
-    assert is_zero(sympy.sqrt(2) - sympy.Rational(1414, 1000)) is False
-    assert [is_zero(value) for value in (sympy.zoo, sympy.nan, sympy.I, sympy.Float(0.5))] == [None] * 4
+    tiny = sympy.Rational(1, 10**40)
+    assert not equal(tiny, sympy.Integer(0))
+    assert not equal(sympy.sqrt(2), sympy.sqrt(2) + tiny)
+    assert not equal(sympy.exp(-500), sympy.exp(-501))
+    assert not equal(sympy.sin(sympy.Rational(1, 10**30)), sympy.Rational(1, 10**30))
+    assert equal(sympy.sqrt(2) + sympy.sqrt(3), sympy.sqrt(5 + 2 * sympy.sqrt(6)))
+    assert equal(sympy.Integer(72) ** 63, sympy.Mul(sympy.Pow(72, 62, evaluate=False), 72, evaluate=False))
+    assert not any(equal(value, value) for value in (sympy.zoo, sympy.nan))
 
 
 def test_a_hang_ends_at_the_deadline_in_any_thread_and_the_next_answer_is_right(math: Math):
@@ -312,7 +268,7 @@ def test_exact():
 
 
 def test_what_cannot_be_checked_is_known_before():
-    unreadable = {"numeric": "some", "choice": "F", "exact": "  ", "math": r"\frac{1}{2"}
+    unreadable = {"numeric": "some", "choice": "FG", "exact": "  ", "math": r"\frac{1}{2"}
     readable = {"numeric": "1,000", "choice": "(b)", "exact": "x", "math": r"\frac{1}{2}"}
     for kind, check in ((kind, CHECKERS[kind]()) for kind in unreadable):
         assert not check.readable(unreadable[kind])

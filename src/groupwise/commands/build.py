@@ -38,6 +38,7 @@ from groupwise.models.activations import without_memory
 from groupwise.models.adapters.targets import in_short
 from groupwise.models.chat import Chat
 from groupwise.models.heads import halves
+from groupwise.models.history import thinking_of
 from groupwise.models.load import Policy, digest
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import require_engine_routes, routers_to_record
@@ -108,7 +109,8 @@ def _built(
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
     reference = _reference(plan, policy, start, selection.longest, view.note)
-    scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=plan.algorithm.reads_steps)
+    reads_steps, thinking = plan.algorithm.reads_steps, thinking_of(chat)
+    scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=reads_steps, thinking=thinking)
     on_step = partial(_prepare, view, stop, "reward model")
     reward = run_reward_model(plan, policy, chat, scorer, say, on_step)
     value_model = _value_model(plan, policy, view.note)

@@ -27,6 +27,7 @@ from groupwise.engines.make import make_engine, require_sampling
 from groupwise.journal import code
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.rollout_rows import completion_columns
+from groupwise.models.history import thinking_of
 from groupwise.models.load import Policy, load_policy, model_folder
 from groupwise.models.reward import load_reward_model
 from groupwise.models.template_checks import check_chat, require_no_fatal
@@ -189,7 +190,7 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
         require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
         selection = selected(plan, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
-        scorer = Scorer(plan.task, policy.decode, plan.mix, pool)
+        scorer = Scorer(plan.task, policy.decode, plan.mix, pool, thinking=thinking_of(chat))
         sample = sampler_of(plan, policy, chat, engine, environments)
         answers = sampled_heldout(plan, sample, scorer, selection, _judge(plan))()
     return PolicyResult(named, plan.measure, answers.groups, measured(answers, plan.measure, scorer.has_answers))

@@ -17,7 +17,7 @@ from groupwise.core.samples import Sample
 from groupwise.models.chat import Chat, Message
 from groupwise.models.control_tokens import Cut
 from groupwise.models.glue import RENDERING, Glue, inside_of
-from groupwise.models.thinking import OPEN
+from groupwise.models.thinking import CLOSE, OPEN
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,12 @@ class History:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._chat.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def thinking_of(chat: Chat) -> str:
+    """The thinking that prompts open and a completion goes on with; "" where they open none, or close it again."""
+    opening = opening_of(chat)
+    return opening if OPEN in opening.rpartition(CLOSE)[2] else ""
 
 
 def opening_of(chat: Chat) -> str:

@@ -72,7 +72,11 @@ class Mix:
 
 
 class Scorer:
-    """Turns sampled ids into scored completions."""
+    """Turns sampled ids into scored completions.
+
+    thinking  what the prompt has of every answer already where it opens thinking, else "": the task's own score sees it
+              in front of a completion, so that thinking which is never closed has no answer
+    """
 
     def __init__(
         self,
@@ -81,9 +85,10 @@ class Scorer:
         mix: Mix | None = None,
         pool: ScorePool | None = None,
         reads_steps: bool = False,
+        thinking: str = "",
     ) -> None:
         self.task, self.decode, self.mix, self.pool = task, decode, mix or Mix(), pool
-        self.reads_steps = reads_steps
+        self.reads_steps, self.thinking = reads_steps, thinking
         self._shown: set[str] = set()
         self._unshown: list[str] = []
         self._seconds = 0.0
@@ -91,7 +96,7 @@ class Scorer:
 
     def beside(self) -> Scorer:
         """One that scores the same and keeps its own account of what rewards log: an evaluation's."""
-        return Scorer(self.task, self.decode, self.mix, self.pool)
+        return Scorer(self.task, self.decode, self.mix, self.pool, thinking=self.thinking)
 
     def note(self, sample: Sample, results: Mapping[str, ScoreResult], completion: Completion) -> None:
         """Take what the rewards log of a call, the first fault of each kind, those of the environment in an episode's
@@ -155,6 +160,10 @@ class Scorer:
         named = {TASK: self.task.quick, **{name: reward.quick for name, reward in self.mix.own.items()}}
         return [name for name, quick in named.items() if not quick] if self.pool else []
 
+    def for_task(self, attempt: Attempt) -> Attempt:
+        """The attempt as the task's own score sees it: with the thinking that the prompt opens."""
+        return dataclasses.replace(attempt, completion=self.thinking + attempt.completion) if self.thinking else attempt
+
     def quick_results(
         self, attempts: Sequence[Attempt], episodes: Sequence[Completion | None]
     ) -> dict[str, list[ScoreResult]]:
@@ -167,7 +176,7 @@ class Scorer:
             results[TASK] = [ScoreResult()] * len(attempts)
         elif TASK not in self.slow:
             results[TASK] = [
-                scored(self.task, attempt) if episode is None else episode_result(episode)
+                scored(self.task, self.for_task(attempt)) if episode is None else episode_result(episode)
                 for attempt, episode in zip(attempts, episodes, strict=True)
             ]
         for name, reward in self.mix.own.items():
@@ -209,7 +218,8 @@ class ScoringRound:
         self._attempts[at] = attempt
         pool = self.scorer.pool
         if pool is not None:
-            self._tickets[at] = {name: pool.submit(name, [attempt])[0] for name in self._slow}
+            each = {name: self.scorer.for_task(attempt) if name == TASK else attempt for name in self._slow}
+            self._tickets[at] = {name: pool.submit(name, [seen])[0] for name, seen in each.items()}
 
     def scored(self, cohort: Cohort) -> list[tuple[Completion, ...]]:
         """The completions of each prompt with text, scores and faults, once every score is there."""

@@ -15,6 +15,7 @@ from groupwise.commands.check.correctness import (
     unscored_findings,
 )
 from groupwise.commands.check.findings import Finding, Section, fault, note, ok
+from groupwise.commands.check.golds import kinds
 from groupwise.commands.check.lengths import completion_encoder, lengths, shown_problems
 from groupwise.commands.check.model import ModelFiles, file_findings, loaded_findings, model_path, read_files
 from groupwise.commands.check.problems import columns, counts, duplicates
@@ -41,7 +42,8 @@ def sections(plan: Plan, shown: int = 3, with_model: bool = True, notes: Sequenc
     would; what else is wrong is a fault of its section.
     """
     yield Section("plan", [note(line) for line in (*notes, *unusual(resolved_recipe(plan)))], text=plan.describe())
-    yield Section("problems", [*counts(plan.task), *columns(plan.task, _samples(plan, TRIED))])
+    looks = (*columns(plan.task, _samples(plan, TRIED)), *kinds(plan.task, _samples(plan, MEASURED)))
+    yield Section("problems", [*counts(plan.task), *looks])
     yield Section("duplicates and leakage", duplicates(plan.task))
     with TemporaryDirectory() as folder:
         try:

@@ -2,23 +2,44 @@
 
 import math
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from importlib.util import find_spec
+from functools import lru_cache
 from typing import Protocol
 
-from groupwise.core.errors import UsageError, need
+from groupwise.core.errors import UsageError
 from groupwise.core.task import Starting
-from groupwise.rewards.verifiers.extract import BRACE, LONGEST_CLAIM, claimed, claims, ending, listed, spoken
-from groupwise.rewards.verifiers.numerals import clean, close, read
+from groupwise.rewards.verifiers.choice import Choice
+from groupwise.rewards.verifiers.extract import (
+    BRACE,
+    LONGEST_CLAIM,
+    SPAN,
+    Claim,
+    boxed,
+    claimed,
+    claims,
+    denied,
+    ending,
+    spoken,
+    statement,
+    within,
+)
+from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
+from groupwise.rewards.verifiers.kinds.reading import read as read_answer
+from groupwise.rewards.verifiers.numerals import close, read
+from groupwise.rewards.verifiers.same import Ask, Judge
+from groupwise.rewards.verifiers.spelling import untypeset
 from groupwise.rewards.verifiers.verify import Guard, Tally
 
-_MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]+?)\\\)|\\\[([^\]]+?)\\\]")
-_WRAP = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{([^{}]{0,200})\}")
-_SPACING = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[,;:! ]|\s+|\.$")
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt|infty)[A-Za-z]{4,}")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z '-]{3,}")
+#: What a sentence has and an answer in words does not.
+_SENTENCE = re.compile(r"\b(?:is|are|get|gets|gives|so|thus|hence|therefore|answer|equals?|have|has)\b", re.IGNORECASE)
+#: A gold answer of more words that states nothing is no answer.
+_MOST_WORDS = 12
+#: Kinds in which a claim may be words around a number.
+_WORDY = (Kind.FORMULA, Kind.TEXT)
 
 
 class Checker(Protocol):
@@ -65,7 +86,7 @@ class Numeric:
             return 0.0
         text = spoken(completion)
         marked = claims(text, numeric=True)
-        values = [claimed(claim) for claim in marked] if marked else [ending(text)]
+        values = [_number(claim) for claim in marked] if marked else [ending(text)]
         return float(all(value is not None and close(value, gold, self.tolerance) for value in values))
 
 
@@ -74,7 +95,8 @@ class Exact:
     """The completion, or what it marks as its answer, is the gold text: without outer space, one space between words.
 
     ignore_case  whether `Paris` and `paris` are the same
-    A full stop at the end of a marked answer does not count. Nothing else is changed.
+    Around a marked answer a full stop, quotes and the marks of Markdown and LaTeX do not count; nor does how Unicode
+    puts an accent on its letter. Nothing else is changed.
 
     >>> Exact()("The answer is  New  York.", "New York"), Exact()("new york", "New York"), Exact(True)("a", "A")
     (1.0, 0.0, 1.0)
@@ -89,70 +111,26 @@ class Exact:
 
     def __call__(self, completion: str, answer: str) -> float:
         text, gold = spoken(completion), self._normal(answer)
-        marked = [self._normal(claim) for claim in claims(text, numeric=False)]
         if self._normal(text) == gold:
             return float(gold != "")
-        return float(bool(marked) and all(gold in (claim, claim.rstrip(".")) for claim in marked))
+        marked = [self._normal(claim.text) for claim in claims(text, numeric=False)]
+        return float(bool(marked) and all(gold in _unwrapped(claim) for claim in marked))
 
     def _normal(self, text: str) -> str:
-        joined = " ".join(text.split())
+        joined = unicodedata.normalize("NFC", " ".join(text.split()))
         return joined.casefold() if self.ignore_case else joined
 
 
 @dataclass(frozen=True)
-class Choice:
-    r"""Multiple choice: the one letter that the completion names is the gold one. Naming several is wrong.
-
-    letters  the letters that exist
-
-    >>> [Choice()(text, "B") for text in ("(B)", "B. Paris", "A is wrong. The answer is B", r"\boxed{\text{B}}")]
-    [1.0, 1.0, 1.0, 1.0]
-    >>> [Choice()(text, "B") for text in ("A or B", "A, B, C", "The answer is A or B", "C")]
-    [0.0, 0.0, 0.0, 0.0]
-    """
-
-    letters: str = "ABCDE"
-    quick = True
-
-    def __post_init__(self) -> None:
-        if not (self.letters.isascii() and self.letters.isalpha() and self.letters.isupper()):
-            raise UsageError(f"letters must be capital letters such as 'ABCD', not {self.letters!r}")
-
-    def readable(self, answer: str) -> bool:
-        """Whether the answer is one of the letters, bare or in brackets."""
-        return self._gold(answer) != ""
-
-    def __call__(self, completion: str, answer: str) -> float:
-        gold, text = self._gold(answer), spoken(completion)
-        marked = [named for claim in claims(text, numeric=False) if (named := self._named(claim, first=True))]
-        named = set().union(*marked) if marked else self._named(text, first=False)
-        return float(gold != "" and named == {gold})
-
-    def _gold(self, answer: str) -> str:
-        letter = answer.strip().strip("().:").upper()
-        return letter if len(letter) == 1 and letter in self.letters else ""
-
-    def _named(self, text: str, first: bool) -> set[str]:
-        """The letters that a text names; an article (`A dog`) only where the text begins with it."""
-        plain = _WRAP.sub(r"\1", text).replace("**", "").replace("$", "").strip()
-        if alone := self._gold(plain):
-            return {alone}
-        article = r"(?<=[AI])\s+(?!or\b|and\b|is\b)[a-z]"
-        token = re.compile(rf"\(([{self.letters}])\)|(?<![\w'])([{self.letters}])(?![\w'])(?!{article})")
-        named = {one or two for one, two in token.findall(plain)}
-        opening = re.match(rf"\W*([{self.letters}])(?![\w'])", plain) if first else None
-        return named | ({opening.group(1)} if opening else set())
-
-
-@dataclass(frozen=True)
 class Math:
-    r"""The final answer equals the gold one mathematically: numbers exactly, everything else by math-verify.
+    r"""The final answer is the gold one: of its kind, and equal by mathematics (`kinds`, `same`).
 
-    deadline   seconds for one answer; what cannot be verified in time is wrong, and counted in `tally.late`
+    deadline   seconds for one answer; what cannot be decided in time is wrong, and counted in `tally.late`
     tolerance  for two plain numbers, as in Numeric
 
-    Where both are plain numbers no library is asked, and a percent sign or degree is a unit: 10\% is 10, not 0.1. The
-    rest is compared in one child process per checker, which starts when it is first needed. Any thread may call.
+    Numbers, sets of them, times, words are compared here, and a percent sign or degree is a unit: 10\% is 10, not 0.1.
+    Expressions are compared in one child process per checker, which starts when it is first needed. Any thread may
+    call.
     """
 
     deadline: float = 5.0
@@ -164,8 +142,6 @@ class Math:
         _fraction(self.tolerance)
         if not self.deadline > 0:
             raise UsageError(f"deadline must be above 0 seconds, not {self.deadline}")
-        if find_spec("math_verify") is None:
-            need("math_verify", "tasks", 'answers of kind "math"')
         object.__setattr__(self, "_guard", Guard(self.deadline))
 
     @property
@@ -182,39 +158,103 @@ class Math:
         self._guard.starting = starting
 
     def readable(self, answer: str) -> bool:
-        """Whether the answer is a number, or a text of sane length whose braces are balanced."""
-        return bool(answer.strip()) and len(answer) <= LONGEST_CLAIM and _level(answer)
+        """Whether the answer is of sane length, with balanced braces, and no sentence that states nothing."""
+        return gold_answer(answer) is not None
 
     def __call__(self, completion: str, answer: str) -> float:
-        if not self.readable(answer):
+        gold, text = gold_answer(answer), spoken(completion)
+        if gold is None:
             return 0.0
-        gold, text = read(answer), spoken(completion)
-        marked = claims(text, numeric=gold is not None)
-        if not marked and gold is not None:
-            value = ending(text)
-            if value is not None:
-                return float(close(value, gold, self.tolerance))
-            marked = [formula for formula in _last_formula(text) if not listed(clean(formula))]
-        marked = marked or (_last_formula(text) if gold is None else [])
-        return float(bool(marked) and all(self._same(answer, gold, claim) for claim in marked))
+        judge = Judge(self._asker(), self.tolerance)
+        marked = claims(text, numeric=gold.kind is Kind.NUMBER)
+        if marked:
+            return float(all(self._right(judge, gold, claim) for claim in marked))
+        if whole := _whole_formula(text):
+            return float(judge.same(gold, _answer(whole)))
+        if gold.number is not None and not gold.name and (value := ending(text)) is not None:
+            return float(close(value, gold.number, self.tolerance))
+        formulas = _last_formula(text)
+        if not formulas and gold.number is not None and (value := ending(text)) is not None:
+            return float(close(value, gold.number, self.tolerance))
+        return float(bool(formulas) and all(judge.same(gold, _answer(formula)) for formula in formulas))
 
-    def _same(self, answer: str, gold: Fraction | None, claim: str) -> bool:
-        value = claimed(claim) if gold is not None else read(claim)
-        own = _bare(answer)
-        if gold is not None and value is not None:
-            return close(value, gold, self.tolerance)
-        if gold is not None and listed(clean(claim[:LONGEST_CLAIM])):
-            return False
-        spans = _last_formula(claim)
-        theirs = _bare(spans[0] if spans else claim)
-        if own == theirs:
+    def _right(self, judge: Judge, gold: Answer, claim: Claim) -> bool:
+        text = statement(claim.text) if claim.prose else claim.text
+        if gold.kind is Kind.TEXT and not text:  # `does not exist` denies nothing
+            text = claim.text
+        given = _answer(text.strip("*_. ") if claim.prose else text)
+        if judge.same(gold, given) or (claim.prose and text[-1:] == "!" and judge.same(gold, _answer(text[:-1]))):
             return True
-        if not theirs or len(theirs) > LONGEST_CLAIM or not _level(theirs):
+        if gold.number is None or given.kind not in _WORDY:
             return False
-        words = [_WORDS.fullmatch(text) for text in (_plain(answer), _plain(claim))]
-        if all(words):
-            return _plain(answer).casefold() == _plain(claim).casefold()
-        return self._guard.same(_outer(answer), _outer(spans[0] if spans else claim))
+        value = _stated(claim, text)
+        return value is not None and not given.name and close(value, gold.number, self.tolerance)
+
+    def _asker(self) -> Ask:
+        """Asks the questions of one answer, which have the deadline together."""
+        left = self.deadline
+
+        def ask(*question: str) -> bool | int:
+            nonlocal left
+            if left <= 0:
+                return False
+            answer, took = self._guard.ask(*question, seconds=left)
+            left -= took
+            return answer
+
+        return ask
+
+
+@lru_cache(maxsize=8192)
+def gold_answer(text: str) -> Answer | None:
+    r"""The answer that a gold text is, or that it states where it is a sentence; None where there is none.
+
+    >>> str(gold_answer("The answer is 7.").number), str(gold_answer("We add 2 and 5. So we get $2+5=7$.").number)
+    ('7', '7')
+    >>> gold_answer(r"\frac{1}{2"), gold_answer("")
+    (None, None)
+    """
+    if not text.strip() or len(text) > LONGEST_CLAIM or not _level(text):
+        return None
+    boxes = boxed(text)
+    answer = read_answer(boxes[0] if len(boxes) == 1 else text)
+    if boxes or answer.kind not in _WORDY or not _SENTENCE.search(SPAN.sub("", text)):
+        return answer
+    for claim in claims(text, numeric=False):
+        return read_answer(statement(claim.text) if claim.prose else claim.text)
+    if (value := ending(text)) is not None:
+        return read_answer(str(value))
+    for formula in _last_formula(text):
+        if formula != text.strip():
+            return read_answer(formula)
+    return answer if len(text.split()) <= _MOST_WORDS else None
+
+
+def _answer(text: str) -> Answer:
+    """The answer that a claim is; one that is too long or whose braces do not fit is none."""
+    if len(text) > LONGEST_CLAIM or not text.strip() or not _level(text):
+        return Answer(Kind.FORMULA, "")
+    return read_answer(text)
+
+
+def _stated(claim: Claim, statement: str) -> Fraction | None:
+    """The number in a claim of words; a formula between delimiters is none."""
+    words = claim.prose and not SPAN.fullmatch(statement.strip().rstrip("."))
+    return claimed(claim.text) if words else within(claim.text)
+
+
+def _number(claim: Claim) -> Fraction | None:
+    """The plain number that a marked text gives."""
+    value = read(claim.text)
+    if value is not None:
+        return value
+    text = statement(claim.text) if claim.prose else claim.text
+    given = _answer(text)
+    if given.kind is Kind.LETTER and given.parts:
+        return given.parts[0].number
+    if given.kind in _WORDY:
+        return _stated(claim, text)
+    return given.number if given.kind is Kind.NUMBER else None
 
 
 @dataclass(frozen=True)
@@ -248,28 +288,37 @@ def _last_formula(text: str) -> list[str]:
     lines = [line for line in text.strip().split("\n") if line.strip()]
     if not lines:
         return []
-    if len(lines) == 1 and "$" not in text and "\\(" not in text and not _LONG_WORD.search(_WRAP.sub("", lines[0])):
+    spans = [match.group() for match in SPAN.finditer(lines[-1]) if not denied(lines[-1][: match.start()])]
+    if not spans and (rest := _behind_hence(lines[-1])):
+        return [rest]
+    if len(lines) == 1 and not spans:
         return [lines[0]]
-    spans = ["".join(groups) for groups in _MATH_SPAN.findall(lines[-1])]
     return spans if len(spans) == 1 else []
 
 
-def _outer(text: str) -> str:
-    """The text without its dollar signs or brackets of a formula, and without a full stop."""
-    text = text.strip().rstrip(".").strip()
-    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
-        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
-            return text[len(opening) : -len(closing)].strip()
-    return text
+def _whole_formula(text: str) -> str:
+    """The last line where it is one formula between its delimiters and nothing else."""
+    line = text.strip().rsplit("\n", 1)[-1].strip()
+    match = SPAN.fullmatch(line.rstrip("."))
+    return line if match and not re.fullmatch(r"\$[\d.,]+\$?", line) else ""
 
 
-def _bare(text: str) -> str:
-    """The text without spacing, for a comparison letter by letter."""
-    return _SPACING.sub("", _outer(text)).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+_SAYS = re.compile(
+    r"^(?:(?:so|thus|hence|therefore|then|we get|this gives|it is|it follows that|that is)[\s,:]+)+", re.IGNORECASE
+)
 
 
-def _plain(text: str) -> str:
-    return _WRAP.sub(r"\1", _outer(text)).strip().rstrip(".")
+def _behind_hence(line: str) -> str:
+    """A last line that is a formula behind a word such as `hence`."""
+    rest = _SAYS.sub("", line.strip())
+    return rest if rest != line.strip() and _answer(rest).kind not in _WORDY else ""
+
+
+def _unwrapped(claim: str) -> tuple[str, ...]:
+    """A marked text as it stands, and without marks of Markdown and LaTeX, quotes and a full stop."""
+    bare = claim.rstrip(".。")
+    inner = untypeset(bare).strip("*_`$\"'“”‘’ ").rstrip(".。")
+    return claim, bare, inner
 
 
 def _level(text: str) -> bool:

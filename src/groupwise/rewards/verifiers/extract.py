@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import pairwise, zip_longest
+from typing import NamedTuple
 
 from groupwise.rewards.verifiers.numerals import Number, clean, read, scan
+from groupwise.rewards.verifiers.units import unit
 
 #: Of a longer completion the end is read: characters.
 LONGEST_COMPLETION = 100_000
@@ -18,23 +20,81 @@ LONGEST_ENDING = 4_000
 LONGEST_CLAIM = 1_000
 #: More markers than this are not answers: the last ones are read.
 _MOST_BOXES = 64
+#: So far in front of a phrase a doubt is looked for: characters.
+_CLAUSE_LENGTH = 120
+_TAKEN_BACK = re.compile(
+    r"\b(?:[Ww]ait|[Aa]ctually|[Cc]orrection|[Ss]cratch that)\b"
+    r"|\b(?:that|this|it)(?:'s| is| was) (?:wrong|not right|incorrect)\b"
+)
 
 BRACE = re.compile(r"(?<!\\)[{}]")
 _ANSWER_TAG = re.compile(r"<answer>([^<]*(?:<(?!/?answer>)[^<]*)*)</answer>", re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t]*#### *([^\n]+)$", re.MULTILINE)
-_HEADING = re.compile(r"\d{1,3}[.):]\s+[A-Za-z]|[A-Za-z*_]")
-_PHRASE = re.compile(r"\banswers?\b[\s*_]{0,4}(?:is|are|was|=|:)[\s*_:]*", re.IGNORECASE)
-_SENTENCE = re.compile(r"\n|(?<=[.!?])\s+")
+_HEADING = re.compile(r"\d{1,3}[.):]\s+[A-Za-z]|[*_]|[A-Za-z]{2}")
+_PHRASE = re.compile(r"\banswers?\b[\s*_]{0,4}(?:(?:is|are|was)\b(?!n['’]t)|=|:)[\s*_:]*", re.IGNORECASE)
+#: In front of a phrase, in its clause: then it does not say what the answer is.
+_DOUBTED = re.compile(
+    r"(?:n't|n’t|\bnot|\bnever|\bdoubt\w*|\bdeny|\bfalse|\bwrong|\bincorrect|\bimpossible|\bunlikely|\bwithout)\b[^.,;:!?\n]*\Z",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"\n|(?<=[.!?])(?<![ap]\.m\.)\s+|(?<=[.!?]\$)\s+")
+#: What is left of a phrase where another begins: `Final Answer: The final answer is`.
+_LEAD = re.compile(r"\W*(?:(?:so|thus|hence|therefore|the|my|our|final|correct)\W*)*", re.IGNORECASE)
+#: Between a number and what stands before it: then the number is not what is stated.
+_NEGATED = re.compile(
+    r"\b(?:not|never|neither|nor|cannot|without|except|exclud\w+|below|above|beyond|under|half|twice|double|over|nearly)\b"
+    r"|n['’]t\b|\b(?:suppos\w+|assum\w+|guess\w*|doubt\w*|wrong|false|incorrect)\b"
+    r"|\b(?:less|more|greater|fewer|lower|higher|larger|smaller|other|rather|different) (?:than|from)\b"
+    r"|\b(?:instead of|at (?:least|most)|no longer|anything|everything|almost|close to|up to|no (?:less|more))\b"
+    r"|\b(?:minus|negative|(?:root|square|cube|logarithm|log|reciprocal|inverse|opposite|factorial|third) of)\s*$",
+    re.IGNORECASE,
+)
 _CLAUSE = re.compile(r"\n|(?<=[.!?])\s+|[,;]\s+|\bor\b|\band\b", re.IGNORECASE)
-_ASIDE = re.compile(r"[,;]\s+(?!or\b|and\b|maybe\b|perhaps\b|[$£€\d-])|\b(?:because|since)\b|\s\(")
+_ASIDE = re.compile(r"[,;]\s+(?!so\b|or\b|and\b|maybe\b|perhaps\b|[$£€\d-])|\b(?:because|since)\b|\s+and not\b|\s\(")
+
+#: A formula between its delimiters.
+SPAN = re.compile(r"\$\$[^$]+\$\$|\$(?!\d[\d.,]*\s[A-Za-z ]{3,}\$)[^$\n]+\$|\\\([^\n]+?\\\)|\\\[[^\]]+?\\\]")
+_WORDY_ASIDE = re.compile(
+    r"[,;]\s+i\.e\b|[,;]\s+(?!or\b|and\b|maybe\b|perhaps\b)(?=[A-Za-z]{2,})(?![A-Z][a-z]+\s\d)"
+    r"|\b(?:because|since|as|where|which)\b|\s+and not\b|\s\((?=[A-Za-z]{3,})"
+)
+_SAYS = re.compile(
+    r"^(?:(?:that|equal to|given by|simply|just|therefore|thus|exactly|then|indeed|now|clearly)\s+|[:\s]+)+",
+    re.IGNORECASE,
+)
+_GOES_ON = re.compile(r"\s*(?:[.,;:!?)*(]|$|(?:because|since|where|for|as|so|which|when|by|that|if|in)\b)")
+_ALTERNATIVE = re.compile(r"\s*,?\s*(?:or|and|maybe|perhaps)\b")
 
 # Between two numbers: nothing but what separates the entries of a list, or an "or" anywhere.
 _LISTED = re.compile(
     r"[\s,;/|&.()\[\]%$-]*(?:(?:and|to|then|maybe|perhaps|possibly)\b[\s,;:-]*)*|.*\bor\b.*", re.IGNORECASE | re.DOTALL
 )
+_REASON = re.compile(
+    r"[,;]?\s+(?:because|since|as|which|where|for|i\.e\.|that is|not|and not)\b"
+    r"|\s\((?=[A-Za-z]{3,})(?!(?:hundred|thousand|million|billion|dozen)s?\))"
+)
+_SAID_TO_BE = re.compile(
+    r"[A-Za-z' ]*\b(?:is|are|makes?|earns?|gets?|has|have|equals?|total|answer|year|number|value)\b:?\s+([^A-Za-z].*)",
+    re.IGNORECASE,
+)
+#: Behind a number: then it is not what is stated, or not alone.
+_REJECTED = re.compile(
+    r"\s+(?:squared|cubed|factorial|(?:less|more|fewer|greater) than [b-z])\b"
+    r"|\s+(?:is|are|was)\s+(?:not|too|wrong|incorrect|impossible|no)\b|[\s,]*(?:or|maybe|perhaps)\b|[\s,]*(?:R|r|remainder|rem)\.?\s?\d"
+    r"|\s(?:[A-Za-z]+\s){0,2}and (?:an?|one|two|three)[\s-](?:half|halves|thirds?|quarters?|fourths?|fifths?|tenths?)\b"
+    r"|\s+(?:isn't|cannot)\b",
+    re.IGNORECASE,
+)
+#: A letter that is no unit of the number before it, and two terms of which one is such a letter: `x + y`, `2x - 3`.
+_LETTER = r"(?:\d+(?:\.\d+)?(?![mglLshCFVWJN]))?[A-Za-z]"
+_TERM = rf"(?:{_LETTER}|\d+(?:\.\d+)?)"
+_UNKNOWN = re.compile(
+    rf"(?<![\w'’.])(?:{_LETTER}\s?[-+*/^]\s?{_TERM}|{_TERM}\s?[-+*/^]\s?{_LETTER})(?:\s?[-+*/^]\s?{_TERM})*\s*$"
+)
+_TIMES = re.compile(r"(?<=\s)[xX](?=\s?[\d.($])|/\s?[mglLsh]\b")
 _OPERATOR = "+-*/×÷^(<>!≤≥"
 _ALGEBRA = re.compile(
-    r"\\[A-Za-z]|[\^_π√]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
+    r"(?<![A-Za-z])[A-Za-z]'*\(\d|\\[A-Za-z]|[\^_π√≠≡{}|]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
 )
 _ENDING = re.compile(r"[\s.,;:!?)\]\"'$%°€£*]*")
 _NUMERAL = re.compile(r"[+-]?[$£€]?\d[\d,]*(?:\.\d+)?")
@@ -45,32 +105,50 @@ def spoken(completion: str) -> str:
 
     >>> spoken("<think>16? no</think>It is 18."), spoken("<think>16? no")
     ('It is 18.', '')
+    >>> spoken("It is 18. <think>Or 16?")
+    ''
     """
-    text = completion[-LONGEST_COMPLETION:].rpartition("</think>")[2]
-    return text.partition("<think>")[0]
+    text = completion.rpartition("</think>")[2]
+    return "" if "<think>" in text else text[-LONGEST_COMPLETION:]
 
 
-def claims(text: str, numeric: bool) -> list[str]:
+class Claim(NamedTuple):
+    """What a marker marks; `prose` where words mark it, and words may go on behind it."""
+
+    text: str
+    prose: bool = False
+
+
+def claims(text: str, numeric: bool) -> list[Claim]:
     r"""What the markers of the highest kind that is present mark, in order; empty where there is no marker.
 
     numeric  where a `answer is` without a digit ("the answer is below") marks nothing
 
-    >>> claims(r"The answer is 16. So \boxed{17} or \boxed{18}", numeric=True)
+    >>> [claim.text for claim in claims(r"The answer is 16. So \boxed{17} or \boxed{18}", numeric=True)]
     ['17', '18']
     >>> claims("48/2 = 24\n#### 24", numeric=True), claims("The answer is: $18.", numeric=True)
-    (['24'], ['$18.'])
+    ([Claim(text='24', prose=False)], [Claim(text='$18.', prose=True)])
     """
+    return next(by_marker(text, numeric), [])
+
+
+def by_marker(text: str, numeric: bool) -> Iterator[list[Claim]]:
+    """What the markers of each kind that is present mark, the highest kind first."""
     kinds: tuple[Callable[[], list[str]], ...] = (
         lambda: boxed(text),
         lambda: _ANSWER_TAG.findall(text),
-        lambda: [claim for claim in _HASHES.findall(text) if not _HEADING.match(claim)],
+        lambda: [mark.group(1) for mark in _HASHES.finditer(text) if not _is_heading(text, mark)],
         lambda: list(_phrases(text, numeric)),
     )
     for kind in kinds:
-        marked = [claim.strip() for claim in kind() if claim.strip()]
+        marked = [Claim(claim.strip(), kind is kinds[-1]) for claim in kind() if claim.strip()]
         if marked:
-            return marked
-    return []
+            yield marked
+
+
+def _is_heading(text: str, mark: re.Match[str]) -> bool:
+    """Whether a line behind hashes is a heading: it begins as one, and text follows."""
+    return _HEADING.match(mark.group(1)) is not None and text[mark.end() :].strip() != ""
 
 
 def boxed(text: str) -> list[str]:
@@ -79,7 +157,7 @@ def boxed(text: str) -> list[str]:
     >>> boxed(r"\boxed{\frac{1}{2}} and \boxed{} and \boxed{3")
     ['\\frac{1}{2}', '']
     """
-    starts = [match.end() for match in re.finditer(r"\\f?boxed\s?\{", text)][-_MOST_BOXES:]
+    starts = [match.end() for match in re.finditer(r"\\f?box(?:ed)?\s?\{", text)][-_MOST_BOXES:]
     insides = [inside for start in starts if (inside := balanced(text, start)) is not None]
     return [inside for inside in insides if "\\boxed" not in inside]
 
@@ -118,11 +196,23 @@ def stated(sentence: str) -> Fraction | None:
     number = read(sentence)
     if number is not None:
         return number
-    _, equals, text = clean(sentence).rpartition("=")
-    if _ALGEBRA.search(text):
+    left, equals, text = clean(sentence).rpartition("=")
+    if not equals and (measured := _measured(text)) is not None:
+        return measured
+    if _ALGEBRA.search(text) or (equals and _unknown(left.rpartition("=")[2])):
         return None
     numbers = scan(text)
+    if not equals and text.rstrip("*_ )\"'").endswith("?"):
+        return None
     return None if not numbers or listed(text) else _picked(text, numbers, equals != "")
+
+
+def _measured(text: str) -> Fraction | None:
+    """The one number of a sentence, which ends with its unit: also with a quotient or a power of units."""
+    numbers = scan(text)
+    if not numbers or _ALGEBRA.search(text[: numbers[0].start]) or unit(text[numbers[0].end :].strip(" .!")) is None:
+        return None
+    return _picked(text[: numbers[0].end], numbers[:1], after_equals=False)
 
 
 def listed(text: str) -> bool:
@@ -139,8 +229,8 @@ def claimed(claim: str) -> Fraction | None:
 
     >>> [str(claimed(text)) for text in ("$18.", "18, since 9 * 2 = 18 eggs", "that she makes 18 dollars. Done")]
     ['18', '18', '18']
-    >>> claimed("16, 17, 18"), claimed("17 or 18")
-    (None, None)
+    >>> claimed("16, 17, 18"), claimed("17 or 18"), claimed("not 18")
+    (None, None, None)
     """
     number = read(claim)
     if number is not None:
@@ -148,6 +238,48 @@ def claimed(claim: str) -> Fraction | None:
     first = _SENTENCE.split(clean(claim.strip())[:LONGEST_CLAIM], maxsplit=1)[0]
     head = _ASIDE.split(first, maxsplit=1)[0]
     return stated(head if _NUMERAL.search(head) else first)
+
+
+def within(claim: str) -> Fraction | None:
+    """The number in a marked text of words: with a reason behind it, or at the end of a sentence that says what it is.
+
+    >>> [str(within(text)) for text in ("18, since 9 * 2 = 18 eggs", "18 (eighteen)", "she makes 18 dollars")]
+    ['18', '18', '18']
+    >>> within("18 BC"), within("18, remainder 1"), within("not 18"), within("gcd(a, b) = 18")
+    (None, None, None, None)
+    """
+    text = clean(claim.strip())[:LONGEST_CLAIM]
+    head = _REASON.split(text, maxsplit=1)[0]
+    if (number := read(head)) is not None:
+        return number
+    said = _SAID_TO_BE.fullmatch(text)
+    return read(said.group(1)) if said and not _NEGATED.search(text) else None
+
+
+def statement(text: str) -> str:
+    r"""What words mark, without the words around it; "" where they deny it.
+
+    >>> statement("$x = 5$, since it is odd."), statement("that $x^2$ holds. So"), statement("not $x$")
+    ('$x = 5$', '$x^2$', '')
+    >>> statement("$1$ or $2$."), statement("the set $\\{1\\}$ (see above)")
+    ('$1$ or $2$.', '$\\{1\\}$')
+    """
+    first = text.strip()[:LONGEST_CLAIM]
+    spans = list(SPAN.finditer(first))
+    ends = (end.start() for end in _SENTENCE.finditer(first))
+    first = first[: next((end for end in ends if not any(s.start() < end < s.end() for s in spans)), None)]
+    spans = [span for span in spans if span.end() <= len(first)]
+    before = first[: spans[0].start()] if spans else first
+    if _NEGATED.search(before if spans else _WORDY_ASIDE.split(first, maxsplit=1)[0]):
+        return ""
+    if not spans:
+        return _SAYS.sub("", _WORDY_ASIDE.split(first, maxsplit=1)[0]).strip(" *_.")
+    behind = first[spans[-1].end() :]
+    if len(spans) > 1 and re.match(r"[\s,;(]*(?:and\s+)?(?:not|rather than|instead of)\b", first[spans[0].end() :]):
+        return spans[0].group()
+    if len(spans) == 1 and (before.strip(" *_") or _GOES_ON.match(behind)) and not _ALTERNATIVE.match(behind):
+        return spans[0].group()
+    return first
 
 
 def _picked(text: str, numbers: list[Number], after_equals: bool) -> Fraction | None:
@@ -161,11 +293,26 @@ def _picked(text: str, numbers: list[Number], after_equals: bool) -> Fraction | 
         pick = numbers[-1]
         if not _ENDING.fullmatch(text[pick.end :]):
             return None
-    return None if _calculates(text, pick) else pick.value
+    if _REJECTED.match(text, pick.end):
+        return None
+    before = next((number.end for number in reversed(numbers) if number.end < pick.start), 0)
+    clause = re.split(r"[,;]\s", text[before : pick.start])[-1]
+    return None if _calculates(text, pick) or _NEGATED.search(clause) else pick.value
+
+
+def _unknown(side: str) -> bool:
+    """Whether a side of an equation ends in an expression with an unknown: then the other side is no answer.
+
+    >>> _unknown("so x + y "), _unknown("that is 60 x .75 "), _unknown("400 m + 500 m")
+    (True, False, False)
+    """
+    return _UNKNOWN.search(_TIMES.sub("*", side)) is not None or re.fullmatch(r"\s*\d+[A-Za-z]\s*", side) is not None
 
 
 def _calculates(text: str, pick: Number) -> bool:
     before, after = text[: pick.start].rstrip(), text[pick.end :]
+    if re.search(r"[A-Za-z]{2}", before) and re.fullmatch(r"!+\s*", after):
+        return False  # the end of a sentence
     joined = after.lstrip()[:1] in tuple(_OPERATOR.replace("(", "")) and not re.match(
         r"-[A-Za-z]|/[A-Za-z]{2}|\s+-\s", after
     )
@@ -185,5 +332,21 @@ def _phrases(text: str, numeric: bool) -> Iterator[str]:
     phrases = list(_PHRASE.finditer(text))
     for match, following in zip_longest(phrases, phrases[1:]):
         claim = text[match.end() : following.start() if following else len(text)].lstrip().split("\n", 1)[0]
-        if not numeric or re.search(r"\d", claim):
+        if _TAKEN_BACK.search(claim):
+            yield "?"  # a claim that is no answer
+            continue
+        if _DOUBTED.search(text, max(0, match.start() - _CLAUSE_LENGTH), match.start()):
+            continue
+        if re.match(r"(?:not|never)\b(?!.*\bbut\b)", claim):
+            continue
+        if (re.search(r"\d", claim) or not numeric) and not (following and _LEAD.fullmatch(claim)):
             yield claim
+
+
+def denied(before: str) -> bool:
+    """Whether the words before a formula say that it is not so.
+
+    >>> denied("It is not "), denied("It is ")
+    (True, False)
+    """
+    return _NEGATED.search(before) is not None

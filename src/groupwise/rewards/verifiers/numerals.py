@@ -4,50 +4,132 @@ Nothing is evaluated: a number is recognised as text and becomes a Fraction, so 
 """
 
 import re
+import unicodedata
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
+
+from groupwise.rewards.verifiers.units import Unit, unit
 
 #: No single answer is longer; more digits than this are not a number.
 LONGEST = 100
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?![\d])(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
-_CURRENCY = r"(?:(?:US\$|[$€£¥₹]|(?:USD|EUR|GBP|Rs\.?)(?=[\s\d]))\s?)"
+#: Alone, a number may also have its groups of digits apart by blanks, as in India, or repeat its last decimals.
+_ALONE = (
+    r"(?:\d{1,3}(?:\s\d{3})+(?!\d)(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)(?:\.\d+)?|\d*\.\d*\(\d{1,40}\)|"
+    + _DECIMAL[3:]
+)
+_CURRENCY = r"(?P<currency>US\$|[$€£¥₹]|(?:USD|EUR|GBP|Rs\.?)(?=[\s\d]))"
 _POWER = r"(?:[eE](?P<e>[+-]?\d{1,3})(?!\d)|\s?[×x*]\s?10\s?\^\s?\{?(?P<p>[+-]?\d{1,3})(?!\d)\}?)"
-_NUMBER = (
-    rf"(?P<sign>(?:(?<![\w)])[+-]\s?)?{_CURRENCY}?(?:[+-])?)"
-    rf"(?:(?:(?P<whole>\d{{1,9}})\s)?(?P<top>{_DECIMAL})\s?/\s?(?P<bottom>{_DECIMAL})|(?P<decimal>{_DECIMAL}){_POWER}?)"
-)
-# A unit cannot change the value: no operator word, no variable, no second number.
-_WORD = (
-    r"(?!(?:or|and|to|of|out|plus|minus|times|over|mod|not|but|is|so|if|half|point|pi|sqrt|sin|cos|tan|log|ln|exp|dot"
-    r"|i|hundred|thousand|million|billion|trillion|either|maybe|perhaps|possibly)\b)(?:[A-Za-z']{2,20}\b|[mglLshCFKVWJN]\b)"
-)
-_UNIT = rf"(?:\s?[%€£¥₹$°¢](?:\s?[CF]\b)?)?(?:[\s/-]{{0,2}}{_WORD}\.?(?:\^?\{{?[23²³]\}}?)?){{0,4}}"
-_READ = re.compile(_NUMBER + _UNIT)
-_SCAN = re.compile(rf"(?<![\w.\\]){_NUMBER}(?!(?:st|nd|rd|th)\b)")
-_NAME = re.compile(r"[^\d=<>!]{1,40}=\s*")
 
-_SPELLED = str.maketrans(
-    {"\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2248": "=", "\u00b2": "²", "⁄": "/"}
+
+def _number(decimal: str) -> str:
+    return (
+        rf"(?P<sign>(?:(?<![\w)])[+-]\s?)?(?:{_CURRENCY}\s?)?(?:[+-])?)"
+        rf"(?:(?:(?P<whole>\d{{1,9}})\s)?(?P<top>{_DECIMAL})\s?/\s?(?P<bottom>{_DECIMAL})"
+        rf"|(?P<decimal>{decimal}){_POWER}?)"
+    )
+
+
+# A unit cannot change the value: no operator word, no part or remainder, no other half of an answer.
+_NO_UNIT = frozenset(
+    re.findall(
+        r"\w+",
+        "or and to of out plus minus times over mod not but is so if point pi sqrt sin cos tan log ln exp dot either "
+        "maybe perhaps possibly half halves third thirds tenths hundredths thousandths k less more fewer than greater "
+        "except without squared cubed factorial remainder base am pm noon midnight yes no true false neither nor both "
+        "infinity with i e bc bce",
+    )
 )
+#: A word for a size is a factor.
+_SIZES = {
+    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
+}  # fmt: skip
+_SIZE = re.compile(rf"\s?({'|'.join(_SIZES)})s?\b(?:\s+of\b)?")
+_UNIT = re.compile(
+    r"(?P<sign>\s?(?:[%€£¥₹$¢]|°(?:\s?[CF]\b)?))?"
+    r"(?P<words>(?:(?:\s|\s?/\s?|\s?×\s?|-)?[A-Za-zΩμ][A-Za-z']{0,19}\.?(?:\^\s?\{?-?[123]\}?|[²³23](?!\d)|[⁻][¹²³])?){0,5})"
+)
+_SAYS_NOTHING = frozenset(
+    re.findall(r"\w+", "in of total a an the all each long wide tall high deep old per time altogether unit")
+)
+_WORD = re.compile(r"[A-Za-z][A-Za-z']*")
+#: Letters that can be a word: two consonants behind a number are variables, unless they are a known unit.
+_SAID = re.compile(r"(?=[A-Za-z']*[aeiouyAEIOU])[A-Za-z][A-Za-z']{2,}")
+_READ = re.compile(_number(_ALONE))
+_SCAN = re.compile(rf"(?<![\w.\\]){_number(_DECIMAL)}(?!(?:st|nd|rd|th)\b)")
+#: What may stand before the equals sign of a number: a symbol, a function's value, an angle, or words.
+_NAME = re.compile(
+    r"(?:[A-Za-z]|\\(?!frac|sqrt|sin|cos|tan|ln|log|exp)[A-Za-z]+)(?:_\{[^{}=<>]{1,30}\}|_\w)?'{0,2}"
+    r"(?:\s?\((?:[^()=<>]|\([^()]*\)){1,30}\))?"
+    r"|m?\s?\\?(?:angle|triangle)\s?[A-Z]{1,3}|[A-Z]{2,4}|\|[A-Z]{2}\|"
+    r"|(?=[^=]*[A-Za-z]{4}|[^=]*[A-Za-z]{3}\s|[^=]*\s[A-Za-z]{3}\b)(?:[A-Za-z][A-Za-z']*[\s:]+)*[A-Za-z]{2}[A-Za-z']*(?:[\s:]+[A-Za-z][A-Za-z']*)*:?"
+)
+_OPERATES = re.compile(
+    r"\b(?:plus|minus|times|over|divided|squared|cubed|not|mod|sin|cos|tan|log|ln|exp|sqrt|max|min)\b", re.IGNORECASE
+)
+
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+#: ½ and its like, as Unicode itself spells them out.
+_VULGAR = {
+    chr(code): " " + unicodedata.normalize("NFKC", chr(code)).replace("⁄", "/")
+    for code in (*range(0xBC, 0xBF), *range(0x2150, 0x215F))
+}
+_SPELLED = str.maketrans(
+    _VULGAR
+    | {
+        "\u2212": "-",
+        "\u2013": "-",
+        "\u00a0": " ",
+        "\u2009": " ",
+        "\u202f": " ",
+        "\u2248": "=",
+        "\u00b2": "²",
+        "⁄": "/",
+        "℃": "°C",
+        "℉": "°F",
+    }
+)
+
+
+def _repeated(match: re.Match[str]) -> str:
+    """The digits that repeat, in brackets."""
+    return f"({match.group(1) or re.sub('[^0-9]', '', match.group(2))})"
+
+
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"<<[^<>\n]*>>", ""),  # the calculator's notes of GSM8K
+        (r"\\dot\s?\{?(\d)\}?(\d*)\\dot\s?\{?(\d)\}?", r"(\1\2\3)"),
+        (r"\\underline\s?\{([^{}]*)\}", r"\1"),
+        (r"\\(?:text)?color\s?\{\w+\}", ""),
+        (r"(?<!\\)\{\s*([-+:])\s*\}", r"\1"),
+        (r"10([⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda power: "10^" + power.group(1).translate(_RAISED)),
         (r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!", ""),
-        (r"(?<=\d)(?:\{,\}|\\,|\\ )(?=\d{3})", ","),
+        (r"\\(?:overline|bar|dot)\s?\{?(\d+)\}?|((?:\d\u0305)+|\d\u0307)", _repeated),
+        (r"(?<=\d)(?:\{,\}|\\,|\\ |\\!,)(?=\d{3})", ","),
         (r"\\[,;: ]|~", " "),
         (r"\\([$%{}])", r"\1"),
-        (r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{([^{}]{0,60})\}", r" \1"),
-        (r"\^\s?\{?\s?\\circ\s?\}?|\\degree\b", "°"),
+        (r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{((?:[^{}]|\{[^{}]{0,9}\}){0,60})\}", r" \1"),
+        (r"\\Omega(?![A-Za-z])|\\ohm(?![A-Za-z])", "Ω"),
+        (r"\\mu(?![A-Za-z])\s?(?=[A-Za-z])", "μ"),
+        (r"\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+(?:\^?\d)?)\s*\}", r" \1/\2"),
+        (r"\^\s?\{?\s?\\circ\s?\}?|\\degree\b|(?<=\d)\^\s?\{?\s*o\s*\}?(?![A-Za-z])|º", "°"),
         (r"\\(?:times|cdot)(?![A-Za-z])", "×"),
         (r"\\approx(?![A-Za-z])", "="),
         (r"(?<=\d)\s?\\[dt]?frac", r" \\frac"),
         (r"\\[dt]?frac\s?(\d)\s?(\d)(?!\d)", r"\1/\2"),
         (r"\\[dt]?frac\s?\{\s?(-?\d+)\s?\}\s?\{\s?(\d+)\s?\}", r"\1/\2"),
         (r"\\[()\[\]]|\*\*|__|`", " "),
+        (r"[ \t]{2,}", " "),
     )
 )
+
+
+#: The calculator's notes of GSM8K, and a sign that something is to be rewritten: most texts have none.
+_NOTES = re.compile(r"<<[^<>\n]*>>")
+_LATEX = re.compile(r"[\\{}^~`º⁰¹²³⁴-⁹⁺⁻\u0305\u0307]|\*\*|__|[ \t]{2}")
 
 
 class Number(NamedTuple):
@@ -65,31 +147,123 @@ def clean(text: str) -> str:
     ('$1,000  dollars', '3/4', '48/2 = 24')
     """
     text = text.translate(_SPELLED)
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
+    if "<<" in text:
+        text = _NOTES.sub("", text)
+    if _LATEX.search(text):
+        for pattern, replacement in _REWRITES:
+            text = pattern.sub(replacement, text)
     return text
+
+
+class Measure(NamedTuple):
+    """A number that is all of a text.
+
+    value  what it is, its unit apart
+    unit   None where it has none, or one that is not known
+    words  what stands behind it and is no known unit: what is counted, or what becomes of it
+    name   what stands before its equals sign
+    """
+
+    value: Fraction
+    unit: Unit | None
+    words: frozenset[str]
+    name: str
 
 
 def read(text: str) -> Fraction | None:
     r"""The number that is all of the text, a unit and a `name =` before it apart; None where it is anything else.
 
-    The percent sign, currency signs and degrees are units: `10\%` is 10. Magnitude words are not read.
+    The percent sign, currency signs and degrees are units: `10\%` is 10. A word for a size is a factor.
 
     >>> [str(read(text)) for text in ("1,000", "$18", "18.00", r"\frac{3}{4}", "x = -5 cm", "1.5e3", "2 1/2")]
     ['1000', '18', '18', '3/4', '-5', '1500', '5/2']
-    >>> [read(text) for text in ("16, 17", "2x", "2^5", "18 or 19", "2 million", "")]
-    [None, None, None, None, None, None]
+    >>> [str(read(text)) for text in ("1 234 567", "1,00,000", r"0.1\overline{6}", "0.(3)", "2 million", "10km")]
+    ['1234567', '100000', '1/6', '1/3', '2000000', '10']
+    >>> [read(text) for text in ("16, 17", "2x", "2ab", "2^5", "18 or 19", "5!", "x + y = 5", "")]
+    [None, None, None, None, None, None, None, None]
+    """
+    measured = measure(text)
+    return None if measured is None else measured.value
+
+
+def measure(text: str) -> Measure | None:
+    """The number that is all of the text, with its unit and its name; None where it is anything else.
+
+    >>> measure("distance = 3 km").unit.size, measure("x + y = 3"), measure("3xy")
+    (Fraction(1000, 1), None, None)
     """
     if len(text) > 2 * LONGEST:
         return None
-    text = clean(text).strip().rstrip(".,;:!").strip()
-    if len(text) > 2 and text[0] == text[-1] == "$":
+    if text.startswith("{") and text.endswith("}") and "{" not in text[1:]:
         text = text[1:-1]
-    named = _NAME.match(text)
-    if named:
-        text = text[named.end() :]
-    match = _READ.fullmatch(text.strip(" \"'").removesuffix("$"))
-    return _value(match) if match else None
+    text = clean(text).strip().rstrip(".,;:").lstrip("= ").strip()
+    for sign in ("$$", "$", '"', "'"):
+        if len(text) > 2 * len(sign) and text.startswith(sign) and text.endswith(sign):
+            text = text[len(sign) : -len(sign)].strip()
+    name, equals, rest = text.rpartition("=")
+    if equals and not is_name(name):
+        return None
+    rest = rest.strip().removesuffix("$")
+    match = _READ.match(rest)
+    value = _value(match) if match else None
+    if match is None or value is None:
+        return None
+    behind = rest[match.end() :]
+    if size := _SIZE.match(behind):
+        value, behind = value * _SIZES[size.group(1)], behind[size.end() :]
+    if behind and not _is_unit(behind):
+        return None
+    currency = match.group("currency")
+    found, words = _unit_and_words(behind)
+    return Measure(value, unit(currency[-1]) if currency else found, words, name.strip())
+
+
+@lru_cache(maxsize=2048)
+def _unit_and_words(text: str) -> tuple[Unit | None, frozenset[str]]:
+    """The known unit at the beginning of what stands behind a number, and the words that say more.
+
+    >>> _unit_and_words(" dollars in total"), _unit_and_words(" red eggs")[1] == {"red", "egg"}
+    ((Unit(measures='dollars^1', size=Fraction(1, 1)), frozenset()), True)
+    """
+    if (found := unit(text)) is not None:
+        return found, frozenset()
+    words = text.split()
+    known = next((place for place in range(len(words), 0, -1) if unit(" ".join(words[:place])) is not None), 0)
+    said = {word.lower().strip(".").removesuffix("s") for word in words[known:]}
+    return unit(" ".join(words[:known])) if known else None, frozenset(said - _SAYS_NOTHING)
+
+
+def is_name(text: str) -> bool:
+    r"""Whether what stands before an equals sign only names what stands behind it.
+
+    >>> [is_name(text) for text in ("x", "f(2)", "P(A)", r"\angle ABC", "Total cost", "a_1")]
+    [True, True, True, True, True, True]
+    >>> [is_name(text) for text in ("x + y", "2x", "|x|", r"\sin x", "xy", "x^2")]
+    [False, False, False, False, False, False]
+    """
+    return len(text) <= LONGEST and _NAME.fullmatch(text.strip()) is not None and not _OPERATES.search(text)
+
+
+def _is_unit(text: str) -> bool:
+    """Whether a text behind a number is a unit: it cannot change the value, and is not a product of variables.
+
+    >>> [_is_unit(text) for text in (" dollars", "km", "%", " cm^2", " miles per hour", "ab", "x", "-ab", " or 19")]
+    [True, True, True, True, True, False, False, False, False]
+    """
+    match = _UNIT.fullmatch(text)
+    if match is None:
+        return False
+    words = _WORD.findall(match.group("words"))
+    if any(word.lower() in _NO_UNIT or word.lower() in _SIZES for word in words):
+        return False
+    if unit(re.sub("^-", " ", text)) is not None:
+        # One letter directly behind a number is a variable, as in 2m.
+        return not (re.fullmatch(r"[A-Za-z](?:\^?\{?\d\}?)?", text) or re.match(r"[A-Za-z]\^?\{?\d\}?[A-Za-z]", text))
+    if not words:
+        return True
+    joined = match.group("words")[:1].isalpha() or "/" in text or re.match(r"-[A-Za-z]{1,3}\b", text) is not None
+    said = [word for word in words if _SAID.fullmatch(word)]
+    return bool(said) and not joined and all(len(word) > 1 or word == "a" for word in words)
 
 
 def scan(text: str) -> list[Number]:
@@ -121,4 +295,14 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _decimal(text: str) -> Fraction:
-    return Fraction(text.replace(",", ""))
+    r"""What the digits are: `0.1(6)` is 0.1666... without end.
+
+    >>> _decimal("0.1(6)"), _decimal("1 234.5")
+    (Fraction(1, 6), Fraction(2469, 2))
+    """
+    plain, _, repeated = text.replace(",", "").replace(" ", "").rstrip(")").partition("(")
+    value = Fraction(plain if plain[-1] != "." else plain + "0" if plain != "." else "0")
+    if repeated:
+        places = len(plain.partition(".")[2])
+        value += Fraction(int(repeated), (10 ** len(repeated) - 1) * 10**places)
+    return value

@@ -1,0 +1,185 @@
+"""Entries between commas, `and` and `or`; several units that are one quantity; the parts of a ratio."""
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+
+from groupwise.rewards.verifiers.kinds.answer import Answer, Kind, Read
+from groupwise.rewards.verifiers.kinds.values import part_of, words_of
+from groupwise.rewards.verifiers.units import Unit
+
+_OPENS = re.compile(r"\\\{|\\l(?:angle|floor|ceil)(?![A-Za-z])|\\begin(?![A-Za-z])|[({\[]")
+
+
+_CLOSES = re.compile(r"\\\}|\\r(?:angle|floor|ceil)(?![A-Za-z])|\\end(?![A-Za-z])|[)}\]]")
+
+
+COMMA = re.compile(
+    r"[,;]|\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:lor|land|vee|wedge)(?![A-Za-z])|\\\\|&"
+)
+
+
+_NEVER = re.compile(r"(?!)")
+
+
+_CUP = re.compile(r"\\cup(?![A-Za-z])")
+
+
+def split(text: str, at: re.Pattern[str]) -> list[tuple[str, str]] | None:
+    r"""(part, what stands behind it) for each part between matches outside of brackets; None where those do not fit.
+
+    >>> split("(1, 2), 3", COMMA)
+    [('(1, 2)', ','), ('3', '')]
+    """
+    parts, depth, begin, place = [], 0, 0, 0
+    while place < len(text):
+        if opened := _OPENS.match(text, place):
+            depth, place = depth + 1, opened.end()
+        elif closed := _CLOSES.match(text, place):
+            depth, place = depth - 1, closed.end()
+            if depth < 0:
+                return None
+        elif depth == 0 and (found := at.match(text, place)):
+            parts.append((text[begin:place].strip(), found.group()))
+            begin = place = found.end()
+        else:
+            command = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-z]+|.", re.DOTALL).match(text, place)
+            place = command.end() if command else place + 1
+    return None if depth else [*parts, (text[begin:].strip(), "")]
+
+
+def inside_of(text: str, opening: str, ending: str) -> str | None:
+    """What one pair of brackets around all of a text holds; None where they are not one pair, or not there."""
+    inside = text[len(opening) : -len(ending)]
+    if not (text.startswith(opening) and text.endswith(ending) and len(text) >= len(opening) + len(ending)):
+        return None
+    return inside.strip() if split(inside, _NEVER) is not None else None
+
+
+def entries_in(text: str) -> list[tuple[str, str]] | None:
+    """The entries of a list; where blanks stand behind the commas between them, others are of thousands."""
+    if re.search(r"[,;]\s", text):
+        text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    entries = split(text, COMMA)
+    if entries is None:
+        return None
+    return [(part, sign) for part, sign in entries if part]
+
+
+def entries_of(text: str, read: Read) -> Answer | None:
+    r"""Entries between commas, `and`, `or`; also those of `\pm`."""
+    if len(re.findall(r"\\(?:pm|mp)(?![A-Za-z])", text)) == 1 and not re.search(r"[,;]|\\text", text):
+        return _both_signs(text, read)
+    text = re.sub(r"&\s*(?==)", "", text) if "cases" in text or "aligned" in text else text
+    text = re.sub(
+        r"^\\begin\{(?:cases|aligned|array)\}(?:\{[lcr|]*\})?(.*)\\end\{(?:cases|aligned|array)\}$", r"\1", text
+    )
+    worded = re.fullmatch(r"\\text\{([^{}]*)\}", text)
+    entries = entries_in(worded.group(1) if worded else text)
+    if entries is None or len(entries) < 2:
+        return None
+    joined = {sign for _, sign in entries if sign}
+    if "&" in joined:
+        return None
+    parts = _one_name([one for part, _ in entries for one in _signed(part, read)])
+    if both := _both_bounds(parts, joined):
+        return both
+    either = all("or" in sign or "vee" in sign for sign in joined)
+    if either and all(part.kind in (Kind.INTERVAL, Kind.INEQUALITY) for part in parts):
+        if all(part.kind is Kind.INTERVAL for part in parts):
+            return Answer(Kind.UNION, "", parts[0].name, tuple(replace(part, name="") for part in parts))
+        return None
+    if measures := _measures(parts):
+        return measures
+    if ranged := _with_range(parts, entries[-1][0]):
+        return ranged
+    words = [part for part in parts if part.kind is Kind.TEXT]
+    if words and (len(words) < len(parts) or any(re.search(r"\d", part.letters) for part in words)):
+        return words_of(text) or Answer(Kind.FORMULA, "")
+    if any(part.kind is Kind.FORMULA and re.search(r"[A-Za-z] [A-Za-z] [A-Za-z]", part.letters) for part in parts):
+        return Answer(Kind.FORMULA, "")
+    names = {part.name for part in parts}
+    name = names.pop() if len(names) == 1 else ""
+    mark = "named" if not name and all(part.name for part in parts) else ""
+    if any(part.kind in (Kind.INTERVAL, Kind.INEQUALITY) for part in parts):
+        mark = "all of" if "or" not in " ".join(joined) else "?"
+    return Answer(Kind.LIST, "", name, tuple(replace(part, name="") for part in parts) if name else tuple(parts), mark)
+
+
+def _with_range(parts: list[Answer], last: str) -> Answer | None:
+    r"""`\pi + 2k\pi, k \in \mathbb{Z}`: a value, and which values a letter in it takes."""
+    ranged = re.fullmatch(r"([A-Za-z])\s?(?:\\in\s?\\mathbb\{[A-Z]\}|(?:\\text\{)?\s?is an integer\}?)", last)
+    first = parts[0]
+    said = " ".join(part.letters for part in (first, *first.parts)).split()
+    if len(parts) != 2 or ranged is None or first.name == ranged.group(1) or ranged.group(1) not in said:
+        return None
+    return replace(first, mark=first.mark or last.replace(" ", ""))
+
+
+def _one_name(parts: list[Answer]) -> list[Answer]:
+    """`x = 1, 2` names both; `x_1 = 1, x_2 = 2` numbers the solutions of one unknown."""
+    if parts[0].name and all(not part.name and part.kind is parts[0].kind for part in parts[1:]):
+        return [replace(part, name=parts[0].name) for part in parts]
+    bare = {re.sub(r" _ \{ \d \}$", "", part.name) for part in parts}
+    if len(bare) == 1 and all(re.search(r" _ \{ \d \}$", part.name) for part in parts):
+        return [replace(part, name=next(iter(bare))) for part in parts]
+    return parts
+
+
+def _both_bounds(parts: list[Answer], joined: set[str]) -> Answer | None:
+    """`x > 2 and x < 7` is the interval between."""
+    if len(parts) != 2 or any("or" in sign or "vee" in sign for sign in joined) or parts[0].name != parts[1].name:
+        return None
+    if any(part.kind is not Kind.INTERVAL for part in parts):
+        return None
+    below, above = parts if parts[0].parts[1].infinite else parts[::-1]
+    if not (below.parts[1].infinite and above.parts[0].infinite) or below.parts[0].infinite or above.parts[1].infinite:
+        return None
+    ends = (below.parts[0], above.parts[1])
+    return Answer(Kind.INTERVAL, "", parts[0].name, ends, below.mark[0] + above.mark[1])
+
+
+def _signed(entry: str, read: Read) -> tuple[Answer, ...]:
+    """An entry, or the two that one with a double sign stands for."""
+    if len(re.findall(r"\\(?:pm|mp)(?![A-Za-z])", entry)) == 1 and (both := _both_signs(entry, read)).name == "":
+        return both.parts
+    return (part_of(entry, read),)
+
+
+def _both_signs(text: str, read: Read) -> Answer:
+    sign = r"\\(pm|mp)(?![A-Za-z])"
+    plus, minus = (
+        re.sub(rf"^{sign}|(?<=[=(]){sign}|{sign}", lambda match, put=put: put[match.group().endswith("mp")], text)
+        for put in ("+-", "-+")
+    )
+    parts = [read(re.sub(r"(^|[=(]\s*)\+", r"\1", one.strip())) for one in (plus, minus)]
+    name = parts[0].name
+    return Answer(Kind.LIST, "", name, tuple(replace(part, name="") for part in parts))
+
+
+def _measures(parts: list[Answer]) -> Answer | None:
+    """Hours and minutes, feet and inches, degrees and minutes: several units of one kind are one quantity."""
+    units = [part.unit for part in parts if part.number is not None and part.unit is not None]
+    if len(units) < 2 or len(units) < len(parts) or len({one.measures for one in units}) > 1:
+        return None
+    if len({one.size for one in units}) < len(units):
+        return None
+    total = sum((part.number or 0) * one.size for part, one in zip(parts, units, strict=True))
+    return Answer(Kind.MEASURES, "", number=Fraction(total), unit=Unit(units[0].measures, Fraction(1)))
+
+
+_TWO_MEASURES = re.compile(r"(\d+(?:\.\d+)?\s?(?:\\text\{[^\d{}]+\}|[A-Za-z]+\.?))\s*(?=\d)")
+
+
+def side_by_side(text: str, read: Read) -> Answer | None:
+    """Several units without a word between: 5 feet 6 inches."""
+    parts = [part for part in _TWO_MEASURES.split(text) if part.strip()]
+    return _measures([read(part) for part in parts]) if len(parts) > 1 else None
+
+
+def ratio(text: str, read: Read) -> Answer | None:
+    parts = split(text, re.compile(r":|\{:\}|\\colon|\\text\{to\}|(?<![A-Za-z])to(?![A-Za-z])")) or []
+    if len(parts) < 2:
+        return None
+    values = tuple(read(part) for part, _ in parts)
+    return Answer(Kind.RATIO, "", parts=values) if all(value.one_value for value in values) else None

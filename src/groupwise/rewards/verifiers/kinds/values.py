@@ -1,0 +1,102 @@
+"""One value: a name, an expression with its unit, or words."""
+
+import re
+from dataclasses import replace
+
+from groupwise.rewards.verifiers import formula
+from groupwise.rewards.verifiers.kinds.answer import Answer, Kind, Read
+from groupwise.rewards.verifiers.numerals import is_name, measure
+from groupwise.rewards.verifiers.units import unit
+
+_SENTENCE = re.compile(r"[A-Za-z0-9 ,.'\-?!()&/\u00c0-\uffff]+")
+
+
+def words_of(text: str, read: Read | None = None) -> Answer | None:
+    """Words in letters, digits beside them included: names, dates, yes and no."""
+    plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    plain = " ".join(re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", plain).split()).rstrip(".")
+    plain = re.sub(r"^(?:an?|the)\s+(?=\w{2})", "", plain, flags=re.IGNORECASE)
+    if plain.casefold() == "no":
+        return Answer(Kind.TEXT, "no")
+    if not _SENTENCE.fullmatch(plain) or not re.search(r"[A-Za-z]{3}|[\u00c0-\uffff]", plain):
+        return None
+    if (
+        "\\text" not in text
+        and re.search(r"[0-9]", plain)
+        and not re.match(r"[A-Z][a-z]{2}|\d+(?:th|st|nd|rd)? [A-Z]", plain)
+    ):
+        return None
+    return Answer(Kind.TEXT, re.sub(r"(?<=\w{4})s\b", "", plain.casefold().replace(",", "")))
+
+
+_UNIT_BEHIND = re.compile(r"(.*[\w})!|])\s*(?:\\text\{([^{}]+)\}|(\\%|\^\\circ|(?<![\\A-Za-z])%))\s*(\^\{?[23]\}?)?")
+
+
+def expression(text: str, read: Read | None = None) -> Answer | None:
+    """A value that is no plain number, maybe with a unit behind it."""
+    found, value = None, text
+    if behind := _UNIT_BEHIND.fullmatch(text):
+        word = (behind.group(2) or {"\\%": "%", "%": "%", "^\\circ": "°"}[behind.group(3)]) + (behind.group(4) or "")
+        found, value = unit(word), behind.group(1).strip()
+        if behind.group(2) and (found is None and not re.fullmatch(r"[A-Za-z]{3,}(?: [A-Za-z]{2,}){0,2}", word)):
+            return None
+    elif (bare := re.fullmatch(r"(.*[\w})!|])\s+([A-Za-z]{2,}(?:/[a-z]+)?(?:\^\{\d\})?)", text)) and unit(
+        bare.group(2)
+    ):
+        found, value = unit(bare.group(2)), bare.group(1)
+    if value.startswith("\\$"):
+        found, value = unit("$"), value[2:].strip()
+    letters = " ".join(formula.tokens(value))
+    if value.startswith("[") and value.endswith("]"):
+        return None
+    if not formula.plausible(value) and not Answer(Kind.EXPRESSION, letters).infinite:
+        return None
+    return Answer(Kind.EXPRESSION, letters, unit=found)
+
+
+def name_of(text: str) -> str:
+    r"""A name in the one spelling; "" where the text is none.
+
+    >>> name_of("f(2)"), name_of("x + y"), name_of(r"(x, y)"), name_of(r"\frac{dy}{dx}")
+    ('f ( 2 )', '', '( x , y )', '\\frac { d y } { d x }')
+    """
+    text = text.strip()
+    plain = re.sub(r"\\(?:text|overline|vec)\{([^{}]*)\}", r"\1", text).strip()
+    inverted = re.fullmatch(r"[A-Z]\^\{(?:-1|T)\}", plain)
+    several = re.fullmatch(r"\(?(\s*[A-Za-z]\s*,)+\s*[A-Za-z]\s*\)?", plain)
+    quotient = re.fullmatch(r"\\frac\{d(\^\{\d\})?\s?[a-z]\}\{d\s?[a-z](\^\{\d\})?\}", plain)
+    whole = re.fullmatch(r"\\(?:lim|int|sum|prod)(?![A-Za-z])[^=+]*", plain)
+    whole = whole or re.fullmatch(r"\\\|.*\\\||\\begin\{vmatrix\}.*\\end\{vmatrix\}|\\det\s?[({A-Z].*", plain)
+    inverse = re.fullmatch(r"[A-Za-z](?:\^\{(?:-1|\(\d\))\})?'*\s?\([^()]*\)", plain)
+    if (
+        is_name(plain)
+        or several
+        or quotient
+        or whole
+        or inverse
+        or inverted
+        or (text.startswith("\\text{") and text.endswith("}"))
+    ):
+        return " ".join(formula.tokens(text))
+    return ""
+
+
+def is_closed(text: str) -> bool:
+    """Whether a side has a value of its own: digits or constants, and no letter."""
+    if measure(text) is not None:
+        return True
+    letters = re.sub(
+        r"\\(?:frac|sqrt|binom|pi|cdot|div|times|sin|cos|tan|ln|log|exp|[lr]floor|[lr]ceil)(?![A-Za-z])", " ", text
+    )
+    return formula.plausible(text) and re.search(r"[A-Za-z]", letters) is None
+
+
+def is_constant(part: Answer) -> bool:
+    """Whether it is a number, a constant included."""
+    return part.kind is Kind.NUMBER or part.letters in ("e", "\\pi", "i")
+
+
+def part_of(text: str, read: Read) -> Answer:
+    """What a part is: a capital letter that stands in a formula is a symbol, and no option."""
+    answer = read(text)
+    return replace(answer, kind=Kind.EXPRESSION) if answer.kind is Kind.LETTER and not answer.parts else answer

@@ -1,0 +1,276 @@
+r"""Whether two answers are the same: kind by kind, and two kinds together only where that is decided here.
+
+Left out is not another: a name, a unit, a base or a modulus that only the gold answer has may be left out where the
+rest is said; one that is said must be the gold's. A part is never the whole, and an element never its set.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
+from groupwise.rewards.verifiers.kinds.sets import as_interval
+from groupwise.rewards.verifiers.numerals import close
+
+#: (question of `symbolic`, texts) -> its answer.
+Ask = Callable[..., bool | int]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Compares answers, and asks about expressions.
+
+    ask        "value" or "multiple" with spelled texts -> the answer of `symbolic`
+    tolerance  for two plain numbers, as in `close`
+    """
+
+    ask: Ask
+    tolerance: float = 0.0
+
+    def same(self, gold: Answer, claim: Answer) -> bool:
+        """Whether a claim is the gold answer."""
+        gold = replace(gold, parts=()) if gold.one_value else gold
+        if gold.one_value and gold.mark and claim.mark and gold.mark != claim.mark:
+            return False
+        if claim.one_value and claim.parts:
+            return self._rounded(gold, claim)
+        if Kind.LETTER in (gold.kind, claim.kind):
+            return self._options(gold, claim)
+        if gold.name and claim.name and gold.name != claim.name and claim.kind is not Kind.EQUATION:
+            return self._equations(gold, claim) if gold.one_value or gold.kind is Kind.EQUATION else False
+        if gold.letters and gold.letters == claim.letters and (gold.kind is not claim.kind or gold.unit == claim.unit):
+            return True
+        if gold.one_value and claim.one_value:
+            return self._values(gold, claim)
+        compare = _COMPARE.get((gold.kind, claim.kind))
+        return compare is not None and compare(self, gold, claim)
+
+    def _values(self, gold: Answer, claim: Answer) -> bool:
+        if gold.words and claim.words and not (gold.words <= claim.words or claim.words <= gold.words):
+            return False
+        if (gold.words and claim.unit and not gold.unit) or (gold.unit and claim.words and not claim.unit):
+            return False
+        if gold.infinite or claim.infinite:
+            return gold.infinite == claim.infinite
+        one, other = Fraction(1), Fraction(1)
+        if gold.unit and claim.unit:
+            if gold.unit.measures != claim.unit.measures:
+                return False
+            one, other = gold.unit.size, claim.unit.size
+        if gold.number is not None and claim.number is not None:
+            return close(claim.number * other, gold.number * one, self.tolerance)
+        return one == other and bool(self.ask("value", _text(gold), _text(claim)))
+
+    def _rounded(self, gold: Answer, claim: Answer) -> bool:
+        """An exact value with its decimals behind it: those count where the gold answer has decimals, and must fit."""
+        exact, decimals = replace(claim, parts=()), claim.parts[0]
+        if not self.ask("near", _text(exact), _text(decimals)):
+            return False
+        return self.same(gold, decimals if gold.number is not None and _decimal(gold.number) else exact)
+
+    def _equations(self, gold: Answer, claim: Answer) -> bool:
+        """Both sides of one are those of the other, times a number, or moved over."""
+        one, other = _sides(gold), _sides(claim)
+        return bool(one and other and self.ask("multiple", *one, *other))
+
+    def _named(self, gold: Answer, claim: Answer) -> bool:
+        """`y = 2x` against the formula 2x that is asked for; not the other way round."""
+        return bool(claim.name) and not gold.name and self.same(gold, replace(claim.parts[1], name=""))
+
+    def _inequalities(self, gold: Answer, claim: Answer) -> bool:
+        return gold.mark == claim.mark and self.ask("multiple", *map(_text, gold.parts), *map(_text, claim.parts)) == 1
+
+    def _intervals(self, gold: Answer, claim: Answer) -> bool:
+        """Ends and brackets; a pair in round brackets may be one where the gold answer surely is."""
+        interval = as_interval(claim)
+        if interval is None or interval.kind is not Kind.INTERVAL:
+            return False
+        closed = [
+            _closed(end, bracket) for one in (gold, interval) for end, bracket in zip(one.parts, one.mark, strict=True)
+        ]
+        return closed[:2] == closed[2:] and self.in_order(gold.parts, interval.parts)
+
+    def _listed(self, gold: Answer, claim: Answer) -> bool:
+        if "?" in (gold.mark, claim.mark) or (gold.mark != claim.mark and claim.kind is gold.kind):
+            return False
+        if any(part.letters == "\\ldots" for part in (*gold.parts, *claim.parts)):
+            return gold.kind is claim.kind and self.in_order(gold.parts, claim.parts)
+        if Kind.SET in (gold.kind, claim.kind) and not gold.mark and not claim.mark:
+            return self._each_in(gold.parts, claim.parts) and self._each_in(claim.parts, gold.parts)
+        return self._in_any_order(gold.parts, claim.parts)
+
+    def _unions(self, gold: Answer, claim: Answer) -> bool:
+        return self._in_any_order(gold.parts, claim.parts)
+
+    def _tuples(self, gold: Answer, claim: Answer) -> bool:
+        return gold.mark == claim.mark and self.in_order(gold.parts, claim.parts)
+
+    def _named_entries(self, gold: Answer, claim: Answer) -> bool:
+        """`(3, -2)` and `x = 3, y = -2`: entries in the order of the names, or of letters where it has none."""
+        entries, pair = (gold, claim) if gold.kind is Kind.LIST else (claim, gold)
+        names = pair.name.strip("() ").split(" , ") if "," in pair.name else sorted(part.name for part in entries.parts)
+        by_name = {part.name: replace(part, name="") for part in entries.parts}
+        if entries.mark != "named" or set(by_name) != set(names) or len(names) != len(entries.parts):
+            return False
+        ordered = [by_name[name] for name in names]
+        return self.in_order(pair.parts, ordered) if pair is gold else self.in_order(ordered, pair.parts)
+
+    def _matrices(self, gold: Answer, claim: Answer) -> bool:
+        return gold.mark == claim.mark and self.in_order(gold.parts, claim.parts)
+
+    def _column(self, gold: Answer, claim: Answer) -> bool:
+        """A column and a tuple in any brackets: a vector by its components."""
+        matrix, entries = (gold, claim) if gold.kind is Kind.MATRIX else (claim, gold)
+        column = [row.parts[0] for row in matrix.parts if len(row.parts) == 1]
+        if matrix.mark or entries.mark != "()" or len(column) != len(matrix.parts):
+            return False
+        return self.in_order(column, entries.parts) if gold is matrix else self.in_order(entries.parts, column)
+
+    def _congruences(self, gold: Answer, claim: Answer) -> bool:
+        """The modulus, and the residues, one or several, less multiples of it."""
+        if gold.mark != claim.mark:
+            return False
+        one, other = ([part.number for part in a.parts[0].parts or a.parts[:1]] for a in (gold, claim))
+        if not (gold.mark.isdigit() and int(gold.mark)) or None in one + other:
+            return self.same(gold.parts[0], claim.parts[0])
+        modulus = int(gold.mark)
+        return {number % modulus for number in one if number is not None} == {
+            n % modulus for n in other if n is not None
+        }
+
+    def _residue(self, gold: Answer, claim: Answer) -> bool:
+        """The residue alone, where the gold answer names no unknown; or with its modulus, where the gold has none."""
+        if claim.kind is Kind.CONGRUENCE:
+            return self.same(gold, claim.parts[0])
+        return not gold.name and self.same(gold.parts[0], claim)
+
+    def _bases(self, gold: Answer, claim: Answer) -> bool:
+        """The digits without their base; or a number in base ten."""
+        if claim.kind is Kind.BASE:
+            return claim.mark == "10" and self.same(gold, claim.parts[0])
+        return gold.parts[0].letters == claim.letters
+
+    def _ratios(self, gold: Answer, claim: Answer) -> bool:
+        numbers = [[part.number for part in one.parts] for one in (gold, claim)]
+        one, other = ([number for number in row if number] for row in numbers)
+        if len(one) != len(gold.parts) or len(other) != len(claim.parts) or len(one) != len(other):
+            return self.in_order(gold.parts, claim.parts)
+        return all(a * other[0] == b * one[0] for a, b in zip(one, other, strict=True))
+
+    def _quotient(self, gold: Answer, claim: Answer) -> bool:
+        """A ratio of two numbers as their quotient."""
+        numbers = [part.number for part in gold.parts]
+        return len(numbers) == 2 and bool(numbers[1]) and numbers[0] == (claim.number or 0) * numbers[1]
+
+    def _measures(self, gold: Answer, claim: Answer) -> bool:
+        if gold.number is None or claim.number is None or gold.unit is None or claim.unit is None:
+            return False
+        same = gold.number * gold.unit.size == claim.number * claim.unit.size
+        return same and gold.unit.measures == claim.unit.measures
+
+    def _times(self, gold: Answer, claim: Answer) -> bool:
+        """Half of the day: where the gold answer says none, either is right."""
+        if gold.mark or not claim.mark:
+            return False
+        hours = [int(one.letters[:2]) % 12 for one in (gold, claim)]
+        return hours[0] == hours[1] and gold.letters[2:] == claim.letters[2:]
+
+    def _options(self, gold: Answer, claim: Answer) -> bool:
+        """A letter is compared with a letter; what stands behind it, with an answer that has none."""
+        if gold.kind is claim.kind:
+            both = gold.parts and claim.parts
+            return gold.mark == claim.mark and (not both or self.same(gold.parts[0], claim.parts[0]))
+        option, other = (gold, claim) if gold.kind is Kind.LETTER else (claim, gold)
+        if not option.parts:
+            return other.letters == option.letters and not other.name
+        return self.same(option.parts[0], other) if option is gold else self.same(other, option.parts[0])
+
+    def _one_solution(self, gold: Answer, claim: Answer) -> bool:
+        """`x = 5` and the set of solutions {5}."""
+        unknown = re.fullmatch("[a-z]", gold.name) is not None
+        return unknown and len(claim.parts) == 1 and self.same(gold, claim.parts[0])
+
+    def in_order(self, gold: Sequence[Answer], claim: Sequence[Answer]) -> bool:
+        """Whether each entry is the gold one at its place."""
+        return len(gold) == len(claim) and all(map(self.same, gold, claim))
+
+    def _each_in(self, some: Sequence[Answer], others: Sequence[Answer]) -> bool:
+        return all(any(self._alike(one, other) for other in others) for one in some)
+
+    def _in_any_order(self, gold: Sequence[Answer], claim: Sequence[Answer]) -> bool:
+        left = list(claim)
+        for one in gold:
+            found = next((place for place, other in enumerate(left) if self._alike(one, other)), None)
+            if found is None:
+                return False
+            del left[found]
+        return not left
+
+    def _alike(self, one: Answer, other: Answer) -> bool:
+        """The same, with the same name: in a list an entry without one is not any of them."""
+        return one.name == other.name and self.same(one, other)
+
+
+def _text(answer: Answer) -> str:
+    """The spelled text of a value; a plain number as a fraction, its unit and its separators apart."""
+    if answer.number is None:
+        return answer.letters
+    return f"({answer.number.numerator})/{answer.number.denominator}"
+
+
+def _decimal(number: Fraction) -> bool:
+    """Whether a number is no integer and has finitely many decimals: what a rounded value is."""
+    rest = number.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest == 1 and number.denominator > 1
+
+
+def _sides(answer: Answer) -> tuple[str, str] | None:
+    """The two sides of an equation, or a name and its value."""
+    if answer.kind is Kind.EQUATION:
+        return _text(answer.parts[0]), _text(answer.parts[1])
+    return (answer.name, _text(answer)) if answer.name and answer.one_value else None
+
+
+def _closed(end: Answer, bracket: str) -> bool:
+    return bracket in "[]" and not end.infinite
+
+
+_K = Kind
+_COMPARE: dict[tuple[Kind, Kind], Callable[[Judge, Answer, Answer], bool]] = {
+    (_K.EQUATION, _K.EQUATION): Judge._equations,
+    (_K.EQUATION, _K.EXPRESSION): Judge._equations,
+    (_K.EQUATION, _K.NUMBER): Judge._equations,
+    (_K.EXPRESSION, _K.EQUATION): lambda judge, gold, claim: judge._named(gold, claim) or judge._equations(gold, claim),
+    (_K.INEQUALITY, _K.INEQUALITY): Judge._inequalities,
+    (_K.INTERVAL, _K.INTERVAL): Judge._intervals,
+    (_K.INTERVAL, _K.TUPLE): Judge._intervals,
+    (_K.UNION, _K.UNION): Judge._unions,
+    (_K.SET, _K.SET): Judge._listed,
+    (_K.SET, _K.LIST): Judge._listed,
+    (_K.LIST, _K.SET): Judge._listed,
+    (_K.LIST, _K.LIST): Judge._listed,
+    (_K.TUPLE, _K.TUPLE): Judge._tuples,
+    (_K.TUPLE, _K.LIST): Judge._named_entries,
+    (_K.LIST, _K.TUPLE): Judge._named_entries,
+    (_K.MATRIX, _K.MATRIX): Judge._matrices,
+    (_K.MATRIX, _K.TUPLE): Judge._column,
+    (_K.TUPLE, _K.MATRIX): Judge._column,
+    (_K.CONGRUENCE, _K.CONGRUENCE): Judge._congruences,
+    (_K.CONGRUENCE, _K.NUMBER): Judge._residue,
+    (_K.NUMBER, _K.CONGRUENCE): Judge._residue,
+    (_K.BASE, _K.NUMBER): Judge._bases,
+    (_K.NUMBER, _K.BASE): Judge._bases,
+    (_K.RATIO, _K.RATIO): Judge._ratios,
+    (_K.RATIO, _K.TIME): Judge._ratios,
+    (_K.RATIO, _K.NUMBER): Judge._quotient,
+    (_K.MEASURES, _K.MEASURES): Judge._measures,
+    (_K.MEASURES, _K.NUMBER): Judge._measures,
+    (_K.NUMBER, _K.MEASURES): Judge._measures,
+    (_K.TIME, _K.TIME): Judge._times,
+    (_K.NUMBER, _K.SET): Judge._one_solution,
+    (_K.EXPRESSION, _K.SET): Judge._one_solution,
+}  # fmt: skip

@@ -1,0 +1,74 @@
+"""Thinking that the prompt opens and a completion never closes has no answer, whatever check the task has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from groupwise.core.engine import Finished
+from groupwise.core.records import Completion, Prompt
+from groupwise.core.reward import TASK
+from groupwise.core.samples import Attempt
+from groupwise.core.stream import Cohort
+from groupwise.models.chat import Chat, ChatSettings
+from groupwise.models.history import thinking_of
+from groupwise.models.tiny import CHATML
+from groupwise.rewards.functions.user import TaskScore
+from groupwise.rewards.pool.pool import Pool
+from groupwise.rollout.scoring import Scorer, ScoringRound
+from groupwise.tasks.make import task
+from groupwise.training.initial_policy import TINY
+
+ANSWERS = {"numeric": "5", "math": "x+5", "choice": "B", "exact": "Paris"}
+THINKING = "<think>\n"
+
+
+def data(folder: Path, check: str):
+    rows = [{"prompt": f"question {number}", "answer": ANSWERS[check]} for number in range(2)]
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return task("data", {"path": str(path), "check": check, "heldout_share": 0.0, "repeats": True})
+
+
+@pytest.mark.parametrize("check", ["numeric", "choice", "exact"])
+def test_unfinished_thinking_scores_0(tmp_path: Path, check: str) -> None:
+    named, answer = data(tmp_path, check), ANSWERS[check]
+    sample = named.samples("train")[0]
+    texts = (answer, f"It is {answer}. The answer is {answer}", f"hm</think>{answer}", f"hm</think>{answer}<think>or")
+    attempts = [Attempt(sample, text) for text in texts]
+
+    def scores(thinking: str) -> list[float]:
+        scorer = Scorer(named, str, thinking=thinking)
+        return [result.value for result in scorer.beside().quick_results(attempts, [None] * len(attempts))[TASK]]
+
+    assert scores(THINKING) == [0.0, 0.0, 1.0, 0.0]
+    assert scores("") == [1.0, 1.0, 1.0, 0.0]
+
+
+def test_unfinished_thinking_scores_0_in_the_processes_that_score(tmp_path: Path) -> None:
+    named = data(tmp_path, "math")
+    prompt = Prompt(named.samples("train")[0], (3,))
+    texts = {(1,): r"\boxed{5+x}", (2,): r"hm</think>\boxed{5+x}"}
+    with Pool({TASK: TaskScore(named)}) as pool:
+        scoring = ScoringRound(Scorer(named, texts.__getitem__, pool=pool, thinking=THINKING), [prompt])
+        completions = tuple(Completion.of_one_turn(ids, (-0.5,), "stop", version=0) for ids in texts)
+        for place, ids in enumerate(texts):
+            scoring.begin(Finished(0, place, ids, "stop"))
+        (scored,) = scoring.scored(Cohort((prompt,), (0,), (completions,)))
+    assert [completion.score for completion in scored] == [0.0, 1.0]
+    assert [completion.text for completion in scored] == list(texts.values())
+
+
+def test_what_a_prompt_opens_is_found_in_its_template_and_in_chat_open(tmp_path: Path) -> None:
+    tokenizer = TINY["tiny-chat"].tokenizer("")
+    template = tmp_path / "r1.jinja"
+    template.write_text(CHATML.replace("assistant\\n'", "assistant\\n<think>\\n'"))
+    off = tmp_path / "off.jinja"
+    off.write_text(CHATML.replace("assistant\\n'", "assistant\\n<think>\\n\\n</think>\\n'"))
+    assert thinking_of(Chat(tokenizer, ChatSettings(template=str(template)))) == THINKING
+    assert thinking_of(Chat(tokenizer, ChatSettings(open=THINKING))) == THINKING
+    assert thinking_of(Chat(tokenizer, ChatSettings(open="<think></think>"))) == ""
+    assert thinking_of(Chat(tokenizer, ChatSettings(template=str(off)))) == ""
+    assert thinking_of(Chat(tokenizer)) == ""
