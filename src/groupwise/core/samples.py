@@ -18,8 +18,8 @@ class Sample:
               the data has one; empty otherwise
     heldout_set  the held-out set that it is in, where a task has several by name; "" otherwise
     seed      what an environment's random numbers are drawn from; 0 where the task has no environment
-    held_answer  the gold answer as the data holds it, where that is no text: a number, a list, None; `...` where
-              `answer` is all there is
+    held_answer  (the gold answer as the data holds it,) where that is no text: a number, a list, None; () where `answer`
+              is all there is
     """
 
     key: str
@@ -30,16 +30,16 @@ class Sample:
     messages: Sequence[Mapping[str, Any]] = ()
     heldout_set: str = ""
     seed: int = 0
-    held_answer: object = field(default=..., repr=False)
+    held_answer: tuple[Any, ...] = field(default=(), repr=False)
 
     @property
     def ground_truth(self) -> Any:
         """The gold answer as the data holds it, "" where there is none.
 
-        >>> Sample("k", "2 * 3?", "6").ground_truth, Sample("k", "2 * 3?", "[6]", held_answer=[6]).ground_truth
+        >>> Sample("k", "2 * 3?", "6").ground_truth, Sample("k", "2 * 3?", "[6]", held_answer=([6],)).ground_truth
         ('6', [6])
         """
-        return self.answer if self.held_answer is ... else self.held_answer
+        return self.held_answer[0] if self.held_answer else self.answer
 
     @property
     def prefill(self) -> str:

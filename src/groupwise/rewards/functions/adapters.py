@@ -59,11 +59,11 @@ def _completion(attempt: Attempt) -> Any:
 def ground_truth(sample: Sample, names: Sequence[str]) -> dict[str, Any]:
     """The gold answer under these names, as the data holds it; nothing where there is none.
 
-    >>> listed, none = Sample("k", "p", '["a", "b"]', held_answer=["a", "b"]), Sample("k", "p", "")
+    >>> listed, none = Sample("k", "p", '["a", "b"]', held_answer=(["a", "b"],)), Sample("k", "p", "")
     >>> ground_truth(listed, ["label"]), ground_truth(none, ["label"])
     ({'label': ['a', 'b']}, {})
     """
-    known = sample.answer or sample.held_answer is not ...
+    known = sample.answer or sample.held_answer
     return dict.fromkeys(names, sample.ground_truth) if known else {}
 
 

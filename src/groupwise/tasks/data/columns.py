@@ -143,18 +143,18 @@ class Columns:
         changes = [f"nothing (null) in the column {name!r} of task.prompt: left empty there" for name in lacking]
         return _prompt_text(text, where, column), changes
 
-    def _answer(self, values: Mapping[str, Any], changes: list[str]) -> tuple[str, object]:
-        """The gold answer as text, and as the row holds it, `...` where the text is all there is."""
+    def _answer(self, values: Mapping[str, Any], changes: list[str]) -> tuple[str, tuple[Any, ...]]:
+        """The gold answer as text, and (as the row holds it,), or () where the text is all there is."""
         s = self.settings
         if not s.answer or (s.answer not in values and not s.must_have_answer):
-            return "", ...
+            return "", ()
         text, cut, value = self.gold(values), s.answer_after or s.answer_boxed, value_at(values, s.answer)
         if text:
-            return text, ... if cut or isinstance(value, str) else value
+            return text, () if cut or isinstance(value, str) else (value,)
         if not cut and isinstance(value, (dict, list, bool)):
-            return json.dumps(value, ensure_ascii=False), value
+            return json.dumps(value, ensure_ascii=False), (value,)
         changes.append(f"no gold answer in the column {s.answer!r}: rewards get {None if cut else value!r}")
-        return "", None if cut else value
+        return "", (None if cut else value,)
 
     def _source(self, values: Mapping[str, Any], origin: str, changes: list[str]) -> str:
         value = value_at(values, self.settings.source) if self.settings.source else origin

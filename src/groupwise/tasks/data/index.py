@@ -86,7 +86,7 @@ class SampleIndex:
     def sample(self, index: int) -> Sample:
         """The sample of row `index`. Raises RunError where its file is no longer what it was."""
         sample = self.samples[-1 - self.offsets[index]] if self.offsets[index] < 0 else self._read_again(index)
-        return replace(sample, held_answer=None) if _is_bare(sample) and self.bare < len(self) else sample
+        return replace(sample, held_answer=(None,)) if _is_bare(sample) and self.bare < len(self) else sample
 
     def _read_again(self, index: int) -> Sample:
         origin, number = self.origins[index], self.numbers[index]
@@ -127,7 +127,7 @@ class IndexedSamples(Sequence[Sample]):
 
 def _is_bare(sample: Sample) -> bool:
     """Whether its row has no column of a gold answer, not even an empty one."""
-    return sample.held_answer is ... and not sample.answer
+    return not sample.held_answer and not sample.answer
 
 
 def digest(problem: str, where: str) -> int:
