@@ -22,6 +22,7 @@ from groupwise.rewards.verifiers.extract import (
     claims,
     denied,
     ending,
+    signed,
     spoken,
     statement,
     within,
@@ -182,7 +183,7 @@ class Math:
         text = statement(claim.text) if claim.prose else claim.text
         if gold.kind is Kind.TEXT and not text:  # `does not exist` denies nothing
             text = claim.text
-        given = _answer(text.strip("*_. ") if claim.prose else text)
+        given = _answer(signed(text.lstrip("*_ ").rstrip("*_. ")) if claim.prose else text)
         if judge.same(gold, given) or (claim.prose and text[-1:] == "!" and judge.same(gold, _answer(text[:-1]))):
             return True
         if gold.number is None or given.kind not in _WORDY:

@@ -23,8 +23,9 @@ _MOST_BOXES = 64
 #: So far in front of a phrase a doubt is looked for: characters.
 _CLAUSE_LENGTH = 120
 _TAKEN_BACK = re.compile(
-    r"\b(?:[Ww]ait|[Aa]ctually|[Cc]orrection|[Ss]cratch that)\b"
-    r"|\b(?:that|this|it)(?:'s| is| was) (?:wrong|not right|incorrect)\b"
+    r"\b(?:[Ww]ait|[Aa]ctually|[Cc]orrection|[Ss]cratch that|[Hh]mm+|[Rr]ecompute|[Cc]ontradict\w+)\b"
+    r"|[.!?,;]\s+[Nn]o[,.:]|\b(?:that|this|it|which|but)(?:'s| is| was)? "
+    r"(?:wrong|not (?:right|correct|it|so)|incorrect|false|impossible|it is)\b"
 )
 
 BRACE = re.compile(r"(?<!\\)[{}]")
@@ -34,9 +35,13 @@ _HEADING = re.compile(r"\d{1,3}[.):]\s+[A-Za-z]|[*_]|[A-Za-z]{2}")
 _PHRASE = re.compile(r"\banswers?\b[\s*_]{0,4}(?:(?:is|are|was)\b(?!n['’]t)|=|:)[\s*_:]*", re.IGNORECASE)
 #: In front of a phrase, in its clause: then it does not say what the answer is.
 _DOUBTED = re.compile(
-    r"(?:n't|n’t|\bnot|\bnever|\bdoubt\w*|\bdeny|\bfalse|\bwrong|\bincorrect|\bimpossible|\bunlikely|\bwithout)\b[^.,;:!?\n]*\Z",
+    r"(?:n['’]t|\bnot|\bnever|(?<!no )(?<!without )(?<!without a )\bdoubt\w*|\bdeny|\bfalse|\bwrong|\bincorrect"
+    r"|\bimpossible|\bunlikely|\bcannot|\bmistake\w*|\bif|\bsuppos\w+|\bassum\w+|\bthought"
+    r"|\b(?:might|may|could|would)\s+(?:think|say|guess|believe)|\bwithout(?! (?:a )?doubt\b))\b[^.,;:!?\n]*\Z",
     re.IGNORECASE,
 )
+_DENIED = re.compile(r"(?:not|never)\b(?!.*\bbut\b)")
+_NEXT = re.compile(r"\d|\$|\\|\b[B-HJ-Z]\b")
 _SENTENCE = re.compile(r"\n|(?<=[.!?])(?<![ap]\.m\.)\s+|(?<=[.!?]\$)\s+")
 #: What is left of a phrase where another begins: `Final Answer: The final answer is`.
 _LEAD = re.compile(r"\W*(?:(?:so|thus|hence|therefore|the|my|our|final|correct)\W*)*", re.IGNORECASE)
@@ -65,6 +70,19 @@ _SAYS = re.compile(
 _GOES_ON = re.compile(r"\s*(?:[.,;:!?)*(]|$|(?:because|since|where|for|as|so|which|when|by|that|if|in)\b)")
 _ALTERNATIVE = re.compile(r"\s*,?\s*(?:or|and|maybe|perhaps)\b")
 
+#: In front of a marked answer: words that cannot change it.
+_SAYS_SO = re.compile(
+    r"(?:[\s:*_]+|not \S+ but\b|(?:that|equal(?:s| to)|exactly|simply|just|only|indeed|therefore|thus|so|hence|then|now"
+    r"|clearly|given by|a total of|in total|found to be|about|approximately|still|also|the (?:number|integer|value))\b"
+    r"|(?:[a-z]*(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|teen|ty|hundred|thousand)\W+)+\(?)*",
+    re.IGNORECASE,
+)
+#: A marked number with its unit, and behind them what cannot change it: a circumstance or a reason without a number.
+_BEHIND = re.compile(
+    r"(\S+(?:\s+(?!at\b|of\b)[A-Za-z]+){0,3}?)"
+    r"((?:\s+(?:of|for|in|per|each|every|from|on|because|since|as|left|to|when|if|where|that|after|during|with|altogether)\b"
+    r"|\s*[(])[^\d=]*)\Z"
+)
 # Between two numbers: nothing but what separates the entries of a list, or an "or" anywhere.
 _LISTED = re.compile(
     r"[\s,;/|&.()\[\]%$-]*(?:(?:and|to|then|maybe|perhaps|possibly)\b[\s,;:-]*)*|.*\bor\b.*", re.IGNORECASE | re.DOTALL
@@ -88,14 +106,17 @@ _REJECTED = re.compile(
 #: A letter that is no unit of the number before it, and two terms of which one is such a letter: `x + y`, `2x - 3`.
 _LETTER = r"(?:\d+(?:\.\d+)?(?![mglLshCFVWJN]))?[A-Za-z]"
 _TERM = rf"(?:{_LETTER}|\d+(?:\.\d+)?)"
+#: Behind a calculation: a clause of words that ends with a number, which is what the sentence states.
+_LATER = re.compile(r"[,;]\s+([A-Za-z][^,;=]*?[A-Za-z]\s+[$€£-]?\d[\d.]*[^\w=,;]*)\Z")
 _UNKNOWN = re.compile(
     rf"(?<![\w'’.])(?:{_LETTER}\s?[-+*/^]\s?{_TERM}|{_TERM}\s?[-+*/^]\s?{_LETTER})(?:\s?[-+*/^]\s?{_TERM})*\s*$"
 )
 _TIMES = re.compile(r"(?<=\s)[xX](?=\s?[\d.($])|/\s?[mglLsh]\b")
 _OPERATOR = "+-*/×÷^(<>!≤≥"
 _ALGEBRA = re.compile(
-    r"(?<![A-Za-z])[A-Za-z]'*\(\d|\\[A-Za-z]|[\^_π√≠≡{}|]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
+    r"\d[²³⁴-⁹]|-\s?\(\s?\d|(?<![A-Za-z])[A-Za-z]'*\(\d|\\[A-Za-z]|[\^_π√≠≡{}|]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
 )
+_SIGN = re.compile(r"(?<![\d)]\s)(?<!\b[A-Za-z]\s)\b(?:minus|negative)\s+(?=[$€£]?\.?\d)", re.IGNORECASE)
 _ENDING = re.compile(r"[\s.,;:!?)\]\"'$%°€£*]*")
 _NUMERAL = re.compile(r"[+-]?[$£€]?\d[\d,]*(?:\.\d+)?")
 
@@ -180,9 +201,18 @@ def ending(text: str) -> Fraction | None:
     >>> [ending(text) for text in ("16, 17, 18", "it is 16 or 17 or 18", "It is 17. It is 18.", "x = 17\\nx = 18")]
     [None, None, None, None]
     """
-    text = clean(text[-LONGEST_ENDING:])
+    text = signed(clean(text[-LONGEST_ENDING:]))
     sentences = [sentence for sentence in _SENTENCE.split(text) if _NUMERAL.search(sentence)]
     return None if not sentences or _repeats(text) else stated(sentences[-1])
+
+
+def signed(text: str) -> str:
+    """The text with `minus` and `negative` in front of a number as its sign; between two numbers it is an operation.
+
+    >>> signed("It is minus 3, or negative $5: 9 minus 4")
+    'It is -3, or -$5: 9 minus 4'
+    """
+    return _SIGN.sub("-", text) if "minus" in text or "negative" in text else text
 
 
 def stated(sentence: str) -> Fraction | None:
@@ -201,6 +231,10 @@ def stated(sentence: str) -> Fraction | None:
         return measured
     if _ALGEBRA.search(text) or (equals and _unknown(left.rpartition("=")[2])):
         return None
+    if left.rstrip()[-1:] in tuple("!<>") and equals:
+        return None
+    if equals and (later := _LATER.search(text)) and text[: later.start()].strip():
+        return stated(later.group(1))
     numbers = scan(text)
     if not equals and text.rstrip("*_ )\"'").endswith("?"):
         return None
@@ -232,12 +266,19 @@ def claimed(claim: str) -> Fraction | None:
     >>> claimed("16, 17, 18"), claimed("17 or 18"), claimed("not 18")
     (None, None, None)
     """
-    number = read(claim)
-    if number is not None:
+    first = _SENTENCE.split(signed(clean(claim.strip())[:LONGEST_CLAIM]), maxsplit=1)[0]
+    first = first[_SAYS_SO.match(first).end() :]  # type: ignore[union-attr]
+    if (number := read(first)) is not None:
         return number
-    first = _SENTENCE.split(clean(claim.strip())[:LONGEST_CLAIM], maxsplit=1)[0]
     head = _ASIDE.split(first, maxsplit=1)[0]
-    return stated(head if _NUMERAL.search(head) else first)
+    if not _NUMERAL.search(head):
+        head = first
+    if (number := read(head)) is not None:
+        return number
+    if _NUMERAL.match(head) and "=" not in head:
+        behind = _BEHIND.match(head)
+        return read(behind.group(1)) if behind and not _NEGATED.search(behind.group(2)) else None
+    return stated(head) if "=" in head or _SAID_TO_BE.match(head) else None
 
 
 def within(claim: str) -> Fraction | None:
@@ -273,7 +314,7 @@ def statement(text: str) -> str:
     if _NEGATED.search(before if spans else _WORDY_ASIDE.split(first, maxsplit=1)[0]):
         return ""
     if not spans:
-        return _SAYS.sub("", _WORDY_ASIDE.split(first, maxsplit=1)[0]).strip(" *_.")
+        return _SAYS.sub("", _WORDY_ASIDE.split(first, maxsplit=1)[0]).lstrip(" *_").rstrip(" *_.")
     behind = first[spans[-1].end() :]
     if len(spans) > 1 and re.match(r"[\s,;(]*(?:and\s+)?(?:not|rather than|instead of)\b", first[spans[0].end() :]):
         return spans[0].group()
@@ -329,17 +370,18 @@ def _repeats(text: str) -> bool:
 
 
 def _phrases(text: str, numeric: bool) -> Iterator[str]:
+    """What phrases mark; "?", which is no answer, for one that is taken back, or denied where nothing comes later."""
     phrases = list(_PHRASE.finditer(text))
     for match, following in zip_longest(phrases, phrases[1:]):
-        claim = text[match.end() : following.start() if following else len(text)].lstrip().split("\n", 1)[0]
+        claim, _, later = text[match.end() : following.start() if following else len(text)].lstrip().partition("\n")
+        said = re.search(r"\d", claim) or not numeric
         if _TAKEN_BACK.search(claim):
-            yield "?"  # a claim that is no answer
-            continue
-        if _DOUBTED.search(text, max(0, match.start() - _CLAUSE_LENGTH), match.start()):
-            continue
-        if re.match(r"(?:not|never)\b(?!.*\bbut\b)", claim):
-            continue
-        if (re.search(r"\d", claim) or not numeric) and not (following and _LEAD.fullmatch(claim)):
+            yield "?"
+        elif _DOUBTED.search(text, max(0, match.start() - _CLAUSE_LENGTH), match.start()) or _DENIED.match(claim):
+            behind = _SENTENCE.split(claim, maxsplit=1)[1:]
+            if said and claim and not following and not _NEXT.search("".join(behind) + later):
+                yield "?"
+        elif said and not (following and _LEAD.fullmatch(claim)):
             yield claim
 
 
