@@ -59,7 +59,8 @@ _NEGATED = re.compile(
 _CLAUSE = re.compile(r"\n|(?<=[.!?])\s+|[,;]\s+|\bor\b|\band\b", re.IGNORECASE)
 _ASIDE = re.compile(
     r"[,;]\s+(?!so\b|or\b|and\b|maybe\b|perhaps\b|[$£€\d-])|\b(?:because|since|if I)\b|\s+and not\b|\s\("
-    r"|\s+[-–—]\s+(?=[A-Za-z]{2})|\s+(?:and nothing else|without (?:any |a )?doubt)\b|\s+[\u2600-\u27bf\U0001f000-\U0001faff]"
+    r"|\s+[-–—]\s+(?=[A-Za-z]{2})|\s+(?:and nothing else|without (?:any |a )?doubt)\b"
+    r"|\s+[\u2600-\u27bf\U0001f000-\U0001faff]"
 )
 
 #: A formula between its delimiters.
@@ -85,9 +86,11 @@ _ALTERNATIVE = re.compile(r"\s*,?\s*(?:or|and|maybe|perhaps)\b")
 
 #: In front of a marked answer: words that cannot change it.
 _SAYS_SO = re.compile(
-    r"\A(?:[\s:*_]+|not \S+ but\b|(?:that|equal(?:s| to)|exactly|simply|just|only|indeed|therefore|thus|so|hence|then|now"
-    r"|clearly|unquestionably|undoubtedly|certainly|definitely|obviously|given by|a total of|in total|found to be|about|approximately|still|also|the (?:number|integer|value))\b"
-    r"|(?:[a-z]*(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|teen|ty|hundred|thousand)(?:\s+|-(?=[a-z])))+\(?)*",
+    r"\A(?:[\s:*_]+|not \S+ but\b|(?:that|equal(?:s| to)|exactly|simply|just|only|indeed|therefore|thus|so|hence"
+    r"|then|now|clearly|unquestionably|undoubtedly|certainly|definitely|obviously|given by|a total of|in total|found to be"
+    r"|about|approximately|still|also|the (?:number|integer|value))\b"
+    r"|(?:[a-z]*(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|teen|ty|hundred|thousand)"
+    r"(?:\s+|-(?=[a-z])))+\(?)*",
     re.IGNORECASE,
 )
 #: Behind a number: more of what is counted, no other number.
