@@ -46,7 +46,8 @@ class Choice:
         return float(gold != "" and named == {gold})
 
     def _alone(self, answer: str) -> str:
-        letter = untypeset(answer).strip("().:[]*'\"‘’“” ").upper()
+        letter = untypeset(answer).strip("().:[]*<>`_ ").upper()
+        letter = letter[1:-1] if letter[:1] in tuple("'\"‘“") else letter
         return letter if len(letter) == 1 and letter in self.letters else ""
 
     def _claimed(self, text: str) -> set[str]:
@@ -69,7 +70,9 @@ class Choice:
         several = rf"({letter}(?:(?:\s*[,/]\s*|\s*,?\s*(?:or|and)\s+){letter})*)(?!\s*[=^+*/<>?])(?!\s+{_DENIES})"
         begun = rf"^[\W_]*(?:option\s+|choice\s+)?{several}(?:{_NAMES})"
         chains = re.finditer(rf"{_CUES}{several}(?!\s+\S*\d)|{begun}", plain, re.MULTILINE | re.IGNORECASE)
-        return set().union(*(self._in(chain.group(1) or chain.group(2)) for chain in chains))
+        named = [(chain.group(1) or chain.group(2), chain.start(1 if chain.group(1) else 2)) for chain in chains]
+        said = [chain for chain, at in named if not _DENIED.search(plain, max(0, at - 60), at)]
+        return set().union(*(self._in(chain) for chain in said))
 
     def _in(self, plain: str) -> set[str]:
         """The letters that stand alone in a text and are not denied; an article (`A dog`, `I think`) is none."""
@@ -87,7 +90,7 @@ class Choice:
 #: In front of a letter: then it is an option.
 _CUES = (
     r"\b(?:(?:option|choice|answer|choose|chose|pick|select|is|be|with|only)(?:\s+is)?|(?<=['’])s"
-    r"|(?:so|thus|hence|therefore)(?=,?\s+\S{1,4}\.?$)),?:?\s+[\"'*]*"
+    r"|(?:so|thus|hence|therefore)(?=,?\s+\S{1,4}\.?$))[,:]?\s+(?:[-–—]\s+)?[\"'*]*"
 )
 #: Behind a letter at the beginning of a line: then it is an option.
 _NAMES = r"[.:)\]!](?!\w)|(?<=\))|\s*$|\s+[-–—]\s|,?\s+(?:because|since|as)\b|,?\s+(?:is|are)\s+(?:right|correct|the)\b"
@@ -96,11 +99,13 @@ _SAYS_SO = re.compile(
     re.IGNORECASE,
 )
 _SAID_TO_BE = re.compile(
-    r"(?:it|this|the (?:right|correct|best)? ?(?:one|option|choice|answer)) (?:is|must be)\b", re.I
+    r"(?:it|this|the (?:right|correct|best)? ?(?:one|option|choice|answer))(?:['’]s| is| must be)\b", re.IGNORECASE
 )
 _BOX = re.compile(r"\\f?box(?:ed)?\s?\{(?:[^{}]|\{[^{}]*\})*\}")
 #: What stands behind a letter that is settled: the end of its mark, or a reason.
-_SETTLED = re.compile(r"\)?[.:)\]](?!\w)|\)?\s*(?:\(|$|\n|[-–—]\s|!|['\"’”]|,?\s+(?:because|since|as|is|not|which)\b)")
+_SETTLED = re.compile(
+    r"[*_]*\)?[.:)\]](?!\w)|\)?\s*(?:(?<=\s)\(|$|\n|[-–—]\s|!|['\"’”]|,?\s+(?:because|since|as|is|not|which)\b)"
+)
 _LETTERS = re.compile(r"[\W_]*(?:[A-Z](?![\w'])[\W_]*|(?:and|or)[\W_]+)+")
 _FORMULA = re.compile(r"[=^_\\<>+*/]|\d\.\d")
 _DENIED = re.compile(

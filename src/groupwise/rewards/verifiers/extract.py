@@ -87,8 +87,8 @@ _ALTERNATIVE = re.compile(r"\s*,?\s*(?:or|and|maybe|perhaps)\b")
 #: In front of a marked answer: words that cannot change it.
 _SAYS_SO = re.compile(
     r"\A(?:[\s:*_]+|not \S+ but\b|(?:that|equal(?:s| to)|exactly|simply|just|only|indeed|therefore|thus|so|hence"
-    r"|then|now|clearly|unquestionably|undoubtedly|certainly|definitely|obviously|given by|a total of|in total|found to be"
-    r"|about|approximately|still|also|the (?:number|integer|value))\b"
+    r"|then|now|clearly|unquestionably|undoubtedly|certainly|definitely|obviously|given by|a total of|in total"
+    r"|found to be|about|approximately|still|also|the (?:number|integer|value))\b"
     r"|(?:[a-z]*(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|teen|ty|hundred|thousand)"
     r"(?:\s+|-(?=[a-z])))+\(?)*",
     re.IGNORECASE,
