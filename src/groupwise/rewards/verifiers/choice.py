@@ -67,7 +67,10 @@ class Choice:
     def _named(self, plain: str) -> set[str]:
         """The letters that an unmarked text names: at the beginning of a line, or behind a word for an option."""
         letter = rf"\(?[{self.letters}]\)?(?![\w'+#])"
-        several = rf"({letter}(?:(?:\s*[,/]\s*|\s*,?\s*(?:or|and)\s+){letter})*)(?!\s*[=^+*/<>?])(?!\s+{_DENIES})"
+        several = (
+            rf"({letter}(?:(?:\s*[,/]\s*|\s*,?\s*(?:or|and)\s+|(?<=\))\s*(?=\()){letter})*)"
+            rf"(?!\s*[=^+*/<>?])(?!\s+{_DENIES})"
+        )
         begun = rf"^[\W_]*(?:option\s+|choice\s+)?{several}(?:{_NAMES})"
         chains = re.finditer(rf"{_CUES}{several}(?!\s+\S*\d)|{begun}", plain, re.MULTILINE | re.IGNORECASE)
         named = [(chain.group(1) or chain.group(2), chain.start(1 if chain.group(1) else 2)) for chain in chains]
