@@ -72,3 +72,26 @@ def test_what_a_prompt_opens_is_found_in_its_template_and_in_chat_open(tmp_path:
     assert thinking_of(Chat(tokenizer, ChatSettings(open="<think></think>"))) == ""
     assert thinking_of(Chat(tokenizer, ChatSettings(template=str(off)))) == ""
     assert thinking_of(Chat(tokenizer)) == ""
+
+
+@pytest.mark.parametrize("check", ["numeric", "math", "choice", "exact"])
+@pytest.mark.parametrize("prompt", ["Which?\n<think>", "Which? Assistant: <think>\n", "A: <think> Let me see. "])
+def test_thinking_that_the_rows_own_prompt_opens_has_no_answer(tmp_path: Path, check: str, prompt: str) -> None:
+    path, answer = tmp_path / "rows.jsonl", ANSWERS[check]
+    rows = [{"prompt": prompt, "answer": answer}, {"prompt": "Think in <think> first.", "answer": answer}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = task("data", {"path": str(path), "check": check, "heldout_share": 0.0, "repeats": True})
+    opened, plain = sorted(named.samples("train"), key=lambda sample: "first" in sample.prompt)
+    assert [named.score(opened, text) for text in (answer, f"hm</think>{answer}", named.gold(opened))] == [
+        0.0,
+        1.0,
+        1.0,
+    ]
+    assert named.score(plain, answer) == 1.0
+
+    def scored(turns: bool) -> float:
+        attempt = Attempt(opened, answer)
+        seen = Scorer(named, str, turns=turns).beside().for_task(attempt)
+        return named.score(seen.sample, seen.completion)
+
+    assert (scored(turns=False), scored(turns=True)) == (0.0, 1.0)  # in a turn of the user's it opens nothing

@@ -109,8 +109,8 @@ def _built(
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
     reference = _reference(plan, policy, start, selection.longest, view.note)
-    reads_steps, thinking = plan.algorithm.reads_steps, thinking_of(chat)
-    scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=reads_steps, thinking=thinking)
+    reads_steps, thinking, turns = plan.algorithm.reads_steps, thinking_of(chat), chat.template is not None
+    scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=reads_steps, thinking=thinking, turns=turns)
     on_step = partial(_prepare, view, stop, "reward model")
     reward = run_reward_model(plan, policy, chat, scorer, say, on_step)
     value_model = _value_model(plan, policy, view.note)

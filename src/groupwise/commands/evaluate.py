@@ -190,7 +190,8 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
         require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
         selection = selected(plan, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
-        scorer = Scorer(plan.task, policy.decode, plan.mix, pool, thinking=thinking_of(chat))
+        turns = chat.template is not None
+        scorer = Scorer(plan.task, policy.decode, plan.mix, pool, thinking=thinking_of(chat), turns=turns)
         sample = sampler_of(plan, policy, chat, engine, environments)
         answers = sampled_heldout(plan, sample, scorer, selection, _judge(plan))()
     return PolicyResult(named, plan.measure, answers.groups, measured(answers, plan.measure, scorer.has_answers))

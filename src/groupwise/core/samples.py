@@ -1,8 +1,12 @@
 """What tasks give and rewards see. No torch here: worker processes that score must start in a moment."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+#: A prompt that ends in thinking which was begun: `<think>`, or `Assistant: <think> Let me see.`
+_OPENS = re.compile(r"<think>\s*\Z|(?:^|\n|: ?)<think>\s*[^\n<]*\Z")
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,15 @@ class Sample:
         """
         last = self.messages[-1] if self.messages else {}
         return last.get("content") or "" if last.get("role") == "assistant" else ""
+
+    @property
+    def begun(self) -> str:
+        """What a scorer reads in front of a completion: the prefill, or thinking that a plain prompt ends by opening.
+
+        >>> Sample("k", "1 + 1? <think>", "2").begun, Sample("k", "Think in <think>, then answer.", "2").begun
+        ('<think>', '')
+        """
+        return self.prefill or ("<think>" if not self.messages and _OPENS.search(self.prompt) else "")
 
 
 @dataclass(frozen=True)

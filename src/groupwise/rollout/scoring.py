@@ -76,6 +76,7 @@ class Scorer:
 
     thinking  what the prompt has of every answer already where it opens thinking, else "": the task's own score sees it
               in front of a completion, so that thinking which is never closed has no answer
+    turns     whether a chat template puts a plain prompt into a turn of the user's, which opens no thinking
     """
 
     def __init__(
@@ -86,9 +87,10 @@ class Scorer:
         pool: ScorePool | None = None,
         reads_steps: bool = False,
         thinking: str = "",
+        turns: bool = False,
     ) -> None:
         self.task, self.decode, self.mix, self.pool = task, decode, mix or Mix(), pool
-        self.reads_steps, self.thinking = reads_steps, thinking
+        self.reads_steps, self.thinking, self.turns = reads_steps, thinking, turns
         self._shown: set[str] = set()
         self._unshown: list[str] = []
         self._seconds = 0.0
@@ -96,7 +98,7 @@ class Scorer:
 
     def beside(self) -> Scorer:
         """One that scores the same and keeps its own account of what rewards log: an evaluation's."""
-        return Scorer(self.task, self.decode, self.mix, self.pool, thinking=self.thinking)
+        return Scorer(self.task, self.decode, self.mix, self.pool, thinking=self.thinking, turns=self.turns)
 
     def note(self, sample: Sample, results: Mapping[str, ScoreResult], completion: Completion) -> None:
         """Take what the rewards log of a call, the first fault of each kind, those of the environment in an episode's
@@ -161,8 +163,13 @@ class Scorer:
         return [name for name, quick in named.items() if not quick] if self.pool else []
 
     def for_task(self, attempt: Attempt) -> Attempt:
-        """The attempt as the task's own score sees it: with the thinking that the prompt opens."""
-        return dataclasses.replace(attempt, completion=self.thinking + attempt.completion) if self.thinking else attempt
+        """The attempt as the task's own score sees it: with its prompt as it is sent and the thinking that it opens."""
+        sample = attempt.sample
+        if self.turns and not sample.messages and sample.begun:
+            sample = dataclasses.replace(sample, messages=({"role": "user", "content": sample.prompt},))
+        if sample is attempt.sample and not self.thinking:
+            return attempt
+        return dataclasses.replace(attempt, sample=sample, completion=self.thinking + attempt.completion)
 
     def quick_results(
         self, attempts: Sequence[Attempt], episodes: Sequence[Completion | None]

@@ -22,6 +22,7 @@ from groupwise.rewards.verifiers.extract import (
     claims,
     denied,
     ending,
+    signed,
     spoken,
     statement,
     within,
@@ -169,7 +170,7 @@ class Math:
         marked = claims(text, numeric=gold.kind is Kind.NUMBER)
         if marked:
             return float(all(self._right(judge, gold, claim) for claim in marked))
-        if whole := _whole_formula(text):
+        if whole := _whole_formula(text) or _bare(text):
             return float(judge.same(gold, _answer(whole)))
         if gold.number is not None and not gold.name and (value := ending(text)) is not None:
             return float(close(value, gold.number, self.tolerance))
@@ -182,7 +183,7 @@ class Math:
         text = statement(claim.text) if claim.prose else claim.text
         if gold.kind is Kind.TEXT and not text:  # `does not exist` denies nothing
             text = claim.text
-        given = _answer(text.strip("*_. ") if claim.prose else text)
+        given = _answer(signed(text.lstrip("*_ ").rstrip("*_. ")) if claim.prose else text)
         if judge.same(gold, given) or (claim.prose and text[-1:] == "!" and judge.same(gold, _answer(text[:-1]))):
             return True
         if gold.number is None or given.kind not in _WORDY:
@@ -249,6 +250,8 @@ def _number(claim: Claim) -> Fraction | None:
     if value is not None:
         return value
     text = statement(claim.text) if claim.prose else claim.text
+    if claim.prose and text.endswith("!"):
+        text = text[:-1]
     given = _answer(text)
     if given.kind is Kind.LETTER and given.parts:
         return given.parts[0].number
@@ -303,6 +306,15 @@ def _whole_formula(text: str) -> str:
     return line if match and not re.fullmatch(r"\$[\d.,]+\$?", line) else ""
 
 
+def _bare(text: str) -> str:
+    """The last line where it is a formula without delimiters, and no number, calculation or prose."""
+    line = text.strip().rsplit("\n", 1)[-1].strip()
+    if len(line) > LONGEST_CLAIM or not _SIGNS.search(line) or _LONG_WORD.search(line) or read(line) is not None:
+        return ""
+    return line if _answer(line).kind not in (*_WORDY, Kind.EQUATION) else ""
+
+
+_SIGNS = re.compile(r"[-²³⁴-⁹^!√π(]|[<>≤≥≠]|\\[a-z]")
 _SAYS = re.compile(
     r"^(?:(?:so|thus|hence|therefore|then|we get|this gives|it is|it follows that|that is)[\s,:]+)+", re.IGNORECASE
 )

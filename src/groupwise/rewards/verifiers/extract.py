@@ -23,20 +23,25 @@ _MOST_BOXES = 64
 #: So far in front of a phrase a doubt is looked for: characters.
 _CLAUSE_LENGTH = 120
 _TAKEN_BACK = re.compile(
-    r"\b(?:[Ww]ait|[Aa]ctually|[Cc]orrection|[Ss]cratch that)\b"
-    r"|\b(?:that|this|it)(?:'s| is| was) (?:wrong|not right|incorrect)\b"
+    r"\b(?:[Ww]ait|[Aa]ctually|[Cc]orrection|[Ss]cratch that|[Hh]mm+|[Rr]ecompute|[Cc]ontradict\w+)\b"
+    r"|[.!?,;]\s+[Nn]o[,.:]\s+\w|\b(?:that|this|it|which|but)(?:'s| is| was)? "
+    r"(?:wrong|not (?:right|correct|it|so)|incorrect|false|impossible|it is)\b"
 )
 
 BRACE = re.compile(r"(?<!\\)[{}]")
 _ANSWER_TAG = re.compile(r"<answer>([^<]*(?:<(?!/?answer>)[^<]*)*)</answer>", re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t]*#### *([^\n]+)$", re.MULTILINE)
 _HEADING = re.compile(r"\d{1,3}[.):]\s+[A-Za-z]|[*_]|[A-Za-z]{2}")
-_PHRASE = re.compile(r"\banswers?\b[\s*_]{0,4}(?:(?:is|are|was)\b(?!n['’]t)|=|:)[\s*_:]*", re.IGNORECASE)
+_PHRASE = re.compile(r"\banswers?\b[\s*_\"]{0,4}(?:(?:is|are|was)\b(?!n['’]t)|=|:)[\s*_:]*", re.IGNORECASE)
 #: In front of a phrase, in its clause: then it does not say what the answer is.
 _DOUBTED = re.compile(
-    r"(?:n't|n’t|\bnot|\bnever|\bdoubt\w*|\bdeny|\bfalse|\bwrong|\bincorrect|\bimpossible|\bunlikely|\bwithout)\b[^.,;:!?\n]*\Z",
+    r"(?:n['’]t|\bnot|\bnever|(?<!no )(?<!without )(?<!without a )\bdoubt\w*|\bdeny|\bfalse|\bwrong|\bincorrect"
+    r"|\bimpossible|\bunlikely|\bcannot|\bmistake\w*|\bif|\bsuppos\w+|\bassum\w+|\bthought"
+    r"|\b(?:might|may|could|would)\s+(?:think|say|guess|believe)|\bwithout(?! (?:a )?doubt\b))\b[^.,;:!?\n]*\Z",
     re.IGNORECASE,
 )
+_DENIED = re.compile(r"(?:not|never)\b(?!.*\bbut\b)")
+_NEXT = re.compile(r"\d|\$|\\|\b[B-HJ-Z]\b")
 _SENTENCE = re.compile(r"\n|(?<=[.!?])(?<![ap]\.m\.)\s+|(?<=[.!?]\$)\s+")
 #: What is left of a phrase where another begins: `Final Answer: The final answer is`.
 _LEAD = re.compile(r"\W*(?:(?:so|thus|hence|therefore|the|my|our|final|correct)\W*)*", re.IGNORECASE)
@@ -46,11 +51,17 @@ _NEGATED = re.compile(
     r"|n['’]t\b|\b(?:suppos\w+|assum\w+|guess\w*|doubt\w*|wrong|false|incorrect)\b"
     r"|\b(?:less|more|greater|fewer|lower|higher|larger|smaller|other|rather|different) (?:than|from)\b"
     r"|\b(?:instead of|at (?:least|most)|no longer|anything|everything|almost|close to|up to|no (?:less|more))\b"
+    r"|\b(?:nobody|exceeds?|unlikely|unknown)\b"
+    r"|\b(?:step|problem|question|page|line|row|section|equation|example|exercise|chapter|figure|case)\s*\(?$"
     r"|\b(?:minus|negative|(?:root|square|cube|logarithm|log|reciprocal|inverse|opposite|factorial|third) of)\s*$",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(r"\n|(?<=[.!?])\s+|[,;]\s+|\bor\b|\band\b", re.IGNORECASE)
-_ASIDE = re.compile(r"[,;]\s+(?!so\b|or\b|and\b|maybe\b|perhaps\b|[$£€\d-])|\b(?:because|since)\b|\s+and not\b|\s\(")
+_ASIDE = re.compile(
+    r"[,;]\s+(?!so\b|or\b|and\b|maybe\b|perhaps\b|[$£€\d-])|\b(?:because|since|if I)\b|\s+and not\b|\s\("
+    r"|\s+[-–—]\s+(?=[A-Za-z]{2})|\s+(?:and nothing else|without (?:any |a )?doubt)\b"
+    r"|\s+[\u2600-\u27bf\U0001f000-\U0001faff]"
+)
 
 #: A formula between its delimiters.
 SPAN = re.compile(r"\$\$[^$]+\$\$|\$(?!\d[\d.,]*\s[A-Za-z ]{3,}\$)[^$\n]+\$|\\\([^\n]+?\\\)|\\\[[^\]]+?\\\]")
@@ -62,9 +73,34 @@ _SAYS = re.compile(
     r"^(?:(?:that|equal to|given by|simply|just|therefore|thus|exactly|then|indeed|now|clearly)\s+|[:\s]+)+",
     re.IGNORECASE,
 )
-_GOES_ON = re.compile(r"\s*(?:[.,;:!?)*(]|$|(?:because|since|where|for|as|so|which|when|by|that|if|in)\b)")
+_GOES_ON = re.compile(
+    r"\s*(?:(?:square |cubic )?units?\b|[.,;:!?)*(]|$|(?:because|since|where|for|as|so|which|when|by|that|if|in)\b)"
+)
+#: In front of a formula: then it is a part of what is said.
+_APPLIED = re.compile(
+    r"\b(?:derivative|integral|inverse|product|quotient|difference|reciprocal|negative|square|root|half|third|multiple"
+    r"|factor|divisor|opposite|complement|subset|power) of\s*$|\b(?:times|modulo|divided by|multiplied by)\s*$",
+    re.IGNORECASE,
+)
 _ALTERNATIVE = re.compile(r"\s*,?\s*(?:or|and|maybe|perhaps)\b")
 
+#: In front of a marked answer: words that cannot change it.
+_SAYS_SO = re.compile(
+    r"\A(?:[\s:*_]+|not \S+ but\b|(?:that|equal(?:s| to)|exactly|simply|just|only|indeed|therefore|thus|so|hence"
+    r"|then|now|clearly|unquestionably|undoubtedly|certainly|definitely|obviously|given by|a total of|in total"
+    r"|found to be|about|approximately|still|also|the (?:number|integer|value))\b"
+    r"|(?:[a-z]*(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|teen|ty|hundred|thousand)"
+    r"(?:\s+|-(?=[a-z])))+\(?)*",
+    re.IGNORECASE,
+)
+#: Behind a number: more of what is counted, no other number.
+_COUNTED = re.compile(r"(?<=\d)\s+(?:(?:more|fewer)(?=\s+(?!than\b)[a-z]{3,}\W*\Z)|times(?=\W*\Z))")
+#: A marked number with its unit, and behind them what cannot change it: a circumstance or a reason without a number.
+_BEHIND = re.compile(
+    r"(\S+(?:\s+(?!at\b|of\b)[A-Za-z]+){0,3}?)"
+    r"((?:\s+(?:of|for|in|per|each|every|from|on|because|since|as|left|to|when|if|where|that|after|during|with|altogether)\b"
+    r"|\s*[(])[^\d=]*)\Z"
+)
 # Between two numbers: nothing but what separates the entries of a list, or an "or" anywhere.
 _LISTED = re.compile(
     r"[\s,;/|&.()\[\]%$-]*(?:(?:and|to|then|maybe|perhaps|possibly)\b[\s,;:-]*)*|.*\bor\b.*", re.IGNORECASE | re.DOTALL
@@ -82,20 +118,26 @@ _REJECTED = re.compile(
     r"\s+(?:squared|cubed|factorial|(?:less|more|fewer|greater) than [b-z])\b"
     r"|\s+(?:is|are|was)\s+(?:not|too|wrong|incorrect|impossible|no)\b|[\s,]*(?:or|maybe|perhaps)\b|[\s,]*(?:R|r|remainder|rem)\.?\s?\d"
     r"|\s(?:[A-Za-z]+\s){0,2}and (?:an?|one|two|three)[\s-](?:half|halves|thirds?|quarters?|fourths?|fifths?|tenths?)\b"
-    r"|\s+(?:isn't|cannot)\b",
+    r"|\s+(?:(?:is|does|did|was|do|would|will)(?:n['’]t|\s+not)|cannot)\b"
+    r"|\s+(?:[A-Za-z]+\s+)?(?:below|above|at most|at least|modulo)\b",
     re.IGNORECASE,
 )
 #: A letter that is no unit of the number before it, and two terms of which one is such a letter: `x + y`, `2x - 3`.
 _LETTER = r"(?:\d+(?:\.\d+)?(?![mglLshCFVWJN]))?[A-Za-z]"
 _TERM = rf"(?:{_LETTER}|\d+(?:\.\d+)?)"
+#: Behind a calculation: a clause of words that ends with a number, which is what the sentence states.
+_LATER = re.compile(r"[,;]\s+([A-Za-z][^,;=]*?[A-Za-z]\s+[$€£-]?\d[\d.]*[^\w=,;]*)\Z")
 _UNKNOWN = re.compile(
     rf"(?<![\w'’.])(?:{_LETTER}\s?[-+*/^]\s?{_TERM}|{_TERM}\s?[-+*/^]\s?{_LETTER})(?:\s?[-+*/^]\s?{_TERM})*\s*$"
 )
 _TIMES = re.compile(r"(?<=\s)[xX](?=\s?[\d.($])|/\s?[mglLsh]\b")
 _OPERATOR = "+-*/×÷^(<>!≤≥"
 _ALGEBRA = re.compile(
-    r"(?<![A-Za-z])[A-Za-z]'*\(\d|\\[A-Za-z]|[\^_π√≠≡{}|]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
+    r"\d[²³⁴-⁹]|-\s?\(\s?\d|(?<![A-Za-z])[A-Za-z]'*\(\d|\\[A-Za-z]|[\^_π√≠≡{}|]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
 )
+#: Of those who do not ..., up to the verb of the sentence.
+_RELATIVE = re.compile(r"\b(?:who|which|that)\s+\w+(?:\s+not|n['’]t)\s+[A-Za-z]+\b[^\d]*(?=\b(?:is|are|was|were)\s*$)")
+_SIGN = re.compile(r"(?<![\d)]\s)(?<!\b[A-Za-z]\s)\b(?:minus|negative)\s+(?=[$€£]?\.?\d)", re.IGNORECASE)
 _ENDING = re.compile(r"[\s.,;:!?)\]\"'$%°€£*]*")
 _NUMERAL = re.compile(r"[+-]?[$£€]?\d[\d,]*(?:\.\d+)?")
 
@@ -180,9 +222,18 @@ def ending(text: str) -> Fraction | None:
     >>> [ending(text) for text in ("16, 17, 18", "it is 16 or 17 or 18", "It is 17. It is 18.", "x = 17\\nx = 18")]
     [None, None, None, None]
     """
-    text = clean(text[-LONGEST_ENDING:])
+    text = signed(clean(text[-LONGEST_ENDING:]))
     sentences = [sentence for sentence in _SENTENCE.split(text) if _NUMERAL.search(sentence)]
     return None if not sentences or _repeats(text) else stated(sentences[-1])
+
+
+def signed(text: str) -> str:
+    """The text with `minus` and `negative` in front of a number as its sign; between two numbers it is an operation.
+
+    >>> signed("It is minus 3, or negative $5: 9 minus 4")
+    'It is -3, or -$5: 9 minus 4'
+    """
+    return _SIGN.sub("-", text) if "minus" in text or "negative" in text else text
 
 
 def stated(sentence: str) -> Fraction | None:
@@ -201,6 +252,10 @@ def stated(sentence: str) -> Fraction | None:
         return measured
     if _ALGEBRA.search(text) or (equals and _unknown(left.rpartition("=")[2])):
         return None
+    if left.rstrip()[-1:] in tuple("!<>") and equals:
+        return None
+    if equals and (later := _LATER.search(text)) and text[: later.start()].strip():
+        return stated(later.group(1))
     numbers = scan(text)
     if not equals and text.rstrip("*_ )\"'").endswith("?"):
         return None
@@ -232,12 +287,21 @@ def claimed(claim: str) -> Fraction | None:
     >>> claimed("16, 17, 18"), claimed("17 or 18"), claimed("not 18")
     (None, None, None)
     """
-    number = read(claim)
-    if number is not None:
+    first = _SENTENCE.split(signed(clean(claim.strip())[:LONGEST_CLAIM]), maxsplit=1)[0]
+    first = _COUNTED.sub("", _SAYS_SO.sub("", first, count=1)).strip(" []")
+    if first.count("(") < first.count(")"):
+        first = first.rstrip(" .)")
+    if (number := read(first)) is not None:
         return number
-    first = _SENTENCE.split(clean(claim.strip())[:LONGEST_CLAIM], maxsplit=1)[0]
     head = _ASIDE.split(first, maxsplit=1)[0]
-    return stated(head if _NUMERAL.search(head) else first)
+    if not _NUMERAL.search(head):
+        head = first
+    if (number := read(head)) is not None:
+        return number
+    if _NUMERAL.match(head) and "=" not in head:
+        behind = _BEHIND.match(head)
+        return read(behind.group(1)) if behind and not _NEGATED.search(behind.group(2)) else None
+    return stated(head) if "=" in head or _SAID_TO_BE.match(head) else None
 
 
 def within(claim: str) -> Fraction | None:
@@ -270,12 +334,16 @@ def statement(text: str) -> str:
     first = first[: next((end for end in ends if not any(s.start() < end < s.end() for s in spans)), None)]
     spans = [span for span in spans if span.end() <= len(first)]
     before = first[: spans[0].start()] if spans else first
+    if spans and _APPLIED.search(before):
+        return ""
     if _NEGATED.search(before if spans else _WORDY_ASIDE.split(first, maxsplit=1)[0]):
         return ""
     if not spans:
-        return _SAYS.sub("", _WORDY_ASIDE.split(first, maxsplit=1)[0]).strip(" *_.")
+        return _SAYS.sub("", _WORDY_ASIDE.split(first, maxsplit=1)[0]).lstrip(" *_").rstrip(" *_.")
     behind = first[spans[-1].end() :]
-    if len(spans) > 1 and re.match(r"[\s,;(]*(?:and\s+)?(?:not|rather than|instead of)\b", first[spans[0].end() :]):
+    if len(spans) > 1 and re.match(
+        r"[\s,;(]*(?:and\s+)?(?:not|rather than|instead of|for (?:all|any|every))\b", first[spans[0].end() :]
+    ):
         return spans[0].group()
     if len(spans) == 1 and (before.strip(" *_") or _GOES_ON.match(behind)) and not _ALTERNATIVE.match(behind):
         return spans[0].group()
@@ -297,6 +365,7 @@ def _picked(text: str, numbers: list[Number], after_equals: bool) -> Fraction | 
         return None
     before = next((number.end for number in reversed(numbers) if number.end < pick.start), 0)
     clause = re.split(r"[,;]\s", text[before : pick.start])[-1]
+    clause = _RELATIVE.sub("", clause)
     return None if _calculates(text, pick) or _NEGATED.search(clause) else pick.value
 
 
@@ -329,17 +398,21 @@ def _repeats(text: str) -> bool:
 
 
 def _phrases(text: str, numeric: bool) -> Iterator[str]:
-    phrases = list(_PHRASE.finditer(text))
+    """What phrases mark; "?", which is no answer, for one that is taken back, or denied where nothing comes later."""
+    phrases, last = list(_PHRASE.finditer(text)), 0
     for match, following in zip_longest(phrases, phrases[1:]):
-        claim = text[match.end() : following.start() if following else len(text)].lstrip().split("\n", 1)[0]
+        claim, _, later = text[match.end() : following.start() if following else len(text)].lstrip().partition("\n")
+        before, last = max(last, match.start() - _CLAUSE_LENGTH), match.end()
+        if '"' in match.group():  # JSON
+            claim = claim.strip('" },')
+        said = re.search(r"\d", claim) or not numeric
         if _TAKEN_BACK.search(claim):
-            yield "?"  # a claim that is no answer
-            continue
-        if _DOUBTED.search(text, max(0, match.start() - _CLAUSE_LENGTH), match.start()):
-            continue
-        if re.match(r"(?:not|never)\b(?!.*\bbut\b)", claim):
-            continue
-        if (re.search(r"\d", claim) or not numeric) and not (following and _LEAD.fullmatch(claim)):
+            yield "?"
+        elif _DOUBTED.search(text, before, match.start()) or _DENIED.match(claim):
+            behind = _SENTENCE.split(claim, maxsplit=1)[1:]
+            if said and claim and not following and not _NEXT.search("".join(behind) + later):
+                yield "?"
+        elif said and not (following and _LEAD.fullmatch(claim)):
             yield claim
 
 

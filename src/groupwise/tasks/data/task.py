@@ -58,8 +58,8 @@ class Data(DataSettings):
         return self._problems.train if split == "train" else self._problems.heldout
 
     def score(self, sample: Sample, completion: str) -> float:
-        """1.0 where the answer of the assistant's turn, its prefill included, is the gold answer, else 0.0."""
-        return self._checker(sample.prefill + completion, sample.answer)
+        """1.0 where the answer of the assistant's turn, what is begun of it included, is the gold answer, else 0.0."""
+        return self._checker(sample.begun + completion, sample.answer)
 
     def notes(self) -> Sequence[str]:
         """What a person should know about the files: rows read, and rows left out, with the reason."""
@@ -90,7 +90,9 @@ class Data(DataSettings):
         1.0; "" where the answer is a list or a table.
         """
         of_parts = isinstance(sample.ground_truth, (list, dict))
-        return _behind(sample.prefill, self._solution(sample) or ("" if of_parts else sample.answer))
+        text = _behind(sample.prefill, self._solution(sample) or ("" if of_parts else sample.answer))
+        unfinished = text and _CLOSE not in text and "<think>" in sample.begun.rpartition(_CLOSE)[2]
+        return f"{_CLOSE}\n{text}" if unfinished else text
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """`count` solutions of training problems, drawn with replacement. Raises UsageError where there are none."""
@@ -124,6 +126,9 @@ class Data(DataSettings):
         """Whether two gold answers are one, as far as that is known without mathematics."""
         compare = self._checker if self.has_answers and self.quick else Numeric()
         return answer == other or compare(answer, other) == 1.0
+
+
+_CLOSE = "</think>"
 
 
 def _behind(prefill: str, text: str) -> str:
