@@ -12,6 +12,7 @@ from fractions import Fraction
 from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
 from groupwise.rewards.verifiers.kinds.sets import as_interval
 from groupwise.rewards.verifiers.numerals import close
+from groupwise.rewards.verifiers.units import UNITS
 
 #: (question of `symbolic`, texts) -> its answer.
 Ask = Callable[..., bool | int]
@@ -149,7 +150,7 @@ class Judge:
         """The digits without their base; or a number in base ten."""
         if claim.kind is Kind.BASE:
             return claim.mark == "10" and self.same(gold, claim.parts[0])
-        return gold.parts[0].letters == claim.letters
+        return gold.parts[0].letters == claim.letters and not claim.name
 
     def _ratios(self, gold: Answer, claim: Answer) -> bool:
         numbers = [[part.number for part in one.parts] for one in (gold, claim)]
@@ -164,10 +165,11 @@ class Judge:
         return len(numbers) == 2 and bool(numbers[1]) and numbers[0] == (claim.number or 0) * numbers[1]
 
     def _measures(self, gold: Answer, claim: Answer) -> bool:
-        if gold.number is None or claim.number is None or gold.unit is None or claim.unit is None:
+        """Both as so many of the first unit; money without a sign is dollars."""
+        one, other = (answer.unit or (None if answer.words else UNITS["dollar"]) for answer in (gold, claim))
+        if gold.number is None or claim.number is None or one is None or other is None:
             return False
-        same = gold.number * gold.unit.size == claim.number * claim.unit.size
-        return same and gold.unit.measures == claim.unit.measures
+        return gold.number * one.size == claim.number * other.size and one.measures == other.measures
 
     def _times(self, gold: Answer, claim: Answer) -> bool:
         """Half of the day: where the gold answer says none, either is right."""
@@ -263,6 +265,8 @@ _COMPARE: dict[tuple[Kind, Kind], Callable[[Judge, Answer, Answer], bool]] = {
     (_K.CONGRUENCE, _K.NUMBER): Judge._residue,
     (_K.NUMBER, _K.CONGRUENCE): Judge._residue,
     (_K.BASE, _K.NUMBER): Judge._bases,
+    (_K.BASE, _K.FORMULA): Judge._bases,
+    (_K.BASE, _K.EXPRESSION): Judge._bases,
     (_K.NUMBER, _K.BASE): Judge._bases,
     (_K.RATIO, _K.RATIO): Judge._ratios,
     (_K.RATIO, _K.TIME): Judge._ratios,
