@@ -12,7 +12,6 @@ from fractions import Fraction
 from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
 from groupwise.rewards.verifiers.kinds.sets import as_interval
 from groupwise.rewards.verifiers.numerals import close
-from groupwise.rewards.verifiers.units import UNITS
 
 #: (question of `symbolic`, texts) -> its answer.
 Ask = Callable[..., bool | int]
@@ -165,11 +164,10 @@ class Judge:
         return len(numbers) == 2 and bool(numbers[1]) and numbers[0] == (claim.number or 0) * numbers[1]
 
     def _measures(self, gold: Answer, claim: Answer) -> bool:
-        """Both as so many of the first unit; money without a sign is dollars."""
-        one, other = (answer.unit or (None if answer.words else UNITS["dollar"]) for answer in (gold, claim))
-        if gold.number is None or claim.number is None or one is None or other is None:
+        if gold.number is None or claim.number is None or gold.unit is None or claim.unit is None:
             return False
-        return gold.number * one.size == claim.number * other.size and one.measures == other.measures
+        same = gold.number * gold.unit.size == claim.number * claim.unit.size
+        return same and gold.unit.measures == claim.unit.measures
 
     def _times(self, gold: Answer, claim: Answer) -> bool:
         """Half of the day: where the gold answer says none, either is right."""
