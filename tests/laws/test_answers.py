@@ -19,7 +19,7 @@ from groupwise.core.errors import UsageError
 from groupwise.rewards.verifiers.answers import CHECKERS, Choice, Exact, Math, Numeric
 from groupwise.rewards.verifiers.symbolic import equal
 
-HANG = r"\boxed{9^{9^{9^{9}}}}"
+HANG = r"\boxed{\lfloor(\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7})^{3000}\rfloor}"
 LATEX = (r"\boxed{\frac{x}{2}}", "x/2")
 
 WRITTEN = (
