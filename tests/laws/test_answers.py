@@ -19,7 +19,7 @@ from groupwise.core.errors import UsageError
 from groupwise.rewards.verifiers.answers import CHECKERS, Choice, Exact, Math, Numeric
 from groupwise.rewards.verifiers.symbolic import equal
 
-HANG = r"\boxed{9^{9^{9^{9}}}}"
+HANG = r"\boxed{\lfloor(\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7})^{3000}\rfloor}"
 LATEX = (r"\boxed{\frac{x}{2}}", "x/2")
 
 WRITTEN = (
@@ -47,6 +47,21 @@ def math() -> Math:
 
 def filled(form: str, n: int) -> str:
     return form.format(n=n, a=n - 2, b=n - 1)
+
+
+#: What no machine can build, or not in time.
+HUGE = (
+    "2^{70}!", "2^{7^{10}}", "(2^{9999})^{9999}", r"\binom{10^9}{5 \cdot 10^8}", "x^{10^9}", "2^{10^9 x}", "(10^9 x)!",
+    "e^{e^{e^{e^{5}}}}", r"\lfloor e^{9^9} \rfloor", r"\exp(10^{10^{10}})", "(3000!)!", "10^10^10",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("huge", HUGE)
+def test_a_number_too_large_to_be_built_is_compared_letter_by_letter_and_at_once(math: Math, huge: str):
+    begin = time.monotonic()
+    assert [math(rf"\boxed{{{claim}}}", huge) for claim in (huge, huge + "+1", "5")] == [1.0, 0.0, 0.0]
+    assert time.monotonic() - begin < 0.5
+    assert math.tally.late == math.tally.died == 0
 
 
 @pytest.mark.parametrize("kind", [Numeric(), Math()])

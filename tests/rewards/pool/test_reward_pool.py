@@ -354,7 +354,8 @@ def test_what_has_no_score_in_time_is_wrong_where_the_task_says_so() -> None:
 
 @pytest.mark.slow
 def test_mathematics_and_generators_are_not_charged_for_their_start() -> None:
-    texts = [(r"\boxed{\frac{x}{2}}", "x/2"), (r"\boxed{9^{9^{9^{9}}}}", "5"), (r"\boxed{\frac{y}{2}}", "y/2")]
+    hang = r"\boxed{\lfloor(\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7})^{3000}\rfloor}"
+    texts = [(r"\boxed{\frac{x}{2}}", "x/2"), (hang, "5"), (r"\boxed{\frac{y}{2}}", "y/2")]
     work = [Attempt(Sample(answer, "p", answer), text) for text, answer in texts]
     with Pool({"task": TaskScore(Data(path="p", check="math"))}, Limits(workers=1, seconds=0.8)) as pool:
         assert outcomes(score(pool, "task", work)) == [1.0, 0.0, 1.0]

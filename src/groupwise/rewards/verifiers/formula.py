@@ -22,11 +22,13 @@ _CALLS = {
     "arccos": "acos", "arctan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "ln": "log", "exp": "exp",
 }  # fmt: skip
 _ROUNDED = {"\\lfloor": ("\\rfloor", "floor"), "\\lceil": ("\\rceil", "ceiling")}
-#: Letters that are functions where a bracket follows; others are factors.
-_APPLIED = frozenset("fghFGHPpq")
+#: Letters that are functions where a bracket follows; others are only where a number or a letter alone is in it.
+_APPLIED = frozenset("fghFGHPpqEV")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 #: An expression is not nested deeper, and has not more tokens.
 _DEEPEST, _LONGEST = 40, 400
+#: Bits that a power may have, and the largest number in a factorial: what is above is never built.
+_BITS, _LARGEST = 33_000, 3_000
 
 
 class Unread(ValueError):
@@ -140,12 +142,12 @@ class _Reader:
         while self.next in ("!", "^"):
             if self.take() == "^":
                 self.require("{")
-                value = value ** self.sum(depth + 1)
+                value = _power(value, self.sum(depth + 1))
                 self.require("}")
             elif self.next == "!":
                 raise Unread("a double factorial")
             else:
-                value = self.sympy.factorial(value)
+                value = self.sympy.factorial(_bounded(value, _LARGEST))
         return value
 
     def atom(self, depth: int) -> Any:
@@ -201,13 +203,13 @@ class _Reader:
         if name == "frac":
             return self._braced(depth) / self._braced(depth)
         if name == "binom":
-            return sympy.binomial(self._braced(depth), self._braced(depth))
+            return sympy.binomial(*(_bounded(self._braced(depth), _LARGEST) for _ in range(2)))
         if name == "sqrt":
             index = sympy.Integer(2)
             if self.next == "[":
                 self.take()
                 index = self._group("]", depth)
-            return self._braced(depth) ** (1 / index)
+            return _power(self._braced(depth), 1 / index)
         if name == "log":
             return self._logarithm(depth)
         if name in _CALLS:
@@ -236,8 +238,9 @@ class _Reader:
                 if name not in ("sin", "cos", "tan"):
                     raise Unread("an inverse function, or a power")
                 function, power = getattr(self.sympy, "a" + name), None
-        value = function(self._argument(depth))
-        return value if power is None else value**power
+        argument = self._argument(depth)
+        value = function(_bounded(argument, _LARGEST) if name in ("exp", "sinh", "cosh", "tanh") else argument)
+        return value if power is None else _power(value, power)
 
     def _argument(self, depth: int) -> Any:
         """In brackets, or the factors that follow up to a sign, a bracket or another function."""
@@ -259,9 +262,9 @@ class _Reader:
             raise Unread("a derivative")
         if letter == "d" and (self.next or "").isalpha():
             raise Unread("a differential")
-        if letter in _APPLIED and self.next == "(":
-            self.take()
-            return sympy.Symbol(f"{name}({self._group(')', depth)})")
+        alone = self.tokens[self.place + 2 : self.place + 3] == [")"] and letter not in "ei"
+        if (self.next == "(" and (alone or letter in _APPLIED)) or (self.next == "[" and letter in "EPV"):
+            return sympy.Symbol(f"{name}({self._group(_CLOSING[self.take()], depth)})")
         if letter in _APPLIED and self.next == "^" and "(" in self.tokens[self.place : self.place + 6]:
             raise Unread("a power of a function, or its inverse")
         if name == "e":
@@ -282,6 +285,28 @@ class _Reader:
         return "_" + "".join(inside)
 
 
+def _bounded(value: Any, largest: int) -> Any:
+    """The value, where neither it nor a number in it is larger. Raises Unread."""
+    numbers = [number for number in value.atoms() if number.is_Rational]
+    if any(abs(one) > largest for one in numbers) or (value.is_number and not abs(value.evalf(15)) <= largest):
+        raise Unread("a number too large to be built")
+    return value
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """The power, where it has not too many digits. Raises Unread."""
+    return base ** _bounded(exponent, _BITS / _bits(base))
+
+
+def _bits(value: Any) -> Any:
+    """At most the bits of a value where each letter is a short number."""
+    if value.is_Rational:
+        return max(value.p.bit_length(), value.q.bit_length())
+    if value.is_Pow and value.exp.is_Rational:
+        return _bits(value.base) * max(1, abs(value.exp))
+    return sum(map(_bits, value.args)) or 5
+
+
 _NAMES = frozenset({*_CALLS, "log"})
 #: Commands that are no factor.
 _ENDS = frozenset({"\\cdot", "\\div", "\\rfloor", "\\rceil", "\\}"})
@@ -293,5 +318,6 @@ _KNOWN = "|".join(
 _STRANGE = re.compile(rf"\\(?!(?:{_KNOWN})(?![A-Za-z]))|[^\\A-Za-z0-9\s.+\-/^_(){{}}\[\]!|]")
 #: Letters that are a word, not a product.
 _SPELT = re.compile(
-    r"(?<![\\A-Za-z])[A-Za-z]{4,}|^\s*[A-Za-z]{3}\s*$|[A-Z]{2}|^\s*[Nn]o\s*$|[A-Za-z]{2,}\s+[A-Za-z]{2,}|\.(?!\d)"
+    r"(?<![\\A-Za-z])(?:[A-Za-z]{4,}|(?:Var|Cov|Re|Im|[Tt]r|arg|deg|dim|max|min|sgn|lcm|gcd|mod)\s?[(\[])|"
+    r"^\s*(?:(?=[a-z]*[aeiou])[a-z]{3}|(?=.*[A-Z])[A-Za-z]{3})\s*$|[A-Z]{2}|^\s*[Nn]o\s*$|[A-Za-z]{2,}\s+[A-Za-z]{2,}|\.(?!\d)"
 )

@@ -37,9 +37,10 @@ _NO_UNIT = frozenset(
     re.findall(
         r"\w+",
         "or and to of out plus minus times over mod not but is so if point pi sqrt sin cos tan log ln exp dot either "
-        "maybe perhaps possibly half halves third thirds tenths hundredths thousandths k less more fewer than greater "
+        "maybe perhaps possibly half halves third thirds tenths hundredths thousandths k less fewer than greater "
         "except without squared cubed factorial remainder base am pm noon midnight yes no true false neither nor both "
-        "infinity with i e bc bce",
+        "infinity with i e bc bce modulo most least below above zero under beyond past fourths fifths sixths sevenths "
+        "eighths ninths",
     )
 )
 #: A word for a size is a factor.
@@ -106,9 +107,19 @@ _REWRITES = tuple(
         (r"\\(?:text)?color\s?\{\w+\}", ""),
         (r"(?<!\\)\{\s*([-+:])\s*\}", r"\1"),
         (r"10([⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda power: "10^" + power.group(1).translate(_RAISED)),
-        (r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!", ""),
-        (r"\\(?:overline|bar|dot)\s?\{?(\d+)\}?|((?:\d\u0305)+|\d\u0307)", _repeated),
-        (r"(?<=\d)(?:\{,\}|\\,|\\ |\\!,)(?=\d{3})", ","),
+        (r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!\s*", ""),
+        # A period that was seen often enough before the dots: once three times, two, three or six digits twice.
+        (
+            r"(?<![\d.])(\d*\.\d{0,20}?)(?:(\d)\2\2+|(\d{2,3}|\d{6})\3+)\s?(?:\.\.\.|…|\\[lc]?dots(?![A-Za-z]))",
+            lambda match: f"{match.group(1)}({match.group(2) or match.group(3)})",
+        ),
+        (r"(?<![\d'])\d{1,3}(?:'\d{3})+(?![\d'])", lambda match: match.group().replace("'", "")),
+        (
+            r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?(?![\d.,])",
+            lambda match: match.group().replace(".", "").replace(",", "."),
+        ),
+        (r"\\(?:overline|bar|dot)\s?\{?(\d+)\}?(?:\.\.\.)?|((?:\d\u0305)+|\d\u0307)", _repeated),
+        (r"(?<=\d)(?:\{,\}|\\,|\\ |\\!,|\\thinspace\s?)(?=\d{3})", ","),
         (r"\\[,;: ]|~", " "),
         (r"\\([$%{}])", r"\1"),
         (r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{((?:[^{}]|\{[^{}]{0,9}\}){0,60})\}", r" \1"),
@@ -129,7 +140,15 @@ _REWRITES = tuple(
 
 #: The calculator's notes of GSM8K, and a sign that something is to be rewritten: most texts have none.
 _NOTES = re.compile(r"<<[^<>\n]*>>")
-_LATEX = re.compile(r"[\\{}^~`º⁰¹²³⁴-⁹⁺⁻\u0305\u0307]|\*\*|__|[ \t]{2}")
+_LATEX = re.compile(r"[\\{}^~`º⁰¹²³⁴-⁹⁺⁻\u0305\u0307]|\*\*|__|[ \t]{2}|\d(?:'\d|…|\.{3}|\.\d{3}\.\d)")
+
+
+#: One sign at the end of a sentence; of several dots none is one.
+_END = re.compile(r"(?<![.,;:])[.,;:]$")
+_ORDINAL = re.compile(r"^\^?\{?\s?(?:st|nd|rd|th)\}?$")
+#: Words directly before a number that are its sign, or say nothing; and a share in words.
+_SAID_BEFORE = re.compile(r"^(?:(minus|negative)|exactly|just|only|a total of)\s+(?=[\d.$])", re.IGNORECASE)
+_SHARE = re.compile(r"^(\d+) out of (\d+)$")
 
 
 class Number(NamedTuple):
@@ -196,10 +215,12 @@ def measure(text: str) -> Measure | None:
         return None
     if text.startswith("{") and text.endswith("}") and "{" not in text[1:]:
         text = text[1:-1]
-    text = clean(text).strip().rstrip(".,;:").lstrip("= ").strip()
+    text = _END.sub("", clean(text).strip()).lstrip("= ").strip()
     for sign in ("$$", "$", '"', "'"):
         if len(text) > 2 * len(sign) and text.startswith(sign) and text.endswith(sign):
             text = text[len(sign) : -len(sign)].strip()
+    text = _SAID_BEFORE.sub(lambda said: "-" if said.group(1) else "", text)
+    text = _SHARE.sub(r"\1/\2", text)
     name, equals, rest = text.rpartition("=")
     if equals and not is_name(name):
         return None
@@ -208,10 +229,10 @@ def measure(text: str) -> Measure | None:
     value = _value(match) if match else None
     if match is None or value is None:
         return None
-    behind = rest[match.end() :]
+    behind = _ORDINAL.sub("", rest[match.end() :])
     if size := _SIZE.match(behind):
         value, behind = value * _SIZES[size.group(1)], behind[size.end() :]
-    if behind and not _is_unit(behind):
+    if behind and not is_unit(behind):
         return None
     currency = match.group("currency")
     found, words = _unit_and_words(behind)
@@ -244,10 +265,10 @@ def is_name(text: str) -> bool:
     return len(text) <= LONGEST and _NAME.fullmatch(text.strip()) is not None and not _OPERATES.search(text)
 
 
-def _is_unit(text: str) -> bool:
+def is_unit(text: str) -> bool:
     """Whether a text behind a number is a unit: it cannot change the value, and is not a product of variables.
 
-    >>> [_is_unit(text) for text in (" dollars", "km", "%", " cm^2", " miles per hour", "ab", "x", "-ab", " or 19")]
+    >>> [is_unit(text) for text in (" dollars", "km", "%", " cm^2", " miles per hour", "ab", "x", "-ab", " or 19")]
     [True, True, True, True, True, False, False, False, False]
     """
     match = _UNIT.fullmatch(text)

@@ -149,7 +149,7 @@ class Judge:
         """The digits without their base; or a number in base ten."""
         if claim.kind is Kind.BASE:
             return claim.mark == "10" and self.same(gold, claim.parts[0])
-        return gold.parts[0].letters == claim.letters
+        return gold.parts[0].letters == claim.letters and not claim.name
 
     def _ratios(self, gold: Answer, claim: Answer) -> bool:
         numbers = [[part.number for part in one.parts] for one in (gold, claim)]
@@ -263,6 +263,8 @@ _COMPARE: dict[tuple[Kind, Kind], Callable[[Judge, Answer, Answer], bool]] = {
     (_K.CONGRUENCE, _K.NUMBER): Judge._residue,
     (_K.NUMBER, _K.CONGRUENCE): Judge._residue,
     (_K.BASE, _K.NUMBER): Judge._bases,
+    (_K.BASE, _K.FORMULA): Judge._bases,
+    (_K.BASE, _K.EXPRESSION): Judge._bases,
     (_K.NUMBER, _K.BASE): Judge._bases,
     (_K.RATIO, _K.RATIO): Judge._ratios,
     (_K.RATIO, _K.TIME): Judge._ratios,

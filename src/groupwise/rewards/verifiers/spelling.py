@@ -30,7 +30,8 @@ _SIGNS = {
     "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ", "⟩": r"\rangle ", "√": r"\sqrt ",
     "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
     "º": r"^\circ ", "、": ", ",
-    "ℂ": r"\mathbb{C}", "∧": r"\land ", "∨": r"\lor ", "\u200b": "", "\ufeff": "", "。": ".", "，": ", ",
+    "ℂ": r"\mathbb{C}", "∧": r"\land ", "∨": r"\lor ",
+    "¬": r"\neg ", "ℵ": r"\aleph ", "\u200b": "", "\ufeff": "", "。": ".", "，": ", ",
 }  # fmt: skip
 _LETTERS = {
     **{chr(code): f"\\{name} " for code, name in zip(
@@ -54,8 +55,11 @@ _REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (rf"\\(?:left|right|[bB]igg?[lrm]?){_END}\s?\.?(?=[^\d]|$)", ""),
-        (rf"\\(?:displaystyle|textstyle|limits|nolimits){_END}|\\!", ""),
-        (rf"(?<!\\)\\[,;:> ]|\\q?quad{_END}|~", " "),
+        (rf"\\(?:displaystyle|textstyle|limits|nolimits){_END}|\\!\s*", ""),
+        (rf"(?<!\\)\\[,;:> ]|\\(?:q?quad|thinspace){_END}|~", " "),
+        (rf"\\wedge{_END}", r"\\land "),
+        (rf"\\vee{_END}", r"\\lor "),
+        (rf"\\lnot{_END}", r"\\neg "),
         (rf"\\[dtc]frac{_END}", r"\\frac "),
         (rf"\\[dt]binom{_END}", r"\\binom "),
         (rf"\\(?:ast|cdotp){_END}", r"\\cdot "),
@@ -80,7 +84,7 @@ _REWRITES = tuple(
         (rf"\\lt{_END}", "<"),
         (rf"\\gt{_END}", ">"),
         (rf"\\ne{_END}|\\not\s?=|!=", r"\\neq "),
-        (rf"\\[cl]?dots[bcmio]?{_END}|(?<!\d)\.\.\.", r"\\ldots "),
+        (rf"\\[cl]?dots[bcmio]?{_END}|\.\.\.", r"\\ldots "),
         (rf"\\varnothing{_END}|\\\{{\s*\\\}}", r"\\emptyset "),
         (rf"\\[lr]?vert{_END}|\\mid{_END}", "|"),
         (rf"\\lbrace{_END}", r"\\{"),
@@ -90,14 +94,17 @@ _REWRITES = tuple(
         (rf"\\tfrac{_END}", r"\\frac "),
         (rf"\^\s?\{{\s*((?:'|\\prime\s*)+)\}}|\^\s?(\\prime{_END})", r"\1\2"),
         (rf"\\prime{_END}\s*", "'"),
+        (r"(?<=[fgh])\^\s?\{\s?\(\s?([123])\s?\)\s?\}", lambda times: "'" * int(times.group(1))),
         (rf"\^\s?\{{?\s?\\circ\s?\}}?|\\degree{_END}", r"^\\circ "),
         (rf"(?<![\\A-Za-z])({_NAMED}|sqrt|pi|infty){_END}", r"\\\1 "),
         (rf"(?<![\\A-Za-z])infinity{_END}", r"\\infty "),
         (r"\\mathbb\s?([A-Z])", r"\\mathbb{\1}"),
     )
 )
-#: Of vectors the cross and the dot are two products.
-_VECTOR = re.compile(rf"\\(?:vec|overrightarrow|mathbf|boldsymbol|bm){_END}")
+#: Of vectors the cross and the dot are two products, with nabla too.
+_VECTOR = re.compile(rf"\\(?:vec|overrightarrow|mathbf|boldsymbol|bm|nabla){_END}|∇")
+#: Of several dots none is a full stop.
+_STOP = re.compile(r"(?<!\.)\.$")
 _TIMES = re.compile(rf"\\times{_END}")
 _ROOT_SHORT = re.compile(r"(\\sqrt\s*(?:\[[^\]]*\])?)\s*(\d+(?:\.\d+)?|\\[A-Za-z]+|[A-Za-z])")
 _TWO = re.compile(r"\\(?:frac|binom)" + _END)
@@ -142,11 +149,12 @@ def outer(text: str) -> str:
     >>> outer("$$x$$."), outer("$x$ or $y$")
     ('x', 'x or y')
     """
-    text = text.strip().removeprefix("**").removesuffix("**").strip().rstrip(".").strip()
+    text = text.strip().removeprefix("**").removesuffix("**").strip()
+    text = _STOP.sub("", text).strip()
     for opening, closing in DELIMITERS:
         inside = text[len(opening) : -len(closing)]
         if text.startswith(opening) and text.endswith(closing) and inside.strip() and opening not in inside:
-            return inside.strip().rstrip(".").strip()
+            return _STOP.sub("", inside.strip()).strip()
     plain = re.sub(r"(?<!\\)\\[()\[\]]", "", text)
     signs = re.findall(r"(?<!\\)\$", plain)
     return re.sub(r"(?<!\\)\$", "", plain).strip() if len(signs) % 2 == 0 else plain

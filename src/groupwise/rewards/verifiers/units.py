@@ -33,7 +33,7 @@ _OTHER = {
     "calories": "cal calorie=1",
     "dollars": "$ dollar USD=1 ¢ cent=1/100", "euros": "€ euro EUR=1", "sterling": "£ GBP=1", "yen": "¥ yen JPY=1",
     "rupees": "₹ rupee INR=1", "angle": "° degree deg=1", "radians": "rad radian=1", "percent": "% percent=1",
-    "kelvin": "K kelvin=1", "celsius": "°C=1", "fahrenheit": "°F=1", "bits": "bit=1", "mph": "mph=1",
+    "kelvin": "K kelvin=1", "celsius": "°C=1", "fahrenheit": "°F=1", "bits": "bit=1",
     "amps": "amp=1",
 }  # fmt: skip
 _CELSIUS = re.compile(r"(?:degrees?|°)\s(celsius|fahrenheit)", re.IGNORECASE)
@@ -55,7 +55,11 @@ def _units() -> dict[str, Unit]:
     for measures, groups in _OTHER.items():
         for words, size in re.findall(r"([^=]+)=(\S+)\s?", groups):
             units |= {word: Unit(measures, Fraction(size)) for word in words.split()}
-    return units | {word + "s": one for word, one in units.items() if len(word) > 2} | {"lbs": units["lb"]}
+    return (
+        units
+        | {word + "s": one for word, one in units.items() if len(word) > 2}
+        | {word + "s": units[word] for word in ("lb", "hr", "yr")}
+    )
 
 
 UNITS = _units()
@@ -71,7 +75,9 @@ def unit(text: str) -> Unit | None:
     (True, False)
     """
     measures: dict[str, int] = {}
-    text = _CELSIUS.sub(lambda degrees: "°" + degrees.group(1)[0].upper(), text.replace("per cent", "percent"))
+    text = _CELSIUS.sub(
+        lambda degrees: "°" + degrees.group(1)[0].upper(), text.replace("per cent", "percent").replace("mph", "mi/h")
+    )
     text, size, place = re.sub(r"\s+per\s+|(?<=[a-z])\s+an?\s+", "/", text.strip()), Fraction(1), 0
     while match := _PART.match(text, place):
         word = UNITS.get(match.group(3)) or (UNITS.get(match.group(3).lower()) if len(match.group(3)) > 2 else None)

@@ -15,7 +15,7 @@ _CLOSES = re.compile(r"\\\}|\\r(?:angle|floor|ceil)(?![A-Za-z])|\\end(?![A-Za-z]
 
 
 COMMA = re.compile(
-    r"[,;]|\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:lor|land|vee|wedge)(?![A-Za-z])|\\\\|&"
+    r"[,;]|\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:lor|land)(?![A-Za-z])|\\\\|&"
 )
 
 
@@ -82,13 +82,17 @@ def entries_of(text: str, read: Read) -> Answer | None:
     if "&" in joined:
         return None
     parts = _one_name([one for part, _ in entries for one in _signed(part, read)])
+    if any(sign.startswith("\\l") for sign in joined) and not all(part.name or _related(part) for part in parts):
+        # Between statements these are operators, whose order does not count where all are the same.
+        ordered = f" {min(joined)} ".join(sorted(part.letters for part in parts))
+        return Answer(Kind.FORMULA, ordered if len(joined) == 1 else "")
     if both := _both_bounds(parts, joined):
         return both
-    either = all("or" in sign or "vee" in sign for sign in joined)
-    if either and all(part.kind in (Kind.INTERVAL, Kind.INEQUALITY) for part in parts):
-        if all(part.kind is Kind.INTERVAL for part in parts):
-            return Answer(Kind.UNION, "", parts[0].name, tuple(replace(part, name="") for part in parts))
-        return None
+    names = {part.name for part in parts}
+    if all("or" in sign for sign in joined) and all(map(_related, parts)):
+        if len(names) > 1 or any(part.kind is not Kind.INTERVAL for part in parts):
+            return Answer(Kind.FORMULA, "")
+        return Answer(Kind.UNION, "", parts[0].name, tuple(replace(part, name="") for part in parts))
     if measures := _measures(parts):
         return measures
     if ranged := _with_range(parts, entries[-1][0]):
@@ -98,12 +102,17 @@ def entries_of(text: str, read: Read) -> Answer | None:
         return words_of(text) or Answer(Kind.FORMULA, "")
     if any(part.kind is Kind.FORMULA and re.search(r"[A-Za-z] [A-Za-z] [A-Za-z]", part.letters) for part in parts):
         return Answer(Kind.FORMULA, "")
-    names = {part.name for part in parts}
     name = names.pop() if len(names) == 1 else ""
-    mark = "named" if not name and all(part.name for part in parts) else ""
-    if any(part.kind in (Kind.INTERVAL, Kind.INEQUALITY) for part in parts):
-        mark = "all of" if "or" not in " ".join(joined) else "?"
+    either = "or" in " ".join(joined)
+    mark = "" if name or not all(part.name for part in parts) else "either" if either else "named"
+    if any(map(_related, parts)):
+        mark = "?" if either else "all of"
     return Answer(Kind.LIST, "", name, tuple(replace(part, name="") for part in parts) if name else tuple(parts), mark)
+
+
+def _related(part: Answer) -> bool:
+    """Whether an entry is an inequality, or an interval, which one may be."""
+    return part.kind in (Kind.INTERVAL, Kind.INEQUALITY)
 
 
 def _with_range(parts: list[Answer], last: str) -> Answer | None:
@@ -128,7 +137,7 @@ def _one_name(parts: list[Answer]) -> list[Answer]:
 
 def _both_bounds(parts: list[Answer], joined: set[str]) -> Answer | None:
     """`x > 2 and x < 7` is the interval between."""
-    if len(parts) != 2 or any("or" in sign or "vee" in sign for sign in joined) or parts[0].name != parts[1].name:
+    if len(parts) != 2 or any("or" in sign for sign in joined) or parts[0].name != parts[1].name:
         return None
     if any(part.kind is not Kind.INTERVAL for part in parts):
         return None

@@ -16,7 +16,8 @@ def set_of(text: str, read: Read) -> Answer | None:
     r"""`\{1, 2\}`; with a bar or colon it is a condition: that of an interval, or a formula."""
     if text == "\\emptyset":
         return Answer(Kind.SET, "")
-    inside = inside_of(text, "\\{", "\\}") or (inside_of(text, "{", "}") if "," in text else None)
+    plain = re.search(r",|\\in(?![A-Za-z]).*[|:]", text) is not None
+    inside = inside_of(text, "\\{", "\\}") or (inside_of(text, "{", "}") if plain else None)
     if inside is None:
         return None
     conditions = split(inside, re.compile(r"[|:]")) or []
@@ -83,6 +84,9 @@ def union(text: str, read: Read) -> Answer | None:
         and all(part.number is not None for part in numbers.parts)
     ):
         return all_but(list(numbers.parts))
+    operands = split(text, re.compile(r"\\c[ua]p(?![A-Za-z])")) or []
+    if len(operands) == 2 and all(re.fullmatch("[A-Z]", part) for part, _ in operands):
+        return Answer(Kind.FORMULA, operands[0][1].join(sorted(part for part, _ in operands)))
     parts = split(text, _CUP)
     if parts is None or len(parts) < 2 or not all(re.match(r"[(\[\]]|\\\{", part) for part, _ in parts):
         return None

@@ -4,7 +4,7 @@ import re
 
 from groupwise.rewards.verifiers import formula
 from groupwise.rewards.verifiers.kinds.answer import Answer, Kind, Read
-from groupwise.rewards.verifiers.kinds.values import name_of
+from groupwise.rewards.verifiers.kinds.values import is_closed, name_of
 
 _LETTER = re.compile(r"\(([A-Z])\)|([A-Z])(?=[.):]\s?\S)[.):]|([A-Z])")
 
@@ -56,33 +56,38 @@ def time_of_day(text: str, read: Read) -> Answer | None:
 
 
 _MODULUS = re.compile(
-    r"(.+?)\s*(?:\(\s*\\?(?:text\{)?(?:bmod|mod)\}?\s*(.+?)\)|\\p?mod\s*(?:\{(.+)\}|(.+))|(?:\\text\{)?\(?mod\}?\s*([^)]+)\)?)"
+    r"(.+?)\s*(?:\(\s*\\?(?:text\{)?(?:bmod|mod)\}?\s*(.+?)\)|\\[pb]?mod\s*(?:\{(.+)\}|(.+))|(?:\\text\{)?\(?mod\}?\s*([^)]+)\)?)"
 )
 
 
 def congruence(text: str, read: Read) -> Answer | None:
     r"""A residue and its modulus: `x \equiv 3 \pmod 5`, `3 \pmod{5}`, `3 mod 5`."""
-    match = _MODULUS.fullmatch(re.sub(r"\\text\{\s*\(?\s*mod\s*\}", "mod ", text))
+    text = re.sub(r"\\text\{\s*\(?\s*mod\s*\}", "mod ", re.sub(r"\\text\{(\(?mod \w+\)?)\}", r"\1", text))
+    match = _MODULUS.fullmatch(text)
     modulus = next((group for group in match.groups()[1:] if group), "").strip(" ()") if match else ""
     if match is None or not re.fullmatch(r"[\w+*^ -]+", modulus):
         return None
     name, sign, residue = match.group(1).strip().rpartition("\\equiv")
     if not sign:
         name, _, residue = match.group(1).rpartition("=")
-    values = read(residue)
-    return Answer(Kind.CONGRUENCE, "", name_of(name), (values,), " ".join(formula.tokens(modulus)))
+    if not name and "\\bmod" in text and residue.strip().isdigit() and modulus.isdigit() and int(modulus):
+        residue = str(int(residue) % int(modulus))  # the operator has a value
+    values, mark, left = read(residue), " ".join(formula.tokens(modulus)), " ".join(formula.tokens(name))
+    if name and not name_of(name) and not is_closed(name):  # a condition for letters in it, and no residue
+        return Answer(Kind.FORMULA, f"{left} \\equiv {values.letters} \\pmod {mark}")
+    return Answer(Kind.CONGRUENCE, "", left, (values,), mark)
 
 
 _WORDS_FOR_BASES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11,
     "twelve": 12, "sixteen": 16,
 }  # fmt: skip
-_BASE = re.compile(r"(-?)\(?([0-9A-F][0-9A-F ]*)\)?_\{?\(?([a-z]+|\d{1,2})\)?\}?")
+_BASE = re.compile(r"(-?)\(?([0-9A-F][0-9A-F ]*)\)?_\{?\(?(?:base)?([a-z]+|\d{1,2})\)?\}?")
 
 
 def in_a_base(text: str, read: Read) -> Answer | None:
     """Digits and the base that they are written in."""
-    text = re.sub(r"(\w+) (?:\\text\{)?(?:in |\()*base (\w+)\)?\}?", r"\1_{\2}", text)
+    text = re.sub(r"(\w+) (?:\\text\{)?(?:in |\()*base\}? ?(\w+)\)?\}?", r"\1_{\2}", text)
     match = _BASE.fullmatch(re.sub(r"\\text\{([^{}]*)\}|\s+", r"\1", text))
     if match is None:
         return None

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from groupwise.rewards.verifiers import formula
 from groupwise.rewards.verifiers.kinds.answer import Answer, Kind, Read
-from groupwise.rewards.verifiers.numerals import is_name, measure
+from groupwise.rewards.verifiers.numerals import is_name, is_unit, measure
 from groupwise.rewards.verifiers.units import unit
 
 _SENTENCE = re.compile(r"[A-Za-z0-9 ,.'\-?!()&/\u00c0-\uffff]+")
@@ -38,7 +38,7 @@ def expression(text: str, read: Read | None = None) -> Answer | None:
     if behind := _UNIT_BEHIND.fullmatch(text):
         word = (behind.group(2) or {"\\%": "%", "%": "%", "^\\circ": "°"}[behind.group(3)]) + (behind.group(4) or "")
         found, value = unit(word), behind.group(1).strip()
-        if behind.group(2) and (found is None and not re.fullmatch(r"[A-Za-z]{3,}(?: [A-Za-z]{2,}){0,2}", word)):
+        if behind.group(2) and found is None and not is_unit(" " + word):
             return None
     elif (bare := re.fullmatch(r"(.*[\w})!|])\s+([A-Za-z]{2,}(?:/[a-z]+)?(?:\^\{\d\})?)", text)) and unit(
         bare.group(2)
