@@ -54,7 +54,7 @@ def require_sampled(model: Any) -> None:
             _, _, *memory = _Forward(model, ())(ids, ids, mask)
         except Exception as error:
             raise UsageError(
-                f"{what}: its forward pass refuses the engine's positions, cache and mask of [prompts,1,tokens,tokens], "
+                f"{what}: its forward pass refuses positions, a cache and a mask of [prompts,1,tokens,tokens], "
                 f"as models with alibi do ({type(error).__name__}: {error_line(error)}); {OTHER_ENGINE}"
             ) from None
     if len(memory) != 2 * model.config.get_text_config().num_hidden_layers:
