@@ -185,7 +185,7 @@ def test_an_evaluation_takes_a_model_that_changes_its_logits(policy_folder: Path
         with torch.no_grad():
             own = policy.model(input_ids=ids).logits.log_softmax(-1)[0, 1:-1]
         logp = own.gather(-1, ids[0, 2:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(completion.logps), logp, atol=1e-5, rtol=0, check_dtype=False)
+        torch.testing.assert_close(torch.tensor(completion.logp_engine), logp, atol=1e-5, rtol=0, check_dtype=False)
 
 
 def require_agreement(model: nn.Module, tokens: int) -> None:
