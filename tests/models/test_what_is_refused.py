@@ -94,7 +94,7 @@ def test_a_cap_or_a_scale_on_logits_is_seen_however_small_they_are(config: Any, 
 
 
 def test_a_scale_before_the_head_is_seen_on_small_logits_too() -> None:
-    model = model_of(config_of("Llama", **SIZES, initializer_range=1e-3))
+    model = model_of(config_of("Llama", **SIZES, initializer_range=1e-5))
     check_halves(model)
     model.lm_head.register_forward_pre_hook(lambda module, args: (args[0] * (8.0 if module.training else 1.0),))
     before = model.forward
