@@ -16,7 +16,8 @@ def rope_limit(config: Any) -> int | None:
     """The tokens beyond which the rope's frequencies change with the length of the sequence; None if they never do."""
     text = config.get_text_config()
     ropes = [rope for rope in _nested(getattr(text, "rope_parameters", None)) if rope.get("rope_type") == CHANGING_ROPE]
-    return min((int(rope["original_max_position_embeddings"]) for rope in ropes), default=None)
+    limits = (rope.get("original_max_position_embeddings") for rope in ropes)
+    return min((limit for limit in limits if type(limit) is int), default=None)
 
 
 def window(config: Any) -> int | None:
