@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -28,6 +29,7 @@ from groupwise.core.records import Evaluation, Group
 from groupwise.core.reward import TASK
 from groupwise.core.stop import Stop
 from groupwise.engines.make import make_engine, require_engine_support, require_sampling
+from groupwise.engines.requests import local_limit
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
 from groupwise.journal.output import Output
@@ -37,6 +39,7 @@ from groupwise.loop import Components, LoopSettings, Training
 from groupwise.models.activations import without_memory
 from groupwise.models.adapters.targets import in_short
 from groupwise.models.chat import Chat
+from groupwise.models.context import positions, positions_in_words
 from groupwise.models.heads import halves
 from groupwise.models.history import thinking_of
 from groupwise.models.load import Policy, digest
@@ -265,7 +268,7 @@ def _reference(plan: Plan, policy: Policy, start: str, longest: int, note: Calla
     if not plan.copies_reference:
         return Reference(None, start)
     source = reference_policy(plan, policy, note)
-    if wrong := too_long(plan, source.positions, longest):
+    if wrong := too_long(plan, source.model.config, longest, sampled=False):
         raise UsageError(f"reference.model = {settings.model!r}: {wrong}")
     identity = start if source is policy else digest(source.model)
     note(f"reference    policy {identity}" + (", the start" if identity == start else ""))
@@ -343,7 +346,7 @@ def _routers(plan: Plan, policy: Policy, view: View) -> Sequence[Router]:
 def _selection(plan: Plan, policy: Policy, chat: Chat, view: View) -> Selection:
     """The problems that the run uses. Raises UsageError where one does not fit, or the template is wrong for them."""
     selection = selected(plan, chat)
-    if wrong := too_long(plan, policy.positions, selection.longest):
+    if wrong := too_long(plan, policy.model.config, selection.longest):
         raise UsageError(wrong)
     view.note(f"prompts      {chat.describe()}")
     findings = check_chat(chat, policy.eos, selection.heldout or plan.task.samples("train")[:TRIED_ROWS])
@@ -378,19 +381,20 @@ def _value_model(plan: Plan, policy: Policy, note: Callable[[str], None]) -> nn.
     return from_folder(folder, policy.model)
 
 
-def too_long(plan: Plan, positions: int, longest: int) -> str:
-    """What is wrong, and what to do, where the longest prompt and a whole completion exceed the model's positions; else
+def too_long(plan: Plan, config: Any, longest: int, sampled: bool = True) -> str:
+    """What is wrong, and what to do, where the longest prompt and a whole completion exceed what the model takes; else
     "".
+
+    sampled  by the run's engine: a reference is not, and no window of the local engine's limits it
     """
     limit = plan.recipe.sampling.max_new_tokens
-    if longest + limit <= positions:
+    here = sampled and plan.recipe.engine.name == "local"
+    most, within = local_limit(config) if here else (positions(config), positions_in_words(config))
+    if longest + limit <= most:
         return ""
     remedy = (
-        f"set it to at most {positions - longest}, or leave longer prompts out with max_prompt_tokens"
-        if longest < positions
+        f"set it to at most {most - longest}, or leave longer prompts out with max_prompt_tokens"
+        if longest < most
         else "leave longer prompts out with max_prompt_tokens"
     )
-    return (
-        f"sampling.max_new_tokens = {limit}: with a prompt of {longest} tokens that is beyond the model's {positions} "
-        f"positions; {remedy}"
-    )
+    return f"sampling.max_new_tokens = {limit}: with a prompt of {longest} tokens that is beyond {within}; {remedy}"

@@ -203,7 +203,7 @@ def _policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, P
     if source is None:
         if not Path(name).is_dir() and not HUB_ID.fullmatch(name):
             raise UsageError(f"{name}: there is no such run (RUN or RUN:STEP), folder of a model, or id of a hub")
-        return name, load_policy(model_folder(name), device=device)
+        return name, load_policy(model_folder(name), device=device, sampled_only=True)
     after = policy_after(source.run, source.step, note, device)
     return str(RunPolicy(source.run, after.step)), after.policy
 

@@ -18,8 +18,9 @@ from groupwise.core.placement import LOCAL
 from groupwise.core.task import PlaysTurns
 from groupwise.journal.journal import Journal
 from groupwise.models.activations import without_memory
+from groupwise.models.context import positions
 from groupwise.models.folder import loading, read_config, require_room, weight_files
-from groupwise.models.load import load_tokenizer, model_folder, positions, require_config
+from groupwise.models.load import load_tokenizer, model_folder, require_config
 from groupwise.models.precision import itemsize
 from groupwise.rollout.turns import turns_of
 from groupwise.training.memory import MemoryPlan, plan
@@ -58,7 +59,7 @@ def fitting(run: Plan, model: Any, longest: int, held: int, free: int) -> Memory
     """The same on a machine that has so much free, by a process that holds so much."""
 
     def of(other: Plan) -> MemoryPlan:
-        recipe, shape = other.recipe, run_shape(other, longest, positions(model))
+        recipe, shape = other.recipe, run_shape(other, longest, positions(model.config))
         return plan(model, shape, recipe.learner, recipe.critic, recipe.adapter, recipe.device, held, free)
 
     memory = of(run)

@@ -5,11 +5,11 @@ Nothing of the model is loaded but its configuration and its tokenizer.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 from groupwise.commands.build import too_long
@@ -24,10 +24,14 @@ from groupwise.config.validate import require_rankable
 from groupwise.core.errors import UsageError
 from groupwise.core.free_memory import free_memory, held_memory
 from groupwise.engines.address import addresses_of
+from groupwise.engines.local.prefill import require_sampled
 from groupwise.models.activations import with_value_head, without_memory
 from groupwise.models.adapters.lora import with_adapters
+from groupwise.models.context import positions
 from groupwise.models.folder import loading, read_config
-from groupwise.models.load import load_tokenizer, positions, require_config
+from groupwise.models.heads import halves, require_plain_head
+from groupwise.models.load import load_tokenizer, require_config
+from groupwise.models.moe.record import require_routers
 from groupwise.models.reward import tokens_at_once
 from groupwise.training.devices import CPU, Device, device_of
 from groupwise.training.groups import Groups, gathered, groups_of, held_bytes, trained_part
@@ -121,11 +125,21 @@ def scale_plan(recipe: str, overrides: Mapping[str, object], ranks: int | None, 
         with loading(what):
             model = without_memory(config)
         longest = selected(run, chat_of(run, load_tokenizer(folder, config))).longest
-    most = positions(SimpleNamespace(config=config))
-    if wrong := too_long(run, most, longest):
+    _require_trainable(run, model)
+    if wrong := too_long(run, config, longest):
         raise UsageError(wrong)
-    shape = dataclasses.replace(run_shape(run, longest, most), ranks=count)
+    shape = dataclasses.replace(run_shape(run, longest, positions(config)), ranks=count)
     return _planned(run, model, shape, on, held, int(on.memory))
+
+
+def _require_trainable(run: Plan, model: Any) -> None:
+    """Raises UsageError for a model (device meta) that the learner or the local engine would refuse."""
+    with suppress(NotImplementedError, RuntimeError, ValueError):  # a branch on a number: device meta has none
+        require_plain_head(model)
+    if run.recipe.engine.name == "local":
+        require_sampled(model)
+    if run.recipe.routing.changed:
+        require_routers(halves(model)[0])
 
 
 def _planned(run: Plan, model: Any, shape: RunShape, device: Device, held: int, free: int) -> ScalePlan:

@@ -193,7 +193,7 @@ def make_learner(
         "total_updates": plan.total_updates,
         "routing": recipe.routing,
         "routers": routers,
-        "adjustment": adjustment_of(recipe.sampling, policy.eos, policy.model.config.vocab_size),
+        "adjustment": adjustment_of(recipe.sampling, policy.eos, policy.model.config.get_text_config().vocab_size),
         "mesh": mesh,
     }
     if recipe.adapter.rank:

@@ -1,33 +1,40 @@
-"""What an engine can be asked: how long a model's sequences may be, and requests that fit into them."""
+"""What an engine can be asked: requests that fit into a model's positions."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import UsageError
+from groupwise.models.context import positions, positions_in_words, window
 
 
-def positions(config: Any) -> int:
-    """Positions the model can be run on. Windowed attention is not built, so a window is a limit."""
-    windowed = any("sliding" in kind for kind in getattr(config, "layer_types", None) or ["sliding"])
-    window = getattr(config, "sliding_window", None) if windowed else None
-    limits = [getattr(config, "max_position_embeddings", None), window]
-    return min((limit for limit in limits if limit), default=2**31)
+def local_limit(config: Any) -> tuple[int, str]:
+    """The longest prompt and completion together that the local engine samples, tokens, and the same in words."""
+    most, seen = positions(config), window(config)
+    if seen is None or seen >= most:
+        return most, positions_in_words(config)
+    return seen, (
+        f"the sliding window of {seen} tokens in the model's attention, which the local engine does not compute "
+        '(engine.name = "vllm" does)'
+    )
 
 
-def limits_of(requests: Sequence[Request], sampling: Sampling, context: int, vocabulary: int) -> list[int]:
+def limits_of(
+    requests: Sequence[Request], sampling: Sampling, context: int, vocabulary: int, within: str = ""
+) -> list[int]:
     """Most new tokens of a completion of each request. Raises UsageError for a request that a model cannot be asked.
 
     context     positions of the model
     vocabulary  ids of the model
+    within      the context in words, if it is not the model's positions
     """
     limits = [sampling.max_new_tokens if r.max_new_tokens is None else r.max_new_tokens for r in requests]
     for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
-        _require_request(number, request, limit, context, vocabulary)
+        _require_request(number, request, limit, context, vocabulary, within or f"the model's {context} positions")
     return limits
 
 
-def _require_request(number: int, request: Request, limit: int, context: int, vocabulary: int) -> None:
+def _require_request(number: int, request: Request, limit: int, context: int, vocabulary: int, within: str) -> None:
     prompt = len(request.tokens)
     if not prompt:
         raise UsageError(f"request {number}: the prompt is empty; give it at least one token, such as the BOS id")
@@ -47,8 +54,7 @@ def _require_request(number: int, request: Request, limit: int, context: int, vo
     if prompt + limit > context:
         remedy = f"set max_new_tokens to at most {context - prompt}" if prompt < context else "shorten the prompt"
         raise UsageError(
-            f"request {number}: a prompt of {prompt} tokens and up to {limit} new ones do not fit "
-            f"the model's {context} positions; {remedy}"
+            f"request {number}: a prompt of {prompt} tokens and up to {limit} new ones do not fit {within}; {remedy}"
         )
     if min(request.tokens) < 0 or max(request.tokens) >= vocabulary:
         raise UsageError(f"request {number}: ids outside of 0 to {vocabulary - 1}; is the tokenizer the model's?")

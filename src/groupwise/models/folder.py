@@ -61,6 +61,8 @@ def read_config(folder: Path, what: str, **changes: Any) -> Any:
     with loading(f"{what}: config.json"):
         fields, _ = PreTrainedConfig.get_config_dict(folder, local_files_only=True)
         for key, value in _fields(fields):
+            if key == "quantization_config" and value is not None:
+                raise UsageError(f"{what}: {_quantised(value)}")
             if expected := _expected(key, value):
                 raise UsageError(f"{what}: config.json: {key} = {str(value)[:40]}: expected {expected}")
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **changes)
@@ -179,6 +181,14 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
         yield str(key), inner
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _fields(inner)
+
+
+def _quantised(value: Any) -> str:
+    method = value.get("quant_method") if isinstance(value, dict) else value
+    return (
+        f"config.json says that its weights are quantised (quantization_config, {str(method)[:40]}), and float32 or "
+        "bfloat16 ones are trained; save them dequantised and without that key first"
+    )
 
 
 def _expected(key: str, value: Any) -> str:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
 from groupwise.core.reproducible import prepare
+from groupwise.models.context import positions
 from groupwise.models.folder import (
     ADAPTERS,
     error_line,
@@ -30,7 +31,7 @@ from groupwise.models.folder import (
     require_whole,
     weight_files,
 )
-from groupwise.models.heads import check_halves
+from groupwise.models.heads import check_halves, check_runs
 from groupwise.models.packaged import how_to_make
 
 
@@ -50,7 +51,7 @@ class Policy:
     @property
     def positions(self) -> int:
         """The longest prompt and completion together that the model takes, tokens."""
-        return positions(self.model)
+        return positions(self.model.config)
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         """A completion's text, without special tokens."""
@@ -75,9 +76,15 @@ def model_folder(model: str) -> Path:
 
 
 def load_policy(
-    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", training: bool = False
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    training: bool = False,
+    sampled_only: bool = False,
 ) -> Policy:
     """The policy saved in `folder`, dropout off; for `training`, one that can be saved again.
+
+    sampled_only  no log-probability is computed from its head, which may be followed by a cap or a scale
 
     Raises UsageError, naming the folder, where it is missing, is no model, has no tokenizer, lacks weights or has
     others, or where the tokenizer can produce ids that the model has no embedding for.
@@ -102,7 +109,7 @@ def load_policy(
         )
     prepare(device)
     with loading(f"{where}: does not run"):
-        check_halves(model.to(device))
+        (check_runs if sampled_only else check_halves)(model.to(device))
     if training:
         with loading(f"{where}: cannot be saved again"), TemporaryDirectory() as trial:
             model.save_pretrained(trial, state_dict={})  # no weights: they are what is sure to be saved as it loads
@@ -146,6 +153,9 @@ def from_pretrained(
         )
     require_whole(model, info, what, other_head)
     require_finite(model, what)
+    other = {str(p.dtype) for p in model.parameters()} - {str(dtype)}
+    if other:
+        raise UsageError(f"{what}: of its weights some are {', '.join(sorted(other))} where {dtype} was asked for")
     return model.eval(), info
 
 
@@ -159,11 +169,6 @@ def with_backbone(kind: Any, config: Any, backbone: nn.Module, what: str) -> Any
         model = kind.from_config(config, dtype=weight.dtype, trust_remote_code=False)
     model.base_model.load_state_dict(backbone.state_dict())
     return model.eval().to(weight.device)
-
-
-def positions(model: Any) -> int:
-    """The longest prompt and completion together that a model takes, tokens."""
-    return int(getattr(model.config, "max_position_embeddings", 0)) or 1 << 30
 
 
 def prompt_ids(tokenizer: Any, prompts: list[str], where: str = "") -> list[list[int]]:

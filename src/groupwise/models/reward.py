@@ -14,9 +14,10 @@ from transformers import AutoModelForSequenceClassification
 from groupwise.core.collate import microbatches
 from groupwise.core.errors import UsageError
 from groupwise.core.reproducible import prepare
+from groupwise.models.context import positions
 from groupwise.models.folder import loading, read_config
 from groupwise.models.heads import hidden, require_same
-from groupwise.models.load import Policy, from_pretrained, load_tokenizer, positions, require_config, with_backbone
+from groupwise.models.load import Policy, from_pretrained, load_tokenizer, require_config, with_backbone
 
 Tokens = tuple[int, ...]
 
@@ -56,7 +57,7 @@ class RewardModel:
     def rows(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Tokens]:
         """Each prompt with its completion. Raises ValueError as `scores` does."""
         rows = [(*prompt, *completion) for prompt, completion in zip(prompts, completions, strict=True)]
-        check_rows(rows, positions(self.model))
+        check_rows(rows, positions(self.model.config))
         return rows
 
     def batches(self, rows: Sequence[Tokens]) -> list[Tensor]:

@@ -13,7 +13,7 @@ from groupwise.core.errors import RunError
 from groupwise.core.reproducible import reproducible
 from groupwise.core.seeds import stream
 from groupwise.core.settings import Location, Settings
-from groupwise.models.load import positions
+from groupwise.models.context import positions
 from groupwise.models.reward import RewardModel, check_rows
 from groupwise.training.optimizer import OnStep, Optimizer, silent
 from groupwise.training.pairs import Comparison
@@ -96,7 +96,7 @@ def train_reward_model(
     """
     if not comparisons:
         raise ValueError("a reward model needs at least one pair to train on")
-    check_rows([row for pair in comparisons for row in _rows(pair)], positions(model.model))
+    check_rows([row for pair in comparisons for row in _rows(pair)], positions(model.model.config))
     batches = list(_batches(len(comparisons), settings, seed))
     adamw = AdamW(model.model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
 

@@ -387,7 +387,7 @@ def test_requests_that_cannot_be_served_are_refused(qwen: Any, request_: Request
 def test_a_window_is_a_limit_and_the_last_position_can_be_used() -> None:
     sizes = {**SIZES, "sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1}
     engine = LocalEngine(Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8)), EOS, pad=0)
-    with pytest.raises(UsageError, match="20 positions"):
+    with pytest.raises(UsageError, match="sliding window of 20 tokens"):
         engine.generate([Request((5,) * 10, 1, 0)], Sampling(max_new_tokens=11))
     engine = LocalEngine(build("gpt2"), frozenset(), pad=0)
     requests = [Request((5,) * 50, 1, 0, 46), Request((5,) * 95, 3, 1, 1), Request((5,) * 90, 3, 1, 6)]

@@ -1,6 +1,7 @@
 """Prompts and gold completions in tokens, against the limits of the recipe and of the model."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from groupwise.commands.build import too_long
 from groupwise.commands.check.findings import Finding, ShownProblem, fault, graded, note, ok
@@ -11,6 +12,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
 from groupwise.models.chat import Chat
+from groupwise.models.context import positions_in_words
 from groupwise.models.load import text_ids
 
 #: The largest share of gold completions that may be cut off at the limit.
@@ -28,7 +30,7 @@ def completion_encoder(chat: Chat) -> Encode:
     return lambda text: (*text_ids(tokenizer, [text], f"completion {text!r:.60}: ")[0], *([] if end is None else [end]))
 
 
-def lengths(plan: Plan, chat: Chat, positions: int, samples: Sequence[Sample]) -> tuple[list[Finding], int]:
+def lengths(plan: Plan, chat: Chat, config: Any, samples: Sequence[Sample]) -> tuple[list[Finding], int]:
     """Findings, and the tokens of the longest prompt that is used; 0 where prompts cannot be encoded."""
     try:
         prompts = sorted(len(chat.encode(sample)) for sample in samples)
@@ -40,9 +42,9 @@ def lengths(plan: Plan, chat: Chat, positions: int, samples: Sequence[Sample]) -
     except UsageError as error:
         return [spread, fault(str(error)), *golds], prompts[-1]
     longest = selection.longest
-    wrong = too_long(plan, positions, longest)
+    wrong = too_long(plan, config, longest)
     both = f"the longest prompt, {longest} tokens, and {plan.recipe.sampling.max_new_tokens} new ones"
-    room = fault(wrong) if wrong else ok(f"{both} fit the model's {positions} positions")
+    room = fault(wrong) if wrong else ok(f"{both} fit {positions_in_words(config)}")
     return [spread, *map(note, selection.notes), room, *golds], longest
 
 

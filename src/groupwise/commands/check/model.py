@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from groupwise.commands.build import training_engine
@@ -36,7 +35,6 @@ from groupwise.models.load import (
     load_policy,
     load_tokenizer,
     model_folder,
-    positions,
     require_tokenizer,
 )
 from groupwise.models.moe.metrics import comparable
@@ -54,13 +52,13 @@ class ModelFiles:
     """What a model's folder says, before any weight is read.
 
     eos        every id that ends a completion
-    positions  the longest prompt and completion together, tokens
+    config     as transformers takes it
     """
 
     folder: Path
     chat: Chat
     eos: frozenset[int]
-    positions: int
+    config: Any
 
 
 def model_path(plan: Plan, into: Path) -> Path:
@@ -82,8 +80,8 @@ def read_files(folder: Path, plan: Plan) -> ModelFiles:
     require_tokenizer(folder)
     config, generation = read_config(folder, what), read_generation(folder, what)
     tokenizer = load_tokenizer(folder, config)
-    eos, most = end_ids(config, generation, tokenizer, where), positions(SimpleNamespace(config=config))
-    return ModelFiles(folder, chat_of(plan, tokenizer), eos, most)
+    eos = end_ids(config, generation, tokenizer, where)
+    return ModelFiles(folder, chat_of(plan, tokenizer), eos, config)
 
 
 def file_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]:

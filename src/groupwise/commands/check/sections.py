@@ -53,7 +53,7 @@ def sections(plan: Plan, shown: int = 3, with_model: bool = True, notes: Sequenc
             yield Section("model", [fault(f"{error}; so neither lengths nor rows can be shown")])
             return
         yield Section("rewards", _rewards(plan, files))
-        findings, longest = lengths(plan, files.chat, files.positions, _samples(plan, MEASURED))
+        findings, longest = lengths(plan, files.chat, files.config, _samples(plan, MEASURED))
         yield Section("lengths", findings)
         yield _rows(plan, files, shown)
         yield Section("model", _model(plan, files, longest, with_model))

@@ -33,11 +33,11 @@ from groupwise.engines.local.decode import Step
 from groupwise.engines.local.experts import make_experts_recordable
 from groupwise.engines.local.held import Store
 from groupwise.engines.local.outputs import Outputs
-from groupwise.engines.local.prefill import Prefill
+from groupwise.engines.local.prefill import Prefill, require_sampled
 from groupwise.engines.local.rotary import fuse_rotation
 from groupwise.engines.local.rules import Rulebook, Rules
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
-from groupwise.engines.requests import limits_of, positions
+from groupwise.engines.requests import limits_of, local_limit
 from groupwise.engines.stop_strings import Decode
 from groupwise.engines.weights import broken, copy_weights
 from groupwise.models.precision import WeightPrecision, cast_weights
@@ -85,20 +85,21 @@ class LocalEngine:
         self._model: Any = copy.deepcopy(model).eval().requires_grad_(False)
         self._model.zero_grad(set_to_none=True)
         cast_weights(self._model, precision)
-        _require_attention_layers(self._model.config)
         if self._model.config._attn_implementation == "sdpa":
             self._model.set_attn_implementation(ATTENTION)
         self._always_masked = self._model.config._attn_implementation != ATTENTION
         make_experts_recordable(self._model)
+        require_sampled(self._model)
         fuse_rotation(self._model)
         self.version, self.routes, self.tokens_run = 0, routes, 0
         self.precision: Precision = "bf16" if self._model.dtype == torch.bfloat16 else "fp32"
         self._step: Any = Step(self._model, routes)
         self._prefill: Any = Prefill(self._model, pad, routes)
-        self._context = positions(self._model.config)
+        config = self._model.config
+        self._context, self._within = local_limit(config)
         self._device = next(self._model.parameters()).device
         self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS
-        self._vocabulary = self._model.config.vocab_size
+        self._vocabulary = config.get_text_config().vocab_size
         self._rules_of = Rulebook(eos, self._vocabulary, self._device, decode)
         self.options = self._rules_of.options
         self._max_rows, self._progress = max_rows, progress
@@ -122,7 +123,7 @@ class LocalEngine:
         if self._model is None:
             raise RunError("the engine is closed")
         rules = self._rules_of(sampling)
-        limits = limits_of(requests, sampling, self._context, self._vocabulary)
+        limits = limits_of(requests, sampling, self._context, self._vocabulary, self._within)
         queue = Queue(requests, limits, self._held)
         self._held = Store()
         if not requests:
@@ -228,10 +229,3 @@ def _prefill_batch(queue: Queue, takes: Sequence[Take], most: int) -> Sequence[T
         if count and (full or (past is not None) != held):
             return takes[:count]
     return takes
-
-
-def _require_attention_layers(config: Any) -> None:
-    known = {"full_attention", "sliding_attention"}
-    other = sorted(set(getattr(config, "layer_types", None) or ()) - known)
-    if other:
-        raise UsageError(f"the local engine cannot sample a model with {', '.join(other)} layers; use another engine")

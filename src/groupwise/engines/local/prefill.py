@@ -19,14 +19,46 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from groupwise.core.errors import UsageError
 from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
 from groupwise.engines.local.experts import logits_and_experts
 from groupwise.engines.local.held import Held, first_tokens, routes_after
 from groupwise.engines.local.recording import Forward, recorded
+from groupwise.models.folder import error_line
 from groupwise.models.moe.record import Router, record_routes, require_routers, routers
 
 # The longest prompt whose pass is recorded: its attention holds every score, [P,heads,W,W].
 SHORT = 128
+#: The layers that the engine knows, as configurations name them.
+ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+OTHER_ENGINE = 'set engine.name = "vllm"'
+
+
+def require_sampled(model: Any) -> None:
+    """Raises UsageError for a model that runs by itself, but not as the engine runs it; device meta will do.
+
+    Tried on two tokens: the engine gives positions, a mask of each prompt, and a cache of each layer's keys and values.
+    """
+    what = f"the local engine cannot sample {type(model).__name__}"
+    other = sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - ATTENTION_LAYERS)
+    if other:
+        raise UsageError(f"{what}, which has {', '.join(other)} layers; {OTHER_ENGINE}")
+    positions = torch.arange(2)[None]
+    ids, mask = positions.to(model.device), _mask(positions, True, model.dtype, 2).to(model.device)
+    with torch.no_grad():
+        try:
+            model(input_ids=ids, use_cache=True)  # without a cache transformers looks for packed rows, in numbers
+        except Exception:  # it branches on a number, which device meta does not have
+            return
+        try:
+            _, _, *memory = _Forward(model, ())(ids, ids, mask)
+        except Exception as error:
+            raise UsageError(
+                f"{what}: its forward pass refuses positions, a cache and a mask of [prompts,1,tokens,tokens], "
+                f"as models with alibi do ({type(error).__name__}: {error_line(error)}); {OTHER_ENGINE}"
+            ) from None
+    if len(memory) != 2 * model.config.get_text_config().num_hidden_layers:
+        raise UsageError(f"{what}, whose layers do not all keep keys and values of their own; {OTHER_ENGINE}")
 
 
 class Prefill:
@@ -137,7 +169,7 @@ def _last_modules(model: Any) -> list[nn.Module]:
     """The parts of the last layer, and what is beside the layers, such as the last norm: those that have weights."""
     for parent in model.modules():
         for child in parent.children():
-            if isinstance(child, nn.ModuleList) and len(child) == getattr(model.config, "num_hidden_layers", None):
+            if isinstance(child, nn.ModuleList) and len(child) == model.config.get_text_config().num_hidden_layers:
                 parts = [*child[-1].children(), *(other for other in parent.children() if other is not child)]
                 return [part for part in parts if any(True for _ in part.parameters())]
     return []

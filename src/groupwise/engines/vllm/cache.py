@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from groupwise.engines.requests import positions
 from groupwise.engines.vllm.heads import WIDTHS, head_channels, wide_enough
+from groupwise.models.context import positions
 
 MIB = 2**20
 #: Most of a cache that is as large as the rows need.

@@ -12,12 +12,12 @@ from torch import Tensor
 from groupwise.core.engine import Precision, Progress
 from groupwise.core.errors import UsageError, one_line
 from groupwise.engines.outside.spec import EngineSpec
-from groupwise.engines.requests import positions
 from groupwise.engines.settings import WITH_VLLM, EngineSettings
 from groupwise.engines.vllm.cache import cache_bytes
 from groupwise.engines.vllm.engine import Library, ModelFacts, VllmEngine
 from groupwise.engines.vllm.heads import widening_for
 from groupwise.engines.weights import shapes_of
+from groupwise.models.context import positions
 from groupwise.models.folder import read_config
 from groupwise.models.load import load_tokenizer
 from groupwise.models.precision import DTYPES
@@ -78,7 +78,7 @@ def _facts(spec: EngineSpec, config: Any, weights: Mapping[str, Tensor], on_cpu:
     embedding = next((name for name in spec.parameters if name.endswith("embed_tokens.weight")), None)
     return ModelFacts(
         eos=frozenset(spec.eos),
-        vocabulary=config.vocab_size,
+        vocabulary=config.get_text_config().vocab_size,
         context=positions(config),
         parameters={name: shape for name, shape in shapes.items() if name in names},
         buffers={name: shape for name, shape in shapes.items() if name not in names},

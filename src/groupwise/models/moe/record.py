@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.core.errors import UsageError
+from groupwise.models.adapters.targets import routing_modules
 
+WITHOUT_ROUTING = "leave the section [routing] out"
 #: Routes of rows: [tokens run, L, K] each, on the CPU. A row's last token is not run: it has none.
 RowRoutes = tuple[Tensor, ...]
 
@@ -53,12 +55,17 @@ def routers(model: nn.Module) -> tuple[Router, ...]:
 
 
 def require_routers(model: nn.Module) -> tuple[Router, ...]:
-    """A model's routers. Raises UsageError for a model without any."""
+    """A model's routers. Raises UsageError for a model without any, or with others than *TopKRouter."""
     by_layer = routers(model)
+    if not by_layer and (unknown := {type(model.get_submodule(name)).__name__ for name in routing_modules(model)}):
+        raise UsageError(
+            f"{type(model).__name__}: its routers ({', '.join(sorted(unknown))}) are not known: their routes cannot be "
+            f"recorded, replayed or balanced; {WITHOUT_ROUTING}"
+        )
     if not by_layer:
         raise UsageError(
-            f"{type(model).__name__} has no routers (modules named *TopKRouter): it is dense, and there is nothing to "
-            'record or replay; take a mixture-of-experts model, or routing.replay = "none"'
+            f"{type(model).__name__} has no routers: it is dense, and there is nothing to record, replay or balance; "
+            f"take a mixture-of-experts model, or {WITHOUT_ROUTING}"
         )
     return by_layer
 

@@ -1,0 +1,241 @@
+"""Models of transformers' own classes that cannot be trained or sampled as others are, refused by their reasons."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from groupwise.core.collate import collate
+from groupwise.core.engine import Request, Sampling
+from groupwise.core.errors import UsageError
+from groupwise.core.records import Group, Prompt
+from groupwise.core.samples import Sample
+from groupwise.engines.local.engine import LocalEngine
+from groupwise.engines.local.prefill import require_sampled
+from groupwise.models.activations import without_memory
+from groupwise.models.context import positions, window
+from groupwise.models.folder import read_config
+from groupwise.models.heads import check_halves, require_plain_head
+from groupwise.models.load import load_policy
+from groupwise.models.moe.record import require_routers
+from groupwise.training.learner import Learner, LearnerSettings
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+ALIBI = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [1.0, 4.0, 8.0, 16.0],
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 24,
+    "factor": 4.0,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def config_of(kind: str, **keys: Any) -> Any:
+    return getattr(transformers, f"{kind}Config")(**keys)
+
+
+def model_of(config: Any) -> Any:
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def gemma3(**text: Any) -> Any:
+    """A Gemma 3 with a vision tower, as the checkpoints from 4B on are."""
+    inner = {**SIZES, "head_dim": 8, "sliding_window": 64, "initializer_range": 0.2, **text}
+    image = {"image_token_index": 30, "boi_token_index": 31, "eoi_token_index": 32, "mm_tokens_per_image": 4}
+    return config_of("Gemma3", text_config=inner, vision_config=VISION, **image)
+
+
+@pytest.mark.parametrize("spread", [1e-4, 0.02, 1.0], ids=["tiny logits", "usual", "large"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        config_of("Gemma2", **SIZES, head_dim=8),
+        config_of("Gemma2", **SIZES, head_dim=8, final_logit_softcapping=3e4),
+        config_of("Granite", **SIZES, logits_scaling=8.0),
+        config_of("Cohere", **SIZES),
+        config_of("NanoChat", **SIZES),
+    ],
+    ids=["cap", "cap of 30,000", "scale", "cohere", "nanochat"],
+)
+def test_a_cap_or_a_scale_on_logits_is_seen_however_small_they_are(config: Any, spread: float) -> None:
+    config.initializer_range = spread
+    for trial, model in ((check_halves, model_of(config)), (require_plain_head, without_memory(config))):
+        with pytest.raises(UsageError, match="changes its logits"):
+            trial(model)
+
+
+def test_a_scale_before_the_head_is_seen_on_small_logits_too() -> None:
+    model = model_of(config_of("Llama", **SIZES, initializer_range=1e-5))
+    check_halves(model)
+    model.lm_head.register_forward_pre_hook(lambda module, args: (args[0] * (8.0 if module.training else 1.0),))
+    before = model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        model.lm_head.train()
+        try:
+            return before(*args, **kwargs)
+        finally:
+            model.lm_head.eval()
+
+    model.forward = forward
+    with pytest.raises(UsageError, match="changes its logits"):
+        check_halves(model)
+
+
+@pytest.mark.parametrize(
+    "config", [config_of("Bloom", **ALIBI), config_of("Falcon", **ALIBI, alibi=True)], ids=["bloom", "falcon"]
+)
+def test_alibi_is_refused_by_the_engine_and_without_weights(config: Any) -> None:
+    for trial in (
+        lambda: LocalEngine(model_of(config), frozenset(), 0),
+        lambda: require_sampled(without_memory(config)),
+    ):
+        with pytest.raises(UsageError, match=r'alibi .*set engine.name = "vllm"'):
+            trial()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [config_of("Falcon", **ALIBI, alibi=False), config_of("Llama", **SIZES), config_of("Phi3", **SIZES), gemma3()],
+    ids=["falcon", "llama", "phi3", "gemma3"],
+)
+def test_what_can_be_run_is_not_refused_without_weights(config: Any) -> None:
+    require_sampled(without_memory(config))
+    require_plain_head(without_memory(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "gate"),
+    [
+        (config_of("HunYuanMoEV1", **SIZES, head_dim=8, num_experts=4, moe_topk=2), "HunYuanMoEV1Gate"),
+        (config_of("JetMoe", **SIZES, kv_channels=8, num_local_experts=4), "JetMoeTopKGating"),
+        (config_of("Llama4Text", **SIZES, head_dim=8, num_local_experts=4, intermediate_size_mlp=48), "Llama4Router"),
+    ],
+    ids=["hunyuan", "jetmoe", "llama4"],
+)
+def test_routers_of_another_name_are_not_called_dense(config: Any, gate: str) -> None:
+    with pytest.raises(UsageError, match=rf"routers \({gate}\) are not known: their routes cannot be recorded"):
+        require_routers(model_of(config))
+
+
+def test_routers_are_known_or_the_model_is_dense() -> None:
+    mixture = config_of("GptOss", **SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=2)
+    assert len(require_routers(without_memory(mixture))) == 2
+    with pytest.raises(UsageError, match="it is dense"):
+        require_routers(without_memory(config_of("Llama", **SIZES)))
+
+
+@pytest.mark.parametrize(
+    "quantised",
+    [{"quant_method": "fp8"}, {"quant_method": "mxfp4"}, {"quant_method": "bitsandbytes", "load_in_4bit": True}],
+    ids=lambda value: value["quant_method"],
+)
+@pytest.mark.parametrize("nested", [False, True], ids=["outside", "in the text part"])
+def test_quantised_weights_are_refused_before_they_are_read(
+    policy_folder: Path, tmp_path: Path, quantised: Any, nested: bool
+) -> None:
+    folder = Path(shutil.copytree(policy_folder, tmp_path / "model"))
+    fields = json.loads((folder / "config.json").read_text())
+    (fields.setdefault("text_config", {}) if nested else fields)["quantization_config"] = quantised
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(UsageError, match=rf"quantised .*{quantised['quant_method']}.* save them dequantised"):
+        load_policy(folder)
+
+
+def test_an_evaluation_takes_a_model_that_changes_its_logits(policy_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(policy_folder, tmp_path / "model"))
+    vocabulary = read_config(folder, "it").vocab_size
+    model = model_of(config_of("Granite", **{**SIZES, "vocab_size": vocabulary}, logits_scaling=8.0))
+    model.save_pretrained(folder)
+    with pytest.raises(UsageError, match="can be evaluated"):
+        load_policy(folder)
+    policy = load_policy(folder, sampled_only=True)
+    (group,) = LocalEngine(policy.model, frozenset(), 0).generate([Request((5, 9), 2, 0)], Sampling(max_new_tokens=6))
+    for completion in group:
+        ids = torch.tensor([(5, 9, *completion.tokens)])
+        with torch.no_grad():
+            own = policy.model(input_ids=ids).logits.log_softmax(-1)[0, 1:-1]
+        logp = own.gather(-1, ids[0, 2:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(completion.logp_engine), logp, atol=1e-5, rtol=0, check_dtype=False)
+
+
+def require_agreement(model: nn.Module, tokens: int) -> None:
+    """Engine and learner give one log-probability for each sampled token."""
+    prompts = [Prompt(Sample(str(i), str(i), ""), tuple(range(4, 4 + n))) for i, n in enumerate((3, 7, 1))]
+    engine = LocalEngine(model, frozenset(), pad=0)
+    groups = engine.generate([Request(p.tokens, 3, i) for i, p in enumerate(prompts)], Sampling(max_new_tokens=tokens))
+    scored = [tuple(type(c)(**{**vars(c), "score": 0.0}) for c in group) for group in groups]
+    batch = collate([Group(p, group) for p, group in zip(prompts, scored, strict=True)], 0)
+    learner = Learner(model, None, LearnerSettings(tokens_per_microbatch=200), 1.0, 1)
+    old = learner.annotate(batch, old=True, ref=False).need("logp_old")
+    assert float((old - batch.logp_engine)[batch.mask].abs().max()) < 1e-4
+
+
+def test_the_text_part_of_a_multimodal_model_is_sampled_as_it_is_trained() -> None:
+    config = gemma3()
+    assert (positions(config), window(config)) == (96, 64)
+    require_agreement(model_of(config), tokens=57)
+
+
+def test_longrope_is_one_function_up_to_its_original_positions() -> None:
+    keys = {**SIZES, "initializer_range": 0.3, "rope_parameters": LONGROPE, "original_max_position_embeddings": 24}
+    model = model_of(config_of("Phi3", **keys))
+    assert positions(model.config) == 24
+    require_agreement(model, tokens=17)
+    with pytest.raises(UsageError, match=r"the 24 positions \(original_max_position_embeddings\).* at most 17"):
+        require_agreement(model, tokens=18)
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "linear", "default"])
+def test_another_rope_has_all_its_positions(rope: str) -> None:
+    keys = {"rope_type": rope, "rope_theta": 10000.0, **({} if rope == "default" else {"factor": 4.0})}
+    model = model_of(config_of("Llama", **SIZES, rope_parameters=keys))
+    assert positions(model.config) == 96
+    require_agreement(model, tokens=89)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        config_of("Mistral", **SIZES, sliding_window=20),
+        config_of("Gemma3Text", **SIZES, head_dim=8, sliding_window=20),
+        gemma3(sliding_window=20),
+        config_of("Olmo3", **SIZES, sliding_window=20),
+    ],
+    ids=["mistral", "gemma3 text", "gemma3", "olmo3"],
+)
+def test_a_window_is_named_as_one_and_is_no_limit_of_the_model(config: Any) -> None:
+    assert positions(config) == 96
+    engine = LocalEngine(model_of(config), frozenset(), pad=0)
+    assert engine.generate([Request((5,) * 10, 1, 0)], Sampling(max_new_tokens=10))
+    with pytest.raises(UsageError, match=r'sliding window of 20 tokens.*engine.name = "vllm".*at most 10'):
+        engine.generate([Request((5,) * 10, 1, 0)], Sampling(max_new_tokens=11))
