@@ -266,7 +266,7 @@ def test_integers_under_the_names_of_a_backbone_are_no_weights(scorer: Path) -> 
 
 
 def test_a_mask_of_an_older_version_beside_the_weights_is_passed_over(tmp_path: Path, policy: Any) -> None:
-    """GPT-2's files have one for each layer, in bytes; a bias of its attention has a name that ends as the mask's does."""
+    """GPT-2's files have one for each layer, in bytes; a bias of its attention has a name that ends as the mask's."""
     sizes: dict[str, Any] = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 64}
     ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 1}
     model = GPT2LMHeadModel(GPT2Config(**sizes, **ids, vocab_size=len(policy.tokenizer)))
