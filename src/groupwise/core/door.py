@@ -50,7 +50,11 @@ class Door:
             self._send_oldest_away(most=WAITING - 1)
             with self._lock:
                 self._waiting[connection] = None
-            threading.Thread(target=self._meet, args=(connection, peer), name="caller", daemon=True).start()
+            try:
+                threading.Thread(target=self._meet, args=(connection, peer), name="caller", daemon=True).start()
+            except RuntimeError:  # the system has no thread for it
+                self._send_oldest_away(most=0)
+                connection.close()
 
     def close(self) -> None:
         """Nobody is accepted any more. Again does nothing."""
