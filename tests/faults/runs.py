@@ -132,7 +132,7 @@ def _stray(draw: st.DrawFn, ground: Ground, command: str) -> Mutant:
     """Entries that do not belong there, and checkpoints that do and are gone."""
     if draw(st.integers(0, 4)) == 0:
         gone: tuple[tuple[str, Content], ...] = tuple((f"runs/half/checkpoints/step-00000{i}", None) for i in (1, 2))
-        return _mutant("no checkpoint", command, gone, "refuse" if command == "eval" else "same")
+        return _mutant("no checkpoint", command, gone, "refuse" if command in ("eval", "resume") else "same")
     name = draw(st.sampled_from(STRAY))
     place = draw(one("folder", b"", b"{}", "fifo", "link nowhere"))
     return _mutant(f"{place!r} as {name}", command, ((f"runs/half/{name}", place),), "same")

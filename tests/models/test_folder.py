@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from groupwise.core.errors import UsageError
 from groupwise.models.load import load_policy, model_folder
@@ -212,8 +212,71 @@ def test_shards_of_safetensors_load(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     after = load_policy(folder).model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    (folder / "one.safetensors").unlink()
-    refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("nope.safetensors", "nope.safetensors, which is not there"),
+        ("b" * 300 + ".safetensors", "bbb.*, which is not there"),
+        ("a folder.safetensors", "which is not there"),
+        ("nowhere.safetensors", "which is not there"),
+        ("../outside.safetensors", "no name of a file in the folder"),
+        ("/outside.safetensors", "no name of a file in the folder"),
+        ("a/../outside.safetensors", "no name of a file in the folder"),
+        ("./model.safetensors", "no name of a file in the folder"),
+        ("a\0b.safetensors", r"'a\\x00b.safetensors', which is no name of a file in the folder"),
+        ("a\nb.safetensors", "no name of a file in the folder"),
+        (5, "AttributeError"),
+    ],
+)
+def test_an_index_names_files_of_its_folder_that_are_there(named: object, words: str, folder: Path) -> None:
+    names = list(load_file(folder / WEIGHTS))
+    (folder / WEIGHTS).rename(folder.parent / "outside.safetensors")
+    (folder / "a folder.safetensors").mkdir()
+    (folder / "nowhere.safetensors").symlink_to("gone")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, named)}))
+    assert re.search(rf"model\.safetensors\.index\.json.* {words}", refusal(folder))
+
+
+def retyped(path: Path, kind: str, *names: str) -> None:
+    """Changes the type that the header of a file says of tensors, and nothing else."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    for name in names:
+        header[name]["dtype"] = kind
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+@pytest.mark.parametrize("kind", ["I32", "U32"])
+def test_integers_are_no_weights(kind: str, folder: Path) -> None:
+    """Such as those of a header with one word changed, which are finite and of the right shape."""
+    retyped(folder / WEIGHTS, kind, NORM)
+    assert f"1 of its weights are no floating-point numbers ({NORM}: {kind})" in refusal(folder)
+
+
+def test_integers_under_the_names_of_a_backbone_are_no_weights(scorer: Path) -> None:
+    """The files may leave the name of the model around the backbone out, and hold any further layer."""
+    change_weights(scorer, lambda tensors: tensors.update({NORM: tensors[NORM].view(torch.int32)}))
+    assert f"({NORM}: I32)" in refusal(scorer, load_reward_model)
+    change_weights(scorer, lambda tensors: tensors.update({NORM.removeprefix("model."): tensors.pop(NORM)}))
+    assert "layers.1.self_attn.q_norm.weight: I32" in refusal(scorer, load_reward_model)
+
+
+def test_a_mask_of_an_older_version_beside_the_weights_is_passed_over(tmp_path: Path, policy: Any) -> None:
+    """GPT-2's files have one for each layer, in bytes; a bias of its attention has a name that ends as the mask's."""
+    sizes: dict[str, Any] = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 64}
+    ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 1}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **ids, vocab_size=len(policy.tokenizer)))
+    model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    mask = torch.ones(1, 1, 64, 64, dtype=torch.uint8)
+    change_weights(tmp_path, lambda tensors: tensors.update({"transformer.h.0.attn.bias": mask}))
+    load_policy(tmp_path)
+    retyped(tmp_path / WEIGHTS, "I32", "transformer.h.0.attn.c_attn.bias")
+    assert "(transformer.h.0.attn.c_attn.bias: I32)" in refusal(tmp_path)
 
 
 # Fields.

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,42 @@ def test_a_run_goes_on_wherever_it_lies_and_whatever_it_is_called(small, capfd) 
     with pytest.raises(UsageError, match="no checkpoint in it"):
         evaluate_policies([str(folder)])
     assert "step-000001 is damaged (state.json does not match its hash)" in capfd.readouterr().err
+
+
+def rows_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".jsonl", ".json")}
+
+
+def test_a_run_that_has_lost_its_checkpoints_is_not_made_again_over_its_rows(small) -> None:
+    """A copy without them, one that was cut off, a disk that damaged all, or a run that a person stopped early."""
+    run = groupwise.train("quickstart", small(steps=2, checkpoint__keep=2))
+    inside, log, whole = run.folder / "checkpoints", run.folder / "log.txt", rows_of(run.folder)
+    for step in checkpoint.steps(inside):
+        (checkpoint.folder_of(inside, step) / checkpoint.STATE).write_text("{}")
+    with pytest.raises(UsageError, match=r"no checkpoint of it is good \(.*step-000002 is damaged \(state.json "):
+        resume(run.folder)
+    assert checkpoint.steps(inside) == [1, 2]
+    for gone in (lambda: shutil.rmtree(inside), inside.mkdir, (inside / ".partial-step-000001").mkdir):
+        gone()
+        with pytest.raises(UsageError, match=r"its checkpoints are gone, and all 2 steps in metrics\.jsonl ") as told:
+            resume(run.folder)
+        assert "\n" not in str(told.value)
+    (run.folder / "summary.json").unlink()
+    with pytest.raises(UsageError, match="its checkpoints are gone"):
+        resume(run.folder, {"steps": 3})
+    assert rows_of(run.folder) == {name: data for name, data in whole.items() if name != "summary.json"}
+    # As far as a run can come that is killed inside its first save.
+    rows = (run.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run.folder / "metrics.jsonl").write_text("".join(rows[:2]))
+    words = log.read_text()
+    for saved in ("stopped after step 1, saved; go on with: ", "error: an early warning of collapse. Saved: step-1"):
+        log.write_text(f"{words}{saved}\n")
+        with pytest.raises(UsageError, match="its checkpoints are gone, and all 1 steps"):
+            resume(run.folder)
+    log.write_text(words)
+    assert resume(run.folder).finished
+    assert "was ended before its first checkpoint: the 1 steps in metrics.jsonl are made again" in log.read_text()
+    assert (run.folder / "rollouts.jsonl").read_bytes() == whole["rollouts.jsonl"]
 
 
 def test_a_run_whose_rows_are_damaged_sums_up_what_is_whole(small, capfd) -> None:

@@ -80,6 +80,15 @@ def test_a_process_by_itself_sends_nothing():
     ALONE.close()
 
 
+def test_the_ranks_meeting_point_can_be_reached_at_its_host_alone():
+    """Every address of 127.0.0.0/8 is this machine's, and only one of them is the meeting point's."""
+    store = rendezvous("127.0.0.1", 0, 2, leads=True, seconds=5)
+    rendezvous("127.0.0.1", store.port, 2, leads=False, seconds=5).set("a", "b")
+    assert store.get("a") == b"b"
+    with socket.socket() as stranger, pytest.raises(ConnectionRefusedError):
+        stranger.connect(("127.0.0.2", store.port))
+
+
 def test_a_port_that_is_taken_and_ranks_that_do_not_come_are_one_line():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

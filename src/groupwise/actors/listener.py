@@ -1,6 +1,5 @@
 """Where processes that a run has started elsewhere call back: each is known by a token that it alone was given."""
 
-import contextlib
 import hmac
 import secrets
 import socket
@@ -10,6 +9,7 @@ from typing import Any
 
 from groupwise.core.address import Address, keep_alive
 from groupwise.core.channel import Channel, FrameError
+from groupwise.core.door import Door
 
 #: Characters of a token, and seconds in which it must have come.
 TOKEN, PATIENCE = 32, 10.0
@@ -29,9 +29,10 @@ class Listener:
         self._arrived = arrived
         self._expected: set[str] = set()
         place = Address(host, 0)
-        self._listening = socket.create_server(place, family=place.family)
-        self.address = Address(host, self._listening.getsockname()[1])
-        threading.Thread(target=self._accept, name="callers", daemon=True).start()
+        listening = socket.create_server(place, family=place.family)
+        self.address = Address(host, listening.getsockname()[1])
+        self._door = Door(listening, self._known, self._meet)
+        threading.Thread(target=self._door.serve, name="callers", daemon=True).start()
 
     def expect(self) -> str:
         """A new token, good for one connection."""
@@ -45,26 +46,21 @@ class Listener:
 
     def close(self) -> None:
         """Listens no more. Again does nothing."""
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
+        self._door.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._meet, args=(connection,), name="caller", daemon=True).start()
+    def _known(self, connection: socket.socket) -> str | None:
+        """The token that was expected of whoever is there."""
+        try:
+            given = bytes(Channel(connection).receive_raw(TOKEN, PATIENCE))
+        except (OSError, EOFError):
+            return None
+        token = next((one for one in list(self._expected) if hmac.compare_digest(one.encode(), given)), None)
+        self._expected.discard(token or "")
+        return token
 
-    def _meet(self, connection: socket.socket) -> None:
+    def _meet(self, token: str, connection: socket.socket, _: tuple[str, int]) -> None:
         channel = Channel(connection)
         try:
-            given = bytes(channel.receive_raw(TOKEN, PATIENCE))
-            token = next((one for one in list(self._expected) if hmac.compare_digest(one.encode(), given)), None)
-            if token is None:
-                raise FrameError
-            self._expected.discard(token)
             keep_alive(connection)
             facts = channel.receive(PATIENCE)
         except (OSError, EOFError, FrameError):

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -13,10 +14,14 @@ from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.errors import UsageError
-from groupwise.journal.journal import Journal
-from groupwise.journal.recipe_file import COPY, as_written, whole_recipe
+from groupwise.journal.journal import METRICS, SUMMARY, Journal, read_log, sound_metrics
+from groupwise.journal.recipe_file import COPY, RECIPE, as_written, whole_recipe
+from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.optimizer import learning_rate
 from groupwise.training.rollback import Guard, Rollback, rate_after
+
+#: What log.txt says of a checkpoint that was made at another step than every so many.
+SAVED = re.compile(r"stopped after step \d+, saved|\bSaved\b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +53,26 @@ def continuation(run: Path, overrides: Mapping[str, object], step: int) -> Conti
     if after.steps < step:
         raise UsageError(f"steps = {after.steps}: {run} is after step {step} already; set steps = {step} or more")
     return Continuation(before, after, changes)
+
+
+def made_again(run: Path, every: int, damaged: Sequence[str]) -> list[str]:
+    """A line of the steps of a run without a good checkpoint that are made again; none where it has made none.
+
+    every    steps between its checkpoints
+    damaged  a line about each checkpoint that is no good
+    Raises UsageError where it had a checkpoint: nothing is then thrown away that could not be had again.
+    """
+    last = max((row["step"] for row in sound_metrics(run)), default=0)
+    if not last:
+        return []
+    if damaged or last > every or (run / SUMMARY).exists() or SAVED.search(read_log(run)):
+        bad = f"no checkpoint of it is good ({damaged[0].partition(';')[0]})" if damaged else ""
+        raise UsageError(
+            f"{run}: {bad or 'its checkpoints are gone'}, and all {last} steps in {METRICS} would be made again from "
+            f"the start; put a copy of {CHECKPOINTS}/ back, or begin a new run: "
+            f"groupwise train {quote(str(run / RECIPE))} --set name=NEW"
+        )
+    return [f"{run} was ended before its first checkpoint: the {last} steps in {METRICS} are made again"]
 
 
 def _leave_out_unread(table: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from groupwise import loop
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.commands.build import build
 from groupwise.commands.callbacks import Callback, Callbacks, require_callbacks
-from groupwise.commands.going_on import continuation, record_changes
+from groupwise.commands.going_on import continuation, made_again, record_changes
 from groupwise.commands.places import place_of
 from groupwise.commands.policies import pinned
 from groupwise.commands.restarts import with_restarts
@@ -106,13 +106,14 @@ def resume(
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> Run:
-    """Go on with a run, from its newest good checkpoint; without one, from the start.
+    """Go on with a run, from its newest good checkpoint; from the start where it was ended before it had one.
 
     run        a Run, or its folder
     overrides  keys that may change in a run that goes on: {"steps": 200, "learner.learning_rate": 1e-5}
     callbacks  as for train
     quiet      as for train
-    Raises UsageError where the folder is no run, or a key may not change; RunError where the run has to stop.
+    Raises UsageError where the folder is no run, it has lost its checkpoints, or a key may not change; RunError where
+    the run has to stop.
     """
     require_callbacks(callbacks)
     folder = location(run, "run")
@@ -129,6 +130,8 @@ def _resumed(
     state: dict[str, Any] = checkpoint.read_state(newest) if newest else {"step": 0}
     step = state["step"]
     then = continuation(folder, overrides, step)
+    if newest is None:
+        damaged += made_again(folder, then.before.checkpoint.every, damaged)
     # The folder is the run, wherever it was moved and whatever it is called.
     loaded, notes = with_threads(with_given_ranks(then.recipe))
     plan = resolve(loaded, place=Path(os.path.realpath(folder)))

@@ -72,15 +72,20 @@ class Channel:
         if sent < len(data):  # to send nothing fails where the peer has read the message and ended
             self.connection.sendall(data[sent:])
 
-    def receive(self, seconds: float | None = None) -> dict[str, Any]:
-        """The next message. Raises TimeoutError, FrameError, and EOFError or OSError where the peer is gone."""
-        return self.receive_with(0, seconds)[0]
+    def receive(self, seconds: float | None = None, limit: int = LIMIT) -> dict[str, Any]:
+        """The next message, of at most `limit` bytes: one above is not read.
 
-    def receive_with(self, count: int, seconds: float | None = None) -> tuple[dict[str, Any], list[int]]:
+        Raises TimeoutError, FrameError, and EOFError or OSError where the peer is gone.
+        """
+        return self.receive_with(0, seconds, limit)[0]
+
+    def receive_with(
+        self, count: int, seconds: float | None = None, limit: int = LIMIT
+    ) -> tuple[dict[str, Any], list[int]]:
         """The next message and the descriptors that came with it, at most `count`; they are the caller's to close."""
         until = None if seconds is None else time.monotonic() + seconds
         buffer, descriptors = bytearray(), []
-        while (message := unpack(buffer)) is None:
+        while (message := unpack(buffer, limit)) is None:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError

@@ -244,6 +244,15 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return _read_table(folder / SUMMARY)
 
 
+def read_log(folder: Path) -> str:
+    """log.txt; empty where there is none, or it cannot be read."""
+    try:
+        with open_regular(folder / LOG) as file:
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def _read_table(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as file:

@@ -1,19 +1,21 @@
 """A Hugging Face folder before and while a library reads it: what it may hold, and one line for whatever is wrong."""
 
 import json
+import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
-from groupwise.core.errors import GroupwiseError, UsageError, listed
+from groupwise.core.errors import GroupwiseError, UsageError, listed, shortened
 
 #: Of adapters, which are in a checkpoint in the place of a model.
 ADAPTERS = "adapters.json"
@@ -101,13 +103,46 @@ def weight_files(folder: Path, what: str) -> list[Path]:
             names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
             others = [name for name in names if not name.endswith(".safetensors")]
             if names and not others:
-                return [folder / name for name in names]
+                return [_named(folder, name, what) for name in names]
     if others:
         raise UsageError(
             f"{what}: its weights are in {listed(others, most=3)}, and only safetensors are read, because other "
             "formats can run code; save them again with save_pretrained"
         )
     raise UsageError(f"{what}: no weights in it ({WEIGHTS})")
+
+
+def _named(folder: Path, name: str, what: str) -> Path:
+    """A file of the folder that its index names. Raises UsageError, `what` first, where it is elsewhere or missing."""
+    if Path(name).name != name or not name.isprintable():
+        raise UsageError(f"{what}: {INDEX} names {shortened(ascii(name))}, which is no name of a file in the folder")
+    if name not in os.listdir(folder) or not (folder / name).is_file():
+        raise UsageError(f"{what}: {INDEX} names {shortened(name)}, which is not there; copy the whole folder again")
+    return folder / name
+
+
+def require_floating(empty: Any, files: list[Path], what: str) -> None:
+    """Raises UsageError, `what` first, where the files hold integers for a weight of a model without memory (device
+    meta): they would be read as numbers of some 10^9. Buffers of integers, and what transformers passes over, may be.
+    """
+    own = empty.state_dict()
+    passed_over = empty._keys_to_ignore_on_load_unexpected or ()
+    wrong: dict[str, str] = {}
+    for path in files:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  it is no mapping
+                kind = file.get_slice(name).get_dtype()
+                entry = own.get(name, own.get(f"{empty.base_model_prefix}.{name}"))
+                known = not entry.is_floating_point() if entry is not None else _matches(name, passed_over)
+                if not known and not re.match("B?F[0-9]", kind):
+                    wrong[name] = kind
+    if wrong:
+        words = listed([f"{name}: {kind}" for name, kind in sorted(wrong.items())], most=3)
+        raise UsageError(f"{what}: {len(wrong)} of its weights are no floating-point numbers ({words})")
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)
 
 
 def require_room(empty: Any, files: list[Path], what: str) -> None:

@@ -26,6 +26,7 @@ from groupwise.models.folder import (
     read_config,
     read_generation,
     require_finite,
+    require_floating,
     require_printable,
     require_room,
     require_whole,
@@ -140,7 +141,9 @@ def from_pretrained(
     files = weight_files(folder, what)
     with loading(what):
         with torch.device("meta"):
-            require_room(kind.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=False), files, what)
+            empty = kind.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=False)
+        require_room(empty, files, what)
+        require_floating(empty, files, what)
         model, info = kind.from_pretrained(
             folder,
             config=config,

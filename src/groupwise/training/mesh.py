@@ -4,11 +4,13 @@ Every rank calls the same methods in the same order. A mesh of one process, ALON
 """
 
 import json
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 
+from groupwise.core.address import Address
 from groupwise.core.errors import UsageError, one_line, shortened
 from groupwise.core.records import Batch
 from groupwise.core.tensor_layout import DTYPES
@@ -201,11 +204,18 @@ def layout_of(named: Mapping[str, Tensor]) -> list[tuple[str, str, list[int]]]:
 def rendezvous(host: str, port: int, size: int, leads: bool, seconds: float = DEADLINE) -> TCPStore:
     """Where the ranks find one another: rank 0 keeps it, at a free port where `port` is 0; its `port` says which.
 
+    It can be reached at `host` alone: torch itself would listen at every address of the machine.
     Raises UsageError where rank 0 cannot keep it there, or the others cannot reach it.
     """
+    make = partial(TCPStore, host, world_size=size, timeout=timedelta(seconds=seconds), wait_for_workers=False)
     try:
-        return TCPStore(host, port, size, is_master=leads, timeout=timedelta(seconds=seconds), wait_for_workers=False)
-    except RuntimeError as error:  # torch's own, which has no finer class
+        if not leads:
+            return make(port=port, is_master=False)
+        place = Address(host, port)
+        listening = socket.create_server(place, family=place.family)
+        own = listening.getsockname()[1]
+        return make(port=own, is_master=True, master_listen_fd=listening.detach())  # torch closes it
+    except (OSError, RuntimeError) as error:  # torch's own, which has no finer class
         what = "cannot be kept" if leads else "cannot be reached"
         raise UsageError(f"the ranks' meeting point {host}:{port} {what}: {shortened(one_line(error))}") from None
 

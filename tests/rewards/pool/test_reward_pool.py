@@ -409,6 +409,30 @@ def test_limits_that_nothing_could_run_in_are_refused(fields: dict[str, Any]) ->
         Limits(**fields)
 
 
+@linux
+@pytest.mark.parametrize("moment", ["before a worker", "while workers score", "at rest"])
+def test_a_process_that_makes_workers_is_killed_and_every_completion_has_its_score(moment: str, tmp_path: Path) -> None:
+    """All that it made ends with it, whatever that was doing, and no completion is charged for it."""
+    (tmp_path / "own.py").write_text("import time\ndef f(attempt):\n    time.sleep(0.02)\n    return 0.5\n")
+    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=2)) as pool:
+        dispatcher = pool._dispatcher
+        if moment == "at rest":
+            assert score(pool, "mine", attempts("good"))[0].value == 0.5
+        tickets = pool.submit("mine", attempts(*["good"] * 20))
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            maker, slots = dispatcher.maker, dispatcher.slots
+            if moment == "while workers score" and not any(slot.served for slot in slots):
+                continue
+            if maker is not None and (slots or moment != "before a worker"):
+                break
+            time.sleep(0.001)
+        assert maker is not None
+        os.kill(maker.process.pid, signal.SIGKILL)
+        assert [(r.value, r.cause) for r in pool.wait(tickets)] == [(0.5, None)] * 20
+        assert dispatcher.maker is not maker
+
+
 def test_a_lost_process_that_starts_workers_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     child = Child("no.such.module")
     child.process.wait()

@@ -160,7 +160,7 @@ class OutsideEngine:
 
     def _start(self, again: bool) -> Declared:
         """A process with the engine in it; none where that fails."""
-        process = EngineProcess(self._reach(again))
+        process = EngineProcess(self._reach(again), self._settings.place_key)
         try:
             seconds = self._settings.start_deadline
             declared = process.start(self._spec, self._write_folder, self._weights.shared, self._weights.stamp, seconds)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from groupwise.core.address import Address, keep_alive
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.children import Child, ending
+from groupwise.core.door import Door
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.peer import PeerLost
 from groupwise.engines.address import PATIENCE, greeting
@@ -19,6 +20,8 @@ from groupwise.engines.address import PATIENCE, greeting
 MODULE = "groupwise.engines.outside.connected"
 #: Seconds in which a process whose connection has ended is seen to have ended too.
 GRACE = 2.0
+#: Bytes that the message may have in which a run says its name: nothing is known yet of whoever sends it.
+NAME = 256
 
 
 class EngineServer:
@@ -41,36 +44,27 @@ class EngineServer:
         self._run, self._child = "", None
         self._ended: set[Child] = set()  # here, and not of themselves
         try:
-            self._listening = socket.create_server(address, family=address.family)
+            listening = socket.create_server(address, family=address.family)
         except (OSError, OverflowError) as error:
             words = f"cannot listen at {address}: {_in_words(error)}"
             raise UsageError(f"{words}; take another port, or 0 for any that is free") from None
-        self.address = Address(address.host, self._listening.getsockname()[1])
+        self.address = Address(address.host, listening.getsockname()[1])
+        self._door = Door(listening, self._run_of, self._answer)
 
     def serve(self) -> None:
         """Until it is closed, from another thread or by an interrupt."""
-        while True:
-            try:
-                connection, peer = self._listening.accept()
-            except OSError:
-                return
-            name = str(Address(peer[0], peer[1]))
-            threading.Thread(target=self._answer, args=(connection, name), daemon=True).start()
+        self._door.serve()
 
     def close(self) -> None:
         """Ends the engine's process, and listens no more."""
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
+        self._door.close()
         with self._lock:
             self._end_process()
 
-    def _answer(self, connection: socket.socket, name: str) -> None:
-        """One connection, to its end."""
+    def _answer(self, run: str, connection: socket.socket, peer: tuple[str, int]) -> None:
+        """One connection of a run, to its end."""
+        name = str(Address(*peer))
         with connection:
-            run = self._run_of(connection)
-            if run is None:
-                return  # it only looked whether there is a server, or was none of a run
             child = self._process_for(run, connection, name)
         if child is None:
             return
@@ -87,14 +81,15 @@ class EngineServer:
             self._note(f"{name} {how}, after {time.monotonic() - began:.0f} s")
 
     def _run_of(self, connection: socket.socket) -> str | None:
-        """The name that a run gives itself."""
+        """The name that a run gives itself; None of whoever only looks whether there is a server, or is no run."""
         channel = Channel(connection)
         try:
             keep_alive(connection)
             channel.send(greeting(), seconds=PATIENCE)
-            return str(channel.receive(PATIENCE)["run"])
-        except (OSError, EOFError, FrameError, KeyError):
+            run = channel.receive(PATIENCE, limit=NAME).get("run")
+        except (OSError, EOFError, FrameError):
             return None
+        return run if isinstance(run, str) else None
 
     def _process_for(self, run: str, connection: socket.socket, name: str) -> Child | None:
         """A process that has the connection; None where another run has one."""

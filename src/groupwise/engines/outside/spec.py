@@ -28,6 +28,7 @@ class EngineSpec:
     attention, experts   transformers' names of what computes the model's attention and its experts
     threads     of torch: the bits depend on them
     parameters  the names that every load must have
+    vocabulary  ids of the model
     """
 
     settings: dict[str, Any]
@@ -40,6 +41,7 @@ class EngineSpec:
     experts: str | None
     threads: int
     parameters: tuple[str, ...]
+    vocabulary: int
 
 
 def spec_of(policy: Policy, settings: EngineSettings, routes: bool) -> EngineSpec:
@@ -56,6 +58,7 @@ def spec_of(policy: Policy, settings: EngineSettings, routes: bool) -> EngineSpe
         experts=model.config._experts_implementation,
         threads=max(1, torch.get_num_threads() // settings.count),
         parameters=tuple(name for name, _ in model.named_parameters()),
+        vocabulary=model.config.get_text_config().vocab_size,
     )
 
 

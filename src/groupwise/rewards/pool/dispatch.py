@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from groupwise.core.channel import FrameError
-from groupwise.core.children import Child
+from groupwise.core.children import Child, ending
 from groupwise.core.environment import Conversation
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.peer import PeerLost
@@ -28,6 +28,8 @@ from groupwise.rewards.pool.work import Entry, take
 PATIENCE = 10.0
 #: Seconds after which what is left of a worker that was asked to end is not waited for any more.
 FAREWELL = 30.0
+#: How often in a row what makes workers may be lost, as where the system kills a process for its memory.
+LOSSES = 3
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Dispatcher:
         self.closing = False
         self.thread: threading.Thread | None = None
         self.slots: list[Slot] = []
+        self.maker: Child | None = None
+        self.losses = 0  # of makers, since something was scored
         self.spent = 0.0  # seconds that workers have scored
         self.single: dict[str, bool] = {}  # by reward: whether it scores one by one, once a worker has said so
         self.called, self.call = socket.socketpair()
@@ -125,17 +129,30 @@ class Dispatcher:
 
     def _work(self) -> None:
         try:
-            with contextlib.closing(self._zygote()) as zygote:
-                while not self.closing and self.broken is None:
-                    self._feed(zygote)
-                    self._listen(self._patience())
-                    self._watch()
-                self._finish()
+            while not self.closing and self.broken is None:
+                self._feed()
+                self._listen(self._patience())
+                self._watch()
+            self._finish()
         except Exception as error:  # whatever it is: every thread that waits must get it
             why = "the process that starts them is lost" if isinstance(error, PeerLost) else type(error).__name__
             self._break(RunError(f"rewards: the processes that score do not start: {why}: {error}"))
+        finally:
+            if self.maker is not None:
+                self.maker.close()
         with self.changed:
             self.changed.notify_all()
+
+    def _living_maker(self) -> Child:
+        """What makes workers, started again where it was lost. Raises PeerLost where that happens again and again."""
+        if self.maker is not None and not self.maker.usable:
+            self.maker.close()
+            self.losses += 1
+            if self.losses > LOSSES:
+                raise PeerLost(f"it ended: {ending(self.maker.process.returncode)}")
+            self.maker = None
+        self.maker = self.maker or self._zygote()
+        return self.maker
 
     def _zygote(self) -> Child:
         return Child(
@@ -145,7 +162,7 @@ class Dispatcher:
             stderr=None,
         )
 
-    def _feed(self, zygote: Child) -> None:
+    def _feed(self) -> None:
         """Gives every idle worker what is next, and starts workers where there is more to do than workers."""
         with self.changed:
             for slot in [slot for slot in self.slots if slot.ready and not slot.busy and not slot.ending]:
@@ -158,7 +175,7 @@ class Dispatcher:
                     self._give(slot, entries)
             starting = sum(not slot.ready and not slot.ending for slot in self.slots)
             for _ in range(min(len(self.queue) - starting, self.limits.workers - len(self.slots))):
-                self._start(zygote)
+                self._start()
 
     def _may_have(self, slot: Slot, entry: Entry) -> bool:
         """An episode goes on where it lives; elsewhere it would have to be played again from its beginning."""
@@ -167,15 +184,19 @@ class Dispatcher:
             return True
         return not any(episode in other.episodes for other in self.slots if other is not slot and not other.ending)
 
-    def _start(self, zygote: Child) -> None:
+    def _start(self) -> None:
         line, theirs = socket.socketpair()
         leash, keepers = socket.socketpair()
         with theirs, keepers, contextlib.ExitStack() as unless_sent:
             unless_sent.callback(line.close)
             unless_sent.callback(leash.close)
-            zygote.send({}, [theirs.fileno(), keepers.fileno()])
+            while True:
+                maker = self._living_maker()
+                with contextlib.suppress(PeerLost):
+                    maker.send({}, [theirs.fileno(), keepers.fileno()])
+                    break
             unless_sent.pop_all()
-        slot = Slot(line, leash)
+        slot = Slot(line, leash, maker)
         slot.clock.start()
         self.slots.append(slot)
         self.selector.register(line, selectors.EVENT_READ, slot)
@@ -265,6 +286,7 @@ class Dispatcher:
             self._put_back(again)
             self.changed.notify_all()
         slot.served = True
+        self.losses = 0
 
     def _failed(self, slot: Slot, result: ScoreResult) -> None:
         """A call for all entries of a worker failed: whose fault it is shows when each is called alone."""
@@ -299,7 +321,9 @@ class Dispatcher:
         slot.close()
         if self.closing or self.broken is not None:
             return
-        if not slot.ready or slot.loading or (slot.entries and slot.entries[0].attempt is None):
+        if slot.orphaned:
+            self._put_back(slot.entries)
+        elif not slot.ready or slot.loading or (slot.entries and slot.entries[0].attempt is None):
             self._break(self._start_error(slot))
         elif slot.entries and self.single.get(slot.entries[0].name):
             self._put_back(slot.entries[1:])

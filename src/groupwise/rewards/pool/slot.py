@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.core.channel import unpack
-from groupwise.core.children import ending
+from groupwise.core.children import Child, ending
 from groupwise.core.environment import Conversation
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.trace import own_lines
@@ -23,6 +24,8 @@ from groupwise.rewards.pool.work import Entry
 SWARM = 16
 #: Seconds between two counts of them, and between two looks at one that may be waiting for a core.
 LOOK_AGAIN, LOOK = 0.1, 0.02
+#: Seconds in which the end of what made a worker is seen, once the worker's is.
+REST = 0.05
 
 
 @dataclass
@@ -80,6 +83,7 @@ class Slot:
     """A worker.
 
     line     its connection, and what has come over it; `leash` and its buffer are the keeper's (zygote.keep)
+    maker    the process that made it
     report   what the keeper said last: the worker's wait status and the end of its output
     entries  what it was given and has not answered yet
     episodes  the numbers of those that live in it, all of one round
@@ -89,6 +93,7 @@ class Slot:
 
     line: socket.socket
     leash: socket.socket
+    maker: Child
     line_buffer: bytearray = field(default_factory=bytearray)
     leash_buffer: bytearray = field(default_factory=bytearray)
     clock: Clock = field(default_factory=Clock)
@@ -104,6 +109,15 @@ class Slot:
     report: dict[str, Any] = field(default_factory=dict)
     episodes: set[int] = field(default_factory=set)
     round: int = 0
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether it is gone because the process that made it is: then all end, and none says how its worker did."""
+        if self.late or self.report.get("status") is not None:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.maker.process.wait(REST)
+        return not self.maker.usable
 
     def play(self, conversations: Sequence[Conversation]) -> None:
         """From now on these episodes live here, and none of earlier rounds does."""

@@ -1,0 +1,81 @@
+"""Where strangers may connect: whoever has not said who they are takes little room, and ends nothing."""
+
+import contextlib
+import errno
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: Connections that may be about to say who they are; for one more the oldest of them goes.
+WAITING = 64
+#: Seconds after which it is tried again where the system has no descriptor or no memory for a connection.
+PAUSE = 0.05
+#: What says that the socket was closed here. Whatever else goes wrong is a connection's, and the next one may be had.
+CLOSED = (errno.EBADF, errno.EINVAL)
+
+
+class Door:
+    """Accepts connections at a socket until that is closed, each in a thread of its own.
+
+    listening  the socket
+    known      (connection) -> who is there, within a bounded time, whatever they send; None sends them away
+    met        (who is there, connection, host and port): what happens then
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        known: Callable[[socket.socket], T | None],
+        met: Callable[[T, socket.socket, tuple[str, int]], None],
+    ) -> None:
+        self._listening, self._known, self._met = listening, known, met
+        self._lock = threading.Lock()
+        self._waiting: dict[socket.socket, None] = {}  # the oldest first
+
+    def serve(self) -> None:
+        """Until the socket is closed, from another thread or by an interrupt."""
+        while True:
+            try:
+                connection, peer = self._listening.accept()
+            except OSError as error:
+                if self._listening.fileno() < 0 or error.errno in CLOSED:
+                    return
+                self._send_oldest_away(most=WAITING // 2)
+                time.sleep(PAUSE)
+                continue
+            self._send_oldest_away(most=WAITING - 1)
+            with self._lock:
+                self._waiting[connection] = None
+            try:
+                threading.Thread(target=self._meet, args=(connection, peer), name="caller", daemon=True).start()
+            except RuntimeError:  # the system has no thread for it
+                self._send_oldest_away(most=0)
+                connection.close()
+
+    def close(self) -> None:
+        """Nobody is accepted any more. Again does nothing."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def _meet(self, connection: socket.socket, peer: tuple[str, int]) -> None:
+        who = self._known(connection)
+        with self._lock:
+            self._waiting.pop(connection, None)
+        if who is None:
+            connection.close()
+        else:
+            self._met(who, connection, (peer[0], peer[1]))
+
+    def _send_oldest_away(self, most: int) -> None:
+        """Until `most` are waiting. Their threads see the end of the connection, and close it."""
+        with self._lock:
+            while len(self._waiting) > most:
+                oldest = next(iter(self._waiting))
+                del self._waiting[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)

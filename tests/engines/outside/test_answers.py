@@ -1,0 +1,143 @@
+"""Laws of what comes back over a wire: all that was asked for and nothing else, or one line."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from groupwise.core.channel import Channel
+from groupwise.core.engine import Finished, Request, Sampling
+from groupwise.core.errors import RunError
+from groupwise.core.peer import Peer
+from groupwise.core.records import Completion
+from groupwise.engines.outside import wire
+from groupwise.engines.outside.process import EngineProcess
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+REQUESTS, SAMPLING = [Request((3, 4), 1, 0, max_new_tokens=3), Request((3,), 1, 0)], Sampling(max_new_tokens=2)
+RIGHT = [[Completion.of_one_turn((6, 1, 14), (-1.0, -0.5, 1e-7), "length", 3)],
+         [Completion.of_one_turn((1,), (0.0,), "stop", 2)]]  # fmt: skip
+
+
+def element(name: str, value: object) -> Change:
+    """Another first element of an array."""
+
+    def change(_: dict[str, Any], arrays: dict[str, Any]) -> None:
+        arrays[name] = np.array([value, *arrays[name][1:]])
+
+    return change
+
+
+def field(**named: Any) -> Change:
+    return lambda content, _: content.update(named)
+
+
+def span(**named: Any) -> Change:
+    return lambda content, _: content["spans"][0][0].update(named)
+
+
+WRONG: dict[str, tuple[Change, str]] = {
+    "an id beyond the vocabulary": (element("tokens", 15), "completion 0: id 15 is not one of the model's, .* 0 to 14"),
+    "an id below 0": (element("tokens", -1), "id -1 is not"),
+    "half an id": (element("tokens", 0.5), "id 0.5 is not"),
+    "NaN": (element("logp_engine", np.nan), "a log-probability of nan"),
+    "-inf": (element("logp_engine", -np.inf), "a log-probability of -inf"),
+    "a probability above 1": (element("logp_engine", 0.1), "a log-probability of 0.1"),
+    "no finish": (field(finish=[None, "stop"]), "finish is None, where it is one of stop, length"),
+    "another finish": (field(finish=["abort", "stop"]), "finish is 'abort'"),
+    "a stop string of its own": (field(stop=["x", ""]), "a stop string that was not asked for"),
+    "another count": (field(groups=[2, 0]), "2 completions of 2 requests for 2 of 2|tokens"),
+    "a request less": (field(groups=[1]), "1 completions of 1 requests for 2 of 2"),
+    "more than it has": (field(groups=[1, 1, 10**9]), "IndexError"),
+    "too many tokens": (lambda c, _: c.update(tokens=[1, 3], spans=[c["spans"][1], c["spans"][0]]), "3 tokens, where"),
+    "the future": (span(version=4), "sampled by version 4 of the weights, which has version 3"),
+    "before the start": (span(version=-1), "version -1"),
+    "an environment's": (span(own=False), "span"),
+    "a gap": (span(start=1), "without gaps"),
+    "an unknown origin": (span(whence=1), "KeyError"),
+    "work not to be done": (field(tokens_run=10**30), "tokens were computed"),
+    "supports outside": (
+        lambda c, a: (c.update(support_ids=[3, None], support_start=[4, None]),
+                      a.update(support_ids=np.array([1, 2, 15], np.int32), support_start=np.arange(4))),
+        "sampling supports are not ids from 0 to 14",
+    ),
+    "experts of other tokens": (
+        lambda c, a: (c.update(routes=[3, None]), a.update(routes=np.zeros((3, 1, 1), np.uint8))), "for 4 tokens"
+    ),
+    "nothing": (lambda c, _: c.clear(), "KeyError"),
+}  # fmt: skip
+
+
+def asked(messages: list[wire.Message], on_finish: Callable[[Finished], None] | None = None) -> wire.Answer:
+    """What a run gets of an engine that sends these."""
+    ours, theirs = map(Channel, socket.socketpair())
+    line: Any = Peer(ours)
+    line.pid, line.explained = None, lambda lost: lost
+
+    def other() -> None:
+        theirs.receive(5)
+        for content, arrays in messages:
+            wire.send(theirs, content, arrays)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    process = EngineProcess(line, "engine.address = 'gpu-1:7001'")
+    process._vocabulary, process._version = 15, 3  # as `start` and `load` have them
+    try:
+        return process.generate(REQUESTS, SAMPLING, on_finish, 5.0)
+    finally:
+        thread.join()
+        ours.close()
+        theirs.close()
+
+
+def answer(change: Change = lambda content, arrays: None) -> wire.Message:
+    content, arrays = wire.answer_message(RIGHT, 5)
+    changed = dict(arrays)
+    change(content, changed)
+    return wire.Message({"answer": content}, changed)
+
+
+def test_a_right_answer_is_taken() -> None:
+    done = Finished(1, 0, (1,), "stop")
+    told: list[Finished] = []
+    came = asked([wire.Message(wire.finished_message(done), {}), answer()], told.append)
+    assert [[c.tokens for c in group] for group in came.groups] == [[(6, 1, 14)], [(1,)]]
+    assert told == [done]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_answer_is_refused_in_one_line_that_names_the_engine(name: str) -> None:
+    change, words = WRONG[name]
+    with pytest.raises(RunError, match=rf"^engine.address = 'gpu-1:7001': what came back is no answer .*({words})"):
+        asked([answer(change)])
+
+
+@pytest.mark.parametrize(
+    "done",
+    [Finished(2, 0, (1,), "stop"), Finished(0, 1, (1,), "stop"), Finished(-1, 0, (1,), "stop"),
+     Finished(0, 0, (15,), "stop"), Finished(0, 0, (1,), "x"), Finished(1, 0, (1, 1, 1), "stop")],
+)  # fmt: skip
+def test_a_completion_that_was_not_asked_for_is_not_heard_of(done: Finished) -> None:
+    told: list[Finished] = []
+    with pytest.raises(RunError, match="what came back is no answer to what was asked: "):
+        asked([wire.Message(wire.finished_message(done), {}), answer()], told.append)
+    assert not told
+
+
+@pytest.mark.parametrize("arrays", [{"tokens": ["int64", [-1]]}, {"tokens": ["O", [1]]}, {"tokens": ["x", [1]]}, 5])
+def test_arrays_that_cannot_be_are_refused(arrays: Any) -> None:
+    ours, theirs = map(Channel, socket.socketpair())
+    line: Any = Peer(ours)
+    line.pid, line.explained = None, lambda lost: lost
+    theirs.send({"answer": {}, "arrays": arrays})
+    theirs.send_raw(b"\0" * 8)
+    with pytest.raises(RunError, match="what came back is no answer to what was asked: "):
+        EngineProcess(line).generate(REQUESTS, SAMPLING, None, 5.0)
+    ours.close()
+    theirs.close()
