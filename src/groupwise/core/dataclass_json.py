@@ -18,8 +18,7 @@ def to_json(value: Any) -> Any:
     {'dtype': 'uint8', 'shape': [2], 'base64': 'AQI='}
     """
     if dataclasses.is_dataclass(value):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {name: to_json(entry) for name, entry in fields.items() if entry is not ...}  # a default that is none
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {key: to_json(entry) for key, entry in value.items()}
     if isinstance(value, (tuple, list)):

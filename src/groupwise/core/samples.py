@@ -22,8 +22,8 @@ class Sample:
               the data has one; empty otherwise
     heldout_set  the held-out set that it is in, where a task has several by name; "" otherwise
     seed      what an environment's random numbers are drawn from; 0 where the task has no environment
-    held_answer  (the gold answer as the data holds it,) where that is no text: a number, a list, None; () where `answer`
-              is all there is
+    held_answer  (the gold answer as the data holds it,) where that is no text: a number, a list, None; () where
+              `answer` is all there is
     """
 
     key: str
