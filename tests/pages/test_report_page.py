@@ -79,7 +79,7 @@ def test_the_heat_map_tells_the_numbers_of_rollouts_jsonl(look, run_folder):
 
 def test_the_browser_of_rollouts_filters_and_opens(look, run_folder):
     seen = look(run_folder / "report.html")
-    rows = read_rows(run_folder / "rollouts.jsonl")
+    rows = [row for name in ("rollouts", "heldout") for row in read_rows(run_folder / f"{name}.jsonl")]
     count = seen.page.locator(".rollouts .count")
     assert int(count.get_attribute("data-completions")) == len(rows)
     prompt = rows[0]["prompt"]
@@ -91,7 +91,8 @@ def test_the_browser_of_rollouts_filters_and_opens(look, run_folder):
     seen.page.locator('[data-filter="reset"]').click()
     seen.page.locator('[data-filter="kind"]').select_option("mixed")
     shown = int(count.get_attribute("data-groups"))
-    assert 0 < shown < len({(r["step"], r["group"]) for r in rows})
+    assert 0 < shown < len({(r["fate"], r["step"], r["group"]) for r in rows})
+    seen.page.locator('[data-filter="fate"]').select_option("trained")  # of those held out there are two a problem
     first = seen.page.locator(".rollouts [data-step]").first
     first.locator("summary").first.click()
     first.locator("[data-row]").first.wait_for()  # a browser tells of an opened part in its own time

@@ -9,7 +9,7 @@ def distinct(completions, log_extra=None, log_metric=None, **kwargs):
     return [float(len(set(text))) for text in completions]
 
 
-def by_length(data_source, solution_str, ground_truth, extra_info=None):
+def by_length(data_source, solution_str, ground_truth=None, extra_info=None):
     """verl's form: a dictionary whose other keys are looked at and not trained on."""
     return {"score": len(solution_str) / 10, "acc": float(len(solution_str) > 4), "source": data_source}
 

@@ -146,7 +146,7 @@ def test_swapped_columns_of_a_marked_answer_are_one_line_that_names_them(check: 
 
 @pytest.mark.parametrize("kind", ["math", "exact"])
 def test_swapped_columns_of_plain_answers(check: Check, kind: str) -> None:
-    """`exact` finds any text equal to itself: there the answers' look must tell."""
+    """Either check finds a text equal to itself: the answers' look must tell."""
     rows = [{"question": f"What is {i} + 1, or {i} + 2 - 1?", "answer": f"{i + 1} it is"} for i in range(60)]
     keys = ("task.prompt=answer", "task.answer=question", "task.answer_after=", "task.solution=", f"task.check={kind}")
     code, lines, _ = check(*keys, train=rows[:40], test=rows[40:])
@@ -154,9 +154,7 @@ def test_swapped_columns_of_plain_answers(check: Check, kind: str) -> None:
     assert code == 1
     look = "100% of the gold answers are questions and the prompts are not: task.prompt and task.answer look swapped"
     assert f"problems: {look}" in told
-    assert any("the reward does not recognise the data's own answers: swapped columns" in t for t in told) == (
-        kind == "math"
-    )
+    assert not any("the reward does not recognise the data's own answers" in t for t in told)
 
 
 def test_a_duplicated_test_row(check: Check) -> None:

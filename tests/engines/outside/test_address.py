@@ -24,8 +24,6 @@ import torch
 import groupwise
 from groupwise.commands.serve import serve
 from groupwise.commands.train import resume
-from groupwise.config import recipe
-from groupwise.config.resolve import resolve
 from groupwise.core.channel import pack
 from groupwise.core.engine import Finished, Request
 from groupwise.core.errors import RunError, UsageError
@@ -281,11 +279,11 @@ def test_a_host_that_is_not_there_is_one_line() -> None:
         require_answer(Address.of("no.such.host.invalid:7001"))
 
 
-def test_an_address_where_nothing_listens_is_refused_before_a_model_is_loaded() -> None:
+def test_an_address_where_nothing_listens_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(UsageError) as error:
-        resolve(recipe.load("quickstart", {"engine.address": f"127.0.0.1:{port}"}))
+        groupwise.train("quickstart", tiny_run(tmp_path, engine__address=f"127.0.0.1:{port}"))
     assert str(error.value) == (
         f"engine.address = '127.0.0.1:{port}': nothing listens there; start it on that machine: groupwise serve {port}"
     )

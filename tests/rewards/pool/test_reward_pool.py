@@ -20,6 +20,7 @@ from groupwise.commands.check.findings import Level
 from groupwise.commands.check.trials import Kind, TrialScores
 from groupwise.core.children import Child
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.records import Completion
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.form import Format
@@ -160,7 +161,7 @@ def test_a_call_for_many_that_fails_is_said_also_where_each_alone_has_a_score(
     assert outcomes(results) == [1.0] * 8
     scorer = Scorer(Arithmetic(), str, Mix({"best": 1.0}))
     for attempt, result in zip(given, results, strict=True):
-        scorer.note(attempt.sample, {"best": result})
+        scorer.note(attempt.sample, {"best": result}, Completion.of_one_turn((5,), (0.0,), "stop", version=0))
     (told,) = scorer.take_unshown()
     assert told.startswith(f"best, called again for each completion alone: {words}")
     (finding,) = repeated_findings(TrialScores("best", [{Kind.GOLD: result} for result in results]))

@@ -31,6 +31,9 @@ FAREWELL = 30.0
 #: How often in a row what makes workers may be lost, as where the system kills a process for its memory.
 LOSSES = 3
 
+#: How one completion can end a call for many: that is no fault of the reward, and is not told.
+OF_ONE = (Cause.TIMEOUT, Cause.CRASH, Cause.MEMORY)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -294,7 +297,11 @@ class Dispatcher:
             self._answer(slot, [result])
             return
         slot.served = True
-        how = f"{result.cause} of a call for {len(slot.entries)} completions: {result.detail}"
+        how = (
+            ""
+            if result.cause in OF_ONE
+            else f"{result.cause} of a call for {len(slot.entries)} completions: {result.detail}"
+        )
         self._put_back([replace(entry, alone=True, failed=how) for entry in slot.entries])
         slot.entries = []
 
