@@ -68,10 +68,10 @@ class Choice:
         """The letters that an unmarked text names: at the beginning of a line, or behind a word for an option."""
         letter = rf"\(?[{self.letters}]\)?(?![\w'+#])"
         several = (
-            rf"({letter}(?:(?:\s*[,/]\s*|\s*,?\s*(?:or|and)\s+|(?<=\))\s*(?=\()){letter})*)"
+            rf"({letter}(?:(?:\s*[,/]\s*|\s*(?:,\s*)?(?:or|and)\s+|(?<=\))\s*(?=\()){letter})*)"
             rf"(?!\s*[=^+*/<>?])(?!\s+{_DENIES})"
         )
-        begun = rf"^[\W_]*(?:option\s+|choice\s+)?{several}(?:{_NAMES})"
+        begun = rf"^(?:[^\w\n]|_){{0,20}}(?:option\s+|choice\s+)?{several}(?:{_NAMES})"
         chains = re.finditer(rf"{_CUES}{several}(?!\s+\S*\d)|{begun}", plain, re.MULTILINE | re.IGNORECASE)
         named = [(chain.group(1) or chain.group(2), chain.start(1 if chain.group(1) else 2)) for chain in chains]
         said = [chain for chain, at in named if not _DENIED.search(plain, max(0, at - 60), at)]
