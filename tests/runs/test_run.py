@@ -256,13 +256,14 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(small, capfd):
     assert_same_run(whole, cut)
 
 
-def test_resuming_without_any_good_checkpoint_starts_over(small):
-    whole = groupwise.train("quickstart", small(name="whole")).folder
+def test_a_run_whose_checkpoints_are_all_damaged_is_left_as_it_is(small):
     cut = groupwise.train("quickstart", small(name="cut")).folder
     for step in (3, 4):
         (cut / "checkpoints" / f"step-{step:06d}" / "manifest.json").write_text("{")
-    assert resume(cut).finished
-    assert_same_run(whole, cut)
+    before = (cut / "metrics.jsonl").read_bytes()
+    with pytest.raises(UsageError, match="no checkpoint of it is good .* would be made again from the start"):
+        resume(cut)
+    assert (cut / "metrics.jsonl").read_bytes() == before
 
 
 def test_what_is_no_run_is_not_resumed(tmp_path: Path):
