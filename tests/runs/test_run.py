@@ -261,7 +261,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_left_as_it_is(small):
     for step in (3, 4):
         (cut / "checkpoints" / f"step-{step:06d}" / "manifest.json").write_text("{")
     before = (cut / "metrics.jsonl").read_bytes()
-    with pytest.raises(UsageError, match="no checkpoint of it is good .* would be made again from the start"):
+    with pytest.raises(UsageError, match=r"no checkpoint of it is good .* would be made again from the start"):
         resume(cut)
     assert (cut / "metrics.jsonl").read_bytes() == before
 
