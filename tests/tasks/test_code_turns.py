@@ -356,12 +356,11 @@ def test_a_deadline_that_a_program_could_outlast_is_refused(tmp_path: Path) -> N
 
 
 def test_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
-    saved = {**CHANGES, "checkpoint.every": 1, "checkpoint.keep": 5, "runs": str(tmp_path)}
-    whole_run = groupwise.train("code-turns", {**saved, "name": "whole"}).folder
+    whole_run = groupwise.train("code-turns", {**CHANGES, "runs": str(tmp_path), "name": "whole"}).folder
     lines = rows(whole_run)
     assert max(len(line["turns"]) for line in lines) == 2
     assert {line["ended"] for line in lines} <= {"done", "turns", "tokens"}
-    cut = groupwise.train("code-turns", {**saved, "name": "cut"}).folder
-    cut_back(cut, 1)
+    cut = groupwise.train("code-turns", {**CHANGES, "runs": str(tmp_path), "name": "cut"}).folder
+    cut_back(cut, 2)
     assert resume(cut).finished
     assert_same_run(whole_run, cut)
