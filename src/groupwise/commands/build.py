@@ -112,8 +112,7 @@ def _built(
     start = digest(policy.model)
     journal.log(f"starting policy {start}")
     reference = _reference(plan, policy, start, selection.longest, view.note)
-    reads_steps, thinking, turns = plan.algorithm.reads_steps, thinking_of(chat), chat.template is not None
-    scorer = Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=reads_steps, thinking=thinking, turns=turns)
+    scorer = _scorer(plan, policy, chat, pool)
     on_step = partial(_prepare, view, stop, "reward model")
     reward = run_reward_model(plan, policy, chat, scorer, say, on_step)
     value_model = _value_model(plan, policy, view.note)
@@ -144,6 +143,12 @@ def _built(
     )
     settings = loop_settings(plan, policy.pad, _other_reference(plan, reference, start))
     return Training(settings, components, _output(plan, policy, journal, view), stop)
+
+
+def _scorer(plan: Plan, policy: Policy, chat: Chat, pool: ScorePool | None) -> Scorer:
+    """Scores the run's completions behind what its prompts already open of them."""
+    reads_steps, thinking, turns = plan.algorithm.reads_steps, thinking_of(chat), chat.template is not None
+    return Scorer(plan.task, policy.decode, plan.mix, pool, reads_steps=reads_steps, thinking=thinking, turns=turns)
 
 
 def _prepare(view: View, stop: Stop, what: str, step: int, steps: int, loss: float) -> None:
