@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from selectors import DefaultSelector, SelectorKey
 from typing import Any
 
 import pytest
@@ -432,6 +433,25 @@ def test_a_process_that_makes_workers_is_killed_and_every_completion_has_its_sco
         os.kill(maker.process.pid, signal.SIGKILL)
         assert [(r.value, r.cause) for r in pool.wait(tickets)] == [(0.5, None)] * 20
         assert dispatcher.maker is not maker
+
+
+def test_a_worker_whose_two_connections_end_in_one_moment_is_removed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leash may be seen to end before its line."""
+
+    def is_line(event: tuple[SelectorKey, int]) -> bool:
+        key, _ = event
+        return key.data is not None and key.fileobj is key.data.line
+
+    def leash_first(selector: DefaultSelector, seconds: float | None = None) -> list[tuple[SelectorKey, int]]:
+        as_they_come(selector, seconds)
+        time.sleep(0.1)  # in which the other one ends too
+        return sorted(as_they_come(selector, 0), key=is_line)
+
+    as_they_come = DefaultSelector.select
+    monkeypatch.setattr(DefaultSelector, "select", leash_first)
+    with Pool({"mine": ONE}, Limits(workers=1)) as pool:
+        results = score(pool, "mine", attempts("good", "hard exit", "good"))
+    assert [result.cause for result in results] == [None, Cause.CRASH, None]
 
 
 def test_a_lost_process_that_starts_workers_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

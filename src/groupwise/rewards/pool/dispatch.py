@@ -222,6 +222,8 @@ class Dispatcher:
             slot: Slot | None = key.data
             if slot is None:
                 self.called.recv(1 << 12)
+            elif slot.closed:
+                continue  # the other connection of this worker, seen in the same moment, said that it is gone
             elif key.fileobj is slot.line:
                 if not read_available(slot.line, slot.line_buffer):
                     self.selector.unregister(slot.line)

@@ -152,6 +152,10 @@ class Slot:
         self.line.close()
         self.leash.close()
 
+    @property
+    def closed(self) -> bool:
+        return self.line.fileno() < 0
+
     def verdict(self, seconds: float) -> ScoreResult:
         """Why the process is gone, in words for a person."""
         output = own_lines(str(self.report.get("output", "")))
