@@ -24,7 +24,6 @@ from unittest import mock
 import torch
 import typer
 
-from groupwise import loop
 from groupwise.commands.parity import TOLERANCE
 from groupwise.commands.train import resume, train
 from groupwise.core.errors import CheckFailed
@@ -33,7 +32,7 @@ from groupwise.engines.local.cache import RowCache
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.health.checks import of_limit
 from groupwise.journal.journal import sound_metrics
-from groupwise.training import checkpoint
+from groupwise.training import checkpoint, reporting
 from sweep import finished
 
 Row = dict[str, Any]
@@ -156,13 +155,13 @@ FAULTS: Mapping[str, Fault] = {
 @contextmanager
 def failed_checks() -> Iterator[list[Check]]:
     """The checks that end a run, as they are required to have passed."""
-    real, failed = loop.require_passed, []
+    real, failed = reporting.require_passed, []
 
     def require_passed(checks: Sequence[Check], step: int) -> None:
         failed.extend(check for check in checks if check.verdict is Verdict.FAIL)
         real(checks, step)
 
-    with mock.patch.object(loop, "require_passed", require_passed):
+    with mock.patch.object(reporting, "require_passed", require_passed):
         yield failed
 
 

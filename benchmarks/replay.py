@@ -48,6 +48,7 @@ from groupwise.diagnostics import step as diagnostics
 from groupwise.diagnostics.routing import RoutingLog
 from groupwise.journal.journal import Journal
 from groupwise.journal.terminal import View
+from groupwise.training.run import Training
 
 RECIPE = "quickstart-moe"
 UNMEASURED = 3
@@ -67,7 +68,7 @@ class Way:
     """
 
     name: str
-    run: loop.Training
+    run: Training
     seconds: list[dict[str, float]] = field(default_factory=list)
     log: list[float] = field(default_factory=list)
     batch: Batch | None = None
@@ -149,7 +150,7 @@ def watched(way: Way) -> dict[str, Any]:
     return row
 
 
-def adopt(run: loop.Training, leader: loop.Training) -> None:
+def adopt(run: Training, leader: Training) -> None:
     """Go on from the leader's state."""
     mine, theirs = run.components, leader.components
     mine.learner.model.load_state_dict(theirs.learner.model.state_dict())

@@ -60,16 +60,6 @@ def test_a_quantised_weight_is_the_number_that_it_stands_for(
         assert not torch.equal(expected(IDS).logits, tiny_llama()(IDS).logits)
 
 
-def test_the_weights_are_those_that_transformers_reads(write: Callable[..., Path], tmp_path: Path) -> None:
-    own = pytest.importorskip("transformers.modeling_gguf_pytorch_utils")
-    path = write(quantised="Q4_1")
-    theirs = own.load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=tiny_llama())["tensors"]
-    write_folder(path, tmp_path / "model")
-    ours = load_policy(tmp_path / "model").model.state_dict()
-    assert theirs.keys() == ours.keys() - {"lm_head.weight"}
-    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
-
-
 def test_digits_are_cut_off_before_spaces_are_joined(policy: Policy) -> None:
     """As the model was trained: GPT-2's way would make three tokens of two spaces and a digit."""
     spelled = policy.tokenizer.convert_ids_to_tokens(policy.tokenizer("a\n\n48  7")["input_ids"])
@@ -103,8 +93,11 @@ def test_what_was_said_about_the_folder(write: Callable[..., Path], tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"without": ["blk.1.attn_q.weight"]}, "not those of its configuration: blk.1.attn_q.weight"),
-        ({"extra": ["rope_freqs.weight"]}, "not those of its configuration: rope_freqs.weight"),
+        (
+            {"without": ["blk.1.attn_q.weight"]},
+            "not those of its configuration: it has 19, the model 20: model.layers.1.self_attn.q_proj",
+        ),
+        ({"extra": ["rope_freqs.weight"]}, "not those of its configuration: it has 21, the model 20$"),
         ({"architecture": "qwen2"}, "its architecture is qwen2, and only llama is read"),
         ({"end": 0}, r"closes an answer with <\|im_end\|> \(2\), which is not among the ids that end"),
         ({"end": 9999}, "tiny.gguf: cannot be read as a GGUF file: "),
@@ -159,17 +152,12 @@ def test_each_package_that_is_missing_is_said_with_its_command() -> None:
 @pytest.mark.slow
 def test_the_packaged_model_becomes_a_folder_that_answers(tmp_path: Path) -> None:
     try:
-        path = packaged_file(PACKAGED["smollm2"])
+        packaged_file(PACKAGED["smollm2"])
     except UsageError as error:
         pytest.skip(str(error))
-    own = pytest.importorskip("transformers.modeling_gguf_pytorch_utils")
     written = write_packaged("smollm2", tmp_path / "smollm2")
     assert written.parameters == 134_515_008
     policy = load_policy(tmp_path / "smollm2")
-    theirs = own.load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=policy.model)["tensors"]
-    ours = policy.model.state_dict()
-    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
-    assert theirs.keys() == ours.keys() - {"lm_head.weight"}
     asked = policy.tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}],
         add_generation_prompt=True,

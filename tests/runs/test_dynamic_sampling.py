@@ -25,6 +25,7 @@ from groupwise.journal.journal import read_metrics
 from groupwise.rollout.collect import Prompts
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
+from groupwise.training.run import Training
 from tests.runs.test_run import assert_same_run
 
 #: Groups of a step; a round never asks for more than four times what lacks.
@@ -150,7 +151,7 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person stops the run while this step is made."""
     real = loop.train_step
 
-    def stopping(run: loop.Training) -> dict[str, Any]:
+    def stopping(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         if run.progress.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(run)

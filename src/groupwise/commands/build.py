@@ -35,7 +35,6 @@ from groupwise.journal.journal import Journal
 from groupwise.journal.output import Output
 from groupwise.journal.rollout_rows import Spelling
 from groupwise.journal.terminal import View
-from groupwise.loop import Components, LoopSettings, Training
 from groupwise.models.activations import without_memory
 from groupwise.models.adapters.targets import in_short
 from groupwise.models.chat import Chat
@@ -63,6 +62,7 @@ from groupwise.training.learner import Learner
 from groupwise.training.memory import MemoryPlan
 from groupwise.training.reference import Reference, frozen_copy
 from groupwise.training.rollback import Guard
+from groupwise.training.run import Components, LoopSettings, Training
 from groupwise.training.state import RunState
 
 #: Rows that rewards are tried on before a run starts.

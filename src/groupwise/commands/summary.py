@@ -10,11 +10,11 @@ from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.health.checks import of_limit
 from groupwise.health.measure import measured
 from groupwise.journal.journal import read_problems, sound_metrics
-from groupwise.loop import Training
 from groupwise.reports.folder.heldout import change_of, with_problems
 from groupwise.training import checkpoint
 from groupwise.training.reward_report import REPORT, read_report
 from groupwise.training.rollback import Guard
+from groupwise.training.run import Training
 
 #: What the names of a step's totals begin with.
 TOTAL = "logged_total."

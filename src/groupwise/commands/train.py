@@ -44,13 +44,13 @@ from groupwise.journal.journal import Journal, sound_metrics
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.terminal import LiveView, NotebookView, QuietView, View
 from groupwise.journal.trackers import Sender, tracker
-from groupwise.loop import Training
 from groupwise.reports.make import make
 from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import Rollout
 from groupwise.rollout.free import FreeBatches
 from groupwise.training import checkpoint
 from groupwise.training.mesh import Mesh
+from groupwise.training.run import Components, Training
 
 #: What is closed when a run ends.
 Closable = Rollout | Engine | Batches | FreeBatches | Mesh | Place
@@ -211,7 +211,7 @@ def _go(
     return Run(plan.folder, {}, stopped_by=stop.number)
 
 
-def _closable(parts: loop.Components) -> list[Closable]:
+def _closable(parts: Components) -> list[Closable]:
     """What of a run holds processes or threads, in the order in which they end."""
     return [parts.rollout, parts.engine, parts.batches, parts.learner.mesh]
 
@@ -273,7 +273,7 @@ def _view(plan: Plan, notes: Sequence[str], quiet: bool) -> View:
 
 def _restore(run: Training, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Put a built run where a checkpoint left it, bit for bit; `rows` are those of metrics.jsonl up to there."""
-    loop.put_back(run, folder)
+    run.put_back(folder)
     run.output.know(rows)
     in_rows = math.fsum(value for row in rows for value in row.get("seconds", {}).values())
     run.clock.add(LOST, max(0.0, run.progress.seconds_before - in_rows))

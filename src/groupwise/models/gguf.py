@@ -1,11 +1,13 @@
 """A model of the Llama architecture from one GGUF file, its weights as the float32 numbers that they stand for.
 
-transformers reads configuration and tokenizer of such a file, but its weights only where accelerate is installed. Here
-they come from the library that defines the format.
+transformers reads all of it, with the libraries gguf and accelerate. What its versions make differently is taken from
+the file here: which ids end an answer, and how a text is cut before it is encoded.
 """
 
 import shutil
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ class GgufModel:
     """What a GGUF file holds beside its weights.
 
     shapes  of every parameter, by transformers' names; a tied head is left out
+    stored  how many tensors the file has
     ends    every id that ends an answer
     """
 
@@ -47,6 +50,7 @@ class GgufModel:
     config: Any
     tokenizer: PreTrainedTokenizerFast
     shapes: dict[str, torch.Size]
+    stored: int
     ends: tuple[int, ...]
 
     @property
@@ -91,35 +95,28 @@ def read_gguf(path: Path) -> GgufModel:
         tokenizer = _tokenizer(path, reader, config.max_position_embeddings)
         ends = sorted({int(field.parts[-1][0]) for key in END_KEYS if (field := reader.get_field(key))})
         config.eos_token_id = ends  # of the file, whatever this version of transformers makes of it
-    return GgufModel(path, config, tokenizer, shapes, tuple(ends))
+    return GgufModel(path, config, tokenizer, shapes, len(reader.tensors), tuple(ends))
 
 
 def weights(model: GgufModel) -> dict[str, Tensor]:
-    """Every parameter of the file, float32. Raises UsageError, naming the file, where one is missing or too many."""
-    library, shapes = need("gguf", "real", model.path.name), model.shapes
-    with loading(f"{model.path}: cannot be read as a GGUF file"):
-        names = library.get_tensor_name_map(library.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
-        stored = {tensor.name: tensor for tensor in library.GGUFReader(model.path).tensors}
-        stored_names = {name: f"{names.get_name(name.removesuffix('.weight'))}.weight" for name in shapes}
-        if wrong := sorted({*stored_names.values()} ^ stored.keys()):
-            raise UsageError(f"{model.path}: its tensors are not those of its configuration: {listed(wrong, most=3)}")
-        tensors = {
-            name: torch.tensor(library.dequantize(stored[other].data, stored[other].tensor_type), dtype=torch.float32)
-            for name, other in stored_names.items()
-        }
-        return {name: _in_halves(name, tensor, model.config).view(shapes[name]) for name, tensor in tensors.items()}
-
-
-def _in_halves(name: str, weight: Tensor, config: Any) -> Tensor:
-    """The rows of queries and keys, of each head in two halves that are turned together, as transformers has them.
-
-    A GGUF file has the two channels that one angle turns beside each other.
-    """
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    if heads is None:
-        return weight
-    rows, columns = weight.shape
-    return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
+    """Every parameter of the file, float32. Raises UsageError, naming the file, if one is missing or too many."""
+    with loading(f"{model.path}: cannot be read as a GGUF file"), redirect_stderr(StringIO()):  # a bar of its own
+        loaded, report = AutoModelForCausalLM.from_pretrained(
+            model.path.parent,
+            gguf_file=model.path.name,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    tensors = {name: tensor for name, tensor in loaded.state_dict().items() if name in model.shapes}
+    wrong = sorted({*report["missing_keys"], *report["unexpected_keys"]})
+    if wrong or model.stored != len(tensors):  # transformers says nothing of a tensor that it does not know
+        names = f": {listed(wrong, most=3)}" if wrong else ""
+        raise UsageError(
+            f"{model.path}: its tensors are not those of its configuration: it has {model.stored}, the model "
+            f"{len(tensors)}{names}"
+        )
+    return tensors
 
 
 def _require_magic(path: Path) -> None:

@@ -36,8 +36,8 @@ PACKAGED = {
         "smollm2_tool_use.jinja",
     )
 }
-#: What reads such a file: module -> what pip installs.
-READER = {"gguf": "'gguf>=0.10'"}
+#: What transformers reads such a file with: module -> what pip installs.
+READER = {"gguf": "'gguf>=0.10'", "accelerate": "accelerate"}
 
 
 def packaged_model(name: str) -> PackagedModel:
