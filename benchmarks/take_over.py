@@ -16,17 +16,16 @@ from typing import Any
 import typer
 
 from groupwise.claims import readings
-from groupwise.claims.articles import replay_mends, replay_unneeded
-from groupwise.claims.claim import Experiment
+from groupwise.claims.articles.experts import CLAIMS, RATES, run
+from groupwise.claims.experiments import Experiment
 from groupwise.claims.measurements import Row
-from groupwise.claims.moe_runs import RATES, run
 from groupwise.claims.store import append_row, read_rows
 from stability import RECIPES, digest
 
 
 def experiments() -> dict[tuple[str, float], Experiment]:
     """Those of the claims, by recipe and learning rate."""
-    read = {e.name for claim in (replay_mends.CLAIM, replay_unneeded.CLAIM) for e in claim.experiments}
+    read = {e.name for claim in CLAIMS for e in claim.experiments}
     names = [path.stem for path in RECIPES.glob("*.toml")]
     every = {(name, rate): run(name, rate) for name in names for rate in RATES}
     return {key: experiment for key, experiment in every.items() if experiment.name in read}

@@ -16,8 +16,8 @@ import pytest
 from groupwise import cli
 from groupwise.claims import articles, command
 from groupwise.claims.catalog import CLAIMS, SUBJECTS, chosen
-from groupwise.claims.claim import Effort
-from groupwise.claims.figure import Line
+from groupwise.claims.claim import Line
+from groupwise.claims.experiments import Effort
 from groupwise.claims.page import TITLE, markdown
 from groupwise.claims.run import current, missing
 from groupwise.claims.store import read_rows
@@ -221,8 +221,8 @@ def test_every_number_of_a_table_or_a_figure_is_measured() -> None:
     known = current(CLAIMS, read_rows(EVIDENCE))
     for claim in CLAIMS:
         lines = claim.figure.lines if claim.figure else ()
-        names = [(q.experiment, q.name) for q in claim.quantities] + [
-            (line.experiment, n) for line in lines if isinstance(line, Line) for n in line.names
+        names = [(q.experiment.name, q.name) for q in claim.quantities] + [
+            point for line in lines if isinstance(line, Line) for point in line.points.values()
         ]
         runs = {experiment.name for experiment in claim.experiments if experiment.own_process}
         drawn = {experiment for line in lines for experiment in line.experiments}

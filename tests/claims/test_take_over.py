@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from groupwise.claims.articles.experts import run
 from groupwise.claims.catalog import chosen
-from groupwise.claims.moe_runs import run
 from groupwise.claims.run import current
 from groupwise.claims.store import read_rows
 from groupwise.claims.verdict import Outcome

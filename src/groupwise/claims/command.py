@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from groupwise.claims.catalog import CLAIMS, SUBJECTS, chosen
-from groupwise.claims.claim import Claim, Effort
+from groupwise.claims.claim import Claim
+from groupwise.claims.experiments import Effort
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.page import TITLE, counted, markdown
 from groupwise.claims.report import report
@@ -96,7 +97,7 @@ def _numbers(claims: Sequence[Claim], known: Measurements, seed: int) -> Iterato
     for claim in claims:
         yield f"{claim.name}, seed {seed}"
         for quantity in claim.quantities:
-            value = known.numbers(quantity.experiment, quantity.name).get(seed)
+            value = known.numbers(quantity.experiment.name, quantity.name).get(seed)
             yield f"  {quantity.words}: {'not measured' if value is None else f'{value:.6g}'}"
         yield f"  over {_seeds(claim, known)}: {shortened(str(claim.verdict(known)))}"
 

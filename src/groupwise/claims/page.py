@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean
 
-from groupwise.claims.claim import Claim, Experiment, Quantity
+from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.experiments import Experiment
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Outcome, Verdict
 
@@ -118,7 +119,7 @@ def _rows_of(experiment: Experiment, measurements: Measurements, rows: str) -> s
 
 def cells(quantity: Quantity, measurements: Measurements) -> tuple[str, str, str, str]:
     """A number of a claim's table: what it is, the mean over seeds, the interval around it, and how many seeds."""
-    values = measurements.numbers(quantity.experiment, quantity.name)
+    values = measurements.numbers(quantity.experiment.name, quantity.name)
     if not values:
         return quantity.words, "not measured", "", "0"
     interval = measurements.interval_of(values)

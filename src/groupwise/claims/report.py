@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from groupwise.claims.claim import Claim
-from groupwise.claims.figure import Figure, Place
+from groupwise.claims.claim import Claim, Figure, Place
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.page import ARTICLES, cells, counted
 from groupwise.claims.verdict import Verdict

@@ -9,7 +9,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
-from groupwise.claims.claim import Claim, Effort, Experiment
+from groupwise.claims.claim import Claim
+from groupwise.claims.experiments import Effort, Experiment
 from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.store import append_row, read_rows
 from groupwise.core.boundary import unexpected
