@@ -88,19 +88,18 @@ class LineOverSteps:
 class Figure:
     """A plot of what was measured: means over seeds, with the 95 % interval as a band.
 
-    across  what the horizontal axis is; the vertical one is in `up`
-    hint    what to see in it, in one sentence
-    marks   horizontal lines to measure against: their place and words
+    axes   what the horizontal axis is, and the vertical one
+    hint   what to see in it, in one sentence
+    marks  horizontal lines to measure against: their place and words
+    log    whether each axis is logarithmic
     """
 
     title: str
-    across: str
-    up: str
+    axes: tuple[str, str]
     lines: Sequence[Line | LineOverSteps]
     hint: str
     marks: tuple[tuple[float, str], ...] = ()
-    log_across: bool = False
-    log_up: bool = False
+    log: tuple[bool, bool] = (False, False)
 
     @property
     def at(self) -> tuple[float, ...]:

@@ -63,18 +63,19 @@ def _numbers(claim: Claim, verdict: Verdict, measurements: Measurements, file: s
 
 def _plot(name: str, figure: Figure, curves: Curves) -> Plot:
     lines = [line for line in figure.lines if line.words in curves.columns]
+    (across, up), (log_across, log_up) = figure.axes, figure.log
     return Plot(
         id=name,
         section=name,
         title=figure.title,
         hint=figure.hint,
-        unit=figure.up,
+        unit=up,
         series=tuple(Series(line.words, line.words, f"{line.words}.low", f"{line.words}.high") for line in lines),
         table="points",
-        log=figure.log_up,
+        log=log_up,
         marks=tuple(Mark(at, words) for at, words in figure.marks),
-        across=figure.across,
-        log_across=figure.log_across,
+        across=across,
+        log_across=log_across,
     )
 
 

@@ -66,12 +66,10 @@ CLIP_PRODUCT = Claim(
     ),
     figure=Figure(
         title="The largest log-ratio that is not stopped",
-        across="tokens",
-        up="nats",
+        axes=("tokens", "nats"),
         lines=lines_of(bounds, LENGTHS, {"GRPO, 0.2": "grpo", "GSPO's mean, 0.2": "gspo_wide", "GSPO, 4e-4": "gspo"}),
         hint="At the same width the two lines lie on each other: what bounds a sequence is the width, not the mean.",
-        log_across=True,
-        log_up=True,
+        log=(True, True),
     ),
 )
 
@@ -127,13 +125,11 @@ CLIP_CONFINES = Claim(
     ),
     figure=Figure(
         title="Where the ratio of a clipped token ends",
-        across="the token's old probability",
-        up="ratio",
+        axes=("the token's old probability", "ratio"),
         lines=lines_of(confines, RARE, {"after descent on one batch": "ratio"}),
         marks=((1.2, "the clip's upper end"),),
         hint="The rarer the token, the farther it leaves the band after its own gradient has stopped.",
-        log_across=True,
-        log_up=True,
+        log=(True, True),
     ),
 )
 
@@ -204,8 +200,7 @@ CLIP_QUADRANTS = Claim(
     ),
     figure=Figure(
         title="The gradient that passes",
-        across="ratio",
-        up="share",
+        axes=("ratio", "share"),
         lines=lines_of(
             quadrants,
             SHOWN,
@@ -214,7 +209,7 @@ CLIP_QUADRANTS = Claim(
             ),
         ),
         hint="A clip stops one side of each sign; the gate closes slowly, and on both sides.",
-        log_across=True,
+        log=(True, False),
     ),
 )
 CLAIMS = (CLIP_PRODUCT, CLIP_CONFINES, CLIP_QUADRANTS)

@@ -86,8 +86,7 @@ RARE_TOKENS = Claim(
     ),
     figure=Figure(
         title="Whom clip-higher concerns",
-        across="old probability",
-        up="share of such tokens of better completions",
+        axes=("old probability", "share of such tokens of better completions"),
         lines=lines_of(
             rare, MIDDLES, {"stopped at 1.2": "stopped", "let through up to 1.28": "freed", "all": "better"}
         ),
@@ -175,8 +174,7 @@ TOY_ENTROPY = Claim(
     ),
     figure=Figure(
         title="Entropy of a toy run under either upper clip",
-        across="step",
-        up="nats",
+        axes=("step", "nats"),
         lines=lines_of(entropy, range(STEPS), grid("upper clip {}", "entropy_{}", WIDTHS)),
         hint="The claim would have the line of 0.28 above the other.",
     ),
@@ -201,8 +199,7 @@ ENTROPY_IN_TRAINING = Claim(
     ),
     figure=Figure(
         title="Entropy over training under either upper clip",
-        across="step",
-        up="nats a token",
+        axes=("step", "nats a token"),
         lines=[LineOverSteps(words, run.name, "entropy_mean") for words, run in IN_WORDS.items()],
         hint="The claim would have the line of 0.28 above the other at the end.",
     ),

@@ -45,8 +45,7 @@ ABLATION_LADDER = Claim(
     judge=_judge_ladder,
     figure=Figure(
         title="DAPO's techniques, one upon the other",
-        across="rung of the ladder",
-        up="held-out pass rate",
+        axes=("rung of the ladder", "held-out pass rate"),
         lines=[
             Line(words, {rung: (run.name, name) for rung, run in enumerate(LADDER, 1)})
             for words, name in (("mean over evaluations", "heldout_mean"), ("at the end", "heldout_end"))

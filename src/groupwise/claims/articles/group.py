@@ -94,8 +94,7 @@ GROUP_DEVIATION = Claim(
     judge=_judge_deviation,
     figure=Figure(
         title="What a prompt weighs under GRPO's deviation",
-        across="its pass rate",
-        up="weight",
+        axes=("its pass rate", "weight"),
         lines=lines_of(baseline, CHANCES, grid("G = {}", "deviation_{}", SIZES)),
         hint="Flat is the pass rate itself, as for G = 2; larger groups lift both ends toward 1/sqrt(p(1-p)).",
     ),
@@ -166,8 +165,7 @@ GROUP_SIZE = Claim(
     ),
     figure=Figure(
         title="Noise of a gradient from 512 completions",
-        across="completions a prompt",
-        up="deviation over mean",
+        axes=("completions a prompt", "deviation over mean"),
         lines=(
             *lines_of(noise, NOISE_SIZES, grid("{}, group mean", "{}", IN_WORDS)),
             Line(
@@ -177,7 +175,7 @@ GROUP_SIZE = Claim(
         ),
         hint="Where prompts differ, noise has its least at a group of a few: then missing prompts cost more than the "
         "baseline.",
-        log_across=True,
+        log=(True, False),
     ),
 )
 
@@ -203,8 +201,7 @@ WITHOUT_CRITIC = Claim(
     title="Without a critic GRPO is as good as PPO at equal generation, and takes less time and memory.",
     source="S0, S1, S2; DeepSeekMath 2402.03300 section 4.1",
     argument="The group's mean stands for the value of the prompt. A critic as large as the policy doubles what is "
-    "held and trained; its estimate inside an answer could tell which step went wrong, if it learned that in "
-    "time.",
+    "held and trained; its estimate inside an answer could tell which step went wrong, if it learned that in time.",
     expected="Holds.",
     of=RUNS,
     numbers={**HELDOUT, **GENERATED, "seconds of training": "seconds_training", "seconds of updates": "seconds_update"},
@@ -322,8 +319,7 @@ PROCESS_SUPERVISION = Claim(
     ),
     figure=Figure(
         title="Credit for another step, against credit for a right one",
-        across="chance to go on",
-        up="over the true share",
+        axes=("chance to go on", "over the true share"),
         lines=lines_of(
             process, GO_ON, {"leave-one-out": "loo", "z-score of trajectories": "trajectory", "of steps": "process"}
         ),

@@ -48,7 +48,7 @@ def _heavy_tails(numbers: torch.Generator, rows: int, length: int) -> Tensor:
     return SIGMA / 3**0.5 * normal / squares.sqrt()
 
 
-CLIPPED_SHARE = Claim(
+SHARE = Claim(
     name="clipped-share",
     title="GSPO stops two orders of magnitude more tokens than GRPO and learns more, which shows that most of GRPO's "
     "gradient is noise.",
@@ -75,12 +75,10 @@ CLIPPED_SHARE = Claim(
     ),
     figure=Figure(
         title="Share of tokens that are stopped where nothing is learned",
-        across="tokens of a sequence",
-        up="share",
+        axes=("tokens of a sequence", "share"),
         lines=lines_of(share, LENGTHS, {"GSPO (3e-4, 4e-4)": "gspo", "GRPO (0.2, 0.27)": "grpo"}),
         hint="The gap of the papers' figure, with ratios that are noise for both.",
-        log_across=True,
-        log_up=True,
+        log=(True, True),
     ),
 )
 
@@ -105,7 +103,7 @@ SHARE_IN_TRAINING = Claim(
     ),
 )
 
-CLIP_RANGES = Claim(
+RANGES = Claim(
     name="clip-ranges",
     title="Adjusting the clipping ranges does not alter how much more GSPO clips than GRPO.",
     source="GSPO 2507.18071 section 5.2",
@@ -130,7 +128,7 @@ CLIP_RANGES = Claim(
         "at GRPO's ranges GSPO's share less ten times GRPO's, 2048 tokens,",
     ),
 )
-MATCHED_CLIPS = Claim(
+MATCHED = Claim(
     name="matched-clips",
     title="A ratio per sequence is the better unit: GSPO learns better than GRPO, and not because it clips more.",
     source="S0, S1, S4; GSPO 2507.18071 sections 4.2 and 5.1",
@@ -172,7 +170,7 @@ def quality(seed: int) -> dict[str, float]:
     }
 
 
-CLIPPED_QUALITY = Claim(
+QUALITY = Claim(
     name="clipped-quality",
     title="GSPO filters completions and keeps only those of high quality.",
     source="S0 (filters and retains only high-quality samples), S4 (picks the 50 best of 1000)",
@@ -201,8 +199,7 @@ QUALITY_IN_TRAINING = Claim(
     title="In training, GSPO's clip excludes completions of low quality and keeps those of high quality.",
     source="S0, S4; GSPO 2507.18071 section 5.2 says off-policy samples",
     argument="The clip looks at the ratio and at the sign of the advantage, never at the score: it stops a right "
-    "answer that has become likelier, and a wrong one that has become less likely. Both are what learning "
-    "does.",
+    "answer that has become likelier, and a wrong one that has become less likely. Both are what learning does.",
     expected="Does not hold.",
     of=GSPO,
     numbers=grid("mean score of {} completions", "score_{}", ("kept", "stopped"))
@@ -225,13 +222,12 @@ QUALITY_IN_TRAINING = Claim(
 ENGINES = {"GSPO": (GSPO, GSPO_ENGINE), "GRPO": (GRPO, GRPO_ENGINE), "SAPO": (SAPO, SAPO_ENGINE)}
 #: A loss of this much would not be called tolerated.
 TOLERATED = 0.05
-ENGINE_PRECISION = Claim(
+PRECISION = Claim(
     name="engine-precision",
     title="GSPO tolerates an engine of other precision: its log-probabilities need not be computed again.",
     source="S0, S1, S4; GSPO 2507.18071 section 5.4 (an expectation, without an experiment)",
     argument="A mean over a sequence averages the errors of single tokens out. But GSPO's width is a thousandth, so "
-    "that small errors of the mean decide what is stopped, and a policy that samples in bf16 is another "
-    "policy.",
+    "that small errors of the mean decide what is stopped, and a policy that samples in bf16 is another policy.",
     expected="Holds here; for GRPO and SAPO as well, whose clips are far wider than the error of bf16.",
     of={
         f"{words}, {whose}": run
@@ -245,12 +241,4 @@ ENGINE_PRECISION = Claim(
         measured.difference(GSPO_ENGINE.name, GSPO.name, "heldout_mean"), TOLERATED, "GSPO loses in pass rate"
     ),
 )
-CLAIMS = (
-    CLIPPED_SHARE,
-    SHARE_IN_TRAINING,
-    CLIP_RANGES,
-    MATCHED_CLIPS,
-    CLIPPED_QUALITY,
-    QUALITY_IN_TRAINING,
-    ENGINE_PRECISION,
-)
+CLAIMS = (SHARE, SHARE_IN_TRAINING, RANGES, MATCHED, QUALITY, QUALITY_IN_TRAINING, PRECISION)

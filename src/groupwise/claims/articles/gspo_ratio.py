@@ -82,8 +82,7 @@ SEQUENCE_WEIGHT = Claim(
     ),
     figure=Figure(
         title="What a weight leaves uncorrected",
-        across="tokens",
-        up="reward units",
+        axes=("tokens", "reward units"),
         lines=lines_of(
             perplexity, LENGTHS, {"without a weight": "effect", "with s": "bias_s", "with the product": "bias_product"}
         ),
@@ -222,11 +221,10 @@ WEIGHT_SPREAD = Claim(
     ),
     figure=Figure(
         title="How much GRPO's token weights vary",
-        across="tokens",
-        up="relative to their mean",
+        axes=("tokens", "relative to their mean"),
         lines=lines_of(spread, SPREAD_LENGTHS, {"deviation": "grpo_deviation", "largest over smallest": "grpo_range"}),
         hint="The claim would have the deviation rise with the length; only the range does.",
-        log_across=True,
+        log=(True, False),
     ),
 )
 

@@ -64,8 +64,7 @@ LENGTH_WEIGHTS = Claim(
     ),
     figure=Figure(
         title="What a token weighs",
-        across="tokens of the answer, beside one of 10",
-        up="weight",
+        axes=("tokens of the answer, beside one of 10", "weight"),
         lines=lines_of(
             weights,
             LONG,
@@ -73,8 +72,7 @@ LENGTH_WEIGHTS = Claim(
         ),
         hint="A mean per sequence falls with the answer's own length, a mean over tokens with everybody's, a constant "
         "not.",
-        log_across=True,
-        log_up=True,
+        log=(True, True),
     ),
 )
 
@@ -203,8 +201,7 @@ OVERLONG = Claim(
     title="Under a tight limit, filtering overlong answers and punishing them softly both raise the score.",
     source="S0, S1, S3; DAPO 2503.14476 section 3.4, table 1 (30 to 36, and 38 to 41)",
     argument="An answer that is cut off scores 0 though its steps may be right, which is noise; filtering takes the "
-    "noise out. But here it is also what tells the policy to be brief enough, and filtered answers tell it "
-    "nothing.",
+    "noise out. But here it is also what tells the policy to be brief enough, and filtered answers tell it nothing.",
     expected="Soft punishment: holds. Filtering: does not hold under a limit that is tight for most answers.",
     of=TIGHT,
     numbers={

@@ -71,8 +71,7 @@ SOFT_GATE = Claim(
     ),
     figure=Figure(
         title="How far the mean gate is from one gate",
-        across="deviation of log-ratios, nats",
-        up="difference of gates",
+        axes=("deviation of log-ratios, nats", "difference of gates"),
         lines=lines_of(
             gates,
             SIGMAS,
@@ -80,8 +79,7 @@ SOFT_GATE = Claim(
         ),
         hint="The gate as it is computed may pass the bound, which is about another one; at the paper's 0.14 both are "
         "small.",
-        log_across=True,
-        log_up=True,
+        log=(True, True),
     ),
 )
 

@@ -68,8 +68,7 @@ SILENT_GROUPS = Claim(
     ),
     figure=Figure(
         title="Groups without signal",
-        across="pass rate of the prompt",
-        up="share",
+        axes=("pass rate of the prompt", "share"),
         lines=lines_of(groups, CHANCES, grid("G = {}", "silent_{}", SIZES)),
         hint="The surer the outcome of a prompt, and the smaller its group, the more groups train nothing.",
     ),
@@ -109,8 +108,7 @@ IN_TRAINING = Claim(
     ),
     figure=Figure(
         title="Pass rate, and groups with signal",
-        across="step",
-        up="share",
+        axes=("step", "share"),
         lines=(
             LineOverSteps("pass rate", GRPO.name, "pass_rate"),
             LineOverSteps("groups with signal", GRPO.name, "groups_mixed_share"),
