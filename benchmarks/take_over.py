@@ -39,6 +39,13 @@ def rate_of(row: dict[str, Any]) -> float | None:
     return float(value) if len(row["settings"]) == 1 and key == "learner.learning_rate" else None
 
 
+def numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """Read a row's curves and held-out rates, which are of the same kind, in the words of claims' rows."""
+    count = max(len(curve) for curve in row["curves"].values())
+    steps = [{name: curve[i] for name, curve in row["curves"].items()} for i in range(count)]
+    return readings.of_steps(steps, [{"step": step, "evaluation": {"avg_at_k": rate}} for step, rate in row["heldout"]])
+
+
 def taken(file: Path) -> Iterator[Row]:
     """Rows of recipes that are as they were then."""
     wanted = experiments()
@@ -49,7 +56,7 @@ def taken(file: Path) -> Iterator[Row]:
                 experiment=experiment.name,
                 seed=row["seed"],
                 fingerprint=experiment.fingerprint,
-                measured=readings.taken_over(row),
+                measured=numbers(row),
                 error=row["stopped"],
                 seconds=row["seconds_total"] or row["seconds"],
                 machine="2 cores, x86_64, no GPU (docs/moe.md)",

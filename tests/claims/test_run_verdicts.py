@@ -184,12 +184,6 @@ def test_planted_results_decide(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_without_rows_nothing_is_said(case: Case) -> None:
-    verdict = case.claim.verdict(Measurements(()))
-    assert verdict.outcome is Outcome.NOT_MEASURED
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_runs_are_of_three_seeds_and_none_is_quick(case: Case) -> None:
     assert all(experiment.seeds_of(Effort.STANDARD) == range(3) for experiment in case.claim.experiments)
     assert not any(list(experiment.seeds_of(Effort.QUICK)) for experiment in case.claim.experiments)

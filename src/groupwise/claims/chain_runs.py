@@ -28,12 +28,6 @@ ROUNDS: Mapping[str, object] = {"algorithm.filter.max_rounds": 4}
 DYNAMIC: Mapping[str, object] = {"algorithm.filter.kind": "drop-uniform", **ROUNDS}
 #: A bf16 engine whose log-probabilities the ratio starts from; the learner computes in float32.
 OTHER_ENGINE: Mapping[str, object] = {"engine.precision": "bf16", "logp_old": "engine"}
-#: Numbers of a run that many tables have, by their words.
-HELDOUT: Mapping[str, str] = {
-    "held-out pass rate, mean over evaluations": "heldout_mean",
-    "held-out pass rate at the end": "heldout_end",
-}
-GENERATED: Mapping[str, str] = {"tokens generated": "generated_tokens"}
 
 
 def condition(name: str, *keys: Mapping[str, object], seeds: Mapping[Effort, int] = SEEDS) -> Experiment:

@@ -7,7 +7,7 @@ from typing import Any
 
 from groupwise.claims.experiments import Effort, Experiment
 from groupwise.claims.measurements import Measurements, Numbers
-from groupwise.claims.verdict import Outcome, Verdict
+from groupwise.claims.verdict import Outcome, Verdict, above, every
 
 #: The values of one place of a line, by seed.
 Place = Mapping[object, float]
@@ -41,6 +41,13 @@ def grid(words: str, name: str, *axes: Sequence[object] | Mapping[str, str]) -> 
     return {words.format(*texts): name.format(*keys) for keys, texts in places}
 
 
+def gains(name: str, pairs: Mapping[str, tuple[Experiment, Experiment]]) -> Callable[[Measurements], Verdict]:
+    """Make a judge: of each pair of runs the second has more of a number than the first. The words are of the pairs."""
+    return lambda measured: every(
+        above(measured.difference(one.name, other.name, name), 0.0, words) for words, (one, other) in pairs.items()
+    )
+
+
 @dataclass(frozen=True)
 class Line:
     """A line of a figure: its name, and at each place of the axis the experiment and the number that stand there."""
@@ -52,7 +59,7 @@ class Line:
     def experiments(self) -> tuple[str, ...]:
         return tuple(experiment for experiment, _ in self.points.values())
 
-    def places(self, measurements: Measurements) -> list[Place]:
+    def places(self, measurements: Measurements) -> Sequence[Place]:
         return [measurements.numbers(experiment, name) for experiment, name in self.points.values()]
 
 
@@ -75,7 +82,7 @@ class LineOverSteps:
     def experiments(self) -> tuple[str, ...]:
         return (self.experiment,)
 
-    def places(self, measurements: Measurements) -> list[Place]:
+    def places(self, measurements: Measurements) -> Sequence[Place]:
         curves = measurements.curves(self.experiment, self.curve)
         steps: list[dict[object, float]] = [{} for _ in range(max(map(len, curves.values()), default=0))]
         for seed, curve in curves.items():
@@ -120,10 +127,9 @@ class Claim:
     numbers   the numbers of its table: what is measured in words -> its name in the rows
     rule      when it holds, in words
     judge     the verdict, by that rule, on the numbers of the one experiment or the measurements of several; asked only
-              if every needed experiment has a row
+              if every experiment has a row
     figure    what a plot says better than the table
     beside    more of the table, of other experiments
-    optional  experiments without which the verdict is given all the same
     """
 
     name: str
@@ -137,7 +143,6 @@ class Claim:
     judge: Callable[[Any], Verdict]
     figure: Figure | None = None
     beside: tuple[Quantity, ...] = ()
-    optional: frozenset[str] = frozenset()
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -152,7 +157,7 @@ class Claim:
     @property
     def effort(self) -> Effort:
         """The first effort that can give a verdict."""
-        return max(e.effort for e in self.experiments if e.name not in self.optional)
+        return max(experiment.effort for experiment in self.experiments)
 
     @property
     def command(self) -> str:
@@ -161,7 +166,7 @@ class Claim:
 
     def verdict(self, measurements: Measurements) -> Verdict:
         """Judge by the rows; "not measured" if an experiment has none, or one of its seeds failed."""
-        needed = [e.name for e in self.experiments if e.name not in self.optional]
+        needed = [experiment.name for experiment in self.experiments]
         if failed := [row for name in needed for row in measurements.failed(name)]:
             return Verdict(Outcome.NOT_MEASURED, f"{failed[0].experiment}, seed {failed[0].seed}: {failed[0].error}")
         if missing := [name for name in needed if not measurements.of(name)]:

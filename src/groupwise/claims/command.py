@@ -1,4 +1,4 @@
-"""What `groupwise claims` does: list the claims, or measure what has no row yet and write the pages."""
+"""The command `groupwise claims`: list the claims, or measure what has no row yet and write the pages."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -25,14 +25,14 @@ PAGE, REPORT = "claims.md", "claims.html"
 
 
 class Done(NamedTuple):
-    """What is to be said at the end, and how many experiments could not be measured."""
+    """Lines to say at the end, and how many experiments could not be measured."""
 
     lines: list[str]
     failed: int
 
 
 def effort_of(quick: bool, standard: bool, full: bool) -> Effort:
-    """The one effort that was asked for. Raises UsageError for none or several."""
+    """Find the one effort that was asked for. Raises UsageError for none or several."""
     efforts = [effort for effort, wanted in zip(Effort, (quick, standard, full), strict=True) if wanted]
     if len(efforts) > 1:
         raise UsageError(f"claims takes one effort, not {' and '.join(f'--{effort.words}' for effort in efforts)}")
@@ -45,7 +45,7 @@ def effort_of(quick: bool, standard: bool, full: bool) -> Effort:
 
 
 def listing(names: Sequence[str], rows: Path = ROWS) -> Iterator[str]:
-    """Every claim with its source, the effort it needs, and the verdict of the rows so far."""
+    """List every claim with its source, the effort it needs, and the verdict of the rows so far."""
     claims = chosen(names)
     known = current(claims, read_rows(rows))
     width = max(len(claim.name) for claim in claims)
@@ -93,7 +93,7 @@ def _verdicts(claims: Sequence[Claim], known: Measurements) -> Iterator[str]:
 
 
 def _numbers(claims: Sequence[Claim], known: Measurements, seed: int) -> Iterator[str]:
-    """What one seed measured; a verdict is over all seeds that have a row."""
+    """List what one seed measured; a verdict is over all seeds that have a row."""
     for claim in claims:
         yield f"{claim.name}, seed {seed}"
         for quantity in claim.quantities:
@@ -108,7 +108,7 @@ def _seeds(claim: Claim, known: Measurements) -> str:
 
 
 def _write_pages(rows: Path, out: Path) -> list[Path]:
-    """The page and the report of all claims, each in one move."""
+    """Write the page and the report of all claims, each in one move."""
     known = current(CLAIMS, read_rows(rows))
     page, html = out / PAGE, out / REPORT
     link = Path(os.path.relpath(rows, out)).as_posix()
@@ -123,7 +123,7 @@ def _write_pages(rows: Path, out: Path) -> list[Path]:
 
 
 def _require_pages(out: Path) -> None:
-    """Raises UsageError where something else than the pages would be written over."""
+    """Raise UsageError if something else than the pages would be written over."""
     if os.path.lexists(out) and not out.is_dir():
         raise UsageError(f"--out {out}: this is no folder; name another")
     require_ours(out / REPORT)

@@ -1,4 +1,4 @@
-"""What was measured of one claim: rows by experiment and seed, and estimates over seeds."""
+"""Measurements: rows by experiment and seed, and estimates over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Row:
     """One experiment with one seed: what it measured by name, or why it failed.
 
     fingerprint  the experiment's when it was measured
-    code         of what it computed with, where the experiment has one
-    line         where it stands in its file, from 1; 0 where it is in none
+    code         the experiment's when it was measured, "" if it has none
+    line         where it stands in its file, from 1; 0 if it is in none
     """
 
     experiment: str
@@ -44,33 +44,33 @@ class Measurements:
                 self.rows[row.experiment, row.seed] = row
 
     def error(self, experiment: str, seed: int) -> str | None:
-        """Why a row failed, "" where there is no row; None where it is there and did not fail."""
+        """Say why a row failed, "" if there is no row; None if it is there and did not fail."""
         row = self.rows.get((experiment, seed))
         return "" if row is None else row.error or None
 
     def failed(self, experiment: str) -> list[Row]:
-        """The rows of an experiment that failed, and were not measured since."""
+        """List the rows of an experiment that failed, and were not measured since."""
         return [row for row in self.rows.values() if row.experiment == experiment and row.error]
 
     def of(self, experiment: str) -> dict[int, Row]:
-        """The rows of an experiment that did not fail, by seed."""
+        """Find the rows of an experiment that did not fail, by seed."""
         return {row.seed: row for row in self.rows.values() if row.experiment == experiment and not row.error}
 
     def values(self, experiment: str, name: str) -> dict[object, float]:
-        """One number of an experiment, by seed. Raises UsageError where a row does not have it."""
+        """Read one number of an experiment, by seed. Raises UsageError if a row does not have it."""
         return {seed: _number(row, name) for seed, row in self.of(experiment).items()}
 
     def numbers(self, experiment: str, name: str) -> dict[object, float]:
-        """As `values`, of the seeds that have it: a run that stopped no completion has no mean score of those."""
+        """Read as `values` does, of the seeds that have it: a run may stop nothing, and so have no score of that."""
         rows = self.of(experiment).items()
         return {seed: _number(row, name) for seed, row in rows if row.measured.get(name) is not None}
 
     def curves(self, experiment: str, name: str) -> dict[object, list[float | None]]:
-        """A number for each step of a run, by seed; None where a step has none. Raises UsageError as `values` does."""
+        """Read a number of each step of a run, by seed; None if a step has none. Raises UsageError as `values` does."""
         return {seed: _curve(row, name) for seed, row in self.of(experiment).items()}
 
     def heldout(self, experiment: str) -> dict[object, list[tuple[int, float]]]:
-        """Step and pass rate of each evaluation of a run, by seed. Raises UsageError as `values` does."""
+        """Read step and pass rate of each evaluation of a run, by seed. Raises UsageError as `values` does."""
         return {seed: _heldout(row) for seed, row in self.of(experiment).items()}
 
     @staticmethod
@@ -102,7 +102,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What was measured in one experiment."""
+    """Numbers that were measured in one experiment."""
 
     measurements: Measurements
     experiment: str

@@ -1,4 +1,4 @@
-"""The claims as one page of Markdown: tables of verdicts, then each claim with its numbers, rows and command."""
+"""Page of the claims in Markdown: tables of verdicts, then each claim with its numbers, rows and command."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ ARTICLES: Mapping[str, str] = {
 
 
 def markdown(subjects: Mapping[str, Sequence[Claim]], measurements: Measurements, rows: str) -> str:
-    """The page; `rows` is where the file is that each verdict is read from, as a link."""
+    """Write the page; `rows` is where the file is that each verdict is read from, as a link."""
     claims = [claim for each in subjects.values() for claim in each]
     verdicts = {claim.name: claim.verdict(measurements) for claim in claims}
     lines = [TITLE, "", *_introduction(verdicts.values(), rows)]
@@ -37,7 +37,7 @@ def markdown(subjects: Mapping[str, Sequence[Claim]], measurements: Measurements
 
 
 def counted(verdicts: Collection[Verdict]) -> str:
-    """How many of each outcome.
+    """Count each outcome.
 
     >>> counted([Verdict(Outcome.HOLDS, ""), Verdict(Outcome.FAILS, ""), Verdict(Outcome.HOLDS, "")])
     '3 claims: holds 2, does not hold 1'
@@ -96,7 +96,7 @@ def _section(claim: Claim, verdict: Verdict, measurements: Measurements, rows: s
 
 
 def in_cell(words: str) -> str:
-    """Words that stand in a table of Markdown.
+    """Escape words that stand in a table of Markdown.
 
     >>> print(in_cell("KL(live || reference)"))
     KL(live \\|\\| reference)
@@ -105,20 +105,20 @@ def in_cell(words: str) -> str:
 
 
 def _first_row(claim: Claim, measurements: Measurements, rows: str) -> str:
-    """How many rows the verdict is read from, with a link to the first of them."""
+    """Count the rows that the verdict is read from, with a link to the first of them."""
     lines = [row.line for experiment in claim.experiments for row in measurements.of(experiment.name).values()]
     return f"[{len(lines)}]({rows}#L{min(lines)})" if lines else "none"
 
 
 def _rows_of(experiment: Experiment, measurements: Measurements, rows: str) -> str:
-    """An experiment's name, and its seeds, each with a link to its row."""
+    """Name an experiment and its seeds, each with a link to its row."""
     known = sorted(measurements.of(experiment.name).items())
     seeds = ", ".join(f"[{seed}]({rows}#L{row.line})" for seed, row in known)
     return f"`{experiment.name}`, {f'seed {seeds}' if known else 'none yet'}"
 
 
 def cells(quantity: Quantity, measurements: Measurements) -> tuple[str, str, str, str]:
-    """A number of a claim's table: what it is, the mean over seeds, the interval around it, and how many seeds."""
+    """Write out a number of a claim's table: what it is, its mean over seeds, the interval, and how many seeds."""
     values = measurements.numbers(quantity.experiment.name, quantity.name)
     if not values:
         return quantity.words, "not measured", "", "0"

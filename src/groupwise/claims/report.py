@@ -17,7 +17,7 @@ NUMBERS = Section("ran", "All numbers", "Means over seeds, with 95 % intervals."
 
 
 def report(claims: Sequence[Claim], measurements: Measurements, rows: str) -> Page:
-    """The page; a figure of which nothing was measured is left out. `rows` is the file that verdicts are read from."""
+    """Make the page, without figures of which nothing was measured. `rows` is the file that verdicts are read from."""
     verdicts = {claim.name: claim.verdict(measurements) for claim in claims}
     drawn = {claim.name: curves for claim in claims if claim.figure and (curves := _curves(claim.figure, measurements))}
     figures = {claim.name: claim.figure for claim in claims if claim.figure and claim.name in drawn}
@@ -80,7 +80,7 @@ def _plot(name: str, figure: Figure, curves: Curves) -> Plot:
 
 
 def _curves(figure: Figure, measurements: Measurements) -> Curves | None:
-    """Every line that was measured, mean and interval at each place; None where none was."""
+    """Make columns of every line that was measured, mean and interval at each place; None if none was."""
     columns: dict[str, list[Number]] = {}
     for line in figure.lines:
         if all(measurements.of(experiment) for experiment in line.experiments):

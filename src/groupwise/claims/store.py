@@ -21,7 +21,7 @@ ROW = TypeAdapter(Row)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows so far; none where there is no file. A last line without its end, which a kill leaves, is none.
+    """Read the rows so far; none if there is no file. A last line without its end, which a kill leaves, is no row.
 
     Raises UsageError for another kind of file, one of another version, or a line that is no row.
     """
@@ -66,7 +66,7 @@ def append_row(path: Path, row: Row) -> None:
 
 
 def _fields(row: Row) -> dict[str, Any]:
-    """What is written of a row: all but the line that it then stands in."""
+    """List what is written of a row: all but the line that it then stands in."""
     return {name: value for name, value in dataclasses.asdict(row).items() if name != "line"}
 
 

@@ -1,6 +1,7 @@
 """What a clip does: how far it lets a sequence and a token go, and on which side it stops them."""
 
 import math
+from itertools import product
 
 import torch
 
@@ -25,17 +26,13 @@ def bounds(seed: int) -> dict[str, float]:
     """Sum the largest log-ratios of a sequence, all at the upper end of the clip, where each token still has its whole
     gradient.
     """
-    seen = {
-        f"{name}_{length}": float(_at_the_end(clip, length).sum()) for name, clip in CLIPS.items() for length in LENGTHS
-    }
-    one = torch.ones(1, dtype=torch.float64)
-    shares = (passed(clip, _at_the_end(clip, length), one) for clip in CLIPS.values() for length in LENGTHS)
-    return {**seen, "passed": min(float(share.mean()) for share in shares)}
-
-
-def _at_the_end(algo: Algorithm, length: int) -> torch.Tensor:
-    epsilon: float = algo.trust.epsilon_high  # type: ignore[attr-defined]
-    return torch.full((1, length), math.log1p(epsilon - INSIDE), dtype=torch.float64)
+    seen, shares = {}, []
+    for (name, clip), length in product(CLIPS.items(), LENGTHS):
+        epsilon: float = clip.trust.epsilon_high  # type: ignore[attr-defined]
+        ends = torch.full((1, length), math.log1p(epsilon - INSIDE), dtype=torch.float64)
+        seen[f"{name}_{length}"] = float(ends.sum())
+        shares.append(float(passed(clip, ends, torch.ones(1, dtype=torch.float64)).mean()))
+    return {**seen, "passed": min(shares)}
 
 
 CLIP_PRODUCT = Claim(

@@ -1,11 +1,13 @@
 """DAPO as a whole: its techniques one upon the other."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 
-from groupwise.claims.chain_runs import GENERATED, HELDOUT, LADDER
-from groupwise.claims.claim import Claim, Figure, Line
-from groupwise.claims.measurements import Measurements
-from groupwise.claims.verdict import Verdict, above, every
+from groupwise.claims.chain_runs import LADDER
+from groupwise.claims.claim import Claim, Figure, Line, gains
+from groupwise.claims.experiments import Experiment
+from groupwise.claims.readings import in_words
+from groupwise.claims.verdict import above
 
 #: What each rung adds to the one before, in the order of the published table.
 ADDED = (
@@ -16,15 +18,7 @@ ADDED = (
     "token mean",
     "dynamic sampling (DAPO)",
 )
-RUNGS = dict(zip(ADDED, LADDER, strict=True))
-
-
-def _judge_ladder(measured: Measurements) -> Verdict:
-    pairs = zip(ADDED[1:], pairwise(LADDER), strict=True)
-    gains = {words: measured.difference(before.name, after.name, "heldout_mean") for words, (before, after) in pairs}
-    return every(above(gain, 0.0, f"with {words} higher by") for words, gain in gains.items())
-
-
+RUNGS: Mapping[str, Experiment] = dict(zip(ADDED, LADDER, strict=True))
 ABLATION_LADDER = Claim(
     name="ablation-ladder",
     title="Each of DAPO's techniques raises the score: 30, 36, 38, 41, 42 and 50 in the published table.",
@@ -35,14 +29,12 @@ ABLATION_LADDER = Claim(
     expected="Some rungs cannot be told; overlong filtering does not hold under a limit that is tight for most "
     "answers.",
     of=RUNGS,
-    numbers={
-        **HELDOUT,
-        "completions cut off, last ten steps": "truncated_share.end",
-        "entropy, nats a token, last ten steps": "entropy_mean.end",
-        **GENERATED,
-    },
+    numbers=in_words("heldout_mean", "heldout_end", "truncated_share.end", "entropy_mean.end", "generated_tokens"),
     rule="The held-out pass rate, mean over evaluations, rises with each of the five rungs.",
-    judge=_judge_ladder,
+    judge=gains(
+        "heldout_mean",
+        {f"with {words} higher by": pair for words, pair in zip(ADDED[1:], pairwise(LADDER), strict=True)},
+    ),
     figure=Figure(
         title="DAPO's techniques, one upon the other",
         axes=("rung of the ladder", "held-out pass rate"),
@@ -61,7 +53,7 @@ LADDER_ORDER = Claim(
     argument="Both are the last rungs of one ladder of single runs, and the rerun of another group turns them around.",
     expected="Dynamic sampling gains more here, for it is paid for with more generation.",
     of={words: RUNGS[words] for words in ADDED[-3:]},
-    numbers={"held-out pass rate, mean over evaluations": "heldout_mean"},
+    numbers=in_words("heldout_mean"),
     rule="Dynamic sampling gains more than the token mean, in the held-out pass rate, mean over evaluations.",
     judge=lambda measured: above(
         measured.across(

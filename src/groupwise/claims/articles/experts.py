@@ -2,15 +2,15 @@
 
 from functools import cache
 
-from groupwise.claims.claim import Claim
+from groupwise.claims.claim import Claim, gains
 from groupwise.claims.experiments import Effort, Experiment, trained
-from groupwise.claims.verdict import above, below, every
+from groupwise.claims.readings import in_words
+from groupwise.claims.verdict import below, every
 
 #: The recipes' own learning rate, and the lower one that was added.
 RATES = (1.5e-3, 1e-3)
 #: What replay may gain at most where it is not needed: held-out pass rate.
 UNNEEDED = 0.05
-BEST = {"held-out pass rate at the end": "heldout_end", "best held-out pass rate": "heldout_best"}
 
 
 @cache
@@ -32,16 +32,9 @@ REPLAY_MENDS = Claim(
         for rate in RATES
         for name, words in (("grpo", "without replay"), ("grpo-r2", "with replay"))
     },
-    numbers={**BEST, "variance of token log-ratios": "log_ratio_variance.mean"},
+    numbers=in_words("heldout_end", "heldout_best", "log_ratio_variance.mean"),
     rule="At each of two learning rates GRPO with replay ends with a higher held-out pass rate than without.",
-    judge=lambda measured: every(
-        above(
-            measured.difference(run("grpo", rate).name, run("grpo-r2", rate).name, "heldout_end"),
-            0.0,
-            f"at {rate:g} higher by",
-        )
-        for rate in RATES
-    ),
+    judge=gains("heldout_end", {f"at {rate:g} higher by": (run("grpo", rate), run("grpo-r2", rate)) for rate in RATES}),
 )
 REPLAY_UNNEEDED = Claim(
     name="replay-unneeded",
@@ -55,7 +48,7 @@ REPLAY_UNNEEDED = Claim(
         for base in ("gspo", "sapo")
         for replay, words in (("", "without replay"), ("-r2", "with replay"))
     },
-    numbers=BEST,
+    numbers=in_words("heldout_end", "heldout_best"),
     rule="At each of two learning rates replay gains less than 0.05 of the held-out pass rate at the end, for both.",
     judge=lambda measured: every(
         below(

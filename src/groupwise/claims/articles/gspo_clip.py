@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.chain_runs import GRPO, GRPO_ENGINE, GSPO, GSPO_ENGINE, GSPO_MATCHED, HELDOUT, SAPO, SAPO_ENGINE
-from groupwise.claims.claim import Claim, Figure, grid, lines_of
+from groupwise.claims.chain_runs import GRPO, GRPO_ENGINE, GSPO, GSPO_ENGINE, GSPO_MATCHED, SAPO, SAPO_ENGINE
+from groupwise.claims.claim import Claim, Figure, gains, grid, lines_of
 from groupwise.claims.experiments import computed
+from groupwise.claims.readings import in_words
 from groupwise.claims.toys import ToyRun, passed
 from groupwise.claims.verdict import above, below, both
 
@@ -82,7 +83,6 @@ SHARE = Claim(
     ),
 )
 
-STOPPED = "stopped_tokens"
 #: Where not a single token is stopped, its share counts as this.
 NONE = 1e-9
 
@@ -94,10 +94,12 @@ SHARE_IN_TRAINING = Claim(
     "tenth as much as one of them.",
     expected="Holds, nearly: GRPO stops about one in a hundred here, GSPO about half.",
     of={"GRPO": GRPO, "GSPO": GSPO},
-    numbers={"share of tokens stopped": STOPPED},
+    numbers=in_words("stopped_tokens"),
     rule="The shares of stopped tokens are apart by more than one and a half orders of magnitude.",
     judge=lambda measured: above(
-        measured.across(lambda one, other: log10(max(other, NONE) / max(one, NONE)), STOPPED, GRPO.name, GSPO.name),
+        measured.across(
+            lambda one, other: log10(max(other, NONE) / max(one, NONE)), "stopped_tokens", GRPO.name, GSPO.name
+        ),
         1.5,
         "GSPO stops more by orders of magnitude:",
     ),
@@ -136,15 +138,9 @@ MATCHED = Claim(
     "at once, and to tell them apart the clip must pass as much.",
     expected="Cannot be told.",
     of={"GRPO": GRPO, "GSPO": GSPO, "GSPO, width matched by share": GSPO_MATCHED},
-    numbers={
-        **HELDOUT,
-        "share of the gradient that passes": "share_passed.mean",
-        "variance of token log-ratios": "log_ratio_variance.mean",
-    },
+    numbers=in_words("heldout_mean", "heldout_end", "share_passed.mean", "log_ratio_variance.mean"),
     rule="GSPO with a clip that passes what GRPO's does has a higher held-out pass rate, mean over evaluations.",
-    judge=lambda measured: above(
-        measured.difference(GRPO.name, GSPO_MATCHED.name, "heldout_mean"), 0.0, "held-out pass rate higher by"
-    ),
+    judge=gains("heldout_mean", {"held-out pass rate higher by": (GRPO, GSPO_MATCHED)}),
 )
 
 
@@ -234,7 +230,7 @@ PRECISION = Claim(
         for words, pair in ENGINES.items()
         for whose, run in zip(("learner's log-probabilities", "bf16 engine's"), pair, strict=True)
     },
-    numbers={**HELDOUT, "share of the gradient that passes": "share_passed.mean"},
+    numbers=in_words("heldout_mean", "heldout_end", "share_passed.mean"),
     rule="With a bf16 engine's own log-probabilities GSPO loses less than 0.05 of its held-out pass rate (mean over "
     "evaluations).",
     judge=lambda measured: below(

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.chain_runs import CONSTANT, FILTERING, GRPO, HELDOUT, NAIVE, SOFT_ALONE, TOKEN_MEAN
-from groupwise.claims.claim import Claim, Figure, grid, lines_of
+from groupwise.claims.chain_runs import CONSTANT, FILTERING, GRPO, NAIVE, SOFT_ALONE, TOKEN_MEAN
+from groupwise.claims.claim import Claim, Figure, gains, grid, lines_of
 from groupwise.claims.experiments import computed
+from groupwise.claims.readings import in_words
 from groupwise.claims.toys import ascent
-from groupwise.claims.verdict import above, below, both, every
+from groupwise.claims.verdict import above, below, both
 
 #: Tokens of the short answer, and of the long one beside it.
 SHORT, LONG = 10, (10, 20, 50, 100, 200, 400)
@@ -182,20 +183,13 @@ WRONG_LENGTH = Claim(
     expected="The sign holds; whether it can be told from the seeds over sixty steps is open, for most of a wrong "
     "answer's length comes from writing steps out, which pays.",
     of=MEANS,
-    numbers={
-        "tokens of wrong answers, first three steps": "length_wrong_mean.start",
-        "tokens of wrong answers, last ten steps": WRONG,
-        "tokens of right answers, last ten steps": "length_right_mean.end",
-        "held-out pass rate at the end": "heldout_end",
-    },
+    numbers=in_words("length_wrong_mean.start", "length_wrong_mean.end", "length_right_mean.end", "heldout_end"),
     rule="Wrong answers of the last ten steps are longer under the sequence mean than under each of the other two.",
-    judge=lambda measured: every(
-        above(measured.difference(MEANS[words].name, GRPO.name, WRONG), 0.0, f"tokens longer than under a {words}:")
-        for words in ("token mean", "constant")
+    judge=gains(
+        WRONG, {f"tokens longer than under a {words}:": (MEANS[words], GRPO) for words in ("token mean", "constant")}
     ),
 )
 
-TIGHT = {"neither": NAIVE, "filtering": FILTERING, "soft punishment": SOFT_ALONE}
 OVERLONG = Claim(
     name="overlong",
     title="Under a tight limit, filtering overlong answers and punishing them softly both raise the score.",
@@ -203,16 +197,12 @@ OVERLONG = Claim(
     argument="An answer that is cut off scores 0 though its steps may be right, which is noise; filtering takes the "
     "noise out. But here it is also what tells the policy to be brief enough, and filtered answers tell it nothing.",
     expected="Soft punishment: holds. Filtering: does not hold under a limit that is tight for most answers.",
-    of=TIGHT,
-    numbers={
-        **HELDOUT,
-        "completions cut off, last ten steps": "truncated_share.end",
-        "tokens, last ten steps": "length_mean.end",
-    },
+    of={"neither": NAIVE, "filtering": FILTERING, "soft punishment": SOFT_ALONE},
+    numbers=in_words("heldout_mean", "heldout_end", "truncated_share.end", "length_mean.end"),
     rule="The held-out pass rate under the limit, mean over evaluations, is higher with each than with neither.",
-    judge=lambda measured: every(
-        above(measured.difference(NAIVE.name, TIGHT[words].name, "heldout_mean"), 0.0, f"with {words} higher by")
-        for words in ("filtering", "soft punishment")
+    judge=gains(
+        "heldout_mean",
+        {"with filtering higher by": (NAIVE, FILTERING), "with soft punishment higher by": (NAIVE, SOFT_ALONE)},
     ),
 )
 CLAIMS = (LENGTH_WEIGHTS, LONG_ANSWERS, LENGTH_BIAS, WRONG_LENGTH, OVERLONG)

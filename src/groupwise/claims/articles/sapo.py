@@ -4,10 +4,11 @@ import torch
 
 from groupwise.algorithms.settings import algorithm
 from groupwise.claims.chain_runs import GRPO, SAPO, SAPO_BELOW, SAPO_EQUAL
-from groupwise.claims.claim import Claim, Figure, grid, lines_of
+from groupwise.claims.claim import Claim, Figure, gains, grid, lines_of
 from groupwise.claims.experiments import computed
+from groupwise.claims.readings import in_words
 from groupwise.claims.toys import passed
-from groupwise.claims.verdict import above, agree, below, both, every
+from groupwise.claims.verdict import agree, below, both, every
 
 TOKENS = 256
 #: Deviation of a token's log-ratio, nats; 0.14 is a variance of 0.02, the largest of most sequences in the paper.
@@ -91,14 +92,7 @@ GATE_ASSUMPTIONS = Claim(
     "little, and four updates on a batch at a learning rate for a tiny policy move single tokens far.",
     expected="Near 1 for nine tokens of ten: holds. Variance: does not hold at this size.",
     of={"SAPO": SAPO, "GRPO": GRPO},
-    numbers={
-        "tokens with |r - 1| above 0.2": "ratio_far",
-        "completions with a variance above 0.02": "variance_above",
-        "variance inside a completion, median": "variance_median",
-        "variance inside a completion, 99th percentile": "variance_p99",
-        "mean gate less gate of the mean, in size": "gate_gap",
-        "the same, 99th percentile": "gate_gap_p99",
-    },
+    numbers=in_words("ratio_far", "variance_above", "variance_median", "variance_p99", "gate_gap", "gate_gap_p99"),
     rule="In SAPO's own runs fewer than half of the completions have a variance above 0.02, and fewer than a tenth of "
     "the tokens a ratio that is 0.2 or more off 1.",
     judge=lambda measured: every(
@@ -122,15 +116,11 @@ GATE_TEMPERATURES = Claim(
         f"tau for negative advantages {tau}": run
         for tau, run in (("0.95", SAPO_BELOW), ("1.0", SAPO_EQUAL), ("1.05", SAPO))
     },
-    numbers={
-        "held-out pass rate at the end": "heldout_end",
-        "best held-out pass rate": "heldout_best",
-        "share of the gradient of negative advantages that passes": "share_passed_negative.mean",
-    },
+    numbers=in_words("heldout_end", "heldout_best", "share_passed_negative.mean"),
     rule="The held-out pass rate at the end rises from 0.95 to 1.0, and from 1.0 to 1.05.",
-    judge=lambda measured: every(
-        above(measured.difference(one.name, other.name, "heldout_end"), 0.0, f"from {words} higher by")
-        for words, one, other in (("0.95 to 1.0", SAPO_BELOW, SAPO_EQUAL), ("1.0 to 1.05", SAPO_EQUAL, SAPO))
+    judge=gains(
+        "heldout_end",
+        {"from 0.95 to 1.0 higher by": (SAPO_BELOW, SAPO_EQUAL), "from 1.0 to 1.05 higher by": (SAPO_EQUAL, SAPO)},
     ),
 )
 CLAIMS = (SOFT_GATE, GATE_ASSUMPTIONS, GATE_TEMPERATURES)
