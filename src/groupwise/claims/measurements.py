@@ -40,13 +40,9 @@ class Measurements:
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows: dict[tuple[str, int], Row] = {}
         for row in rows:
-            if not row.error or self.error(row.experiment, row.seed) is not None:
+            known = self.rows.get((row.experiment, row.seed))
+            if not row.error or known is None or known.error:
                 self.rows[row.experiment, row.seed] = row
-
-    def error(self, experiment: str, seed: int) -> str | None:
-        """Say why a row failed, "" if there is no row; None if it is there and did not fail."""
-        row = self.rows.get((experiment, seed))
-        return "" if row is None else row.error or None
 
     def failed(self, experiment: str) -> list[Row]:
         """List the rows of an experiment that failed, and were not measured since."""

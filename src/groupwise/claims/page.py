@@ -25,15 +25,16 @@ def markdown(subjects: Mapping[str, Sequence[Claim]], measurements: Measurements
     """Write the page; `rows` is where the file is that each verdict is read from, as a link."""
     claims = [claim for each in subjects.values() for claim in each]
     verdicts = {claim.name: claim.verdict(measurements) for claim in claims}
-    lines = [TITLE, "", *_introduction(verdicts.values(), rows)]
+    blocks = [TITLE, *_introduction(verdicts.values(), rows)]
     for subject, its_claims in subjects.items():
-        lines += ["", f"**{subject}**", "", "| claim | verdict | rows |", "|---|---|---|"]
+        lines = ["| claim | verdict | rows |", "|---|---|---|"]
         for claim in its_claims:
             title, outcome = in_cell(claim.title), verdicts[claim.name].outcome.value
             lines.append(f"| [{title}](#{claim.name}) | {outcome} | {_first_row(claim, measurements, rows)} |")
+        blocks += [f"**{subject}**", "\n".join(lines)]
     for claim in claims:
-        lines += ["", *_section(claim, verdicts[claim.name], measurements, rows)]
-    return "\n".join(lines) + "\n"
+        blocks += _section(claim, verdicts[claim.name], measurements, rows)
+    return "\n\n".join(blocks) + "\n"
 
 
 def counted(verdicts: Collection[Verdict]) -> str:
@@ -55,43 +56,30 @@ def _introduction(verdicts: Collection[Verdict], rows: str) -> Iterator[str]:
         "where on both it cannot be told. A verdict is about the statement as it stands there, at the size measured "
         "here; one that does not hold may have a half that does, which its section says."
     )
-    yield ""
     yield f"{counted(verdicts)}. The rows are in [{rows.rpartition('/')[2]}]({rows}); this page is made from them:"
-    yield ""
-    yield "    groupwise claims --list"
-    yield "    groupwise claims --quick                    # mathematics and toys, a minute or two"
-    yield "    groupwise claims --standard --at-once 2     # training runs of three seeds as well, two side by side"
-    yield "    groupwise claims --full --at-once 2         # five seeds; whatever is stopped is gone on with"
-    yield ""
-    yield from (f"- {name}: {words}" for name, words in ARTICLES.items())
+    yield (
+        "    groupwise claims --list\n"
+        "    groupwise claims --quick                    # mathematics and toys, a minute or two\n"
+        "    groupwise claims --standard --at-once 2     # training runs of three seeds as well, two side by side\n"
+        "    groupwise claims --full --at-once 2         # five seeds; whatever is stopped is gone on with"
+    )
+    yield "\n".join(f"- {name}: {words}" for name, words in ARTICLES.items())
 
 
 def _section(claim: Claim, verdict: Verdict, measurements: Measurements, rows: str) -> Iterator[str]:
     yield f"## {claim.name}"
-    yield ""
     yield f"**{claim.title}**"
-    yield ""
     yield f"Source: {claim.source}."
-    yield ""
     yield f"Why: {claim.argument}"
-    yield ""
     yield f"Expected: {claim.expected}"
-    yield ""
     yield f"Holds where: {claim.rule}"
-    yield ""
     yield f"**{verdict.outcome.value}**: {verdict.because}."
     if len({part.outcome for part in verdict.parts}) > 1:
-        yield ""
-        yield from (f"- {part}" for part in verdict.parts)
-    yield ""
-    yield "| measured | mean | 95 % interval | seeds |"
-    yield "|---|---|---|---|"
-    yield from (f"| {' | '.join(map(in_cell, cells(quantity, measurements)))} |" for quantity in claim.quantities)
-    yield ""
+        yield "\n".join(f"- {part}" for part in verdict.parts)
+    numbers = (f"| {' | '.join(map(in_cell, cells(quantity, measurements)))} |" for quantity in claim.quantities)
+    yield "\n".join(["| measured | mean | 95 % interval | seeds |", "|---|---|---|---|", *numbers])
     yield f"Rows: {'; '.join(_rows_of(experiment, measurements, rows) for experiment in claim.experiments)}."
-    yield ""
     yield "One seed again:"
-    yield ""
     yield f"    {claim.command}"
 
 

@@ -49,8 +49,6 @@ def above(measured: Interval | float | None, bound: float, words: str) -> Verdic
     >>> print(above(0.3, 0.5, "a share of"))
     does not hold: a share of 0.3, not above 0.5
     """
-    if measured is None:
-        return Verdict(Outcome.UNDECIDED, f"{words.removesuffix(':')}: fewer than two seeds, so no interval")
     return _beyond(measured, bound, words, up=True)
 
 
@@ -60,12 +58,12 @@ def below(measured: Interval | float | None, bound: float, words: str) -> Verdic
     >>> below(Interval(0.1, 0.3, ""), 0.2, "apart by").outcome.value
     'cannot be told at this size'
     """
-    if measured is None:
-        return above(None, bound, words)
     return _beyond(measured, bound, words, up=False)
 
 
-def _beyond(measured: Interval | float, bound: float, words: str, up: bool) -> Verdict:
+def _beyond(measured: Interval | float | None, bound: float, words: str, up: bool) -> Verdict:
+    if measured is None:
+        return Verdict(Outcome.UNDECIDED, f"{words.removesuffix(':')}: fewer than two seeds, so no interval")
     side, other = ("above", "below") if up else ("below", "above")
     if not isinstance(measured, Interval):
         holds = measured > bound if up else measured < bound  # NaN does not

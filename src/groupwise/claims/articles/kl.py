@@ -10,9 +10,8 @@ from groupwise.algorithms.settings import algorithm
 from groupwise.claims.chain_runs import GRPO, KL_LOSS, KL_REWARD
 from groupwise.claims.claim import Claim, grid, quantities
 from groupwise.claims.experiments import computed
-from groupwise.claims.measurements import Measurements
 from groupwise.claims.readings import in_words
-from groupwise.claims.verdict import Verdict, above, below, both
+from groupwise.claims.verdict import above, below, both, every
 
 VOCABULARY = 12
 ESTIMATORS = {name: algorithm("grpo", {"kl.estimator": name}).kl.estimator for name in ("k1", "k2", "k3", "k3-ratio")}
@@ -91,23 +90,7 @@ KL_GRADIENT = Claim(
 )
 
 #: Pass rates that differ by less are the same for this question, and distances within a factor of two.
-SAME = 0.05
-
-
-def _judge_place(measured: Measurements) -> Verdict:
-    rate = measured.difference(KL_LOSS.name, KL_REWARD.name, "heldout_mean")
-    distances = (measured.numbers(run.name, "reference_k3") for run in (KL_LOSS, KL_REWARD))
-    farther = measured.combined(lambda loss, reward: log2(reward / loss), *distances)
-    words = "pass rate with the KL in the reward, less that in the loss:"
-    distance = "log2 of the distance with the KL in the reward, over that in the loss:"
-    return both(
-        above(rate, -SAME, words),
-        below(rate, SAME, words),
-        above(farther, -1.0, distance),
-        below(farther, 1.0, distance),
-    )
-
-
+SAME, PLACES = 0.05, (KL_LOSS.name, KL_REWARD.name)
 KL_PLACE = Claim(
     name="kl-place",
     title="Whether the KL stands in the loss or in the reward makes no difference for the result.",
@@ -120,6 +103,21 @@ KL_PLACE = Claim(
     numbers=in_words("heldout_mean", "heldout_end", "reference_k3"),
     beside=quantities(GRPO, {"held-out pass rate at the end, without a KL term": "heldout_end"}),
     rule="Pass rates differ by less than 0.05, and the distances from the reference by less than a factor of two.",
-    judge=_judge_place,
+    judge=lambda measured: every(
+        verdict
+        for apart, bound, words in (
+            (
+                measured.difference(*PLACES, "heldout_mean"),
+                SAME,
+                "pass rate with the KL in the reward, less that in the loss:",
+            ),
+            (
+                measured.across(lambda loss, reward: log2(reward / loss), "reference_k3", *PLACES),
+                1.0,
+                "log2 of the distance with the KL in the reward, over that in the loss:",
+            ),
+        )
+        for verdict in (above(apart, -bound, words), below(apart, bound, words))
+    ),
 )
 CLAIMS = (KL_VALUE, KL_GRADIENT, KL_PLACE)
