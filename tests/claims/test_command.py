@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 from groupwise import cli
 from groupwise.claims import articles, command
 from groupwise.claims.catalog import CLAIMS, SUBJECTS, chosen
-from groupwise.claims.claim import Line
+from groupwise.claims.claim import Claim, Line
 from groupwise.claims.experiments import Effort
 from groupwise.claims.page import TITLE, markdown
 from groupwise.claims.run import current, missing
@@ -236,9 +237,14 @@ def test_every_number_of_a_table_or_a_figure_is_measured() -> None:
                 assert len(line.places(known)) == len(claim.figure.at), claim.name
 
 
-def test_every_file_of_a_claim_is_in_the_catalog() -> None:
-    files = {path.stem for path in Path(articles.__file__).parent.glob("*.py")} - {"__init__"}
-    assert {claim.judge.__module__.rpartition(".")[2] for claim in CLAIMS} == files
+def test_every_claim_of_every_file_is_in_the_catalog() -> None:
+    folder = Path(articles.__file__).parent
+    names = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    modules = [importlib.import_module(f"{articles.__name__}.{name}") for name in names]
+    claims = [value for module in modules for value in vars(module).values() if isinstance(value, Claim)]
+    assert {claim.name for claim in claims} == {claim.name for claim in CLAIMS}
+    assert len(claims) == len(CLAIMS)
+    assert all(len(list(each.glob("*.py"))) <= 15 for each in (folder, folder.parent))
 
 
 def test_claims_of_runs_are_not_measured_until_there_are_rows() -> None:
