@@ -20,49 +20,37 @@ from groupwise.journal.journal import MACHINE, ROLLOUTS, read_metrics, read_summ
 #: Another number where other things are read, or the same ones otherwise: older rows no longer count.
 VERSION = 1
 
-#: Metrics of each step that a row keeps (docs/metrics.md).
-CURVES = (
-    "pass_rate",
-    "length_mean",
-    "length_right_mean",
-    "length_wrong_mean",
-    "truncated_share",
-    "entropy_mean",
-    "gradient_norm",
-    "share_passed",
-    "share_passed_positive",
-    "share_passed_negative",
-    "effective_sample_share",
-    "log_ratio_variance",
-    "groups_mixed_share",
-    "generated_tokens",
-    "rounds",
-    "kl_mean",
-    "engine_gap_mean",
-)
+#: Metrics of each step that a row keeps (docs/metrics.md), and what tables call them.
+CURVES = {
+    "pass_rate": "pass rate",
+    "length_mean": "tokens",
+    "length_right_mean": "tokens of right answers",
+    "length_wrong_mean": "tokens of wrong answers",
+    "truncated_share": "completions cut off",
+    "entropy_mean": "entropy, nats a token",
+    "gradient_norm": "norm of the gradient",
+    "share_passed": "share of the gradient that passes",
+    "share_passed_positive": "share of the gradient of positive advantages that passes",
+    "share_passed_negative": "share of the gradient of negative advantages that passes",
+    "effective_sample_share": "effective sample size, as a share",
+    "log_ratio_variance": "variance of token log-ratios",
+    "groups_mixed_share": "groups with signal",
+    "generated_tokens": "tokens generated",
+    "rounds": "rounds of generation a step",
+    "kl_mean": "KL, nats a token",
+    "engine_gap_mean": "gap between engine and learner, nats a token",
+}
 #: Steps at a run's end whose mean is called "at the end".
 LAST = 10
 #: Upper ends of the classes of tokens by the old policy's probability.
 PROBABILITIES = (0.05, 0.2, 0.5, 0.9, 1.0)
 #: Columns of a row of rollouts.jsonl -> fields of `Seen`.
 COLUMNS = {"logp_old": "old", "logp_live": "live", "share": "share", "logp_ref": "reference"}
-#: What the numbers of a run that claims read are in words; of a curve, the part before the dot.
-WORDS: Mapping[str, str] = {
+#: What tables call the other numbers of a run that claims read.
+NUMBERS = {
     "heldout_mean": "held-out pass rate, mean over evaluations",
     "heldout_end": "held-out pass rate at the end",
     "heldout_best": "best held-out pass rate",
-    "pass_rate": "pass rate",
-    "groups_mixed_share": "groups with signal",
-    "length_mean": "tokens",
-    "length_right_mean": "tokens of right answers",
-    "length_wrong_mean": "tokens of wrong answers",
-    "truncated_share": "completions cut off",
-    "entropy_mean": "entropy, nats a token",
-    "share_passed": "share of the gradient that passes",
-    "share_passed_negative": "share of the gradient of negative advantages that passes",
-    "log_ratio_variance": "variance of token log-ratios",
-    "rounds": "rounds of generation a step",
-    "generated_tokens": "tokens generated",
     "seconds_training": "seconds of training",
     "seconds_update": "seconds of updates",
     "memory_peak_mib": "most memory, MiB",
@@ -89,7 +77,7 @@ def in_words(*names: str) -> dict[str, str]:
     {'best held-out pass rate': 'heldout_best', 'pass rate, last ten steps': 'pass_rate.end'}
     """
     parted = ((name, *name.partition(".")) for name in names)
-    return {WORDS[curve] + PARTS[part]: name for name, curve, _, part in parted}
+    return {(CURVES | NUMBERS)[first] + PARTS[part]: name for name, first, _, part in parted}
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from functools import cache
 
+from groupwise.claims.chain_runs import SEEDS
 from groupwise.claims.claim import Claim, gains
-from groupwise.claims.experiments import Effort, Experiment, trained
+from groupwise.claims.experiments import Experiment, trained
 from groupwise.claims.readings import in_words
 from groupwise.claims.verdict import below, every
 
@@ -16,8 +17,7 @@ UNNEEDED = 0.05
 @cache
 def run(recipe: str, rate: float) -> Experiment:
     """Make the experiment of a recipe of the folder moe-stability, such as "grpo-r2", at a learning rate."""
-    seeds = {Effort.STANDARD: 3, Effort.FULL: 5}
-    return trained(f"moe/{recipe}@{rate:g}", f"moe-stability/{recipe}", {"learner.learning_rate": rate}, seeds)
+    return trained(f"moe/{recipe}@{rate:g}", f"moe-stability/{recipe}", {"learner.learning_rate": rate}, SEEDS)
 
 
 REPLAY_MENDS = Claim(
