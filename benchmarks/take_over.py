@@ -16,17 +16,16 @@ from typing import Any
 import typer
 
 from groupwise.claims import readings
-from groupwise.claims.articles import replay_mends, replay_unneeded
-from groupwise.claims.claim import Experiment
+from groupwise.claims.articles.experts import CLAIMS, RATES, run
+from groupwise.claims.experiments import Experiment
 from groupwise.claims.measurements import Row
-from groupwise.claims.moe_runs import RATES, run
 from groupwise.claims.store import append_row, read_rows
 from stability import RECIPES, digest
 
 
 def experiments() -> dict[tuple[str, float], Experiment]:
     """Those of the claims, by recipe and learning rate."""
-    read = {e.name for claim in (replay_mends.CLAIM, replay_unneeded.CLAIM) for e in claim.experiments}
+    read = {e.name for claim in CLAIMS for e in claim.experiments}
     names = [path.stem for path in RECIPES.glob("*.toml")]
     every = {(name, rate): run(name, rate) for name in names for rate in RATES}
     return {key: experiment for key, experiment in every.items() if experiment.name in read}
@@ -40,6 +39,13 @@ def rate_of(row: dict[str, Any]) -> float | None:
     return float(value) if len(row["settings"]) == 1 and key == "learner.learning_rate" else None
 
 
+def numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """Read a row's curves and held-out rates, which are of the same kind, in the words of claims' rows."""
+    count = max(len(curve) for curve in row["curves"].values())
+    steps = [{name: curve[i] for name, curve in row["curves"].items()} for i in range(count)]
+    return readings.of_steps(steps, [{"step": step, "evaluation": {"avg_at_k": rate}} for step, rate in row["heldout"]])
+
+
 def taken(file: Path) -> Iterator[Row]:
     """Rows of recipes that are as they were then."""
     wanted = experiments()
@@ -50,7 +56,7 @@ def taken(file: Path) -> Iterator[Row]:
                 experiment=experiment.name,
                 seed=row["seed"],
                 fingerprint=experiment.fingerprint,
-                measured=readings.taken_over(row),
+                measured=numbers(row),
                 error=row["stopped"],
                 seconds=row["seconds_total"] or row["seconds"],
                 machine="2 cores, x86_64, no GPU (docs/moe.md)",

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from groupwise.algorithms.parts import advantage, aggregate, ratio, trust
 from groupwise.claims.catalog import CLAIMS
-from groupwise.claims.claim import Claim, Effort
+from groupwise.claims.claim import Claim
+from groupwise.claims.experiments import Effort
 from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.verdict import Verdict
 from groupwise.core.errors import GroupwiseError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -16,8 +17,8 @@ import pytest
 from groupwise import cli
 from groupwise.claims import articles, command
 from groupwise.claims.catalog import CLAIMS, SUBJECTS, chosen
-from groupwise.claims.claim import Effort
-from groupwise.claims.figure import Line
+from groupwise.claims.claim import Claim, Line
+from groupwise.claims.experiments import Effort
 from groupwise.claims.page import TITLE, markdown
 from groupwise.claims.run import current, missing
 from groupwise.claims.store import read_rows
@@ -221,8 +222,8 @@ def test_every_number_of_a_table_or_a_figure_is_measured() -> None:
     known = current(CLAIMS, read_rows(EVIDENCE))
     for claim in CLAIMS:
         lines = claim.figure.lines if claim.figure else ()
-        names = [(q.experiment, q.name) for q in claim.quantities] + [
-            (line.experiment, n) for line in lines if isinstance(line, Line) for n in line.names
+        names = [(q.experiment.name, q.name) for q in claim.quantities] + [
+            point for line in lines if isinstance(line, Line) for point in line.points.values()
         ]
         runs = {experiment.name for experiment in claim.experiments if experiment.own_process}
         drawn = {experiment for line in lines for experiment in line.experiments}
@@ -236,9 +237,14 @@ def test_every_number_of_a_table_or_a_figure_is_measured() -> None:
                 assert len(line.places(known)) == len(claim.figure.at), claim.name
 
 
-def test_every_file_of_a_claim_is_in_the_catalog() -> None:
-    files = {path.stem for path in Path(articles.__file__).parent.glob("*.py")} - {"__init__"}
-    assert {claim.judge.__module__.rpartition(".")[2] for claim in CLAIMS} == files
+def test_every_claim_of_every_file_is_in_the_catalog() -> None:
+    folder = Path(articles.__file__).parent
+    names = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    modules = [importlib.import_module(f"{articles.__name__}.{name}") for name in names]
+    claims = [value for module in modules for value in vars(module).values() if isinstance(value, Claim)]
+    assert {claim.name for claim in claims} == {claim.name for claim in CLAIMS}
+    assert len(claims) == len(CLAIMS)
+    assert all(len(list(each.glob("*.py"))) <= 15 for each in (folder, folder.parent))
 
 
 def test_claims_of_runs_are_not_measured_until_there_are_rows() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from groupwise.claims import chain_runs
-from groupwise.claims.claim import Experiment
+from groupwise.claims.experiments import Experiment
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve, resolved_recipe
 

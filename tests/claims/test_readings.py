@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from groupwise.claims import readings
-
-HERE = Path(__file__).parents[2]
 
 
 def evaluation(step: int, rate: float) -> dict[str, Any]:
@@ -132,14 +129,3 @@ def test_a_run_without_columns_per_token_has_none_of_their_numbers() -> None:
 
 def test_every_number_can_be_written_and_read_again(told: dict[str, Any]) -> None:
     assert json.loads(json.dumps(told, allow_nan=False)) == told
-
-
-def test_rows_of_the_stability_experiment_are_taken_over_as_they_are() -> None:
-    lines = (HERE / "docs" / "evidence" / "moe-stability.jsonl").read_text().splitlines()
-    first = json.loads(lines[0])
-    told = readings.taken_over(first)
-    assert told["heldout_end"] == pytest.approx(first["heldout"][-1][1], abs=1e-5)
-    assert told["curves"]["entropy_mean"] == first["curves"]["entropy_mean"]
-    assert told["log_ratio_variance.mean"] == pytest.approx(
-        sum(first["curves"]["log_ratio_variance"]) / len(first["curves"]["log_ratio_variance"]), rel=1e-5
-    )

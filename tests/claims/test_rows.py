@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from groupwise.claims import computed as computing
-from groupwise.claims.claim import Claim, Effort, Experiment, Quantity
-from groupwise.claims.computed import computed
-from groupwise.claims.measurements import Measurements, Row
+from groupwise.claims import experiments
+from groupwise.claims.claim import Claim
+from groupwise.claims.experiments import Effort, Experiment, computed
+from groupwise.claims.measurements import Measurements, Numbers, Row
 from groupwise.claims.run import current, measure, missing
 from groupwise.claims.store import HEADER, append_row, read_rows
-from groupwise.claims.verdict import Verdict, above
+from groupwise.claims.verdict import above
 from groupwise.core.errors import RunError, UsageError
 
 SEEDS = 4
@@ -35,14 +35,11 @@ def claim(measured: Callable[[int, Path], Mapping[str, Any]], **changes: Any) ->
         source="nowhere",
         argument="",
         expected="",
-        experiments=(experiment,),
-        quantities=(Quantity("the number", "counting", "number"),),
-        judge=judge,
+        of=experiment,
+        numbers={"the number": "number"},
+        rule="",
+        judge=lambda seen: above(seen.interval("number"), 0.0, "the number is"),
     )
-
-
-def judge(measured: Measurements) -> Verdict:
-    return above(measured.interval("counting", "number"), 0.0, "the number is")
 
 
 def seeds_in(rows: Path) -> list[int]:
@@ -229,25 +226,28 @@ def test_rows_of_other_code_count_until_they_are_measured_again(tmp_path: Path) 
     rows = tmp_path / "rows.jsonl"
     measure([claim(lambda seed, work: {"number": 1.0}, code="old")], Effort.QUICK, rows, tmp_path, print)
     now = claim(lambda seed, work: {"number": 2.0}, code="new")
-    assert current([now], read_rows(rows)).mean("counting", "number") == 1.0
+    assert Numbers(current([now], read_rows(rows)), "counting").mean("number") == 1.0
     assert len(missing([now], Effort.QUICK, current([now], read_rows(rows)))) == SEEDS
-    assert measure([now], Effort.QUICK, rows, tmp_path, print).mean("counting", "number") == 2.0
+    assert Numbers(measure([now], Effort.QUICK, rows, tmp_path, print), "counting").mean("number") == 2.0
 
 
 SOURCE = '''"""A claim."""
-from groupwise.claims.computed import computed
+from groupwise.claims.experiments import computed
 {above}
-def measure(seed, work):
+def unused():
+    return {unused}
+def helper():
+    return SIZE
+@computed("counting", seeds={seeds})
+def measure(seed):
     return {{"number": {number}}}
-EXPERIMENT = computed("counting", measure, seeds=2)
-def judge(measured):
-    return {rule}
 '''
 
 
 def fingerprint(folder: Path, **parts: str) -> str:
-    """Of an experiment in a file of its own."""
-    text = SOURCE.format(**{"above": "SIZE = 3", "number": "SIZE", "rule": "None", **parts})
+    """Define an experiment in a file of its own, and take its fingerprint."""
+    usual = {"above": "SIZE = 3", "number": "helper()", "seeds": "2", "unused": "None"}
+    text = SOURCE.format(**{**usual, **parts})
     path = folder / f"claim_{abs(hash(text))}.py"
     path.write_text(text)
     module = types.ModuleType(path.stem)
@@ -255,23 +255,32 @@ def fingerprint(folder: Path, **parts: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(__import__("sys").modules, path.stem, module)
         exec(compile(text, str(path), "exec"), vars(module))
-    return module.EXPERIMENT.fingerprint
+    return module.measure.fingerprint
 
 
-def test_what_measures_is_in_the_fingerprint_and_what_judges_is_not(tmp_path: Path, monkeypatch) -> None:
+def test_what_measures_is_in_the_fingerprint_and_nothing_else_of_its_file(tmp_path: Path, monkeypatch) -> None:
+    """The function, what it calls and the constants of that; not another function, nor imports, nor how many seeds."""
     as_it_is = fingerprint(tmp_path)
-    assert fingerprint(tmp_path, number="SIZE + 1") != as_it_is
+    assert fingerprint(tmp_path, number="helper() + 1") != as_it_is
     assert fingerprint(tmp_path, above="SIZE = 4") != as_it_is
-    assert fingerprint(tmp_path, rule="1") == as_it_is
+    assert fingerprint(tmp_path, above="OTHER, SIZE = 1, 3") != as_it_is
+    assert fingerprint(tmp_path, above="OTHER = 4\nSIZE = 3") == as_it_is
     assert fingerprint(tmp_path, above="import math\nSIZE = 3") == as_it_is
-    monkeypatch.setattr(computing, "toys", computing)
+    assert fingerprint(tmp_path, unused="1") == as_it_is
+    assert fingerprint(tmp_path, seeds="3") == as_it_is
+    monkeypatch.setattr(experiments, "toys", experiments)
     assert fingerprint(tmp_path) != as_it_is
 
 
-def test_code_is_that_of_groupwise() -> None:
-    experiment = computed("counting", measure, seeds=1)
+def counting(seed: int) -> Mapping[str, Any]:
+    return {"number": seed}
+
+
+def test_code_is_that_of_groupwise(tmp_path: Path) -> None:
+    experiment = computed("counting", seeds=1)(counting)
     assert len(experiment.code) == 12
     assert experiment.seeds == {Effort.QUICK: 1}
+    assert experiment.measure(3, tmp_path) == {"number": 3}
 
 
 @pytest.mark.parametrize(

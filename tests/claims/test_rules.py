@@ -7,20 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from groupwise.claims.articles import (
-    clip_product,
-    clip_quadrants,
-    clipped_share,
-    group_baseline,
-    group_size,
-    perplexity_ratio,
-    process_supervision,
-    silent_groups,
-    soft_gate,
-    uniform_weights,
-)
+from groupwise.claims.articles import clip, group, gspo_clip, gspo_ratio, sapo, silence
 from groupwise.claims.catalog import CLAIMS, chosen
-from groupwise.claims.claim import Claim, Effort
+from groupwise.claims.claim import Claim
+from groupwise.claims.experiments import Effort
 from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.verdict import Outcome, Verdict
 from groupwise.core.errors import UsageError
@@ -28,12 +18,8 @@ from groupwise.core.errors import UsageError
 HOLDS, FAILS, UNDECIDED = Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED
 #: Names of measured numbers; several numbers are those of several seeds.
 Numbers = Mapping[str, float | Sequence[float]]
-EVERY_SIZE = [f"{size}_{chance}" for size in group_baseline.SIZES for chance in group_baseline.CHANCES]
-EVERY_GROUP = [f"{size}_{chance}" for size in silent_groups.SIZES for chance in silent_groups.CHANCES]
-UP, DOWN = (
-    float((clip_quadrants.POINTS[clip_quadrants.POINTS * side > 0].exp() * side < end * side).double().mean())
-    for side, end in ((1, 1.2), (-1, 0.8))
-)
+EVERY_SIZE = [f"{size}_{chance}" for size in group.SIZES for chance in group.CHANCES]
+EVERY_GROUP = [f"{size}_{chance}" for size in silence.SIZES for chance in silence.CHANCES]
 
 
 def share_of(at: str) -> float:
@@ -51,25 +37,25 @@ HOLDING: dict[str, Numbers] = {
         **{f"deviation_256_{p}": 1 / math.sqrt(p * (1 - p)) for p in (0.1, 0.2, 0.5, 0.8, 0.9)},
     },
     "group-size": {
-        **{f"{name}_bias_{size}": 0.0 for name in group_size.PROMPTS for size in group_size.SIZES},
+        **{f"{name}_bias_{size}": 0.0 for name in group.PROMPTS for size in group.NOISE_SIZES},
         "spread_64": 0.2,
         "spread_8": 0.3,
     },
     "silent-groups": {f"{key}_{at}": share_of(at) for at in EVERY_GROUP for key in ("dropped", "silent", "equation")},
     "rollout-efficiency": {
-        **{f"dropped_16_{chance}": 0.1 for chance in silent_groups.CHANCES},
-        **{f"silent_16_{chance}": 0.4 for chance in silent_groups.CHANCES},
+        **{f"dropped_16_{chance}": 0.1 for chance in silence.CHANCES},
+        **{f"silent_16_{chance}": 0.4 for chance in silence.CHANCES},
     },
     "clip-product": {
         "passed": 1.0,
-        f"grpo_{clip_product.LENGTHS[-1]}": clip_product.LENGTHS[-1] * math.log(1.2),
-        f"gspo_wide_{clip_product.LENGTHS[-1]}": 10.0,
+        f"grpo_{clip.LENGTHS[-1]}": clip.LENGTHS[-1] * math.log(1.2),
+        f"gspo_wide_{clip.LENGTHS[-1]}": 10.0,
     },
     "clip-confines": {"misplaced": 0.0, "ratio_0.01": 1.21},
     "clip-quadrants": {
         f"{name}_{quadrant}": share
         for name in ("grpo", "gspo")
-        for quadrant, share in (("better_rose", UP), ("better_fell", 1.0), ("worse_fell", DOWN), ("worse_rose", 1.0))
+        for quadrant, share in clip.passed_by_equation().items()
     },
     "rare-tokens": {
         "share_freed": (0.5, 0.6, 0.5),
@@ -87,15 +73,15 @@ HOLDING: dict[str, Numbers] = {
     },
     "long-answers": {"token_long_200": 1 / 400, "token_short_200": 1 / 20},
     "length-bias": {"off_constant": 1e-12, "off_token-mean": 0.05, "off_sequence-mean": 0.2},
-    "perplexity-ratio": {f"apart_{length}": 1e-15 for length in perplexity_ratio.LENGTHS},
+    "perplexity-ratio": {f"apart_{length}": 1e-15 for length in gspo_ratio.LENGTHS},
     "sequence-weight": {"bias_product_8": 1e-16, "bias_s_8": (0.01, 0.01, 0.02), "effect_8": (0.1, 0.1, 0.1)},
     "log-difference": {"papers_2048": (0.1, 0.11, 0.1), "spread_32": (0.8, 0.81, 0.8)},
     "uniform-weights": {
-        **{f"gspo_deviation_{length}": 0.0 for length in uniform_weights.LENGTHS},
+        **{f"gspo_deviation_{length}": 0.0 for length in gspo_ratio.SPREAD_LENGTHS},
         "grpo_deviation_4096": (0.05, 0.051, 0.05),
     },
     "weight-spread": {"grpo_deviation_16": 0.05, "grpo_deviation_4096": (0.1, 0.11, 0.12)},
-    "clipped-share": {f"factor_{length}": (2.0, 2.1, 2.2) for length in clipped_share.LENGTHS},
+    "clipped-share": {f"factor_{length}": (2.0, 2.1, 2.2) for length in gspo_clip.LENGTHS},
     "clip-ranges": {"gspo_wide_2048": (0.2, 0.21, 0.22), "grpo_2048": 1e-3},
     "clipped-quality": {"gained": (0.1, 0.11, 0.1), "wrong_stopped": (0.8, 0.81, 0.8)},
     "gspo-token": {
@@ -105,13 +91,13 @@ HOLDING: dict[str, Numbers] = {
         "gradient_varied": (0.5, 0.6, 0.5),
     },
     "soft-gate": {
-        **{f"of_bound_{sigma}": 0.9 for sigma in soft_gate.SIGMAS},
+        **{f"of_bound_{sigma}": 0.9 for sigma in sapo.SIGMAS},
         "computed_0.14": (0.004, 0.005, 0.004),
     },
     "kl-value": {"value_k3_on": 1.0, "value_k3_off": (1.001, 1.002, 0.999)},
     "kl-gradient": {"gradient_k3_on": (0.001, 0.002, 0.001)},
     "process-supervision": {
-        **{f"loo_go_on_{chance}": 1.0 for chance in process_supervision.GO_ON},
+        **{f"loo_go_on_{chance}": 1.0 for chance in group.GO_ON},
         "process_0.6": 0.0,
         "trajectory_0.6": 0.9,
     },
@@ -128,10 +114,10 @@ OTHERS: list[tuple[str, Outcome, Numbers]] = [
     ("group-size", FAILS, {"alike_bias_2": -0.5}),
     ("silent-groups", FAILS, {"dropped_16_0.1": 0.0}),
     ("silent-groups", FAILS, {"silent_2_0.5": 1.0}),
-    ("rollout-efficiency", FAILS, {f"silent_16_{chance}": 0.1 for chance in silent_groups.CHANCES}),
+    ("rollout-efficiency", FAILS, {f"silent_16_{chance}": 0.1 for chance in silence.CHANCES}),
     ("clip-product", FAILS, {"passed": 0.0}),
-    ("clip-product", FAILS, {f"grpo_{clip_product.LENGTHS[-1]}": 1.2}),
-    ("clip-product", FAILS, {f"gspo_wide_{clip_product.LENGTHS[-1]}": clip_product.LENGTHS[-1] * math.log(1.2)}),
+    ("clip-product", FAILS, {f"grpo_{clip.LENGTHS[-1]}": 1.2}),
+    ("clip-product", FAILS, {f"gspo_wide_{clip.LENGTHS[-1]}": clip.LENGTHS[-1] * math.log(1.2)}),
     ("clip-confines", FAILS, {"ratio_0.01": 20.0}),
     ("clip-confines", FAILS, {"misplaced": 1.0}),
     ("clip-quadrants", FAILS, {"grpo_better_fell": 0.5}),
@@ -163,8 +149,8 @@ OTHERS: list[tuple[str, Outcome, Numbers]] = [
     ("uniform-weights", UNDECIDED, {"grpo_deviation_4096": (0.001, 0.02, 0.015)}),
     ("weight-spread", FAILS, {"grpo_deviation_4096": (0.05, 0.051, 0.05)}),
     ("weight-spread", UNDECIDED, {"grpo_deviation_4096": (0.05, 0.07, 0.06)}),
-    ("clipped-share", FAILS, {f"factor_{length}": (200.0, 210.0) for length in clipped_share.LENGTHS}),
-    ("clipped-share", UNDECIDED, {f"factor_{length}": (2.0, 20.0) for length in clipped_share.LENGTHS}),
+    ("clipped-share", FAILS, {f"factor_{length}": (200.0, 210.0) for length in gspo_clip.LENGTHS}),
+    ("clipped-share", UNDECIDED, {f"factor_{length}": (2.0, 20.0) for length in gspo_clip.LENGTHS}),
     ("clip-ranges", FAILS, {"gspo_wide_2048": 0.0}),
     ("clip-ranges", UNDECIDED, {"gspo_wide_2048": (0.001, 0.02, 0.012)}),
     ("clipped-quality", FAILS, {"gained": (-0.1, -0.11, -0.1)}),

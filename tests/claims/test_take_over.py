@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from groupwise.claims.articles.experts import run
 from groupwise.claims.catalog import chosen
-from groupwise.claims.moe_runs import run
 from groupwise.claims.run import current
 from groupwise.claims.store import read_rows
 from groupwise.claims.verdict import Outcome
@@ -19,9 +20,21 @@ STABILITY = ROOT / "docs" / "evidence" / "moe-stability.jsonl"
 CLAIMS = chosen(["replay-mends", "replay-unneeded"])
 
 
-def test_each_run_that_claims_read_is_taken_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def take_over(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    take_over = importlib.import_module("take_over")
+    return importlib.import_module("take_over")
+
+
+def test_numbers_are_those_of_the_experiment(take_over: ModuleType) -> None:
+    first = json.loads(STABILITY.read_text().splitlines()[0])
+    told, variance = take_over.numbers(first), first["curves"]["log_ratio_variance"]
+    assert told["heldout_end"] == pytest.approx(first["heldout"][-1][1], abs=1e-5)
+    assert told["curves"]["entropy_mean"] == first["curves"]["entropy_mean"]
+    assert told["log_ratio_variance.mean"] == pytest.approx(sum(variance) / len(variance), rel=1e-5)
+
+
+def test_each_run_that_claims_read_is_taken_over_once(tmp_path: Path, take_over: ModuleType) -> None:
     rows = tmp_path / "rows.jsonl"
     for _ in range(2):
         take_over.main(STABILITY, rows)

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from groupwise.claims.claim import Effort, Experiment
-from groupwise.claims.trained import COSTS, trained
+from groupwise.claims.experiments import COSTS, Effort, Experiment, trained
 from groupwise.core.errors import RunError
 from groupwise.core.machine import peak_bytes
 

@@ -26,7 +26,7 @@ def test_every_figure_is_drawn_in_light_and_dark_over_its_own_axis(look, tmp_pat
     light = check_plots(seen, DESKTOP)
     for name, figure in figures.items():
         plot = seen.page.locator(f'[data-plot="{name}"]')
-        assert plot.locator(".xtitle").text_content() == figure.across
+        assert plot.locator(".xtitle").text_content() == figure.axes[0]
         assert plot.locator(".legend button").count() == len(figure.lines)
         places = plot.evaluate("node => node.querySelector('.area').data.filter((t) => t.fill !== 'toself')[0].x")
         assert places == (list(figure.at) or page.runs[0].points[name].step)

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from groupwise.claims.claim import Effort, Experiment
-from groupwise.claims.trained import trained
+from groupwise.claims.experiments import Effort, Experiment, trained
 
 #: What an answer needs at least, and what is measured without a limit of time.
 SEEDS: Mapping[Effort, int] = {Effort.STANDARD: 3, Effort.FULL: 5}
@@ -32,7 +31,7 @@ OTHER_ENGINE: Mapping[str, object] = {"engine.precision": "bf16", "logp_old": "e
 
 
 def condition(name: str, *keys: Mapping[str, object], seeds: Mapping[Effort, int] = SEEDS) -> Experiment:
-    """An experiment: the recipe at `RATE` with these keys laid over it, later ones over earlier ones."""
+    """Make an experiment: the recipe at `RATE` with these keys laid over it, later ones over earlier ones."""
     laid = {key: value for table in (RATE, *keys) for key, value in table.items()}
     return trained(f"chain/{name}", "chain", laid, seeds)
 

@@ -1,58 +1,16 @@
 """A claim of an article: what is said and where, what is expected, what is measured, and when it holds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from pathlib import Path
+from itertools import product
 from typing import Any
 
-from groupwise.claims.figure import Figure
-from groupwise.claims.measurements import Measurements
-from groupwise.claims.verdict import Outcome, Verdict
+from groupwise.claims.experiments import Effort, Experiment
+from groupwise.claims.measurements import Measurements, Numbers
+from groupwise.claims.verdict import Outcome, Verdict, above, every
 
-
-class Effort(IntEnum):
-    """How much is measured; each takes in those before it."""
-
-    QUICK = 0  # mathematics and toys, minutes in all
-    STANDARD = 1  # training runs of three seeds, an hour in all
-    FULL = 2  # as many as an answer needs
-
-    @property
-    def words(self) -> str:
-        return self.name.lower()
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """One thing to measure, with one seed or several.
-
-    name         unique over all claims; claims that read the same runs name the same experiment
-    measure      (seed, folder for what it writes) -> what was measured, by name; JSON values
-    fingerprint  another one where the definition changes, so that older rows no longer count
-    seeds        how many seeds each effort has, from seed 0; an effort that is left out has those of the one before
-    code         of what it computes with, where that is quick to measure again: `measure` does so where a row has
-                 another one, and until then the row counts
-    own_process  whether `measure` runs in a process of its own, so that several may run side by side
-    costs        names of what the machine decides, such as seconds: another time they are others
-    """
-
-    name: str
-    measure: Callable[[int, Path], Mapping[str, Any]]
-    fingerprint: str
-    seeds: Mapping[Effort, int]
-    code: str = ""
-    own_process: bool = False
-    costs: frozenset[str] = frozenset()
-
-    @property
-    def effort(self) -> Effort:
-        """The first that measures it."""
-        return min(effort for effort, count in self.seeds.items() if count)
-
-    def seeds_of(self, effort: Effort) -> range:
-        """The seeds that an effort measures."""
-        return range(max((count for least, count in self.seeds.items() if least <= effort), default=0))
+#: The values of one place of a line, by seed.
+Place = Mapping[object, float]
 
 
 @dataclass(frozen=True)
@@ -60,33 +18,118 @@ class Quantity:
     """A number of the claim's table: what it is in words, and where its rows have it."""
 
     words: str
-    experiment: str
+    experiment: Experiment
     name: str
 
 
-def quantities_of(runs: Mapping[str, Experiment], numbers: Mapping[str, str]) -> tuple[Quantity, ...]:
-    """Each number of each run, a number's runs one below the other.
+def quantities(of: Experiment | Mapping[str, Experiment], numbers: Mapping[str, str]) -> tuple[Quantity, ...]:
+    """List the numbers of an experiment, or of several by their words, a number's runs one below the other."""
+    runs = {"": of} if isinstance(of, Experiment) else {f", {words}": run for words, run in of.items()}
+    return tuple(Quantity(what + words, run, name) for what, name in numbers.items() for words, run in runs.items())
 
-    runs     what a run is in words -> its experiment
-    numbers  what is measured in words -> its name in the rows
+
+def grid(words: str, name: str, *axes: Sequence[object] | Mapping[str, str]) -> dict[str, str]:
+    """Write out the numbers of all places: what is measured in words -> its name in the rows.
+
+    An axis is a list of places, or keys with what they are in words; the first axis varies slowest.
+
+    >>> grid("{}, {} tokens", "{}_{}", {"off": "error"}, (1, 2))
+    {'error, 1 tokens': 'off_1', 'error, 2 tokens': 'off_2'}
     """
-    return tuple(
-        Quantity(f"{what}, {words}", run.name, name) for what, name in numbers.items() for words, run in runs.items()
+    pairs = [list(axis.items()) if isinstance(axis, Mapping) else [(at, at) for at in axis] for axis in axes]
+    places = [tuple(zip(*place, strict=True)) for place in product(*pairs)]
+    return {words.format(*texts): name.format(*keys) for keys, texts in places}
+
+
+def gains(name: str, pairs: Mapping[str, tuple[Experiment, Experiment]]) -> Callable[[Measurements], Verdict]:
+    """Make a judge: of each pair of runs the second has more of a number than the first. The words are of the pairs."""
+    return lambda measured: every(
+        above(measured.difference(one.name, other.name, name), 0.0, words) for words, (one, other) in pairs.items()
     )
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A claim and its experiment.
+class Line:
+    """A line of a figure: its name, and at each place of the axis the experiment and the number that stand there."""
 
-    title        the statement, as the articles make it
-    source       which articles and papers, and where in them
-    argument     why it should be so or not, in a few sentences of Markdown
-    expected     what was expected before it was run
-    quantities   the numbers of its table, with their intervals over seeds
-    judge        the verdict, by the rule that its docstring says; asked only where every needed experiment has a row
-    figure       what a plot says better than the table
-    optional     experiments without which the verdict is given all the same
+    words: str
+    points: Mapping[float, tuple[str, str]]
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        return tuple(experiment for experiment, _ in self.points.values())
+
+    def places(self, measurements: Measurements) -> Sequence[Place]:
+        return [measurements.numbers(experiment, name) for experiment, name in self.points.values()]
+
+
+def lines_of(experiment: Experiment, places: Sequence[float], keys: Mapping[str, str]) -> list[Line]:
+    """Make lines of one experiment: a line's name -> the key whose number at a place the rows call key_place."""
+    return [
+        Line(words, {place: (experiment.name, f"{key}_{place}") for place in places}) for words, key in keys.items()
+    ]
+
+
+@dataclass(frozen=True)
+class LineOverSteps:
+    """A line of a figure: its name, and a curve of an experiment's runs, step by step."""
+
+    words: str
+    experiment: str
+    curve: str
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        return (self.experiment,)
+
+    def places(self, measurements: Measurements) -> Sequence[Place]:
+        curves = measurements.curves(self.experiment, self.curve)
+        steps: list[dict[object, float]] = [{} for _ in range(max(map(len, curves.values()), default=0))]
+        for seed, curve in curves.items():
+            for place, value in zip(steps, curve, strict=False):
+                place |= {} if value is None else {seed: value}
+        return steps
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot of what was measured: means over seeds, with the 95 % interval as a band.
+
+    axes   what the horizontal axis is, and the vertical one
+    hint   what to see in it, in one sentence
+    marks  horizontal lines to measure against: their place and words
+    log    whether each axis is logarithmic
+    """
+
+    title: str
+    axes: tuple[str, str]
+    lines: Sequence[Line | LineOverSteps]
+    hint: str
+    marks: tuple[tuple[float, str], ...] = ()
+    log: tuple[bool, bool] = (False, False)
+
+    @property
+    def at(self) -> tuple[float, ...]:
+        """The places on the horizontal axis; none are the steps of runs."""
+        first = self.lines[0]
+        return tuple(first.points) if isinstance(first, Line) else ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim. Its experiments are those of its table: a verdict is read from no run that the table does not show.
+
+    title     the statement, as the articles make it
+    source    which articles and papers, and where in them
+    argument  why it should be so or not, in a few sentences of Markdown
+    expected  what was expected before it was run
+    of        the experiment, or what each run is in words -> its experiment
+    numbers   the numbers of its table: what is measured in words -> its name in the rows
+    rule      when it holds, in words
+    judge     the verdict, by that rule, on the numbers of the one experiment or the measurements of several; asked only
+              if every experiment has a row
+    figure    what a plot says better than the table
+    beside    more of the table, of other experiments
     """
 
     name: str
@@ -94,30 +137,36 @@ class Claim:
     source: str
     argument: str
     expected: str
-    experiments: tuple[Experiment, ...]
-    quantities: tuple[Quantity, ...]
-    judge: Callable[[Measurements], Verdict]
+    of: Experiment | Mapping[str, Experiment]
+    numbers: Mapping[str, str]
+    rule: str
+    judge: Callable[[Any], Verdict]
     figure: Figure | None = None
-    optional: frozenset[str] = frozenset()
+    beside: tuple[Quantity, ...] = ()
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        """The numbers of its table, with their intervals over seeds."""
+        return (*quantities(self.of, self.numbers), *self.beside)
+
+    @property
+    def experiments(self) -> tuple[Experiment, ...]:
+        """The experiments that it reads, in the order of the table."""
+        return tuple({each.experiment.name: each.experiment for each in self.quantities}.values())
 
     @property
     def effort(self) -> Effort:
-        """The first that can give a verdict."""
-        return max(e.effort for e in self.experiments if e.name not in self.optional)
-
-    @property
-    def rule(self) -> str:
-        """When it holds, in the words that stand over the rule."""
-        return " ".join((self.judge.__doc__ or "").split())
+        """The first effort that can give a verdict."""
+        return max(experiment.effort for experiment in self.experiments)
 
     @property
     def command(self) -> str:
-        """What measures one seed of it again."""
+        """The command that measures one seed of it again."""
         return f"groupwise claims --only {self.name} --{self.effort.words} --seed 0"
 
     def verdict(self, measurements: Measurements) -> Verdict:
-        """What the rows say; "not measured" where an experiment has none, or one of its seeds failed."""
-        needed = [e.name for e in self.experiments if e.name not in self.optional]
+        """Judge by the rows; "not measured" if an experiment has none, or one of its seeds failed."""
+        needed = [experiment.name for experiment in self.experiments]
         if failed := [row for name in needed for row in measurements.failed(name)]:
             return Verdict(Outcome.NOT_MEASURED, f"{failed[0].experiment}, seed {failed[0].seed}: {failed[0].error}")
         if missing := [name for name in needed if not measurements.of(name)]:
@@ -125,6 +174,7 @@ class Claim:
                 Outcome.NOT_MEASURED, f"no row of {', '.join(missing)} yet: --{self.effort.words} measures it"
             )
         try:
-            return self.judge(measurements)
+            of = self.of
+            return self.judge(Numbers(measurements, of.name) if isinstance(of, Experiment) else measurements)
         except ZeroDivisionError:
             return Verdict(Outcome.NOT_MEASURED, "a number that the rule divides by is 0")

@@ -1,4 +1,4 @@
-"""What `groupwise claims` does: list the claims, or measure what has no row yet and write the pages."""
+"""The command `groupwise claims`: list the claims, or measure what has no row yet and write the pages."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from groupwise.claims.catalog import CLAIMS, SUBJECTS, chosen
-from groupwise.claims.claim import Claim, Effort
+from groupwise.claims.claim import Claim
+from groupwise.claims.experiments import Effort
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.page import TITLE, counted, markdown
 from groupwise.claims.report import report
@@ -24,14 +25,14 @@ PAGE, REPORT = "claims.md", "claims.html"
 
 
 class Done(NamedTuple):
-    """What is to be said at the end, and how many experiments could not be measured."""
+    """Lines to say at the end, and how many experiments could not be measured."""
 
     lines: list[str]
     failed: int
 
 
 def effort_of(quick: bool, standard: bool, full: bool) -> Effort:
-    """The one effort that was asked for. Raises UsageError for none or several."""
+    """Find the one effort that was asked for. Raises UsageError for none or several."""
     efforts = [effort for effort, wanted in zip(Effort, (quick, standard, full), strict=True) if wanted]
     if len(efforts) > 1:
         raise UsageError(f"claims takes one effort, not {' and '.join(f'--{effort.words}' for effort in efforts)}")
@@ -44,7 +45,7 @@ def effort_of(quick: bool, standard: bool, full: bool) -> Effort:
 
 
 def listing(names: Sequence[str], rows: Path = ROWS) -> Iterator[str]:
-    """Every claim with its source, the effort it needs, and the verdict of the rows so far."""
+    """List every claim with its source, the effort it needs, and the verdict of the rows so far."""
     claims = chosen(names)
     known = current(claims, read_rows(rows))
     width = max(len(claim.name) for claim in claims)
@@ -92,11 +93,11 @@ def _verdicts(claims: Sequence[Claim], known: Measurements) -> Iterator[str]:
 
 
 def _numbers(claims: Sequence[Claim], known: Measurements, seed: int) -> Iterator[str]:
-    """What one seed measured; a verdict is over all seeds that have a row."""
+    """List what one seed measured; a verdict is over all seeds that have a row."""
     for claim in claims:
         yield f"{claim.name}, seed {seed}"
         for quantity in claim.quantities:
-            value = known.numbers(quantity.experiment, quantity.name).get(seed)
+            value = known.numbers(quantity.experiment.name, quantity.name).get(seed)
             yield f"  {quantity.words}: {'not measured' if value is None else f'{value:.6g}'}"
         yield f"  over {_seeds(claim, known)}: {shortened(str(claim.verdict(known)))}"
 
@@ -107,7 +108,7 @@ def _seeds(claim: Claim, known: Measurements) -> str:
 
 
 def _write_pages(rows: Path, out: Path) -> list[Path]:
-    """The page and the report of all claims, each in one move."""
+    """Write the page and the report of all claims, each in one move."""
     known = current(CLAIMS, read_rows(rows))
     page, html = out / PAGE, out / REPORT
     link = Path(os.path.relpath(rows, out)).as_posix()
@@ -122,7 +123,7 @@ def _write_pages(rows: Path, out: Path) -> list[Path]:
 
 
 def _require_pages(out: Path) -> None:
-    """Raises UsageError where something else than the pages would be written over."""
+    """Raise UsageError if something else than the pages would be written over."""
     if os.path.lexists(out) and not out.is_dir():
         raise UsageError(f"--out {out}: this is no folder; name another")
     require_ours(out / REPORT)

@@ -1,10 +1,11 @@
-"""What was measured of one claim: rows by experiment and seed, and estimates over seeds."""
+"""Measurements: rows by experiment and seed, and estimates over seeds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeGuard
 
+from groupwise.claims.verdict import Verdict, agree
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.statistics import Interval, over_seeds, paired
 
@@ -17,8 +18,8 @@ class Row:
     """One experiment with one seed: what it measured by name, or why it failed.
 
     fingerprint  the experiment's when it was measured
-    code         of what it computed with, where the experiment has one
-    line         where it stands in its file, from 1; 0 where it is in none
+    code         the experiment's when it was measured, "" if it has none
+    line         where it stands in its file, from 1; 0 if it is in none
     """
 
     experiment: str
@@ -39,61 +40,92 @@ class Measurements:
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows: dict[tuple[str, int], Row] = {}
         for row in rows:
-            if not row.error or self.error(row.experiment, row.seed) is not None:
+            known = self.rows.get((row.experiment, row.seed))
+            if not row.error or known is None or known.error:
                 self.rows[row.experiment, row.seed] = row
 
-    def error(self, experiment: str, seed: int) -> str | None:
-        """Why a row failed, "" where there is no row; None where it is there and did not fail."""
-        row = self.rows.get((experiment, seed))
-        return "" if row is None else row.error or None
-
     def failed(self, experiment: str) -> list[Row]:
-        """The rows of an experiment that failed, and were not measured since."""
+        """List the rows of an experiment that failed, and were not measured since."""
         return [row for row in self.rows.values() if row.experiment == experiment and row.error]
 
     def of(self, experiment: str) -> dict[int, Row]:
-        """The rows of an experiment that did not fail, by seed."""
+        """Find the rows of an experiment that did not fail, by seed."""
         return {row.seed: row for row in self.rows.values() if row.experiment == experiment and not row.error}
 
     def values(self, experiment: str, name: str) -> dict[object, float]:
-        """One number of an experiment, by seed. Raises UsageError where a row does not have it."""
+        """Read one number of an experiment, by seed. Raises UsageError if a row does not have it."""
         return {seed: _number(row, name) for seed, row in self.of(experiment).items()}
 
     def numbers(self, experiment: str, name: str) -> dict[object, float]:
-        """As `values`, of the seeds that have it: a run that stopped no completion has no mean score of those."""
+        """Read as `values` does, of the seeds that have it: a run may stop nothing, and so have no score of that."""
         rows = self.of(experiment).items()
         return {seed: _number(row, name) for seed, row in rows if row.measured.get(name) is not None}
 
     def curves(self, experiment: str, name: str) -> dict[object, list[float | None]]:
-        """A number for each step of a run, by seed; None where a step has none. Raises UsageError as `values` does."""
+        """Read a number of each step of a run, by seed; None if a step has none. Raises UsageError as `values` does."""
         return {seed: _curve(row, name) for seed, row in self.of(experiment).items()}
 
     def heldout(self, experiment: str) -> dict[object, list[tuple[int, float]]]:
-        """Step and pass rate of each evaluation of a run, by seed. Raises UsageError as `values` does."""
+        """Read step and pass rate of each evaluation of a run, by seed. Raises UsageError as `values` does."""
         return {seed: _heldout(row) for seed, row in self.of(experiment).items()}
-
-    def mean(self, experiment: str, name: str) -> float:
-        """The mean over seeds. Raises statistics.StatisticsError where there is no row."""
-        return fmean(self.values(experiment, name).values())
-
-    def largest(self, experiment: str, name: str) -> float:
-        """Over seeds: of an error that must be rounding on each of them. Raises ValueError where there is no row."""
-        return max(self.values(experiment, name).values())
-
-    def interval(self, experiment: str, name: str) -> Interval | None:
-        """Around the mean over seeds; None for fewer than two."""
-        return over_seeds(list(self.values(experiment, name).values()))
 
     @staticmethod
     def interval_of(values: Mapping[object, float]) -> Interval | None:
-        """Around the mean over seeds of numbers that were made from rows; None for fewer than two."""
+        """Estimate the mean over seeds of numbers that were made from rows; None for fewer than two."""
         return over_seeds(list(values.values()))
 
+    @staticmethod
+    def combined(make: Callable[..., float | None], *columns: Mapping[object, Any]) -> Interval | None:
+        """Estimate what is made from several values of a seed, over the seeds that have it; None for fewer than two.
+
+        >>> print(Measurements.combined(lambda one, other: other / one, {0: 1.0, 1: 2.0, 2: 1.0}, {0: 2.0, 1: 4.0}))
+        2.000 to 2.000
+        """
+        seeds = [seed for seed in columns[0] if all(seed in column for column in columns)]
+        made = [make(*(column[seed] for column in columns)) for seed in seeds]
+        return over_seeds([value for value in made if value is not None])
+
+    def across(self, make: Callable[..., float], name: str, *experiments: str) -> Interval | None:
+        """Estimate what is made from one number of several experiments; None for fewer than two seeds."""
+        return self.combined(make, *(self.numbers(experiment, name) for experiment in experiments))
+
     def difference(self, first: str, second: str, name: str) -> Interval | None:
-        """Around second - first, on the seeds that have it of both; None for fewer than two."""
+        """Estimate second - first, on the seeds that have it of both; None for fewer than two."""
         one, other = self.numbers(first, name), self.numbers(second, name)
         both = [seed for seed in one if seed in other]
         return paired({seed: one[seed] for seed in both}, {seed: other[seed] for seed in both})
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers that were measured in one experiment."""
+
+    measurements: Measurements
+    experiment: str
+
+    def mean(self, name: str) -> float:
+        """Average over seeds. Raises statistics.StatisticsError if there is no row."""
+        return fmean(self.measurements.values(self.experiment, name).values())
+
+    def largest(self, name: str, due: float = 0.0) -> float:
+        """Find how far a number is from what is due, at most over seeds. Raises ValueError if there is no row."""
+        return max(abs(value - due) for value in self.measurements.values(self.experiment, name).values())
+
+    def equal(self, due: Mapping[str, float], within: float, words: str) -> Verdict:
+        """Judge numbers that mathematics fixes: each is what is due on every seed, within rounding."""
+        return agree(max(self.largest(name, value) for name, value in due.items()), 0.0, within, words)
+
+    def interval(self, name: str) -> Interval | None:
+        """Estimate the mean over seeds; None for fewer than two."""
+        return over_seeds(list(self.measurements.values(self.experiment, name).values()))
+
+    def combined(self, make: Callable[..., float], *names: str) -> Interval | None:
+        """Estimate what is made from several numbers of a seed; None for fewer than two seeds that have all."""
+        return self.measurements.combined(make, *(self.measurements.numbers(self.experiment, name) for name in names))
+
+    def curves(self, *names: str) -> list[dict[object, list[float | None]]]:
+        """Read curves of runs, each by seed."""
+        return [self.measurements.curves(self.experiment, name) for name in names]
 
 
 def _number(row: Row, name: str) -> float:

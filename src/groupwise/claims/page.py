@@ -1,10 +1,11 @@
-"""The claims as one page of Markdown: tables of verdicts, then each claim with its numbers, rows and command."""
+"""Page of the claims in Markdown: tables of verdicts, then each claim with its numbers, rows and command."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean
 
-from groupwise.claims.claim import Claim, Experiment, Quantity
+from groupwise.claims.claim import Claim, Quantity
+from groupwise.claims.experiments import Experiment
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.verdict import Outcome, Verdict
 
@@ -21,22 +22,23 @@ ARTICLES: Mapping[str, str] = {
 
 
 def markdown(subjects: Mapping[str, Sequence[Claim]], measurements: Measurements, rows: str) -> str:
-    """The page; `rows` is where the file is that each verdict is read from, as a link."""
+    """Write the page; `rows` is where the file is that each verdict is read from, as a link."""
     claims = [claim for each in subjects.values() for claim in each]
     verdicts = {claim.name: claim.verdict(measurements) for claim in claims}
-    lines = [TITLE, "", *_introduction(verdicts.values(), rows)]
+    blocks = [TITLE, *_introduction(verdicts.values(), rows)]
     for subject, its_claims in subjects.items():
-        lines += ["", f"**{subject}**", "", "| claim | verdict | rows |", "|---|---|---|"]
+        lines = ["| claim | verdict | rows |", "|---|---|---|"]
         for claim in its_claims:
             title, outcome = in_cell(claim.title), verdicts[claim.name].outcome.value
             lines.append(f"| [{title}](#{claim.name}) | {outcome} | {_first_row(claim, measurements, rows)} |")
+        blocks += [f"**{subject}**", "\n".join(lines)]
     for claim in claims:
-        lines += ["", *_section(claim, verdicts[claim.name], measurements, rows)]
-    return "\n".join(lines) + "\n"
+        blocks += _section(claim, verdicts[claim.name], measurements, rows)
+    return "\n\n".join(blocks) + "\n"
 
 
 def counted(verdicts: Collection[Verdict]) -> str:
-    """How many of each outcome.
+    """Count each outcome.
 
     >>> counted([Verdict(Outcome.HOLDS, ""), Verdict(Outcome.FAILS, ""), Verdict(Outcome.HOLDS, "")])
     '3 claims: holds 2, does not hold 1'
@@ -54,48 +56,35 @@ def _introduction(verdicts: Collection[Verdict], rows: str) -> Iterator[str]:
         "where on both it cannot be told. A verdict is about the statement as it stands there, at the size measured "
         "here; one that does not hold may have a half that does, which its section says."
     )
-    yield ""
     yield f"{counted(verdicts)}. The rows are in [{rows.rpartition('/')[2]}]({rows}); this page is made from them:"
-    yield ""
-    yield "    groupwise claims --list"
-    yield "    groupwise claims --quick                    # mathematics and toys, a minute or two"
-    yield "    groupwise claims --standard --at-once 2     # training runs of three seeds as well, two side by side"
-    yield "    groupwise claims --full --at-once 2         # five seeds; whatever is stopped is gone on with"
-    yield ""
-    yield from (f"- {name}: {words}" for name, words in ARTICLES.items())
+    yield (
+        "    groupwise claims --list\n"
+        "    groupwise claims --quick                    # mathematics and toys, a minute or two\n"
+        "    groupwise claims --standard --at-once 2     # training runs of three seeds as well, two side by side\n"
+        "    groupwise claims --full --at-once 2         # five seeds; whatever is stopped is gone on with"
+    )
+    yield "\n".join(f"- {name}: {words}" for name, words in ARTICLES.items())
 
 
 def _section(claim: Claim, verdict: Verdict, measurements: Measurements, rows: str) -> Iterator[str]:
     yield f"## {claim.name}"
-    yield ""
     yield f"**{claim.title}**"
-    yield ""
     yield f"Source: {claim.source}."
-    yield ""
     yield f"Why: {claim.argument}"
-    yield ""
     yield f"Expected: {claim.expected}"
-    yield ""
     yield f"Holds where: {claim.rule}"
-    yield ""
     yield f"**{verdict.outcome.value}**: {verdict.because}."
     if len({part.outcome for part in verdict.parts}) > 1:
-        yield ""
-        yield from (f"- {part}" for part in verdict.parts)
-    yield ""
-    yield "| measured | mean | 95 % interval | seeds |"
-    yield "|---|---|---|---|"
-    yield from (f"| {' | '.join(map(in_cell, cells(quantity, measurements)))} |" for quantity in claim.quantities)
-    yield ""
+        yield "\n".join(f"- {part}" for part in verdict.parts)
+    numbers = (f"| {' | '.join(map(in_cell, cells(quantity, measurements)))} |" for quantity in claim.quantities)
+    yield "\n".join(["| measured | mean | 95 % interval | seeds |", "|---|---|---|---|", *numbers])
     yield f"Rows: {'; '.join(_rows_of(experiment, measurements, rows) for experiment in claim.experiments)}."
-    yield ""
     yield "One seed again:"
-    yield ""
     yield f"    {claim.command}"
 
 
 def in_cell(words: str) -> str:
-    """Words that stand in a table of Markdown.
+    """Escape words that stand in a table of Markdown.
 
     >>> print(in_cell("KL(live || reference)"))
     KL(live \\|\\| reference)
@@ -104,21 +93,21 @@ def in_cell(words: str) -> str:
 
 
 def _first_row(claim: Claim, measurements: Measurements, rows: str) -> str:
-    """How many rows the verdict is read from, with a link to the first of them."""
+    """Count the rows that the verdict is read from, with a link to the first of them."""
     lines = [row.line for experiment in claim.experiments for row in measurements.of(experiment.name).values()]
     return f"[{len(lines)}]({rows}#L{min(lines)})" if lines else "none"
 
 
 def _rows_of(experiment: Experiment, measurements: Measurements, rows: str) -> str:
-    """An experiment's name, and its seeds, each with a link to its row."""
+    """Name an experiment and its seeds, each with a link to its row."""
     known = sorted(measurements.of(experiment.name).items())
     seeds = ", ".join(f"[{seed}]({rows}#L{row.line})" for seed, row in known)
     return f"`{experiment.name}`, {f'seed {seeds}' if known else 'none yet'}"
 
 
 def cells(quantity: Quantity, measurements: Measurements) -> tuple[str, str, str, str]:
-    """A number of a claim's table: what it is, the mean over seeds, the interval around it, and how many seeds."""
-    values = measurements.numbers(quantity.experiment, quantity.name)
+    """Write out a number of a claim's table: what it is, its mean over seeds, the interval, and how many seeds."""
+    values = measurements.numbers(quantity.experiment.name, quantity.name)
     if not values:
         return quantity.words, "not measured", "", "0"
     interval = measurements.interval_of(values)

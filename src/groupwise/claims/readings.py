@@ -1,4 +1,4 @@
-"""What is read of a finished run: one set of numbers for every experiment that trains, so that claims can share runs.
+"""Readings of a finished run: one set of numbers for every experiment that trains, so that claims can share runs.
 
 Curves have one number a step, in five digits; what is taken over tokens and completions is of those whose columns are
 written (journal.token_budget), of updates after the first on a batch, for in the first every ratio is 1.
@@ -20,34 +20,68 @@ from groupwise.journal.journal import MACHINE, ROLLOUTS, read_metrics, read_summ
 #: Another number where other things are read, or the same ones otherwise: older rows no longer count.
 VERSION = 1
 
-#: Metrics of each step that a row keeps (docs/metrics.md).
-CURVES = (
-    "pass_rate",
-    "length_mean",
-    "length_right_mean",
-    "length_wrong_mean",
-    "truncated_share",
-    "entropy_mean",
-    "gradient_norm",
-    "share_passed",
-    "share_passed_positive",
-    "share_passed_negative",
-    "effective_sample_share",
-    "log_ratio_variance",
-    "groups_mixed_share",
-    "generated_tokens",
-    "rounds",
-    "kl_mean",
-    "engine_gap_mean",
-)
+#: Metrics of each step that a row keeps (docs/metrics.md), and what tables call them.
+CURVES = {
+    "pass_rate": "pass rate",
+    "length_mean": "tokens",
+    "length_right_mean": "tokens of right answers",
+    "length_wrong_mean": "tokens of wrong answers",
+    "truncated_share": "completions cut off",
+    "entropy_mean": "entropy, nats a token",
+    "gradient_norm": "norm of the gradient",
+    "share_passed": "share of the gradient that passes",
+    "share_passed_positive": "share of the gradient of positive advantages that passes",
+    "share_passed_negative": "share of the gradient of negative advantages that passes",
+    "effective_sample_share": "effective sample size, as a share",
+    "log_ratio_variance": "variance of token log-ratios",
+    "groups_mixed_share": "groups with signal",
+    "generated_tokens": "tokens generated",
+    "rounds": "rounds of generation a step",
+    "kl_mean": "KL, nats a token",
+    "engine_gap_mean": "gap between engine and learner, nats a token",
+}
 #: Steps at a run's end whose mean is called "at the end".
 LAST = 10
 #: Upper ends of the classes of tokens by the old policy's probability.
 PROBABILITIES = (0.05, 0.2, 0.5, 0.9, 1.0)
+#: Columns of a row of rollouts.jsonl -> fields of `Seen`.
+COLUMNS = {"logp_old": "old", "logp_live": "live", "share": "share", "logp_ref": "reference"}
+#: What tables call the other numbers of a run that claims read.
+NUMBERS = {
+    "heldout_mean": "held-out pass rate, mean over evaluations",
+    "heldout_end": "held-out pass rate at the end",
+    "heldout_best": "best held-out pass rate",
+    "seconds_training": "seconds of training",
+    "seconds_update": "seconds of updates",
+    "memory_peak_mib": "most memory, MiB",
+    "stopped_tokens": "share of tokens stopped",
+    "probability": "mean old probability of all tokens",
+    "probability_stopped_positive": "mean old probability of tokens stopped from above",
+    "probability_stopped_negative": "mean old probability of tokens stopped from below",
+    "ratio_far": "tokens with |r - 1| above 0.2",
+    "variance_above": "completions with a variance above 0.02",
+    "variance_median": "variance inside a completion, median",
+    "variance_p99": "variance inside a completion, 99th percentile",
+    "gate_gap": "mean gate less gate of the mean, in size",
+    "gate_gap_p99": "the same, 99th percentile",
+    "reference_k3": "distance from the reference (k3), nats a token, last quarter",
+}
+#: Which part of a curve a mean is over, in words.
+PARTS: Mapping[str, str] = {"": "", "mean": "", "start": ", first three steps", "end": ", last ten steps"}
+
+
+def in_words(*names: str) -> dict[str, str]:
+    """Name numbers of a run: what each is in words -> its name.
+
+    >>> in_words("heldout_best", "pass_rate.end")
+    {'best held-out pass rate': 'heldout_best', 'pass rate, last ten steps': 'pass_rate.end'}
+    """
+    parted = ((name, *name.partition(".")) for name in names)
+    return {(CURVES | NUMBERS)[first] + PARTS[part]: name for name, first, _, part in parted}
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The numbers of a finished run's folder, by name."""
+    """Read the numbers of a finished run's folder, by name."""
     rows, summary = read_metrics(folder), read_summary(folder)
     steps = [row for row in rows if "evaluation" not in row]
     return {
@@ -58,7 +92,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def of_steps(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Held-out pass rates and curves, with their means over the run (`..._mean`) and at its end (`..._end`)."""
+    """Read held-out pass rates and curves, with their means over the run (`..._mean`) and at its end (`..._end`)."""
     rates = [float(row["evaluation"]["avg_at_k"]) for row in evaluations]
     curves = {name: [short(row.get(name)) for row in steps] for name in CURVES}
     curves = {name: curve for name, curve in curves.items() if any(value is not None for value in curve)}
@@ -81,7 +115,7 @@ def of_steps(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[s
 def of_machine(
     steps: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], machine: Sequence[Mapping[str, Any]]
 ) -> dict[str, float | None]:
-    """What the run cost: seconds, tokens, memory."""
+    """Sum up what the run cost: seconds, tokens, memory."""
     phases = [row["seconds"] for row in steps]
     return {
         "seconds_training": short(summary.get("seconds_training")),
@@ -97,45 +131,37 @@ class Seen:
     """A completion as one update after the first saw it; columns [T] over its tokens.
 
     old, live    nats, before the first update on the batch and now
-    reference    nats, of the reference; None where the run has none
     share        what of the token's gradient passed
     advantage    of the completion
     score        the task's
+    reference    nats, of the reference; None if the run has none
     """
 
     old: np.ndarray
     live: np.ndarray
-    reference: np.ndarray | None
     share: np.ndarray
     advantage: float
     score: float
+    reference: np.ndarray | None = None
 
 
 def seen_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Seen]:
-    """The completions of rollouts.jsonl that an update after the first on their batch trained."""
+    """Read the completions of rollouts.jsonl that an update after the first on their batch trained."""
     for row in rows:
         given = row.get("per_token") or {}
         for update in row.get("updates") or ():
             if update["update"] > 1 and "logp_old" in given and row["advantage"]:
-                yield _seen(row, given, update)
+                told, count = {**given, **update}, len(row["pieces"])
+                columns = {field: _column(told[name], count) for name, field in COLUMNS.items() if name in told}
+                yield Seen(**columns, advantage=row["advantage"], score=row["score"])
 
 
-def _seen(row: Mapping[str, Any], given: Mapping[str, Any], update: Mapping[str, Any]) -> Seen:
-    def column(value: Any) -> np.ndarray:
-        return np.asarray(expand(value, len(row["pieces"])), dtype=float)
-
-    return Seen(
-        old=column(given["logp_old"]),
-        live=column(update["logp_live"]),
-        reference=column(given["logp_ref"]) if "logp_ref" in given else None,
-        share=column(update["share"]),
-        advantage=row["advantage"],
-        score=row["score"],
-    )
+def _column(value: Any, count: int) -> np.ndarray:
+    return np.asarray(expand(value, count), dtype=float)
 
 
 def of_tokens(seen: Iterable[Seen]) -> dict[str, Any]:
-    """Of the tokens and completions that updates saw: which were stopped, and how ratios lie in a completion."""
+    """Tell of the tokens and completions that updates saw which were stopped, and how ratios lie in a completion."""
     every = list(seen)
     if not every:
         return {}
@@ -143,18 +169,18 @@ def of_tokens(seen: Iterable[Seen]) -> dict[str, Any]:
 
 
 def stopped_tokens(every: Sequence[Seen]) -> dict[str, Any]:
-    """By the old policy's probability: tokens, and those stopped with a positive and with a negative advantage."""
+    """Count tokens by the old policy's probability, and those stopped with a positive and with a negative advantage."""
     probability = np.concatenate([np.exp(each.old) for each in every])
     stopped = np.concatenate([each.share for each in every]) == 0
     positive = np.concatenate([np.full(len(each.old), each.advantage > 0) for each in every])
     kind = np.searchsorted(PROBABILITIES, probability.clip(max=1.0))
-    counts = {
-        "tokens": np.bincount(kind, minlength=len(PROBABILITIES)),
-        "stopped_positive": np.bincount(kind[stopped & positive], minlength=len(PROBABILITIES)),
-        "stopped_negative": np.bincount(kind[stopped & ~positive], minlength=len(PROBABILITIES)),
+    kinds = {
+        "tokens": kind,
+        "stopped_positive": kind[stopped & positive],
+        "stopped_negative": kind[stopped & ~positive],
     }
     return {
-        "by_probability": {name: count.tolist() for name, count in counts.items()},
+        "by_probability": {n: np.bincount(each, minlength=len(PROBABILITIES)).tolist() for n, each in kinds.items()},
         "probability": writable(float(probability.mean())),
         "probability_stopped_positive": writable(_mean_of(probability[stopped & positive])),
         "probability_stopped_negative": writable(_mean_of(probability[stopped & ~positive])),
@@ -163,7 +189,7 @@ def stopped_tokens(every: Sequence[Seen]) -> dict[str, Any]:
 
 
 def spreads(every: Sequence[Seen]) -> dict[str, Any]:
-    """What SAPO assumes: token ratios near 1, and log-ratios that vary little inside a completion."""
+    """Check what SAPO assumes: token ratios near 1, and log-ratios that vary little inside a completion."""
     z = np.concatenate([each.live - each.old for each in every])
     variances = np.array([(each.live - each.old).var() for each in every])
     gaps = np.array([abs(gate(each.live - each.old).mean() - gate((each.live - each.old).mean())) for each in every])
@@ -179,13 +205,13 @@ def spreads(every: Sequence[Seen]) -> dict[str, Any]:
 
 
 def gate(z: Any, tau: float = 1.0) -> Any:
-    """sech^2(tau (r - 1) / 2) of log-ratios: SAPO's gate as it is computed."""
+    """Compute SAPO's gate as it is computed, sech^2(tau (r - 1) / 2), from log-ratios."""
     return 1 / np.cosh(tau * np.expm1(z) / 2) ** 2
 
 
 def kept_completions(every: Sequence[Seen]) -> dict[str, Any]:
-    """Whole completions that the trust region stopped and those that it did not: how many, and their scores. By
-    quadrant, the sign of the advantage and that of the mean log-ratio: how many, and what share passed.
+    """Count whole completions that the trust region stopped and those that it did not, with their scores. By quadrant,
+    the sign of the advantage and that of the mean log-ratio: how many, and what share passed.
     """
     told: dict[str, Any] = {}
     stopped = [not each.share.any() for each in every]
@@ -206,7 +232,7 @@ def _rose(seen: Seen) -> bool:
 
 
 def distances(every: Sequence[Seen]) -> dict[str, Any]:
-    """The old policy's distance from the reference by k3, nats a token, over the last quarter of what was seen."""
+    """Measure the old policy's distance from the reference by k3, nats a token, over the last quarter of all."""
     last = [each for each in every if each.reference is not None][-max(1, len(every) // 4) :]
     if not last:
         return {}
@@ -215,18 +241,18 @@ def distances(every: Sequence[Seen]) -> dict[str, Any]:
 
 
 def mean(values: Iterable[float | None]) -> float:
-    """Of those that there are; NaN of none."""
+    """Average those that there are; NaN of none."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else math.nan
 
 
 def short(value: Any) -> float | None:
-    """Five digits say all that a few seeds can; None for what is no number."""
+    """Round to five digits, which say all that a few seeds can; None for what is no number."""
     return None if value is None or math.isnan(value) else float(f"{float(value):.5g}")
 
 
 def writable(value: Any) -> Any:
-    """A number in six digits, None where it is not finite; anything else as it is."""
+    """Round a number to six digits, None if it is not finite; anything else stays as it is."""
     if isinstance(value, float):
         return None if not math.isfinite(value) else float(f"{value:.6g}")
     return value
@@ -234,10 +260,3 @@ def writable(value: Any) -> Any:
 
 def _mean_of(values: np.ndarray) -> float:
     return float(values.mean()) if values.size else math.nan
-
-
-def taken_over(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of docs/evidence/moe-stability.jsonl, whose curves are of the same kind, in the words of `of_steps`."""
-    count = max(len(curve) for curve in row["curves"].values())
-    steps = [{name: curve[i] for name, curve in row["curves"].items()} for i in range(count)]
-    return of_steps(steps, [{"step": step, "evaluation": {"avg_at_k": rate}} for step, rate in row["heldout"]])

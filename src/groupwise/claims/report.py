@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from groupwise.claims.claim import Claim
-from groupwise.claims.figure import Figure, Place
+from groupwise.claims.claim import Claim, Figure, Place
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.page import ARTICLES, cells, counted
 from groupwise.claims.verdict import Verdict
@@ -18,7 +17,7 @@ NUMBERS = Section("ran", "All numbers", "Means over seeds, with 95 % intervals."
 
 
 def report(claims: Sequence[Claim], measurements: Measurements, rows: str) -> Page:
-    """The page; a figure of which nothing was measured is left out. `rows` is the file that verdicts are read from."""
+    """Make the page, without figures of which nothing was measured. `rows` is the file that verdicts are read from."""
     verdicts = {claim.name: claim.verdict(measurements) for claim in claims}
     drawn = {claim.name: curves for claim in claims if claim.figure and (curves := _curves(claim.figure, measurements))}
     figures = {claim.name: claim.figure for claim in claims if claim.figure and claim.name in drawn}
@@ -64,23 +63,24 @@ def _numbers(claim: Claim, verdict: Verdict, measurements: Measurements, file: s
 
 def _plot(name: str, figure: Figure, curves: Curves) -> Plot:
     lines = [line for line in figure.lines if line.words in curves.columns]
+    (across, up), (log_across, log_up) = figure.axes, figure.log
     return Plot(
         id=name,
         section=name,
         title=figure.title,
         hint=figure.hint,
-        unit=figure.up,
+        unit=up,
         series=tuple(Series(line.words, line.words, f"{line.words}.low", f"{line.words}.high") for line in lines),
         table="points",
-        log=figure.log_up,
+        log=log_up,
         marks=tuple(Mark(at, words) for at, words in figure.marks),
-        across=figure.across,
-        log_across=figure.log_across,
+        across=across,
+        log_across=log_across,
     )
 
 
 def _curves(figure: Figure, measurements: Measurements) -> Curves | None:
-    """Every line that was measured, mean and interval at each place; None where none was."""
+    """Make columns of every line that was measured, mean and interval at each place; None if none was."""
     columns: dict[str, list[Number]] = {}
     for line in figure.lines:
         if all(measurements.of(experiment) for experiment in line.experiments):

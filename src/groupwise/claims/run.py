@@ -9,7 +9,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
-from groupwise.claims.claim import Claim, Effort, Experiment
+from groupwise.claims.claim import Claim
+from groupwise.claims.experiments import Effort, Experiment
 from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.store import append_row, read_rows
 from groupwise.core.boundary import unexpected
@@ -61,46 +62,38 @@ def measure(
 
 
 def current(claims: Sequence[Claim], rows: Sequence[Row]) -> Measurements:
-    """The rows of these claims' experiments as they are defined now; others no longer count."""
+    """Pick the rows of these claims' experiments as they are defined now; others no longer count."""
     fingerprints = {e.name: e.fingerprint for claim in claims for e in claim.experiments}
     return Measurements(row for row in rows if fingerprints.get(row.experiment) == row.fingerprint)
 
 
 def missing(claims: Sequence[Claim], effort: Effort, known: Measurements, seed: int | None = None) -> list[Measuring]:
-    """What is to be measured: each experiment once, however many claims read it."""
-    pairs = list(_to_measure(claims, effort, known, seed))
+    """List what is to be measured: each experiment once, however many claims read it."""
+    experiments = {e.name: e for claim in claims for e in claim.experiments}
+    pairs = [(e, each) for e in experiments.values() for each in _seeds(e, effort, known, seed)]
     return [Measuring(experiment, each, number, len(pairs)) for number, (experiment, each) in enumerate(pairs, 1)]
 
 
-def _to_measure(
-    claims: Sequence[Claim], effort: Effort, known: Measurements, seed: int | None
-) -> Iterator[tuple[Experiment, int]]:
-    experiments = {e.name: e for claim in claims for e in claim.experiments}
-    for experiment in experiments.values():
-        seeds = experiment.seeds_of(effort)
-        done = {each for each, row in known.of(experiment.name).items() if row.code == experiment.code}
-        chosen = [each for each in seeds if each not in done] if seed is None else [seed] * bool(seeds)
-        yield from ((experiment, each) for each in chosen)
+def _seeds(experiment: Experiment, effort: Effort, known: Measurements, seed: int | None) -> list[int]:
+    seeds = experiment.seeds_of(effort)
+    if seed is not None:
+        return [seed] * bool(seeds)
+    done = {each for each, row in known.of(experiment.name).items() if row.code == experiment.code}
+    return [each for each in seeds if each not in done]
 
 
 def _in_turn(wanted: Sequence[Measuring], work: Path, at_once: int) -> Iterator[tuple[Measuring, Row | None]]:
-    """Each twice: where it begins, without a row, and where it is done. Those without a process of their own first."""
-    if at_once == 1:
-        yield from _one_by_one(wanted, work)
-    else:
-        yield from _one_by_one([each for each in wanted if not each.experiment.own_process], work)
-        yield from _side_by_side([each for each in wanted if each.experiment.own_process], work, at_once)
+    """Measure each, and yield it twice: without a row where it begins, and with it where it is done.
 
-
-def _one_by_one(wanted: Sequence[Measuring], work: Path) -> Iterator[tuple[Measuring, Row | None]]:
+    What has no process of its own comes first, one by one. Of the others each thread waits for a process; threads end
+    with this process, and with them what they wait for (core/children.py).
+    """
+    apart = [each for each in wanted if each.experiment.own_process] if at_once > 1 else []
     for each in wanted:
-        yield each, None
-        yield each, _measured(each.experiment, each.seed, work)
-
-
-def _side_by_side(wanted: Sequence[Measuring], work: Path, at_once: int) -> Iterator[tuple[Measuring, Row | None]]:
-    """Threads that wait for processes; they end with this one, and with them what they wait for (core/children.py)."""
-    waiting = iter(wanted)
+        if not apart or not each.experiment.own_process:
+            yield each, None
+            yield each, _measured(each.experiment, each.seed, work)
+    waiting = iter(apart)
     heard: SimpleQueue[tuple[Measuring, Row | None]] = SimpleQueue()
 
     def work_off() -> None:
@@ -108,9 +101,9 @@ def _side_by_side(wanted: Sequence[Measuring], work: Path, at_once: int) -> Iter
             heard.put((each, None))
             heard.put((each, _measured(each.experiment, each.seed, work)))
 
-    for _ in range(at_once):
+    for _ in range(min(at_once, len(apart))):
         Thread(target=work_off, daemon=True).start()
-    for _ in range(2 * len(wanted)):
+    for _ in range(2 * len(apart)):
         yield heard.get()
 
 
@@ -138,13 +131,13 @@ def _measured(experiment: Experiment, seed: int, work: Path) -> Row:
 
 
 def _not_finite(measured: Mapping[str, Any]) -> str:
-    """The error of an experiment that measured no number where it should have; "" where all are numbers."""
+    """Say what an experiment measured that is no number where it should be; "" if all are numbers."""
     wrong = {k: v for k, v in measured.items() if isinstance(v, float) and not math.isfinite(v)}
     return ", ".join(f"{name} is {value}" for name, value in wrong.items())
 
 
 def _again(before: Row | None, now: Row, experiment: Experiment) -> str:
-    """Whether a seed that was measured before gave the same numbers: a row's own command reproduces it."""
+    """Say whether a seed that was measured before gave the same numbers: a row's own command reproduces it."""
     if before is None or now.error:
         return ""
     names = [name for name in before.measured if name not in experiment.costs]

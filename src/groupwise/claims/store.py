@@ -21,7 +21,7 @@ ROW = TypeAdapter(Row)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows so far; none where there is no file. A last line without its end, which a kill leaves, is none.
+    """Read the rows so far; none if there is no file. A last line without its end, which a kill leaves, is no row.
 
     Raises UsageError for another kind of file, one of another version, or a line that is no row.
     """
@@ -58,16 +58,12 @@ def append_row(path: Path, row: Row) -> None:
         with open_to_append(path) as file:
             if not file.tell():
                 file.write(encoded(HEADER) + b"\n")
-            file.write(encoded(_fields(row)) + b"\n")
+            written = {name: value for name, value in dataclasses.asdict(row).items() if name != "line"}
+            file.write(encoded(written) + b"\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise RunError(f"{path}: a row cannot be added: {error.strerror}; the rows before it are kept") from None
-
-
-def _fields(row: Row) -> dict[str, Any]:
-    """What is written of a row: all but the line that it then stands in."""
-    return {name: value for name, value in dataclasses.asdict(row).items() if name != "line"}
 
 
 def _require_header(path: Path, line: bytes) -> None:

@@ -1,5 +1,6 @@
 """Small policies whose expectations can be written out in full, or that train in a blink."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -12,17 +13,36 @@ from groupwise.models.logprobs import token_logprobs
 
 
 def sequences(vocabulary: int, length: int) -> Tensor:
-    """Every sequence of `length` tokens, [vocabulary ** length, length]."""
+    """List every sequence of `length` tokens, [vocabulary ** length, length]."""
     return torch.tensor(list(product(range(vocabulary), repeat=length)))
 
 
+def chances_of(size: int, chance: float) -> list[float]:
+    """List the chances of 0 to `size` right completions in a group, each right with one chance: binomial."""
+    return [math.comb(size, k) * chance**k * (1 - chance) ** (size - k) for k in range(size + 1)]
+
+
 def ascent(
-    algo: Algorithm, live: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, logp_ref: Tensor | None = None
+    algo: Algorithm, live: Tensor, advantage: Tensor, old: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """[N,T] what each token's log-probability is multiplied with in the gradient of the objective: -d loss / d live."""
+    """Differentiate the objective by each token's log-probability, -d loss / d live [N,T].
+
+    live, old   [N,T] nats; without `old`, live is the log-ratio
+    mask        [N,T]; without it every token is trained
+    """
     live = live.detach().clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(algo.loss(live, old, advantage, mask, logp_ref=logp_ref).value, live)
+    old, mask = torch.zeros_like(live) if old is None else old, _all(live) if mask is None else mask
+    (gradient,) = torch.autograd.grad(algo.loss(live, old, advantage, mask).value, live)
     return -gradient
+
+
+def passed(algo: Algorithm, log_ratio: Tensor, advantage: Tensor) -> Tensor:
+    """Measure which share of each token's gradient the trust region passes [N,T], every token trained."""
+    return algo.loss(log_ratio, torch.zeros_like(log_ratio), advantage, _all(log_ratio)).share
+
+
+def _all(tokens: Tensor) -> Tensor:
+    return torch.ones_like(tokens, dtype=torch.bool)
 
 
 class Markov:
@@ -33,20 +53,20 @@ class Markov:
 
     @classmethod
     def drawn(cls, seed: int, vocabulary: int, spread: float = 1.0) -> "Markov":
-        """Logits from a normal distribution of that deviation, in float64."""
+        """Draw logits from a normal distribution of that deviation, in float64."""
         numbers = torch.Generator().manual_seed(seed)
         return cls(spread * torch.randn(vocabulary + 1, vocabulary, generator=numbers, dtype=torch.float64))
 
     def moved(self, seed: int, size: float) -> "Markov":
-        """Another policy nearby."""
+        """Make another policy nearby."""
         return Markov(self.logits + Markov.drawn(seed, self.logits.shape[1], size).logits)
 
     def logprobs(self, tokens: Tensor) -> Tensor:
-        """[N,T] nats of each token given the one before."""
+        """Score each token given the one before: nats, [N,T]."""
         return self.logits.log_softmax(-1)[self.before(tokens), tokens]
 
     def before(self, tokens: Tensor) -> Tensor:
-        """[N,T] the row of the logits that each token is drawn from."""
+        """Find the row of the logits that each token is drawn from, [N,T]."""
         return torch.cat([torch.full_like(tokens[:, :1], self.logits.shape[1]), tokens[:, :-1]], 1)
 
 
@@ -59,7 +79,7 @@ class Update:
     advantage       [N]
     out             what the loss said of them
     entropy         mean over tokens of the policy's entropy, nats, as the learner computes it
-    surprise        the same by its definition, -sum_v p_v log p_v of the distribution that is sampled
+    surprise        the entropy by its definition, -sum_v p_v log p_v of the distribution that is sampled
     """
 
     old: Tensor
@@ -96,7 +116,7 @@ class ToyRun:
         return Markov(self.head.weight.detach().T / self.temperature)
 
     def sampled(self, count: int) -> Tensor:
-        """[N,T] completions."""
+        """Sample completions [N,T]."""
         chances = self.policy.logits.softmax(-1)
         token = torch.full((count,), self.VOCABULARY)
         drawn = []
@@ -116,7 +136,7 @@ class ToyRun:
             yield self._update(tokens[rows], old[rows], reward[rows], advantage[rows])
 
     def scored(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """[N,T] log-probability and entropy under the distribution that is sampled, nats."""
+        """Compute log-probability and entropy [N,T] under the distribution that is sampled, nats."""
         states = torch.eye(self.VOCABULARY + 1, dtype=torch.float64)[self.policy.before(tokens).flatten()]
         logp, entropy = token_logprobs(self.head, states, tokens.flatten(), self.temperature)
         return logp.view(tokens.shape), entropy.view(tokens.shape)

@@ -1,4 +1,4 @@
-"""What the process of a training run does (trained.py): train, or go on where it stopped, and answer once."""
+"""What the process of a training run does (experiments.py): train, or go on where it stopped, and answer once."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an experiment says of a claim, by rules that are fixed before it is run."""
+"""Verdicts: what an experiment says of a claim, by rules that are fixed before it is run."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from groupwise.core.statistics import Interval
 
 
 class Outcome(Enum):
-    """In the order in which one of several decides: what was not measured first, what holds last."""
+    """The outcomes, in the order in which one of several decides: what was not measured first, what holds last."""
 
     NOT_MEASURED = "not measured"
     FAILS = "does not hold"
@@ -29,7 +29,7 @@ class Verdict:
 
 
 def agree(value: float, expected: float, within: float, words: str) -> Verdict:
-    """Of numbers that mathematics fixes: they are equal within rounding, or they are not.
+    """Judge a number that mathematics fixes: it is what is expected within rounding, or it is not.
 
     >>> print(agree(0.5, 0.5 + 1e-12, 1e-9, "gradient and closed form"))
     holds: gradient and closed form differ by 1e-12, at most 1e-09 is rounding
@@ -40,7 +40,7 @@ def agree(value: float, expected: float, within: float, words: str) -> Verdict:
 
 
 def above(measured: Interval | float | None, bound: float, words: str) -> Verdict:
-    """Of an estimate: its whole 95 % interval lies above a bound (holds), below it (does not), or on both sides.
+    """Judge an estimate: its whole 95 % interval lies above a bound (holds), below it (does not), or on both sides.
 
     A number that mathematics fixes has no interval: it is above the bound, or it is not. None is fewer than two seeds.
 
@@ -49,23 +49,21 @@ def above(measured: Interval | float | None, bound: float, words: str) -> Verdic
     >>> print(above(0.3, 0.5, "a share of"))
     does not hold: a share of 0.3, not above 0.5
     """
-    if measured is None:
-        return Verdict(Outcome.UNDECIDED, f"{words.removesuffix(':')}: fewer than two seeds, so no interval")
     return _beyond(measured, bound, words, up=True)
 
 
 def below(measured: Interval | float | None, bound: float, words: str) -> Verdict:
-    """As `above`, of what should lie below a bound.
+    """Judge as `above` does what should lie below a bound.
 
     >>> below(Interval(0.1, 0.3, ""), 0.2, "apart by").outcome.value
     'cannot be told at this size'
     """
-    if measured is None:
-        return above(None, bound, words)
     return _beyond(measured, bound, words, up=False)
 
 
-def _beyond(measured: Interval | float, bound: float, words: str, up: bool) -> Verdict:
+def _beyond(measured: Interval | float | None, bound: float, words: str, up: bool) -> Verdict:
+    if measured is None:
+        return Verdict(Outcome.UNDECIDED, f"{words.removesuffix(':')}: fewer than two seeds, so no interval")
     side, other = ("above", "below") if up else ("below", "above")
     if not isinstance(measured, Interval):
         holds = measured > bound if up else measured < bound  # NaN does not
@@ -80,7 +78,7 @@ def _beyond(measured: Interval | float, bound: float, words: str, up: bool) -> V
 
 
 def instrument(value: float, expected: float, within: float, words: str) -> Verdict:
-    """Of what a claim is measured with: where it is not what it should be, nothing was measured.
+    """Judge what a claim is measured with: if it is not what it should be, nothing was measured.
 
     >>> print(instrument(1.0, 2.0, 1e-6, "entropy and mean of -log p"))
     not measured: entropy and mean of -log p differ by 1, at most 1e-06 is rounding
@@ -90,7 +88,7 @@ def instrument(value: float, expected: float, within: float, words: str) -> Verd
 
 
 def every(verdicts: Iterable[Verdict]) -> Verdict:
-    """Of a claim with several parts: it holds where each does; the parts that decide say why.
+    """Judge a claim of several parts: it holds if each does; the parts that decide say why.
 
     >>> print(every([Verdict(Outcome.HOLDS, "a"), Verdict(Outcome.FAILS, "b")]))
     does not hold: b
@@ -98,3 +96,8 @@ def every(verdicts: Iterable[Verdict]) -> Verdict:
     parts = tuple(verdicts)
     outcome = next(each for each in Outcome if any(part.outcome is each for part in parts))
     return Verdict(outcome, "; ".join(part.because for part in parts if part.outcome is outcome), parts)
+
+
+def both(*parts: Verdict) -> Verdict:
+    """Judge a claim of parts that are written out, as `every` does."""
+    return every(parts)

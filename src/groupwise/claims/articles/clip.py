@@ -1,0 +1,212 @@
+"""What a clip does: how far it lets a sequence and a token go, and on which side it stops them."""
+
+import math
+from itertools import product
+
+import torch
+
+from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.settings import algorithm
+from groupwise.claims.claim import Claim, Figure, grid, lines_of
+from groupwise.claims.experiments import computed
+from groupwise.claims.toys import ascent, passed
+from groupwise.claims.verdict import below, both, every
+
+#: What GRPO's clip and GSPO's are, GSPO's ratio under a clip as wide as GRPO's, and SAPO's gate.
+GRPO, GSPO, SAPO = algorithm("grpo", {"kl.beta": 0.0}), algorithm("gspo"), algorithm("sapo")
+WIDE = algorithm("gspo", {"trust.epsilon_low": 0.2, "trust.epsilon_high": 0.2})
+LENGTHS = (64, 256, 1024, 4096, 16384)
+CLIPS = {"grpo": GRPO, "gspo": GSPO, "gspo_wide": WIDE}
+#: So little inside the clip.
+INSIDE = 1e-9
+
+
+@computed("clip-product", seeds=1)
+def bounds(seed: int) -> dict[str, float]:
+    """Sum the largest log-ratios of a sequence, all at the upper end of the clip, where each token still has its whole
+    gradient.
+    """
+    seen, shares = {}, []
+    for (name, clip), length in product(CLIPS.items(), LENGTHS):
+        epsilon: float = clip.trust.epsilon_high  # type: ignore[attr-defined]
+        ends = torch.full((1, length), math.log1p(epsilon - INSIDE), dtype=torch.float64)
+        seen[f"{name}_{length}"] = float(ends.sum())
+        shares.append(float(passed(clip, ends, torch.ones(1, dtype=torch.float64)).mean()))
+    return {**seen, "passed": min(shares)}
+
+
+CLIP_PRODUCT = Claim(
+    name="clip-product",
+    title="Clipped token by token, a sequence of 1024 tokens may have a ratio of 1.2^1024 = 10^81; GSPO's geometric "
+    "mean bounds it directly.",
+    source="S1, on why sequence-level ratios; GSPO 2507.18071 eq 5 and 7",
+    argument="With every ratio inside the clip nothing is stopped, and their product is 1.2^L. A clip of the mean at "
+    "1 + e allows the same product, (1 + e)^L: it is the width of 4e-4 that bounds it, a five-hundredth of 0.2.",
+    expected="The first half holds. The second does not: at the same width both bounds are the same.",
+    of=bounds,
+    numbers=grid(
+        "largest log-ratio of {1} tokens {0} (nats)",
+        "{}_{}",
+        {"grpo": "by GRPO's 0.2", "gspo": "by GSPO's 4e-4", "gspo_wide": "by GSPO's mean at 0.2"},
+        LENGTHS,
+    ),
+    rule="The product is attained with no gradient stopped; at the same width the mean's clip bounds it by half or "
+    "less.",
+    judge=lambda seen: both(
+        seen.equal({"passed": 1.0}, 0.0, "at the ends of the clips the gradient that passes and 1"),
+        seen.equal({"grpo_16384": 16384 * math.log(1.2)}, 1e-3, "GRPO's largest log-ratio and 16384 log 1.2"),
+        below(
+            seen.mean("gspo_wide_16384") / seen.mean("grpo_16384"),
+            0.5,
+            "at the same width GSPO's largest log-ratio over GRPO's is",
+        ),
+    ),
+    figure=Figure(
+        title="The largest log-ratio that is not stopped",
+        axes=("tokens", "nats"),
+        lines=lines_of(bounds, LENGTHS, {"GRPO, 0.2": "grpo", "GSPO's mean, 0.2": "gspo_wide", "GSPO, 4e-4": "gspo"}),
+        hint="At the same width the two lines lie on each other: what bounds a sequence is the width, not the mean.",
+        log=(True, True),
+    ),
+)
+
+#: A rare token's probability under the old policy, in a vocabulary of two.
+RARE = (0.3, 0.1, 0.03, 0.01)
+POINTS = 1181
+
+
+@computed("clip-confines", seeds=1)
+def confines(seed: int) -> dict[str, float]:
+    """Follow the ratio of a clipped token, and count gradients that are 0 elsewhere than the equation says."""
+    return {"misplaced": _misplaced(), **{f"ratio_{rare}": _ratio_of_clipped_token(rare) for rare in RARE}}
+
+
+def _misplaced() -> float:
+    """Compare with PPO's gradient, 0 if A > 0 and r > 1.2, or A < 0 and r < 0.8; no point lies just on an end."""
+    ratio = torch.linspace(0.05, 3.0, POINTS, dtype=torch.float64)
+    up, down = (ascent(GRPO, ratio.log()[:, None], sign * torch.ones_like(ratio))[:, 0] for sign in (1.0, -1.0))
+    return float(((up == 0) != (ratio > 1.2)).sum() + ((down == 0) != (ratio < 0.8)).sum())
+
+
+def _ratio_of_clipped_token(rare: float) -> float:
+    """Descend on a common token of negative and a rare one of positive advantage until the clip stops both."""
+    old = torch.tensor([[math.log(rare)], [math.log1p(-rare)]], dtype=torch.float64)
+    logit = torch.tensor(math.log(rare / (1 - rare)), dtype=torch.float64, requires_grad=True)
+    advantage, mask = torch.tensor([1.0, -1.0], dtype=torch.float64), torch.ones(2, 1, dtype=torch.bool)
+    for _ in range(10_000):
+        live = torch.stack([torch.nn.functional.logsigmoid(logit), torch.nn.functional.logsigmoid(-logit)])[:, None]
+        (gradient,) = torch.autograd.grad(GRPO.loss(live, old, advantage, mask).value, logit)
+        if gradient == 0:
+            break
+        with torch.no_grad():
+            logit -= 0.3 * gradient
+    return float(torch.sigmoid(logit.detach())) / rare
+
+
+CLIP_CONFINES = Claim(
+    name="clip-confines",
+    title="A clip at 0.8 and 1.2 keeps any single token's probability from changing by more than that.",
+    source="S1 (prevents any single token's probability from changing too much), S0 (caps it at 1.2); PPO 1707.06347 "
+    "eq 7",
+    argument="The clip takes the gradient of a token whose ratio has left the band. It does not hold the ratio there: "
+    "other tokens move the same parameters. In a vocabulary of two a rare token rises as long as the common one falls.",
+    expected="Does not hold. The common one stops at 0.8 of its probability, and the rare one has what is left: at "
+    "0.01 it goes to (1 - 0.8 x 0.99) / 0.01 = 20.8.",
+    of=confines,
+    numbers=grid("ratio of a clipped token of old probability {}, after descent on one batch", "ratio_{}", RARE)
+    | {f"ratios whose gradient is 0 elsewhere than PPO's equation says, of {2 * POINTS:,}": "misplaced"},
+    rule="The gradient is 0 just where the equation says, and a clipped token's ratio stays within a step of 1.2.",
+    judge=lambda seen: both(
+        seen.equal({"misplaced": 0.0}, 0.0, "where the gradient is 0 and where the equation has it"),
+        below(seen.mean("ratio_0.01"), 1.3, "the ratio of a clipped token went to"),
+    ),
+    figure=Figure(
+        title="Where the ratio of a clipped token ends",
+        axes=("the token's old probability", "ratio"),
+        lines=lines_of(confines, RARE, {"after descent on one batch": "ratio"}),
+        marks=((1.2, "the clip's upper end"),),
+        hint="The rarer the token, the farther it leaves the band after its own gradient has stopped.",
+        log=(True, True),
+    ),
+)
+
+#: log r from -1 to 1; no point at 0, and none on an end of a clip.
+LOGS = torch.linspace(-1, 1, 2000, dtype=torch.float64)
+SHOWN = (0.4, 0.6, 0.79, 0.81, 0.9, 1.0, 1.1, 1.19, 1.21, 1.5, 2.0, 2.7)
+ROWS = {"grpo": GRPO, "gspo": WIDE, "sapo": SAPO}
+SIGNS = {"better": 1.0, "worse": -1.0}
+#: The sign of the advantage, and that of log r.
+QUADRANTS = {
+    "better_rose": (1.0, 1.0),
+    "better_fell": (1.0, -1.0),
+    "worse_fell": (-1.0, -1.0),
+    "worse_rose": (-1.0, 1.0),
+}
+
+
+@computed("clip-quadrants", seeds=1)
+def quadrants(seed: int) -> dict[str, float]:
+    """Measure, for log-ratios from -1 to 1 and either sign of the advantage, the share of gradient that passes in each
+    quadrant, and at some ratios.
+    """
+    seen: dict[str, float] = {}
+    for name, algo in ROWS.items():
+        for quadrant, (sign, side) in QUADRANTS.items():
+            seen[f"{name}_{quadrant}"] = float(_passed(algo, LOGS[LOGS * side > 0], sign).mean())
+        for words, sign in SIGNS.items():
+            shown = _passed(algo, torch.tensor(SHOWN, dtype=torch.float64).log(), sign).tolist()
+            seen |= {f"{name}_{words}_at_{ratio}": value for ratio, value in zip(SHOWN, shown, strict=True)}
+    return seen
+
+
+def _passed(algo: Algorithm, log_ratio: torch.Tensor, sign: float) -> torch.Tensor:
+    return passed(algo, log_ratio[:, None], torch.full_like(log_ratio, sign))[:, 0]
+
+
+def passed_by_equation() -> dict[str, float]:
+    """Compute the share of the log-ratios of each quadrant that a clip at 0.8 and 1.2 passes."""
+    ratio = LOGS.exp()
+    up, down = (float(inside.double().mean()) for inside in (ratio[LOGS > 0] < 1.2, ratio[LOGS < 0] > 0.8))
+    return {"better_rose": up, "better_fell": 1.0, "worse_fell": down, "worse_rose": 1.0}
+
+
+CLIP_QUADRANTS = Claim(
+    name="clip-quadrants",
+    title="Of the four combinations of advantage and ratio a clip limits two: a better token's rise and a worse "
+    "token's fall.",
+    source="S0, how the signs affect training; PPO 1707.06347 eq 7",
+    argument="The minimum takes the clipped value only where it is the smaller one. So a clip stops moves that already "
+    "went the way of their advantage, and never one that went the other way. SAPO's gate damps all four.",
+    expected="Holds of GRPO and GSPO. (S0 speaks of A and r having the same sign, where r - 1 is meant.)",
+    of=quadrants,
+    numbers=grid(
+        "{}: share that passes, log r up to 1, where a {}",
+        "{}_{}",
+        {name: name.upper() for name in ROWS},
+        {name: name.replace("_", " one ") for name in QUADRANTS},
+    ),
+    rule="GRPO and GSPO pass all where a better one fell or a worse one rose, and up to the ends of the clip "
+    "elsewhere.",
+    judge=lambda seen: every(
+        seen.equal(
+            {f"{name}_{quadrant}": share for quadrant, share in passed_by_equation().items()},
+            1e-9,
+            f"{name.upper()}: what passes in each quadrant and what the equation has",
+        )
+        for name in ("grpo", "gspo")
+    ),
+    figure=Figure(
+        title="The gradient that passes",
+        axes=("ratio", "share"),
+        lines=lines_of(
+            quadrants,
+            SHOWN,
+            grid(
+                "{}, A {} 0", "{}_{}_at", {"grpo": "clip at 0.2", "sapo": "SAPO's gate"}, {"better": ">", "worse": "<"}
+            ),
+        ),
+        hint="A clip stops one side of each sign; the gate closes slowly, and on both sides.",
+        log=(True, False),
+    ),
+)
+CLAIMS = (CLIP_PRODUCT, CLIP_CONFINES, CLIP_QUADRANTS)

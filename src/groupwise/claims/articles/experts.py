@@ -1,0 +1,63 @@
+"""Mixtures of experts: who needs routing replay. The runs are those of docs/moe.md, at its two learning rates."""
+
+from functools import cache
+
+from groupwise.claims.chain_runs import SEEDS
+from groupwise.claims.claim import Claim, gains
+from groupwise.claims.experiments import Experiment, trained
+from groupwise.claims.readings import in_words
+from groupwise.claims.verdict import below, every
+
+#: The recipes' own learning rate, and the lower one that was added.
+RATES = (1.5e-3, 1e-3)
+#: What replay may gain at most where it is not needed: held-out pass rate.
+UNNEEDED = 0.05
+
+
+@cache
+def run(recipe: str, rate: float) -> Experiment:
+    """Make the experiment of a recipe of the folder moe-stability, such as "grpo-r2", at a learning rate."""
+    return trained(f"moe/{recipe}@{rate:g}", f"moe-stability/{recipe}", {"learner.learning_rate": rate}, SEEDS)
+
+
+REPLAY_MENDS = Claim(
+    name="replay-mends",
+    title="On a mixture of experts GRPO's token ratios break as experts change, and routing replay mends it.",
+    source="S0, S1, S3, S4; GSPO 2507.18071 section 5.3, figure 3",
+    argument="Under an update some tokens go through other experts, which moves their ratios; the same experts again "
+    "would take that away.",
+    expected="Written after the runs of docs/moe.md, whose rows these are: does not hold or cannot be told.",
+    of={
+        f"{words}, learning rate {rate:g}": run(name, rate)
+        for rate in RATES
+        for name, words in (("grpo", "without replay"), ("grpo-r2", "with replay"))
+    },
+    numbers=in_words("heldout_end", "heldout_best", "log_ratio_variance.mean"),
+    rule="At each of two learning rates GRPO with replay ends with a higher held-out pass rate than without.",
+    judge=gains("heldout_end", {f"at {rate:g} higher by": (run("grpo", rate), run("grpo-r2", rate)) for rate in RATES}),
+)
+REPLAY_UNNEEDED = Claim(
+    name="replay-unneeded",
+    title="GSPO and SAPO train mixtures of experts without routing replay.",
+    source="S0, S1, S3, S4; GSPO 2507.18071 section 5.3, SAPO 2511.20347 section 5",
+    argument="A mean over a sequence, or a soft gate, should not care that single tokens went through other experts.",
+    expected="Written after the runs of docs/moe.md, whose rows these are: holds, or cannot be told.",
+    of={
+        f"{base.upper()} {words}, learning rate {rate:g}": run(base + replay, rate)
+        for rate in RATES
+        for base in ("gspo", "sapo")
+        for replay, words in (("", "without replay"), ("-r2", "with replay"))
+    },
+    numbers=in_words("heldout_end", "heldout_best"),
+    rule="At each of two learning rates replay gains less than 0.05 of the held-out pass rate at the end, for both.",
+    judge=lambda measured: every(
+        below(
+            measured.difference(run(base, rate).name, run(f"{base}-r2", rate).name, "heldout_end"),
+            UNNEEDED,
+            f"{base} at {rate:g} gains",
+        )
+        for base in ("gspo", "sapo")
+        for rate in RATES
+    ),
+)
+CLAIMS = (REPLAY_MENDS, REPLAY_UNNEEDED)

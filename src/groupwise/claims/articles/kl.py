@@ -1,0 +1,123 @@
+"""KL: what the estimators estimate, whose gradient they have, and whether its place matters."""
+
+from collections.abc import Callable
+from math import log2
+
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.settings import algorithm
+from groupwise.claims.chain_runs import GRPO, KL_LOSS, KL_REWARD
+from groupwise.claims.claim import Claim, grid, quantities
+from groupwise.claims.experiments import computed
+from groupwise.claims.readings import in_words
+from groupwise.claims.verdict import above, below, both, every
+
+VOCABULARY = 12
+ESTIMATORS = {name: algorithm("grpo", {"kl.estimator": name}).kl.estimator for name in ("k1", "k2", "k3", "k3-ratio")}
+
+
+@computed("kl-estimators", seeds=10)
+def estimators(seed: int) -> dict[str, float]:
+    """Compute over every outcome of one token the expectation of each estimator, over KL(live || reference), and the
+    relative error of its gradient inside the loss; with samples of the policy itself, and of an older one. Then k1 in
+    the reward.
+    """
+    numbers = torch.Generator().manual_seed(seed)
+    live, apart, reference = (torch.randn(VOCABULARY, generator=numbers, dtype=torch.float64) for _ in range(3))
+    ref, old = reference.log_softmax(0), (live + 0.5 * apart).log_softmax(0)
+    truth, slope = _with_slope(live, lambda logp: (logp.exp() * (logp - ref)).sum())
+    seen: dict[str, float] = {"kl": truth}
+    for place, sampled in (("on", live.log_softmax(0)), ("off", old)):
+        for name, estimator in ESTIMATORS.items():
+            value, gradient = _with_slope(
+                live, lambda logp, e=estimator, s=sampled: (s.exp() * e(logp, ref, logp - s)).sum()
+            )
+            seen[f"value_{name}_{place}"] = value / truth
+            seen[f"gradient_{name}_{place}"] = float((gradient - slope).norm() / slope.norm())
+    logp = live.log_softmax(0)
+    reward = logp.exp() * ESTIMATORS["k1"](logp, ref, torch.zeros_like(logp))
+    _, gradient = _with_slope(live, lambda logp: (reward * logp).sum())
+    return {**seen, "gradient_reward": float((gradient - slope).norm() / slope.norm())}
+
+
+def _with_slope(logits: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[float, Tensor]:
+    """Compute a function of log-probabilities, and its gradient by the logits."""
+    logits = logits.clone().requires_grad_()
+    value = function(logits.log_softmax(0))
+    return float(value.detach()), torch.autograd.grad(value, logits)[0]
+
+
+KL_VALUE = Claim(
+    name="kl-value",
+    title="k3, as GRPO has it in its loss, is an unbiased estimate of the KL to the reference.",
+    source="DeepSeekMath 2402.03300 eq 4; S0, S1 and S3 take the term over; DeepSeek-V3.2 corrects it",
+    argument="The expectation is right for samples of the policy itself. From the second update on a batch on, the "
+    "samples are an older policy's, and only an estimator with a ratio in front is right (k3-ratio here).",
+    expected="On policy it holds, off policy it does not.",
+    of=estimators,
+    numbers=grid("expectation over KL, {1}, {0} policy", "value_{1}_{0}", ("on", "off"), tuple(ESTIMATORS)),
+    rule="On samples of the policy k3's expectation is the KL, to rounding; on those of an older one within 1 %.",
+    judge=lambda seen: both(
+        seen.equal({"value_k3_on": 1.0}, 1e-9, "on policy k3's expectation over the KL, and 1,"),
+        below(
+            seen.combined(lambda value: abs(value - 1), "value_k3_off"),
+            0.01,
+            "after a step away from the samples' policy k3 is off by",
+        ),
+    ),
+)
+KL_GRADIENT = Claim(
+    name="kl-gradient",
+    title="k3 in the loss penalises KL(live || reference): its gradient is that of this KL.",
+    source="S0, S1 and S3, who write the KL into the objective; DeepSeekMath 2402.03300 eq 3 and 4",
+    argument="Differentiating the estimator leaves out that the samples depend on the policy as well. What is left of "
+    "k3 is the gradient of KL(reference || live), of k2 that of KL(live || reference), of k1 nothing. In the reward k1 "
+    "has the right one.",
+    expected="Does not hold.",
+    of=estimators,
+    numbers=grid(
+        "relative error of the gradient, {1} in the loss, {0} policy",
+        "gradient_{1}_{0}",
+        ("on", "off"),
+        tuple(ESTIMATORS),
+    )
+    | {"relative error of the gradient, k1 in the reward, on policy": "gradient_reward"},
+    rule="On policy, where it is at its best, its gradient is within a hundredth of that of KL(live || reference).",
+    judge=lambda seen: below(
+        seen.interval("gradient_k3_on"), 0.01, "on policy k3's gradient is off that of the KL by a share of"
+    ),
+)
+
+#: Pass rates that differ by less are the same for this question, and distances within a factor of two.
+SAME, PLACES = 0.05, (KL_LOSS.name, KL_REWARD.name)
+KL_PLACE = Claim(
+    name="kl-place",
+    title="Whether the KL stands in the loss or in the reward makes no difference for the result.",
+    source="S0, S1, S3 (three places, one coefficient); DeepSeekMath 2402.03300 section 4.1.1 and eq 2",
+    argument="In the loss each token is drawn back with beta. In the reward the sum over an answer is part of what the "
+    "group compares, and the group's deviation divides it: where scores differ much it weighs little, where "
+    "all are right it is the only signal there is.",
+    expected="Pass rates: holds. Distance: does not hold.",
+    of={"in the loss (k3)": KL_LOSS, "in the reward (k1)": KL_REWARD},
+    numbers=in_words("heldout_mean", "heldout_end", "reference_k3"),
+    beside=quantities(GRPO, {"held-out pass rate at the end, without a KL term": "heldout_end"}),
+    rule="Pass rates differ by less than 0.05, and the distances from the reference by less than a factor of two.",
+    judge=lambda measured: every(
+        verdict
+        for apart, bound, words in (
+            (
+                measured.difference(*PLACES, "heldout_mean"),
+                SAME,
+                "pass rate with the KL in the reward, less that in the loss:",
+            ),
+            (
+                measured.across(lambda loss, reward: log2(reward / loss), "reference_k3", *PLACES),
+                1.0,
+                "log2 of the distance with the KL in the reward, over that in the loss:",
+            ),
+        )
+        for verdict in (above(apart, -bound, words), below(apart, bound, words))
+    ),
+)
+CLAIMS = (KL_VALUE, KL_GRADIENT, KL_PLACE)

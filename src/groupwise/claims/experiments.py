@@ -1,0 +1,157 @@
+"""Experiments: what is measured with which seeds, here in seconds or by training in a process of its own."""
+
+import ast
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from groupwise.claims import readings, toys
+from groupwise.config.recipe import recipe_folder
+from groupwise.core.children import Child
+from groupwise.core.errors import RunError
+from groupwise.core.peer import PeerLost
+
+#: Laid over every recipe: one thread, so that two runs side by side have the bits of one alone; no page; and as many
+#: tokens a step with their columns as what is read of them needs.
+USUAL: Mapping[str, object] = {"threads": 1, "journal.report": False, "journal.token_budget": 4000}
+#: What of a run's numbers the machine decides (readings.of_machine).
+COSTS = frozenset({"seconds_training", "seconds_generate", "seconds_update", "memory_peak_mib"})
+
+
+class Effort(IntEnum):
+    """How much is measured; each takes in those before it."""
+
+    QUICK = 0  # mathematics and toys, minutes in all
+    STANDARD = 1  # training runs of three seeds, an hour in all
+    FULL = 2  # as many as an answer needs
+
+    @property
+    def words(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One thing to measure, with one seed or several.
+
+    name         unique over all claims; claims that read the same runs name the same experiment
+    measure      (seed, folder for what it writes) -> what was measured, by name; JSON values
+    fingerprint  another one if the definition changes, so that older rows no longer count
+    seeds        how many seeds each effort has, from seed 0; an effort that is left out has those of the one before
+    code         a hash of what it computes with, if that is quick to measure again: `groupwise claims` does so if a row
+                 has another one, and until then the row counts
+    own_process  whether `measure` runs in a process of its own, so that several may run side by side
+    costs        names of what the machine decides, such as seconds: another time they are others
+    """
+
+    name: str
+    measure: Callable[[int, Path], Mapping[str, Any]]
+    fingerprint: str
+    seeds: Mapping[Effort, int]
+    code: str = ""
+    own_process: bool = False
+    costs: frozenset[str] = frozenset()
+
+    @property
+    def effort(self) -> Effort:
+        """The first effort that measures it."""
+        return min(effort for effort, count in self.seeds.items() if count)
+
+    def seeds_of(self, effort: Effort) -> range:
+        """List the seeds that an effort measures."""
+        return range(max((count for least, count in self.seeds.items() if least <= effort), default=0))
+
+
+def computed(name: str, seeds: int) -> Callable[[Callable[[int], Mapping[str, Any]]], Experiment]:
+    """Make a function of a seed an experiment of so many seeds that computes in this process, in seconds.
+
+    Its fingerprint is of the text that measures: the function, what that reaches in its file, and the toys. Its code is
+    of groupwise itself, whose parts it tries.
+    """
+
+    def made(measure: Callable[[int], Mapping[str, Any]]) -> Experiment:
+        text = _reached(measure.__name__, sys.modules[measure.__module__]) + inspect.getsource(toys)
+        fingerprint, code = _digest(text.encode()), _groupwise()
+        return Experiment(name, lambda seed, work: measure(seed), fingerprint, {Effort.QUICK: seeds}, code)
+
+    return made
+
+
+def _reached(start: str, module: ModuleType) -> str:
+    """Join the texts of a function and of all functions, classes and constants of its module that it comes to use."""
+    source = inspect.getsource(module)
+    defined = {name: node for node in ast.parse(source).body for name in _names(node)}
+    reached, new = set[str](), {start}
+    while new:
+        reached |= new
+        used = {each.id for name in new for each in ast.walk(defined[name]) if isinstance(each, ast.Name)}
+        new = used & defined.keys() - reached
+    texts = {ast.get_source_segment(source, node) or "" for name, node in defined.items() if name in reached}
+    return "\n".join(sorted(texts))
+
+
+def _names(node: ast.stmt) -> Iterator[str]:
+    """List what a statement of a module defines; imports define nothing here."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        yield from (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
+
+
+@cache
+def _groupwise() -> str:
+    """Hash every file of the package but those of the claims."""
+    claims = Path(toys.__file__).parent
+    files = sorted(path for path in claims.parent.rglob("*.py") if claims not in path.parents)
+    return _digest(b"".join(path.read_bytes() for path in files))
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+def trained(name: str, recipe: str, keys: Mapping[str, object], seeds: Mapping[Effort, int]) -> Experiment:
+    """Make an experiment that trains a recipe with these keys, and reads the run (readings.py).
+
+    Its fingerprint is of the recipe's text, the keys and what is read: with others the older rows no longer count.
+    """
+    laid, file = {**USUAL, **keys}, recipe_file(recipe)
+    fingerprint = _digest(json.dumps([laid, readings.VERSION], sort_keys=True).encode() + file.read_bytes())
+    measure = partial(_train, name, file, laid, fingerprint)
+    return Experiment(name, measure, fingerprint, seeds, own_process=True, costs=COSTS)
+
+
+def recipe_file(recipe: str) -> Path:
+    """Find a recipe that comes with groupwise, whatever lies in the folder that the command is given in."""
+    return recipe_folder() / f"{recipe}.toml"
+
+
+def _train(
+    name: str, recipe: Path, keys: Mapping[str, object], fingerprint: str, seed: int, work: Path
+) -> Mapping[str, Any]:
+    """Train, read, and put the run's folder away: what is asked of it is in the row. One that failed stays."""
+    folder = work / f"{name.replace('/', '-')}-{fingerprint}-{seed}"
+    settings = {**keys, "name": folder.name, "seed": seed, "runs": str(work)}
+    options = {"recipe": str(recipe), "settings": settings, "folder": str(folder)}
+    threads = {**os.environ, "OMP_NUM_THREADS": str(keys["threads"])}
+    with closing(Child("groupwise.claims.training_process", options, environment=threads)) as child:
+        try:
+            answer = child.receive()
+        except PeerLost as lost:
+            raise RunError(f"{lost}; {folder} is gone on with the next time") from None
+    if answer["error"]:
+        raise RunError(answer["error"])
+    shutil.rmtree(folder)
+    return answer["measured"]
