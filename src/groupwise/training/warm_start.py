@@ -151,7 +151,7 @@ def encoded(chat: Chat, demonstrations: Sequence[Demonstration]) -> list[Example
         raise UsageError("a warm start needs at least one demonstration")
     if chat.tokenizer.eos_token_id is None:
         raise UsageError("warm_start.steps: the tokenizer has no eos_token, which ends a demonstration; set it to 0")
-    samples = [Sample("", d.prompt, "", messages=d.messages) for d in demonstrations]
+    samples = [Sample("", d.prompt, "", messages=d.messages, tools=d.tools) for d in demonstrations]
     prompts, opening = chat.prompts(samples), thinking_of(chat)
     # A plain prompt that a template puts into a turn of the user's opens nothing.
     begun = [opening + (sample.begun if sample.messages or chat.template is None else "") for sample in samples]
