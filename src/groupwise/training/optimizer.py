@@ -132,6 +132,13 @@ class Optimizer:
         self.adamw.zero_grad(set_to_none=True)
         return rate
 
+    def set_gradient_to_zero(self) -> bool:
+        """Gives each parameter that a gradient has moved before one of 0 -> whether there is any such parameter."""
+        moved = [parameter for parameter, moments in self.adamw.state.items() if moments]
+        for parameter in moved:
+            parameter.grad = torch.zeros_like(parameter)
+        return bool(moved)
+
     def finish(self, loss: float) -> UpdateOutcome:
         """One update with the gradient, which is freed; skipped, and counted, where loss or gradient is not finite."""
         norm = self._clip()
