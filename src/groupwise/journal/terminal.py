@@ -154,8 +154,10 @@ class LiveView(View):
 class NotebookView(LiveView):
     """The live view in the output of a notebook's cell, changed in place."""
 
-    def __init__(self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE) -> None:
-        super().__init__(steps, name, terminal, what)
+    def __init__(
+        self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE, compares_within_group: bool = True
+    ) -> None:
+        super().__init__(steps, name, terminal, what, compares_within_group)
         self._display: Any = import_module("IPython.display")
         self._handle: Any = None
         self._shown = 0.0
