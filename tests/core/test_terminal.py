@@ -62,8 +62,13 @@ def test_neither_view_of_a_run_lets_data_through() -> None:
 @pytest.mark.parametrize("compares", [True, False])
 def test_both_views_show_groups_with_signal_where_completions_of_a_prompt_are_compared(compares: bool) -> None:
     row = {
-        **{"step": 1, "pass_rate": 0.5, "reward_mean": 0.5, "length_mean": 4.0, "groups_signal_share": 0.0},
-        **{"share_passed": 1.0, "seconds": {"update": 1.0}},
+        "step": 1,
+        "pass_rate": 0.5,
+        "reward_mean": 0.5,
+        "length_mean": 4.0,
+        "groups_signal_share": 0.0,
+        "share_passed": 1.0,
+        "seconds": {"update": 1.0},
     }
     out = io.StringIO()
     terminal = Terminal(file=out, force_terminal=True, color_system=None, width=100)
