@@ -252,6 +252,14 @@ def test_a_prompt_that_shows_the_functions_itself_offers_none(tmp_path: Path) ->
     assert "clock" in first(task).prompt
 
 
+def test_keywords_for_the_template_are_told_where_a_row_has_some(tmp_path: Path) -> None:
+    task = data(tmp_path, rows(3, chat_template_kwargs=lambda i: [{"enable_thinking": False}, {}, None][i]))
+    assert [note.partition(" (first")[0] for note in changes(task)] == [
+        "1 row: 'chat_template_kwargs' is not given to the chat template, which reads chat.thinking of the recipe for "
+        "every row"
+    ]
+
+
 def test_the_columns_of_a_table_do_not_leave_nulls_in_a_schema(tmp_path: Path) -> None:
     parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").Table
     other = {"type": "function", "function": {"name": "weather", "parameters": {"city": {"type": "string"}}}}

@@ -27,6 +27,9 @@ from groupwise.tasks.data.settings import DataSettings, template_columns
 _LETTERS = string.ascii_uppercase
 #: What becomes of a last turn of the assistant's, as a note says it.
 CONTINUED = "the prompt ends with the assistant's turn: the policy continues it"
+#: A column of TRL's that chat templates are given row by row, and what becomes of it, as a note says it.
+KEYWORDS = "chat_template_kwargs"
+UNREAD = f"{KEYWORDS!r} is not given to the chat template, which reads chat.thinking of the recipe for every row"
 LEFT_OUT = "the conversation ends with the assistant's turn: left out, for the policy is to answer"
 
 
@@ -103,6 +106,8 @@ class Columns:
             text = problem + s.instruction
         answer, held_answer = self._answer(values, changes)
         tools = self._functions(values, where, changes)
+        if values.get(KEYWORDS) and KEYWORDS not in self._template:
+            changes.append(UNREAD)
         answer_column = "" if s.answer_after or s.answer_boxed else s.answer
         sample = Sample(
             key=key,
