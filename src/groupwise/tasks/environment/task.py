@@ -183,7 +183,7 @@ class EnvironmentTask(DataSettings):
     @cached_property
     def _problems(self) -> dict[str, Sequence[Sample]]:
         if self.path:
-            splits = {split: self._data.samples(split) for split in SPLITS}
+            splits = {split: [*self._data.samples(split)] for split in SPLITS}  # a large file is read once
             if begun := [sample.key for samples in splits.values() for sample in samples if sample.prefill]:
                 remedy = "take the assistant's last turn out, or name the column as task.messages"
                 raise UsageError(
