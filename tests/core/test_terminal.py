@@ -59,6 +59,27 @@ def test_neither_view_of_a_run_lets_data_through() -> None:
     assert not set("\x1b\x07\x9b\r\u202e\udc80") & set(out.getvalue())
 
 
+@pytest.mark.parametrize("compares", [True, False])
+def test_both_views_show_groups_with_signal_where_completions_of_a_prompt_are_compared(compares: bool) -> None:
+    row = {
+        "step": 1,
+        "pass_rate": 0.5,
+        "reward_mean": 0.5,
+        "length_mean": 4.0,
+        "groups_signal_share": 0.0,
+        "share_passed": 1.0,
+        "seconds": {"update": 1.0},
+    }
+    out = io.StringIO()
+    terminal = Terminal(file=out, force_terminal=True, color_system=None, width=100)
+    View(4, terminal, compares_within_group=compares).step(row)
+    assert ("signal 0.000" in out.getvalue()) == compares
+    live = LiveView(4, "run", terminal, compares_within_group=compares)
+    live.rows = [row]
+    terminal.console.print(live.render())
+    assert ("groups with signal" in out.getvalue()) == compares
+
+
 def imported(tree: ast.AST) -> set[str]:
     """The names that a module takes from rich."""
     parts = [

@@ -331,6 +331,13 @@ def test_the_pages_examples_print_what_they_say() -> None:
     assert failed == 0
 
 
+def test_no_command_of_groupwise_needs_the_makefile_of_a_clone() -> None:
+    """Who has installed the wheel has none."""
+    for page in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
+        commands = re.findall(r"^    .*\bgroupwise .*$", page.read_text(), re.MULTILINE)
+        assert not [line for line in commands if re.search(r"\bmake [a-z]", line)], page.name
+
+
 README = (DOCS.parent / "README.md").read_text().partition("## A recipe of your own\n")[2].partition("\n## ")[0]
 
 

@@ -73,7 +73,7 @@ TALK = Sample(
 MARKS = ("<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>")
 
 
-def tokenizer(template: str | None, bos: str | None = None, adds: bool = False, eos: str = "<|im_end|>") -> Any:
+def tokenizer(template: Any, bos: str | None = None, adds: bool = False, eos: str = "<|im_end|>") -> Any:
     """Byte-level BPE with merges; `adds`: its post-processor puts the BOS in front."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -272,6 +272,36 @@ def test_calls_of_tools_reach_the_template_or_the_sample_is_refused() -> None:
         "{% for m in messages %}{{ raise_exception('empty') if not m['content'] and not m['tool_calls'] }}{% endfor %}"
     )
     assert Chat(tokenizer(needs + CALLS)).text(sample)
+
+
+CLOCK = {"type": "function", "function": {"name": "clock", "description": "Tells the time."}}
+#: Writes what may be called into a system turn of its own.
+OFFERS = "{% if tools %}{{ '<|im_start|>system\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}" + CHATML
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one template", "one for tools"])
+def test_functions_of_a_sample_are_what_transformers_gives_the_template(several: bool) -> None:
+    made = tokenizer({"default": CHATML, "tool_use": OFFERS} if several else OFFERS)
+    chat, sample = Chat(made), dataclasses.replace(ASKED, tools=(CLOCK,))
+    turns = [{"role": "user", "content": ASKED.prompt}]
+    theirs = made.apply_chat_template(turns, tools=[CLOCK], tokenize=False, add_generation_prompt=True)
+    assert chat.text(sample) == theirs
+    assert "Tells the time." in theirs
+    assert chat.text(ASKED) == made.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert Chat(made).text(ASKED) == chat.text(ASKED)
+    begun = dataclasses.replace(sample, messages=(*turns, {"role": "assistant", "content": "It is"}))
+    assert chat.text(begun) == theirs + "It is"
+    assert not [found for found in findings(made, None, sample) if found.fatal]
+
+
+@pytest.mark.parametrize(("template", "words"), [(CHATML, "reads no tools"), (None, "there is no chat template")])
+def test_functions_of_a_sample_that_no_prompt_would_mention_are_refused(template: str | None, words: str) -> None:
+    chat, sample = Chat(tokenizer(template)), dataclasses.replace(ASKED, tools=(CLOCK,))
+    assert chat.text(ASKED)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=f'^sample q1: .*{words}.*is clock;.*or task.functions = ""') as told:
+            chat.text(sample)
+        assert "\n" not in str(told.value)
 
 
 def test_what_a_template_does_not_read_of_a_message_or_writes_otherwise_is_told() -> None:

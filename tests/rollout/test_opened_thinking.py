@@ -12,6 +12,7 @@ from groupwise.core.records import Completion, Prompt
 from groupwise.core.reward import TASK
 from groupwise.core.samples import Attempt
 from groupwise.core.stream import Cohort
+from groupwise.core.task import Demonstration
 from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.history import thinking_of
 from groupwise.models.tiny import CHATML
@@ -20,6 +21,7 @@ from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.scoring import Scorer, ScoringRound
 from groupwise.tasks.make import task
 from groupwise.training.initial_policy import TINY
+from groupwise.training.warm_start import encoded
 
 ANSWERS = {"numeric": "5", "math": "x+5", "choice": "B", "exact": "Paris"}
 THINKING = "<think>\n"
@@ -95,3 +97,42 @@ def test_thinking_that_the_rows_own_prompt_opens_has_no_answer(tmp_path: Path, c
         return named.score(seen.sample, seen.completion)
 
     assert (scored(turns=False), scored(turns=True)) == (0.0, 1.0)  # in a turn of the user's it opens nothing
+
+
+#: What opens thinking: a template's generation prompt, chat.open, a row's own prompt, and its prefill.
+OPENED: dict[str, tuple[str, str, str]] = {
+    "template": ("assistant\\n<think>\\n", "", ""),
+    "chat.open": ("assistant\\n", THINKING, ""),
+    "prefill": ("assistant\\n", "", "<think> Well,"),
+    "plain prompt": ("", "", ""),
+}
+SOLUTIONS = ("so it is 5", "<think>\n2 + 3\n</think>\nso it is 5", "2 + 3</think>so it is 5")
+
+
+@pytest.mark.parametrize("solution", SOLUTIONS)
+@pytest.mark.parametrize("how", OPENED)
+def test_a_demonstration_behind_opened_thinking_is_one_that_its_own_task_finds_right(
+    tmp_path: Path, how: str, solution: str
+) -> None:
+    generation, open, prefill = OPENED[how]
+    (tmp_path / "r1.jinja").write_text(CHATML.replace("assistant\\n'", f"{generation}'"))
+    template = str(tmp_path / "r1.jinja") if generation else "none"
+    asked = [{"role": "user", "content": "2 + 3?"}, *([{"role": "assistant", "content": prefill}] if prefill else [])]
+    row = {"prompt": asked if generation else "2 + 3? <think>", "answer": "5", "solution": solution}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    keys = {"path": str(tmp_path / "rows.jsonl"), "check": "numeric", "solution": "solution", "heldout_share": 0.0}
+    named = task("data", keys)
+    chat = Chat(TINY["tiny-chat"].tokenizer(""), ChatSettings(template=template, open=open))
+    [(ids, start)] = encoded(chat, named.demonstrations(1, seed=0))
+    prompt, completion = chat.tokenizer.decode(ids[:start]), chat.tokenizer.decode(ids[start:-1])
+    assert (prompt + completion).count("<think>") == 1 == (prompt + completion).count("</think>")
+    scorer = Scorer(named, str, thinking=thinking_of(chat), turns=chat.template is not None).beside()
+    attempt = Attempt(named.samples("train")[0], completion)
+    assert scorer.quick_results([attempt], [None])[TASK][0].value == 1.0
+
+
+def test_a_demonstration_behind_no_thinking_is_what_its_row_says(tmp_path: Path) -> None:
+    chat = Chat(TINY["tiny-chat"].tokenizer(""))
+    for prompt in ("2 + 3?", "2 + 3? <think>"):  # in a turn of the user's it opens nothing
+        [(ids, start)] = encoded(chat, [Demonstration(prompt, "it is 5")])
+        assert chat.tokenizer.decode(ids[start:-1]) == "it is 5"

@@ -18,6 +18,7 @@ from groupwise.tasks.data import formats
 from groupwise.tasks.data.task import Data
 from groupwise.tasks.environment.task import EnvironmentTask
 
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"zone": {"type": "string"}}}}
 CALL = {"type": "function", "function": {"name": "clock", "arguments": {"zone": "UTC"}}}
 
 
@@ -208,6 +209,73 @@ def test_the_columns_of_a_table_do_not_leave_nulls_in_a_call(tmp_path: Path) -> 
     calls = [list(s.messages[1]["tool_calls"]) for s in sorted(task.samples("train"), key=lambda s: s.key)]
     assert calls == [[CALL], [other]]
     assert changes(task)[0].startswith("2 rows: arguments of a tool's call that are nothing (null): left out")
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("prompt", ["What time is it?", [user("What time is it?")]])
+def test_functions_that_a_row_offers_are_in_its_sample_and_tell_rows_apart(
+    prompt: Any, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if again:
+        monkeypatch.setattr(formats, "SMALL_FILE", 0)
+    offered = [[CLOCK], json.dumps([{"name": "clock"}]), None, [], "", [CLOCK]]
+    task = data(
+        tmp_path, rows(6, prompt=prompt, answer="x", tools=lambda i: offered[i], worked="12"), solution="worked"
+    )
+    samples = sorted(task.samples("train"), key=lambda sample: sample.key)
+    assert [list(sample.tools) for sample in samples] == [[CLOCK], [{"name": "clock"}], []], "three problems, in frames"
+    assert samples[0].extra["tools"] == [CLOCK], "rewards get the column too"
+    assert {json.dumps(d.tools) for d in task.demonstrations(40, 0)} == {json.dumps(list(s.tools)) for s in samples}
+    assert [note.partition(" (first")[0] for note in changes(task)] == [
+        "1 row: functions that the policy may call, written as text: read as JSON"
+    ]
+    without = data(tmp_path, rows(6, prompt=prompt, answer="x", tools=lambda i: offered[i]), functions="")
+    assert [sample.tools for sample in without.samples("train")] == [()]
+    assert task.contents != without.contents
+
+
+@pytest.mark.parametrize("value", ["hammer", ["hammer"], [{"type": "function"}], {"name": "clock"}, 3, [[]]])
+def test_a_column_of_tools_that_holds_no_functions_is_told_or_refused_where_it_was_named(
+    value: Any, tmp_path: Path
+) -> None:
+    task = data(tmp_path, rows(3, tools=value))
+    assert first(task).tools == ()
+    told = "3 rows: no list of functions in the column 'tools': not in the prompt, rewards get it as it is (first: "
+    assert changes(task)[0].startswith(told)
+    assert "line 1: task.functions = 'own'" in refusal(data(tmp_path, rows(3, own=value), functions="own"))
+    assert "task.functions = 'own': " in refusal(data(tmp_path, rows(3), functions="own"))
+
+
+def test_a_prompt_that_shows_the_functions_itself_offers_none(tmp_path: Path) -> None:
+    task = data(tmp_path, rows(1, tools=[[CLOCK]]), prompt="{prompt} Use {tools}")
+    assert first(task).tools == ()
+    assert "clock" in first(task).prompt
+
+
+def test_keywords_for_the_template_are_told_where_a_row_has_some(tmp_path: Path) -> None:
+    task = data(tmp_path, rows(3, chat_template_kwargs=lambda i: [{"enable_thinking": False}, {}, None][i]))
+    assert [note.partition(" (first")[0] for note in changes(task)] == [
+        "1 row: 'chat_template_kwargs' is not given to the chat template, which reads chat.thinking of the recipe for "
+        "every row"
+    ]
+
+
+def test_the_columns_of_a_table_do_not_leave_nulls_in_a_schema(tmp_path: Path) -> None:
+    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").Table
+    other = {"type": "function", "function": {"name": "weather", "parameters": {"city": {"type": "string"}}}}
+    offered = [[CLOCK], [other]]
+    parquet.write_table(table.from_pylist(rows(2, tools=lambda i: offered[i])), tmp_path / "a.parquet")
+    task = Data(path=str(tmp_path / "a.parquet"), check="none", heldout_share=0.0)
+    assert [list(s.tools) for s in sorted(task.samples("train"), key=lambda s: s.key)] == offered
+    assert changes(task)[0].startswith("2 rows: what the schema of a function holds as nothing (null): left out")
+
+
+def test_no_environment_offers_functions_that_it_does_not_answer(tmp_path: Path) -> None:
+    path = data(tmp_path, rows(tools=[CLOCK])).path
+    keys = {"use": "groupwise.tasks.environment.guess_number:GuessNumber", "path": path, "check": "none"}
+    with pytest.raises(UsageError, match=r"functions of its own that the policy may call.*set task\.functions = \"\""):
+        EnvironmentTask(**keys).samples("train")
+    assert EnvironmentTask(**keys, functions="").samples("train")
 
 
 def test_a_prompt_that_ends_with_the_assistant_is_continued_and_a_whole_conversation_is_not(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -11,6 +12,7 @@ import groupwise
 from groupwise.core.metrics import Last, Max, Mean, Sum, merge, read
 from groupwise.core.records import UpdateRecord
 from groupwise.diagnostics.updates import loss_metrics, update_metrics
+from groupwise.models.load import load_policy
 from groupwise.training.learner import Learner, LearnerSettings
 from groupwise.training.optimizer import Optimizer, Schedule, learning_rate
 from tests.laws.test_split import make_batch
@@ -72,6 +74,62 @@ def test_an_update_moves_along_the_advantage(policy):
     with torch.no_grad():
         moved = learner.logprobs(policy.model, minibatch) - minibatch.logp_old
     assert float((moved * minibatch.advantage * minibatch.weight).sum()) > 0
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that each forward of a learner will add its number of rows to."""
+    rows, real = list[int](), Learner._forward
+
+    def forward(learner, model, piece, entropy_gradient):
+        rows.append(len(piece.index))
+        return real(learner, model, piece, entropy_gradient)
+
+    monkeypatch.setattr(Learner, "_forward", forward)
+    return rows
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_an_update_without_a_trained_row_moves_on_momentum_to_the_bits_of_one_that_ran_a_row(
+    policy_folder, weight_decay, monkeypatch
+):
+    algo, rows = groupwise.algorithm("dapo"), counted(monkeypatch)
+    right = algo.weigh(algo.credit(make_batch()))
+    silent = dataclasses.replace(right, advantage=torch.zeros_like(right.need("advantage")))
+    ends, ran = [], []
+    for runs_a_row in (False, True):
+        with monkeypatch.context() as patch:
+            if runs_a_row:
+                patch.setattr(Optimizer, "set_gradient_to_zero", lambda self: False)
+            model = load_policy(policy_folder).model
+            unused = torch.nn.Parameter(torch.ones(3))
+            model.register_parameter("unused", unused)
+            learner = Learner(model, None, LearnerSettings(learning_rate=1e-3, weight_decay=weight_decay), 1.0, 4)
+            for minibatch in (silent, right, silent, silent):
+                rows.clear()
+                done = learner.update(minibatch, algo)
+                ran.append(sum(rows))
+            assert (done.loss, done.gradient_norm, done.applied, done.seen) == (0, 0, True, None)
+            assert unused.tolist() == [1, 1, 1]
+            ends.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    assert ran == [1, ran[1], 0, 0, 1, ran[1], 1, 1]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_rows_without_a_token_that_counts_are_not_run(policy, monkeypatch):
+    algo, rows, batch = groupwise.algorithm("dapo"), counted(monkeypatch), make_batch()
+    empty = ~batch.mask.any(1)
+    assert 0 < empty.sum() < len(batch)
+    learner = Learner(policy.model, None, LearnerSettings(), 1.0, 1)
+    logp = learner.logprobs(policy.model, batch)
+    assert sum(rows) == (~empty).sum()
+    assert (logp[~batch.mask] == 0).all()
+    assert (logp[batch.mask] < 0).all()
+    rows.clear()
+    learner.update(algo.weigh(algo.credit(batch)), algo)
+    assert sum(rows) == (~empty).sum()
+    rows.clear()
+    assert (learner.logprobs(policy.model, dataclasses.replace(batch, mask=torch.zeros_like(batch.mask))) == 0).all()
+    assert rows == []
 
 
 def test_each_update_is_made_at_the_rate_of_its_schedule(policy):

@@ -1,5 +1,6 @@
 """How a run's engine and learner are compared: what rounding may do, measured or read again, and the probe."""
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
@@ -28,6 +29,9 @@ from groupwise.training.rounding import (
 TOLERANCE = "tolerance.json"
 #: The probe after a weight load: prompts, completions of each, tokens of each at most.
 PROBE_PROMPTS, PROBE_SAMPLES, PROBE_TOKENS = 4, 2, 4
+#: Tokens of each of its prompts at most: a cache of prefixes keeps blocks of 16 to 128 tokens, and one that is served
+#: under new weights must show.
+PROBE_PROMPT_TOKENS = 128
 
 
 def run_limits(
@@ -69,7 +73,7 @@ def precisions(plan: Plan, engine: Engine) -> Precisions:
 
 
 def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, pad: int, limits: Limits) -> Probe:
-    """The fixed questions that engine and learner are both asked after each weight load.
+    """The fixed questions that engine and learner are both asked after each weight load, of the first training prompts.
 
     A float32 engine is answered in float32, whatever the policy is trained in: the probe compares weights.
     """
@@ -79,13 +83,39 @@ def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, p
     return Probe(
         engine,
         logprobs=partial(logprobs, pad=pad),
-        prompts=[prompts.draw(i) for i in range(PROBE_PROMPTS)],
+        prompts=shortened([prompts.draw(i) for i in range(PROBE_PROMPTS)], PROBE_PROMPT_TOKENS),
         samples=PROBE_SAMPLES,
         tokens=PROBE_TOKENS,
         seed=recipe.seed,
         sampling=recipe.sampling,
         limits=limits,
     )
+
+
+def shortened(prompts: Sequence[Prompt], most: int) -> list[Prompt]:
+    """The prompts with `most` tokens at most: the first, which may be a BOS, and those from where they differ on.
+
+    Ids 1 7 7 5 6 and 1 7 7 8 9 with at most 3 tokens -> 1 5 6 and 1 8 9.
+    """
+    differ = shared_by_all([prompt.tokens for prompt in prompts])
+    return [dataclasses.replace(prompt, tokens=_part(prompt.tokens, differ, most)) for prompt in prompts]
+
+
+def _part(tokens: tuple[int, ...], start: int, most: int) -> tuple[int, ...]:
+    """The first token and those from `start` on, or as many of the last as there may be."""
+    if len(tokens) <= most:
+        return tokens
+    start = max(1, min(start, len(tokens) - (most - 1)))
+    return (*tokens[:1], *tokens[start : start + most - 1])
+
+
+def shared_by_all(rows: Sequence[Sequence[int]]) -> int:
+    """How many ids all rows begin with.
+
+    >>> shared_by_all([(1, 2, 3), (1, 2, 4)]), shared_by_all([(1, 2), (1, 2)])
+    (2, 2)
+    """
+    return next((at for at, ids in enumerate(zip(*rows, strict=False)) if len(set(ids)) > 1), min(map(len, rows)))
 
 
 def _read(journal: Journal) -> Tolerance | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.commands.parity import PROBE_PROMPTS, PROBE_SAMPLES, PROBE_TOKENS
+from groupwise.commands.parity import PROBE_PROMPT_TOKENS, PROBE_PROMPTS, PROBE_SAMPLES, PROBE_TOKENS
 from groupwise.config.plan import Plan
 from groupwise.core.collate import collate
 from groupwise.core.records import Batch, Completion, Group, Prompt
@@ -82,9 +82,14 @@ class PlannedBatches:
         return self._sent(Verb.UPDATE, self._weighed, shape, each, {"factor": FACTOR})
 
     def probe(self, ranks: int, tokens: int) -> BatchShape:
-        """What the learner answers after a load, of prompts as long as the longest."""
+        """What the learner answers after a load, of prompts as long as the longest may be there."""
         probe = replace(
-            self._shape, prompts=PROBE_PROMPTS, samples=PROBE_SAMPLES, completion=PROBE_TOKENS, minibatches=1
+            self._shape,
+            prompts=PROBE_PROMPTS,
+            prompt=min(self._shape.prompt, PROBE_PROMPT_TOKENS),
+            samples=PROBE_SAMPLES,
+            completion=PROBE_TOKENS,
+            minibatches=1,
         )
         sizes = microbatch_sizes(probe, tokens, self._run.recipe.learner.shared_prefixes)
         bare = collate(self._groups(scored=False), pad=0)

@@ -258,14 +258,18 @@ def _say(quiet: bool, stderr: bool = False) -> Callable[[str], None]:
 def _view(plan: Plan, notes: Sequence[str], quiet: bool) -> View:
     """What a person sees of the run, with the plan and `notes` on it."""
     terminal, steps = Terminal(), plan.recipe.steps
-    what = measured(plan.measure.metric, plan.measure.pass_at is not None)
+    shown = (
+        terminal,
+        measured(plan.measure.metric, plan.measure.pass_at is not None),
+        plan.algorithm.advantage.compares_within_group,
+    )
     if quiet:
-        view: View = QuietView(steps, terminal, what)
+        view: View = QuietView(steps, *shown)
     elif terminal.in_notebook:
-        view = NotebookView(steps, plan.folder.name, terminal, what)
+        view = NotebookView(steps, plan.folder.name, *shown)
     else:
         live = terminal.console.is_terminal
-        view = LiveView(steps, plan.folder.name, terminal, what) if live else View(steps, terminal, what)
+        view = LiveView(steps, plan.folder.name, *shown) if live else View(steps, *shown)
     for text in (plan.describe(), *notes):
         view.note(text)
     return view

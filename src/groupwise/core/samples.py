@@ -20,6 +20,7 @@ class Sample:
     source    which generator or file it comes from, where a task mixes several; "" otherwise
     messages  the conversation so far, {"role": ..., "content": ..., and what else a chat template reads} each, where
               the data has one; empty otherwise
+    tools     JSON schemas of functions that the policy may call, which the chat template is given with the messages
     heldout_set  the held-out set that it is in, where a task has several by name; "" otherwise
     seed      what an environment's random numbers are drawn from; 0 where the task has no environment
     held_answer  (the gold answer as the data holds it,) where that is no text: a number, a list, None; () where
@@ -32,6 +33,7 @@ class Sample:
     extra: Mapping[str, object] = field(default_factory=dict)
     source: str = ""
     messages: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
     heldout_set: str = ""
     seed: int = 0
     held_answer: tuple[Any, ...] = field(default=(), repr=False)

@@ -163,11 +163,13 @@ class Demonstration:
     """A prompt with a completion to imitate, for the warm start.
 
     messages  the conversation that the prompt is the end of, as in Sample; empty where the prompt is one text
+    tools     JSON schemas of functions, as in Sample
     """
 
     prompt: str
     completion: str
     messages: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 @runtime_checkable

@@ -22,10 +22,17 @@ Row = Mapping[str, Any]
 
 
 class View:
-    """Shows what a run does, one line a step, for logs and pipes; changes nothing."""
+    """Shows what a run does, one line a step, for logs and pipes; changes nothing.
 
-    def __init__(self, steps: int, terminal: Terminal, what: Measured = PASS_RATE) -> None:
+    compares_within_group  whether the algorithm compares the completions of a prompt; if not, a group of equal rewards
+                           trains as any other does, and how many groups have a signal is not shown
+    """
+
+    def __init__(
+        self, steps: int, terminal: Terminal, what: Measured = PASS_RATE, compares_within_group: bool = True
+    ) -> None:
         self.steps, self.terminal, self.what = steps, terminal, what
+        self.compares_within_group = compares_within_group
         self.started = time.perf_counter()
 
     @property
@@ -46,10 +53,11 @@ class View:
         self.terminal.print(text)
 
     def step(self, row: Row) -> None:
+        signal = f"signal {_number(row['groups_signal_share'])}  " if self.compares_within_group else ""
         self.note(
             f"step {row['step']:>4}/{self.steps}  {self.what.words} {_number(row[self.what.training_column])}  "
             f"{self.trained} {_number(row['reward_mean'])}  length {_number(row['length_mean'], 1)}  "
-            f"signal {_number(row['groups_signal_share'])}  passed {_number(row['share_passed'])}  "
+            f"{signal}passed {_number(row['share_passed'])}  "
             f"{''.join(f'{label} {_number(row[key])}  ' for key, label in self._extras(row))}"
             f"{_phases(row['seconds'])}"
         )
@@ -70,8 +78,10 @@ class View:
 class LiveView(View):
     """A panel that stays in place: where the run is, how it goes, what each phase costs, how long it still takes."""
 
-    def __init__(self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE) -> None:
-        super().__init__(steps, terminal, what)
+    def __init__(
+        self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE, compares_within_group: bool = True
+    ) -> None:
+        super().__init__(steps, terminal, what, compares_within_group)
         self.name = name
         self.rows: list[Row] = []
         self.heldout: list[tuple[int, Evaluation]] = []
@@ -132,7 +142,7 @@ class LiveView(View):
             (self.what.words, self.what.training_column, 3),
             (self.trained, "reward_mean", 3),
             ("completion length, tokens", "length_mean", 1),
-            ("groups with signal", "groups_signal_share", 2),
+            *[("groups with signal", "groups_signal_share", 2)] * self.compares_within_group,
             ("gradient the trust region passes", "share_passed", 3),
             *((label, key, 3) for key, label in self._extras(row)),
         ):
@@ -144,8 +154,10 @@ class LiveView(View):
 class NotebookView(LiveView):
     """The live view in the output of a notebook's cell, changed in place."""
 
-    def __init__(self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE) -> None:
-        super().__init__(steps, name, terminal, what)
+    def __init__(
+        self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE, compares_within_group: bool = True
+    ) -> None:
+        super().__init__(steps, name, terminal, what, compares_within_group)
         self._display: Any = import_module("IPython.display")
         self._handle: Any = None
         self._shown = 0.0

@@ -57,13 +57,12 @@ class Chat:
         self.tokenizer, self.settings = tokenizer, settings or ChatSettings()
         self.tools = [dict(tool) for tool in tools]
         self.template = _template(tokenizer, self.settings.template, self.tools)
-        tokens = json.dumps(tokenizer.special_tokens_map, default=str)
-        if self.template is not None and (wrong := excess(self.template, tokens)):
-            raise UsageError(f"the chat template ({self._source()}) {wrong} for a few words; set chat.template anew")
+        self._require_moderate(self.template)
+        self._for_tools: str | None = self.template if self.tools else None
         #: Whether the tokenizer itself puts its BOS in front of a text.
         self.adds_bos = _begins(tokenizer, tokenizer("")["input_ids"])
         self._variables: dict[str, bool] = {}
-        self._reads_calls = False
+        self._reads_calls = self._reads_tools = False
         #: Whether prompts begin with the tokenizer's BOS, whoever writes it.
         self.has_bos = _begins(tokenizer, self.ids(self.render(QUESTION) if self.template is not None else ""))
         self._take_settings()
@@ -83,12 +82,14 @@ class Chat:
         """What the policy is to continue, as text; a BOS that the tokenizer will add is not in it.
 
         The sample's prefill comes last, behind the start of an answer. Raises UsageError where the template would drop
-        a call of a tool.
+        a call of a tool, or the functions that the sample has.
         """
         where, begun, messages = f"sample {sample.key}: ", self.settings.open + sample.prefill, self.messages(sample)
+        if sample.tools:
+            self._require_own_tools_read(sample.tools, where)
         if self.template is not None:
-            self._require_calls_read(messages, where)
-            return self.render(messages, where) + begun
+            self._require_calls_read(messages, where, sample.tools)
+            return self.render(messages, where, tools=sample.tools) + begun
         if len(messages) > 1:
             raise UsageError(
                 f"{where}a conversation of {len(messages)} messages, but there is no chat template to put it into; set "
@@ -108,19 +109,37 @@ class Chat:
             return [{"role": "system", "content": self.settings.system}, *own]
         return list(own)
 
-    def render(self, messages: Sequence[Message], where: str = "", prompt: bool = True, **variables: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        where: str = "",
+        prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **variables: Any,
+    ) -> str:
         """The template's text of `messages`, with the generation prompt where it is a `prompt`.
 
-        `variables` go to the template as they are. Raises UsageError, `where` and the template's own words, where it
-        refuses.
+        `tools` are offered beside those of the chat. `variables` go to the template as they are. Raises UsageError,
+        `where` and the template's own words, where it refuses.
         """
+        return self._rendered(messages, [*self.tools, *tools], where, prompt, **variables)
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        where: str = "",
+        prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The text of `messages` where these tools alone are offered."""
         try:
             return self.tokenizer.apply_chat_template(
                 [dict(m) for m in messages],
-                chat_template=self.template,
+                chat_template=self._for_tools if tools else self.template,
                 tokenize=False,
                 add_generation_prompt=prompt,
-                **{"tools": self.tools or None, **self._variables, **variables},
+                **{"tools": [dict(tool) for tool in tools] or None, **self._variables, **variables},
             )
         except Exception as error:  # a template is a program: it can raise anything
             raise UsageError(
@@ -150,7 +169,7 @@ class Chat:
         if self.settings.open:
             parts.append(f"answers begin with {self.settings.open!r}, not trained")
         if self.tools:
-            parts.append(f"tools {self._tool_names()}")
+            parts.append(f"tools {_names(self.tools)}")
         return "; ".join(parts)
 
     def _source(self) -> str:
@@ -180,23 +199,44 @@ class Chat:
         """Refuse tools that no prompt would mention."""
         if not self.tools:
             return
-        if self.template is not None and self.render(QUESTION) != self.render(QUESTION, tools=None):
+        if self.template is None or self._rendered(QUESTION, self.tools) == self._rendered(QUESTION, ()):
+            raise UsageError(self._silence(self.tools))
+
+    def _require_own_tools_read(self, tools: Sequence[Mapping[str, Any]], where: str) -> None:
+        """Refuse functions of a sample that its prompt would not mention. A tokenizer may have a template for them."""
+        if self._reads_tools:
             return
-        reads = "there is no chat template" if self.template is None else f"the chat template ({self._source()}) reads"
-        raise UsageError(
-            f"{reads}{' to read' if self.template is None else ' no'} tools, so no prompt would say that there is "
-            f"{self._tool_names()}; set chat.template to a Jinja file that writes each of `tools`, say by "
-            "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+        if self.template is not None and self._for_tools is None:
+            self._for_tools = _template(self.tokenizer, self.settings.template, tools)
+            self._require_moderate(self._for_tools)
+        if self.template is not None:
+            self._reads_tools = self._rendered(QUESTION, tools, where) != self._rendered(QUESTION, (), where)
+        if not self._reads_tools:
+            raise UsageError(f'{where}{self._silence(tools)}; or task.functions = "" leaves them out')
+
+    def _silence(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Why no prompt says that there are these tools, and what to do."""
+        none = self.template is None
+        reads = "there is no chat template to read" if none else f"the chat template ({self._source()}) reads no"
+        return (
+            f"{reads} tools, so no prompt would say that there is {_names(tools)}; set chat.template to a Jinja file "
+            "that writes each of `tools`, say by {% for tool in tools %}{{ tool | tojson }}{% endfor %}"
         )
 
-    def _require_calls_read(self, messages: Sequence[Message], where: str) -> None:
+    def _require_moderate(self, template: str | None) -> None:
+        """Refuse a template that takes too much for a few words."""
+        tokens = json.dumps(self.tokenizer.special_tokens_map, default=str)
+        if template is not None and (wrong := excess(template, tokens)):
+            raise UsageError(f"the chat template ({self._source()}) {wrong} for a few words; set chat.template anew")
+
+    def _require_calls_read(self, messages: Sequence[Message], where: str, tools: Sequence[Mapping[str, Any]]) -> None:
         """Refuse calls of tools in a conversation that no prompt would show."""
         if self._reads_calls or not any(message.get("tool_calls") for message in messages):
             return
         without = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
-        text = self.render(messages, where)
+        text = self.render(messages, where, tools=tools)
         try:
-            self._reads_calls = self.render(without) != text
+            self._reads_calls = self.render(without, tools=tools) != text
         except UsageError:  # of a turn that says nothing without its calls
             self._reads_calls = True
         if not self._reads_calls:
@@ -205,8 +245,9 @@ class Chat:
                 "read; set chat.template to a Jinja file that writes them, or put them into the turn's content"
             )
 
-    def _tool_names(self) -> str:
-        return ", ".join(str(tool.get("function", tool).get("name", "?")) for tool in self.tools)
+
+def _names(tools: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(str(tool.get("function", tool).get("name", "?")) for tool in tools)
 
 
 def _template(tokenizer: Any, wanted: str, tools: Sequence[Mapping[str, Any]]) -> str | None:

@@ -291,7 +291,7 @@ def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple
     messages = chat.messages(sample)
     for key in sorted({key for message in messages for key in message} - {"role", "content", "tool_calls"}):
         others = [{name: value for name, value in message.items() if name != key} for message in messages]
-        if chat.render(messages) == chat.render(others):
+        if chat.render(messages, tools=sample.tools) == chat.render(others, tools=sample.tools):
             what = f"the chat template does not read {key!r} of its messages"
             yield f"unread {key}", Finding(what, where, "see that nothing is lost that an answer needs", False)
     calls = [call.get("function", call) for message in messages for call in message.get("tool_calls") or ()]

@@ -36,5 +36,22 @@ def answer_only(text: str, open: str = OPEN, close: str = CLOSE, opened: bool = 
     return split_thinking(text, open, close, opened)[1]
 
 
+def closed_behind(begun: str, answer: str) -> str:
+    """What a completion that gives `answer` says behind `begun`, which its prompt has of it already: thinking that is
+    open there is closed first, and is not opened again.
+
+    >>> closed_behind("<think>\\n", "4"), closed_behind("<think>\\n", "<think>\\n2 + 2</think>4")
+    ('\\n</think>\\n\\n4', '2 + 2</think>4')
+    >>> closed_behind("", "4"), closed_behind("<think></think>", "4")
+    ('4', '4')
+    """
+    if OPEN not in begun.rpartition(CLOSE)[2]:
+        return answer
+    if CLOSE not in answer:
+        return f"\n{CLOSE}\n\n{answer}"
+    again = answer.lstrip().startswith(OPEN)
+    return answer.lstrip().removeprefix(OPEN).lstrip() if again else answer
+
+
 def _without(thinking: str, open: str) -> str:
     return thinking.strip().removeprefix(open).strip()

@@ -119,4 +119,4 @@ def _longest(train: Sequence[Sample] | Streams, heldout: Sequence[Sample], encod
 
 
 def _longest_texts(samples: Iterable[Sample]) -> list[Sample]:
-    return heapq.nlargest(LOOKED_AT, samples, key=lambda s: len(s.prompt) + len(str(s.messages)))
+    return heapq.nlargest(LOOKED_AT, samples, key=lambda s: len(s.prompt) + len(str(s.messages)) + len(str(s.tools)))

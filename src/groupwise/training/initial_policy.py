@@ -12,6 +12,7 @@ from groupwise.core.task import Demonstrates, Identified, Task
 from groupwise.core.user_code import source_of
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat import Chat, ChatSettings
+from groupwise.models.history import thinking_of
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
 from groupwise.models.tiny import ByteSpec, MoeSpec, TinySpec
 from groupwise.training import imitation
@@ -102,6 +103,8 @@ def starting_policy(
         if warm.steps:
             assert isinstance(task, Demonstrates)
             shown, encoder = list(task.demonstrations(warm.demonstrations, seed)), Chat(policy.tokenizer, chat)
+            if opening := thinking_of(encoder):
+                note(f"warm start   prompts open {opening!r}: demonstrations close it before their answer")
             if tiny:
                 warm_start(policy.model, encoder, shown, warm, seed, on_step)
             else:

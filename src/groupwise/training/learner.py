@@ -142,11 +142,15 @@ class Learner(TrainedModel):
         """[N,T] nats on the CPU, 0 where masked; `routing` gathers the routes of the pass."""
         routing = routing or RoutingPass(model, (), batch)
         out = torch.zeros(batch.tokens.shape, dtype=self.precision)
-        for piece in self.pieces(batch, routing, torch.arange(len(batch))):
+        for piece in self.pieces(batch, routing, self._read(batch).nonzero()[:, 0]):
             with self._attending(model, piece.layout), routing.microbatch(piece.index, piece.layout):
                 logp, _ = self._forward(model, piece, entropy_gradient=False)
             place(out, piece.index, logp)
         return self.mesh.joined(out)
+
+    def _read(self, batch: Batch) -> Tensor:
+        """[N] bool: the rows with a token whose log-probability is read; all where routes are recorded."""
+        return torch.ones(len(batch), dtype=torch.bool) if self.routers else batch.mask.any(1)
 
     def pieces(self, batch: Batch, routing: RoutingPass, rows: Tensor) -> Iterator[Piece]:
         """This rank's microbatches of some of a batch's rows; on every rank as many, the last of some idle."""
@@ -183,15 +187,18 @@ class Learner(TrainedModel):
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord | None]:
         """Adds the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw.
 
-        Where no row has a gradient one is run, for its gradient of 0: an optimizer with momentum moves on that too.
+        Where no row has a gradient that gradient is 0, on which an optimizer with momentum moves on. Nothing is run
+        for it, but one row in the first update: which parameters have a gradient is not known before.
         """
+        replays = self.routing.replay is not ReplayFrom.NONE
+        trained = algorithm.trained_rows(minibatch) | bool(self.routing.losses)
+        if not trained.any() and self.optimizer.set_gradient_to_zero():
+            return 0.0, None
         exact = {"logp_live": self.precision}
         seen = {name: torch.zeros(minibatch.tokens.shape, dtype=exact.get(name)) for name in SEEN}
         loss = 0.0
-        replays = self.routing.replay is not ReplayFrom.NONE
         replayed = routes_to_replay(minibatch, "routes", self.routers) if replays else None
         routing = self._routing_pass(minibatch, replayed, self.routing.losses)
-        trained = algorithm.trained_rows(minibatch) | bool(self.routing.losses)
         for trains, piece in self._trained_and_others(minibatch, trained, routing):
             bonus = algorithm.entropy_coefficient != 0
             with (
@@ -222,7 +229,8 @@ class Learner(TrainedModel):
         The shortest row alone where none has one.
         """
         for trains in (True, False) if trained.any() else ():
-            for piece in self.pieces(minibatch, routing, (trained == trains).nonzero()[:, 0]):
+            rows = trained if trains else self._read(minibatch) & ~trained
+            for piece in self.pieces(minibatch, routing, rows.nonzero()[:, 0]):
                 yield trains, piece
         if not trained.any():
             for piece in self.pieces(minibatch, routing, minibatch.length.argmin()[None]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -132,6 +132,14 @@ class Optimizer:
         self.adamw.zero_grad(set_to_none=True)
         return rate
 
+    def set_gradient_to_zero(self) -> bool:
+        """Gives each parameter that a gradient has moved before one of 0 -> whether there is any such parameter."""
+        moved = [parameter for parameter, moments in self.adamw.state.items() if moments]
+        gradients = _zeros(moved) if self._mesh.alone else map(torch.zeros_like, moved)
+        for parameter, gradient in zip(moved, gradients, strict=True):
+            parameter.grad = gradient
+        return bool(moved)
+
     def finish(self, loss: float) -> UpdateOutcome:
         """One update with the gradient, which is freed; skipped, and counted, where loss or gradient is not finite."""
         norm = self._clip()
@@ -149,6 +157,20 @@ class Optimizer:
         if self._mesh.alone:
             return float(nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm or math.inf))
         return clip_gradients(self._model.parameters(), self._clip_norm, self._mesh)
+
+
+def _zeros(parameters: Sequence[Tensor]) -> Iterator[Tensor]:
+    """A gradient of 0 for each parameter.
+
+    They are views of one tensor, as nothing writes another number into them: taking memory for each from the machine
+    costs more time than the update.
+    """
+    largest = dict[tuple[torch.device, torch.dtype], int]()
+    for p in parameters:
+        largest[p.device, p.dtype] = max(largest.get((p.device, p.dtype), 0), p.numel())
+    zeros = {kind: torch.zeros(size, device=kind[0], dtype=kind[1]) for kind, size in largest.items()}
+    for p in parameters:
+        yield zeros[p.device, p.dtype][: p.numel()].view_as(p) if p.is_contiguous() else torch.zeros_like(p)
 
 
 class TrainedModel:

@@ -21,16 +21,18 @@ from groupwise.core.samples import Sample
 from groupwise.core.settings import Settings
 from groupwise.core.task import Demonstration
 from groupwise.models.chat import Chat
+from groupwise.models.history import thinking_of
 from groupwise.models.load import text_ids
 from groupwise.models.moe.balance import Balance, load_shares
 from groupwise.models.moe.record import record_routes, router_logits, routers
+from groupwise.models.thinking import closed_behind
 from groupwise.training.muon import Muon
 from groupwise.training.optimizer import OnStep, set_rate, silent
 
 IGNORED = -100  # the label that cross-entropy leaves out
 
 #: What a warm start calls in other modules, whose code decides its result as the code here does.
-CALLED = (Muon, Balance, load_shares, router_logits, record_routes, set_rate)
+CALLED = (Muon, Balance, load_shares, router_logits, record_routes, set_rate, closed_behind)
 
 Example = tuple[list[int], int]  # ids of prompt, completion and end; how many of them are the prompt's
 #: A batch of examples -> what goes through the model at once.
@@ -140,13 +142,21 @@ def fingerprint(*parts: object) -> str:
 
 
 def encoded(chat: Chat, demonstrations: Sequence[Demonstration]) -> list[Example]:
-    """Prompt and completion are tokenised apart: when sampling, too, no token straddles the border."""
+    """Prompt and completion are tokenised apart: when sampling, too, no token straddles the border.
+
+    A prompt may open thinking, by its template, `chat.open` or its own text. A completion closes it before the answer,
+    as one must that is scored.
+    """
     if not demonstrations:
         raise UsageError("a warm start needs at least one demonstration")
     if chat.tokenizer.eos_token_id is None:
         raise UsageError("warm_start.steps: the tokenizer has no eos_token, which ends a demonstration; set it to 0")
-    prompts = chat.prompts([Sample("", d.prompt, "", messages=d.messages) for d in demonstrations])
-    completions = text_ids(chat.tokenizer, [d.completion for d in demonstrations], "a demonstration: ")
+    samples = [Sample("", d.prompt, "", messages=d.messages, tools=d.tools) for d in demonstrations]
+    prompts, opening = chat.prompts(samples), thinking_of(chat)
+    # A plain prompt that a template puts into a turn of the user's opens nothing.
+    begun = [opening + (sample.begun if sample.messages or chat.template is None else "") for sample in samples]
+    texts = [closed_behind(own, d.completion) for own, d in zip(begun, demonstrations, strict=True)]
+    completions = text_ids(chat.tokenizer, texts, "a demonstration: ")
     end = [chat.tokenizer.eos_token_id]
     return [(prompt + answer + end, len(prompt)) for prompt, answer in zip(prompts, completions, strict=True)]
 

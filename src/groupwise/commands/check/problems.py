@@ -107,7 +107,7 @@ def _keys(samples: Sequence[Sample]) -> str:
 
 
 def _framed(sample: Sample) -> str:
-    return frame([dict(turn) for turn in sample.messages]) if sample.messages else ""
+    return frame([dict(turn) for turn in sample.messages], sample.tools)
 
 
 def _normal(sample: Sample, fold: bool, hidden: bool) -> str:

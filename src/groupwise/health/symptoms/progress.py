@@ -6,6 +6,7 @@ not known.
 
 import math
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 from groupwise.health.symptoms.base import (
     GOOD,
@@ -13,6 +14,7 @@ from groupwise.health.symptoms.base import (
     RECENT,
     SOLVED,
     History,
+    Row,
     Seen,
     numbers,
     short,
@@ -122,33 +124,27 @@ def falling(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"avg_at_k of an evaluation after step 0, and the training pass_rate on each side of it (the nearest {NEAR} "
-    f"steps, {LEAST} or more; of the last steps those before) {APART:g} and {SURE:g} standard errors apart",
+    limit=f"avg_at_k of the last evaluation after step 0 that has them, and the training pass_rate of the weights on "
+    f"each side of it (the nearest {NEAR} steps, {LEAST} or more; of the last steps those before, and as far beyond "
+    f"the last of them) {APART:g} and {SURE:g} standard errors apart",
     why="with a few hundred problems less than that is chance; a policy that learns passes from one side to the other",
     live=False,
 )
 def held_out_apart(h: History) -> Seen | None:
     column = h.measured.column
     evaluated = [row for row in h.evaluations if numbers(column, [row["evaluation"]]) and row.get("step", 0) > 0]
-    if not evaluated or h.moving:
+    comparable = [(row, sides) for row in evaluated if (sides := _sides(h, row.get("step", 0)))]
+    if not comparable or h.moving:
         return None
-    step, evaluation = evaluated[-1].get("step", 0), evaluated[-1]["evaluation"]
-    sides = _sides(h, step)
-    problems = sum(numbers("problems", [evaluation]))
-    if not sides or problems <= 0:
-        return None
-    held = evaluation[column]
-    error = sum(numbers("standard_error", [evaluation]))
-    if h.has_scale:
-        error = error or math.sqrt(max(0.0, held * (1 - held)) / problems)
-    elif not error:
-        return None  # of a reward without a standard error nothing can be said
+    row, sides = comparable[-1]
+    step, evaluation = row.get("step", 0), row["evaluation"]
+    held, train = evaluation[column], fmean(side.mean for side in sides if side.measured)
+    error = _error_held_out(h, evaluation, train)
     # The nearer side: training above on one side and below on the other is a policy on its way.
-    above = min(_beyond(h, fmean(rates) - held, error, rates) for rates in sides)
-    below = min(_beyond(h, held - fmean(rates), error, rates) for rates in sides)
+    above = min(_beyond(h, side.mean - held, error, side.error) for side in sides)
+    below = min(_beyond(h, held - side.mean, error, side.error) for side in sides)
     if max(above, below) <= 0:
         return None
-    train = fmean(rate for rates in sides for rate in rates)
     words = (
         f"After step {step} the held-out {h.measured.words} was {short(held)}, and {short(train)} on the "
         "training problems around that step"
@@ -156,7 +152,7 @@ def held_out_apart(h: History) -> Seen | None:
     same = all(h.setting(f"evaluation.{k}") == h.setting(f"sampling.{k}") for k in SAMPLED_BY)
     if not same:
         return Seen(f"{words}: but evaluation samples in another way than training.", tone=NEUTRAL)
-    if held > train:
+    if below > 0:
         return Seen(f"{words}: the held-out problems are easier.", "A held-out split of the same kind", NEUTRAL)
     return Seen(
         f"{words}: it learns the training problems rather than the task, or the held-out ones are of another kind.",
@@ -164,16 +160,56 @@ def held_out_apart(h: History) -> Seen | None:
     )
 
 
-def _sides(h: History, step: int) -> list[list[float]]:
-    """What was measured in training in the nearest steps up to an evaluation, and after it where there are enough."""
-    before = h.measure([row for row in h.rows if step - NEAR < row.get("step", 0) <= step])
-    after = h.measure([row for row in h.rows if step < row.get("step", 0) <= step + NEAR])
-    return [side for side in (before, after) if len(side) >= LEAST] if len(before) >= LEAST else []
+class _Side(NamedTuple):
+    """The training rate of the weights on one side of an evaluation's; not measured where it is a continuation."""
+
+    mean: float
+    error: float
+    measured: bool = True
 
 
-def _beyond(h: History, apart: float, error: float, rates: list[float]) -> float:
-    """How far a difference lies beyond what is let pass."""
-    return apart - max(APART if h.has_scale else 0.0, SURE * math.hypot(error, error_of(rates)))
+def _sides(h: History, step: int) -> list[_Side]:
+    """The rates of the weights before an evaluation's and of those from it on; empty if too few steps are known.
+
+    Step s + 1 trains on samples of the weights that the evaluation after step s has. If the steps after it are not
+    known, the rates of those before, reflected about the last of them, stand for them: in a run whose rate rises or
+    falls fast, every training sample that is known comes from weights that were worse, or better, than the evaluated.
+    If the last of them are older than the weights of the step before, nothing is near enough to be compared.
+    """
+    nearest = [row for row in h.rows if step - NEAR <= _weights(row) < step + NEAR]
+    before = h.measure([row for row in nearest if _weights(row) < step])
+    after = h.measure([row for row in nearest if _weights(row) >= step])
+    if len(before) < LEAST:
+        return []
+    first = _Side(fmean(before), error_of(before))
+    if len(after) >= LEAST:
+        return [first, _Side(fmean(after), error_of(after))]
+    if _weights(nearest[-1]) < step - 1:
+        return []
+    return [first, _Side(2 * before[-1] - first.mean, 2 * stdev(before), measured=False)]
+
+
+def _weights(row: Row) -> float:
+    """The step after which the weights that sampled a step's tokens were made; the mean of the tokens."""
+    return row.get("step", 0) - 1 - sum(numbers("token_age_mean", [row]))
+
+
+def _error_held_out(h: History, evaluation: Row, train: float) -> float:
+    """The standard error of what was measured held out; infinite if it is not known.
+
+    Of a share at least what it can be for problems that pass as those of training do: of eight problems that are all
+    wrong the error seems to be 0.
+    """
+    problems = sum(numbers("problems", [evaluation]))
+    error = sum(numbers("standard_error", [evaluation]))
+    if problems > 0 and h.has_scale:
+        return max(error, math.sqrt(max(0.0, train * (1 - train)) / problems))
+    return error if problems > 0 and error > 0 else math.inf
+
+
+def _beyond(h: History, apart: float, *errors: float) -> float:
+    """How far a difference lies beyond what is let pass, from the standard errors of both sides."""
+    return apart - max(APART if h.has_scale else 0.0, SURE * math.hypot(*errors))
 
 
 @symptom(

@@ -11,7 +11,15 @@ from typing import Any
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.rewards.verifiers.extract import balanced
-from groupwise.tasks.data.conversations import Turn, conversation, frame, has_turns, question, without_prefill
+from groupwise.tasks.data.conversations import (
+    Turn,
+    conversation,
+    frame,
+    functions,
+    has_turns,
+    question,
+    without_prefill,
+)
 from groupwise.tasks.data.formats import kind_of
 from groupwise.tasks.data.nested import MissingColumn, value_at
 from groupwise.tasks.data.settings import DataSettings, template_columns
@@ -19,6 +27,9 @@ from groupwise.tasks.data.settings import DataSettings, template_columns
 _LETTERS = string.ascii_uppercase
 #: What becomes of a last turn of the assistant's, as a note says it.
 CONTINUED = "the prompt ends with the assistant's turn: the policy continues it"
+#: A column of TRL's that chat templates are given row by row, and what becomes of it, as a note says it.
+KEYWORDS = "chat_template_kwargs"
+UNREAD = f"{KEYWORDS!r} is not given to the chat template, which reads chat.thinking of the recipe for every row"
 LEFT_OUT = "the conversation ends with the assistant's turn: left out, for the policy is to answer"
 
 
@@ -27,7 +38,7 @@ class Reading:
     """A row, read.
 
     problem  what makes it this problem and no other: what it asks, without instruction and system prompt
-    frame    system prompt and prefill, which tell rows of one problem apart; "" where it has neither
+    frame    system prompt, prefill and functions, which tell rows of one problem apart; "" where it has none of them
     changes  what the sample does not say as the row does, each kind in words; and what is missing
     """
 
@@ -53,7 +64,11 @@ class Columns:
         """Column that every row must have -> the recipe's key that names it, as a message says it."""
         s = self.settings
         keys = {} if s.messages else dict.fromkeys(self._template or [s.prompt], "prompt")
-        named_in = (*(["answer"] if s.must_have_answer else []), "solution", "messages", "source")
+        named_in = (
+            *(["answer"] if s.must_have_answer else []),
+            *(["functions"] if s.must_have_functions else []),
+            *("solution", "messages", "source"),
+        )
         others = [(key, getattr(s, key)) for key in named_in]
         keys |= {column: key for key, column in others if column and column not in keys}
         named = {column: f"task.{key} = {getattr(s, key)!r}" for column, key in keys.items()}
@@ -90,6 +105,9 @@ class Columns:
             problem, changes = self._text(values, where)
             text = problem + s.instruction
         answer, held_answer = self._answer(values, changes)
+        tools = self._functions(values, where, changes)
+        if values.get(KEYWORDS) and KEYWORDS not in self._template:
+            changes.append(UNREAD)
         answer_column = "" if s.answer_after or s.answer_boxed else s.answer
         sample = Sample(
             key=key,
@@ -98,9 +116,10 @@ class Columns:
             extra={name: value for name, value in values.items() if name not in (s.prompt, s.messages, answer_column)},
             source=self._source(values, origin, changes),
             messages=tuple(turns),
+            tools=tools,
             held_answer=held_answer,
         )
-        return Reading(problem, frame(turns) if turns else "", sample, changes)
+        return Reading(problem, frame(turns, tools), sample, changes)
 
     def solution(self, sample: Sample) -> str:
         """The worked solution that the sample's row holds, "" where it holds none."""
@@ -155,6 +174,25 @@ class Columns:
             return json.dumps(value, ensure_ascii=False), (value,)
         changes.append(f"no gold answer in the column {s.answer!r}: rewards get {None if cut else value!r}")
         return "", (None if cut else value,)
+
+    def _functions(self, values: Mapping[str, Any], where: str, changes: list[str]) -> tuple[dict[str, Any], ...]:
+        """The schemas of the functions that the policy may call; none where the prompt itself shows their column."""
+        name = self.settings.functions
+        named = self.settings.must_have_functions
+        if not name or name in self._template or not (named or name in values):
+            return ()
+        value = value_at(values, name)
+        if _is_nothing(value):
+            return ()
+        try:
+            schemas, own = functions(value, f"{where}: task.functions = {name!r}")
+        except UsageError:
+            if named:
+                raise
+            changes.append(f"no list of functions in the column {name!r}: not in the prompt, rewards get it as it is")
+            return ()
+        changes += own
+        return tuple(schemas)
 
     def _source(self, values: Mapping[str, Any], origin: str, changes: list[str]) -> str:
         value = value_at(values, self.settings.source) if self.settings.source else origin

@@ -1,4 +1,6 @@
-"""The conversation of a row: its turns as a chat template reads them, or the reason why they are none, in one line."""
+"""The conversation of a row: its turns, and the functions that may be called in it, as a chat template reads them; or
+the reason why they are none, in one line.
+"""
 
 import json
 import re
@@ -13,6 +15,8 @@ from groupwise.tasks.data.formats import kind_of
 WRITTEN = "a conversation, or calls of tools, written as text: read as JSON"
 PARTS = "what a turn says comes in parts: put together into one text, one a line"
 NULLS = "arguments of a tool's call that are nothing (null): left out"
+FUNCTIONS_WRITTEN = "functions that the policy may call, written as text: read as JSON"
+FUNCTION_NULLS = "what the schema of a function holds as nothing (null): left out"
 #: How a text begins that is a conversation and was written into one column.
 _BEGINS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']\s*:""")
 
@@ -54,14 +58,46 @@ def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[
     return read, list(dict.fromkeys(changes))
 
 
+def functions(value: object, place: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The schemas of functions that a row holds, and what was changed. None where it holds nothing.
+
+    Raises UsageError, beginning with `place`, where it holds something else.
+
+    >>> functions('[{"name": "clock"}]', "line 1")[0], functions(None, "line 2")
+    ([{'name': 'clock'}], ([], []))
+    """
+    changes = list[str]()
+    if isinstance(value, str) and value.strip():
+        value = json_value(value.encode(errors="surrogatepass"), f"{place}, functions written as text")
+        changes.append(FUNCTIONS_WRITTEN)
+    if value is None or value in ("", []) or (isinstance(value, str) and not value.strip()):
+        return [], []
+    if not isinstance(value, list) or not all(isinstance(_name(schema), str) for schema in value):
+        raise UsageError(
+            f'{place}: must hold a list of functions, {{"name": ..., "parameters": ...}} each, or such a table under '
+            f'"function"; this is {kind_of(value)}'
+        )
+    kept = _without_nulls(value)
+    return kept, changes + [FUNCTION_NULLS] * (kept != value)
+
+
+def _name(schema: object) -> object:
+    """The name of a function; None where it is no schema of one."""
+    own = schema.get("function", schema) if isinstance(schema, dict) else None
+    return own.get("name") if isinstance(own, dict) else None
+
+
 def without_prefill(turns: list[Turn]) -> list[Turn]:
     """The turns without a last one of the assistant's."""
     return turns[:-1] if turns[-1]["role"] == "assistant" else turns
 
 
-def frame(turns: list[Turn]) -> str:
-    """What stands around the question: the system prompt, and the beginning of the answer; "" where neither does."""
-    around = [turn for turn in turns if turn["role"] in ("system", "developer")] + turns[len(without_prefill(turns)) :]
+def frame(turns: list[Turn], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    """What stands around the question: the system prompt, the beginning of the answer, and the functions that may be
+    called; "" where none does.
+    """
+    begun = turns[len(without_prefill(turns)) :] if turns else []
+    around = [*(turn for turn in turns if turn["role"] in ("system", "developer")), *begun, *tools]
     return json.dumps(around, ensure_ascii=False) if around else ""
 
 

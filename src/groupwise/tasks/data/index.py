@@ -30,7 +30,7 @@ class SampleIndex:
 
     digests   a hash of each problem's text, and of its row where rows are problems however alike: equal hashes are one
               problem, and they decide the split
-    frames    a hash of each system prompt and prefill; 0 where there is neither
+    frames    a hash of each system prompt, prefill and functions; 0 where there is none of them
     answers   a hash of each gold answer; 0 where there is none
     offsets   the row's first byte in its source; of a sample in memory, -1 - its place in `samples`
     numbers   the row's number in its source
@@ -77,7 +77,8 @@ class SampleIndex:
         self.offsets.append(row.offset if row.offset != IN_MEMORY else -1 - len(self.samples))
         texts = f"{sample.prompt}\0{sample.answer}\0{self.columns.solution(sample)}\0"
         turns = json.dumps(sample.messages) if sample.messages else ""
-        self.contents.update(encoded(texts + turns, where))
+        tools = json.dumps(sample.tools) if sample.tools else ""
+        self.contents.update(encoded(texts + turns + tools, where))
         encoded(sample.source, where)
         if row.offset == IN_MEMORY:
             self.samples.append(sample)

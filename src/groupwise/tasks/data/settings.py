@@ -36,6 +36,8 @@ class DataSettings(PickledSettings):
     solution_without  a regular expression: what it matches is taken out of solutions
     messages          the column of a conversation, instead of `prompt`; a last turn of the assistant, which `prompt`
                       would have the policy continue, is left out
+    functions         the column of functions that the policy may call, JSON schemas, which the chat template gets as
+                      `tools`; read where a row has one, or in each row where another name is given; "": none
     source            the column that says where a problem is from, for scores by source; "": the file's name
     filter            column -> a value, a list of values, or {min = ..., max = ...}: rows that fulfil all of them stay
     repeats           whether a row that repeats a problem is another problem, in either split; else the first is taken
@@ -58,6 +60,7 @@ class DataSettings(PickledSettings):
     solution: str = ""
     solution_without: str = ""
     messages: str = ""
+    functions: str = "tools"
     source: str = ""
     filter: Mapping[str, Any] = field(default_factory=dict)
     repeats: bool = False
@@ -102,6 +105,11 @@ class DataSettings(PickledSettings):
     def must_have_answer(self) -> bool:
         """Whether every row must have the column of the answer: something compares with it, or a person named it."""
         return bool(self.answer) and (self.check not in WITHOUT_ANSWERS or self.answer != DataSettings.answer)
+
+    @property
+    def must_have_functions(self) -> bool:
+        """Whether every row must have the column of functions: a person named it."""
+        return bool(self.functions) and self.functions != DataSettings.functions
 
     @property
     def heldout_paths(self) -> Mapping[str, str]:

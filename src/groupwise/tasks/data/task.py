@@ -104,7 +104,8 @@ class Data(DataSettings):
     def _demonstrate(self, sample: Sample) -> Demonstration:
         if not self._columns.solution(sample):
             raise UsageError(f"{sample.key}: task.solution = {self.solution!r} holds no text, so nothing to imitate")
-        return Demonstration(sample.prompt, _behind(sample.prefill, self._solution(sample)), sample.messages)
+        completion = _behind(sample.prefill, self._solution(sample))
+        return Demonstration(sample.prompt, completion, sample.messages, sample.tools)
 
     def _solution(self, sample: Sample) -> str:
         text = self._columns.solution(sample)

@@ -183,19 +183,28 @@ class EnvironmentTask(DataSettings):
     @cached_property
     def _problems(self) -> dict[str, Sequence[Sample]]:
         if self.path:
-            splits = {split: self._data.samples(split) for split in SPLITS}
+            splits = {split: [*self._data.samples(split)] for split in SPLITS}  # a large file is read once
             if begun := [sample.key for samples in splits.values() for sample in samples if sample.prefill]:
                 remedy = "take the assistant's last turn out, or name the column as task.messages"
                 raise UsageError(
                     f"{begun[0]}: its prompt begins the policy's turn, which no environment reads; {remedy}"
                 )
-            return {split: [_seeded(sample, self.seed) for sample in samples] for split, samples in splits.items()}
+            return self._playable(splits)
         splits = {split: self._own.samples(split) for split in SPLITS}
         for split, samples in splits.items():
             if not samples or not all(isinstance(sample, Sample) for sample in samples):
                 raise UsageError(
                     f"task.use = {brief(self.use)}: samples({split!r}) must be a list of groupwise.Sample, one at least"
                 )
+        return self._playable(splits)
+
+    def _playable(self, splits: Mapping[str, Sequence[Sample]]) -> dict[str, Sequence[Sample]]:
+        """The problems with their seeds. Raises UsageError where one offers functions of its own."""
+        if offering := [sample.key for samples in splits.values() for sample in samples if sample.tools]:
+            raise UsageError(
+                f"{offering[0]}: it has functions of its own that the policy may call, and no environment answers such "
+                'a call; set task.functions = "" to leave them out of prompts'
+            )
         return {split: [_seeded(sample, self.seed) for sample in samples] for split, samples in splits.items()}
 
     def __repr__(self) -> str:
