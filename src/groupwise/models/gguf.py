@@ -101,13 +101,14 @@ def read_gguf(path: Path) -> GgufModel:
 def weights(model: GgufModel) -> dict[str, Tensor]:
     """Every parameter of the file, float32. Raises UsageError, naming the file, if one is missing or too many."""
     with loading(f"{model.path}: cannot be read as a GGUF file"), redirect_stderr(StringIO()):  # a bar of its own
-        loaded, report = AutoModelForCausalLM.from_pretrained(
+        read: Any = AutoModelForCausalLM.from_pretrained(
             model.path.parent,
             gguf_file=model.path.name,
             dtype=torch.float32,
             local_files_only=True,
             output_loading_info=True,
         )
+    loaded, report = read
     tensors = {name: tensor for name, tensor in loaded.state_dict().items() if name in model.shapes}
     wrong = sorted({*report["missing_keys"], *report["unexpected_keys"]})
     if wrong or model.stored != len(tensors):  # transformers says nothing of a tensor that it does not know
