@@ -12,13 +12,13 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from groupwise.models.activations import without_memory
-from groupwise.training.devices import device_of
-from groupwise.training.groups import groups_of, held_bytes, trained_part
-from groupwise.training.run_shape import RunShape
-from groupwise.training.step_time import optimizer_seconds, phase, tokens_of, training_seconds
-from groupwise.training.traffic import training_pass
-from groupwise.training.work import work_of
+from groupwise.planning.activations import without_memory
+from groupwise.planning.devices import device_of
+from groupwise.planning.run_shape import RunShape
+from groupwise.planning.shard_groups import groups_of, held_bytes, trained_part
+from groupwise.planning.step_time import optimizer_seconds, phase, tokens_of, training_seconds
+from groupwise.planning.traffic import training_pass
+from groupwise.planning.work import work_of
 
 #: Llama 3 of 8 and of 70 billion parameters, from Meta's model cards.
 LLAMA: dict[str, Any] = {"vocab_size": 128_256, "num_key_value_heads": 8, "tie_word_embeddings": False}

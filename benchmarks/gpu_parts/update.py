@@ -15,11 +15,11 @@ from groupwise.core.collate import collate
 from groupwise.core.free_memory import free_memory
 from groupwise.core.records import Batch, Completion, Group, Prompt
 from groupwise.core.samples import Sample
-from groupwise.models.activations import without_memory
 from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.planning.activations import without_memory
+from groupwise.planning.memory import MemoryPlan, plan
+from groupwise.planning.run_shape import RunShape
 from groupwise.training.learner import Learner, LearnerSettings
-from groupwise.training.memory import MemoryPlan, plan
-from groupwise.training.run_shape import RunShape
 from operations import Sampled, by_phase
 
 ALGORITHM = groupwise.algorithm("grpo", {"kl.beta": 0.0})

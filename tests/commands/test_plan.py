@@ -13,7 +13,7 @@ from groupwise.commands.plan import ScalePlan, scale_plan
 from groupwise.commands.plan_words import in_words
 from groupwise.core.errors import UsageError
 from groupwise.models.tiny import TinySpec
-from groupwise.training.traffic import NOTHING
+from groupwise.planning.traffic import NOTHING
 from tests.commands.test_cli import call
 from tests.moe_policy import save_moe
 

@@ -1,6 +1,6 @@
 """A run's memory, planned before its model is loaded: what cannot fit is refused, what is picked joins the plan.
 
-The numbers are those of training/memory.py; here the machine is looked at.
+The numbers are those of planning/memory.py; here the machine is looked at.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ from groupwise.core.free_memory import free_memory, held_memory
 from groupwise.core.placement import LOCAL
 from groupwise.core.task import PlaysTurns
 from groupwise.journal.journal import Journal
-from groupwise.models.activations import without_memory
 from groupwise.models.context import positions
 from groupwise.models.folder import loading, read_config, require_room, weight_files
 from groupwise.models.load import load_tokenizer, model_folder, require_config
 from groupwise.models.precision import itemsize
+from groupwise.planning.activations import without_memory
+from groupwise.planning.memory import MemoryPlan, plan
+from groupwise.planning.run_shape import RunShape
 from groupwise.rollout.turns import turns_of
-from groupwise.training.memory import MemoryPlan, plan
 from groupwise.training.optimizer import AUTO
-from groupwise.training.run_shape import RunShape
 
 #: Parts of the largest phase that are said by name; the others are added up.
 NAMED = 4

@@ -25,7 +25,6 @@ from groupwise.core.errors import UsageError
 from groupwise.core.free_memory import free_memory, held_memory
 from groupwise.engines.address import addresses_of
 from groupwise.engines.local.prefill import require_sampled
-from groupwise.models.activations import with_value_head, without_memory
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.context import positions
 from groupwise.models.folder import loading, read_config
@@ -33,11 +32,12 @@ from groupwise.models.heads import halves, require_plain_head
 from groupwise.models.load import load_tokenizer, require_config
 from groupwise.models.moe.record import require_routers
 from groupwise.models.reward import tokens_at_once
-from groupwise.training.devices import CPU, Device, device_of
-from groupwise.training.groups import Groups, gathered, groups_of, held_bytes, trained_part
-from groupwise.training.memory import MemoryPlan, Planner
-from groupwise.training.run_shape import MicrobatchSizes, RunShape, microbatch_sizes, scored_sizes
-from groupwise.training.step_time import (
+from groupwise.planning.activations import with_value_head, without_memory
+from groupwise.planning.devices import CPU, Device, device_of
+from groupwise.planning.memory import MemoryPlan, Planner
+from groupwise.planning.run_shape import MicrobatchSizes, RunShape, microbatch_sizes, scored_sizes
+from groupwise.planning.shard_groups import Groups, gathered, groups_of, held_bytes, trained_part
+from groupwise.planning.step_time import (
     Phase,
     Sampling,
     Tokens,
@@ -50,7 +50,7 @@ from groupwise.training.step_time import (
     tokens_of,
     training_seconds,
 )
-from groupwise.training.traffic import (
+from groupwise.planning.traffic import (
     NOTHING,
     Traffic,
     annotated,
@@ -63,7 +63,7 @@ from groupwise.training.traffic import (
     valued,
     weights_sent,
 )
-from groupwise.training.work import Work, work_of
+from groupwise.planning.work import Work, work_of
 
 
 @dataclass(frozen=True)

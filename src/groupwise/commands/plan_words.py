@@ -6,10 +6,10 @@ from textwrap import wrap
 from groupwise.commands.memory import NAMED, size_in_words
 from groupwise.commands.plan import ScalePlan
 from groupwise.core.task import PlaysTurns
-from groupwise.training.devices import CPU, Device
-from groupwise.training.memory import MemoryPlan
-from groupwise.training.run_shape import microbatch_sizes
-from groupwise.training.traffic import Traffic
+from groupwise.planning.devices import CPU, Device
+from groupwise.planning.memory import MemoryPlan
+from groupwise.planning.run_shape import microbatch_sizes
+from groupwise.planning.traffic import Traffic
 
 #: Columns of a line, of its first word, and of a table's first column.
 WIDTH, WORD, FIRST = 112, 13, 24

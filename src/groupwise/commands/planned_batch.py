@@ -19,9 +19,9 @@ from groupwise.core.samples import Sample
 from groupwise.core.task import PlaysTurns, ScoresSteps
 from groupwise.models.moe.record import Router, route_dtype, routers
 from groupwise.models.moe.settings import ReplayFrom
+from groupwise.planning.run_shape import RunShape, microbatch_sizes
+from groupwise.planning.traffic import BatchShape, RoutesShape, announced, rounds
 from groupwise.training.mesh import Message, Verb
-from groupwise.training.run_shape import RunShape, microbatch_sizes
-from groupwise.training.traffic import BatchShape, RoutesShape, announced, rounds
 
 #: Tokens of the short rows: of a prompt, and of a completion.
 SHORT_PROMPT, SHORT_COMPLETION = 2, 3

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Moe
 
 from groupwise import algorithm
 from groupwise.core.records import Batch
-from groupwise.models.activations import (
+from groupwise.models.adapters.lora import with_adapters
+from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.planning.activations import (
     Computation,
     Rows,
     cached_widths,
@@ -19,9 +21,7 @@ from groupwise.models.activations import (
     weight_bytes,
     without_memory,
 )
-from groupwise.models.adapters.lora import with_adapters
-from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.live_bytes import LiveBytes
+from groupwise.planning.live_bytes import LiveBytes
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.learner import Learner, LearnerSettings
 

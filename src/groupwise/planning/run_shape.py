@@ -11,7 +11,7 @@ import torch
 
 from groupwise.core.collate import microbatches
 from groupwise.core.prefixes import prefix_microbatches, prompt_keys
-from groupwise.models.activations import Computation, Rows
+from groupwise.planning.activations import Computation, Rows
 
 #: Microbatches that are laid out to find the largest.
 ENOUGH = 4

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from groupwise.core.errors import UsageError
-from groupwise.models.activations import cached_widths
 from groupwise.models.moe.record import routers
+from groupwise.planning.activations import cached_widths
 from groupwise.training.sharded import decoder_layers
 
 

@@ -23,9 +23,9 @@ from groupwise.models.fused_layers import FusedLayers
 from groupwise.models.heads import halves
 from groupwise.models.layout import Layout, moved, packed, padded
 from groupwise.models.line_attention import NAME, UNMASKED, attending, hidden_states
-from groupwise.models.live_bytes import LiveBytes
 from groupwise.models.logprobs import token_logprobs
 from groupwise.models.recompute import recomputed
+from groupwise.planning.live_bytes import LiveBytes
 
 #: Tokens of a microbatch that are run, if only in shape: where each lies is computed with numbers.
 MOST_TOKENS = 1 << 18

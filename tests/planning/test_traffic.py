@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from groupwise.training.groups import Groups, Weight
+from groupwise.planning.shard_groups import Groups, Weight
+from groupwise.planning.traffic import Traffic, announced, forward_pass, training_pass, weights_sent
 from groupwise.training.mesh import Message, Verb
-from groupwise.training.traffic import Traffic, announced, forward_pass, training_pass, weights_sent
 from tests import two_ranks
 
 #: The cases of traffic_acts.py, and the verbs of each.
@@ -26,7 +26,7 @@ CASES = dict.fromkeys([*LEARNERS, "experts learner", "experts engine"], POLICY) 
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank wrote down, by case."""
     folder = tmp_path_factory.mktemp("traffic")
-    done = two_ranks.ran("tests.training.traffic_acts", [str(folder)], seconds=120)
+    done = two_ranks.ran("tests.planning.traffic_acts", [str(folder)], seconds=120)
     assert [d.returncode for d in done] == [0, 0], "\n".join(d.stdout[-3000:] for d in done)
     return [dict(map(json.loads, (folder / f"rank-{rank}.jsonl").read_text().splitlines())) for rank in (0, 1)]
 

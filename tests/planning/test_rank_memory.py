@@ -8,15 +8,15 @@ from unittest import mock
 
 import pytest
 
-from groupwise.models.activations import MicrobatchBytes, weight_bytes
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.training import memory as memory_plan
+from groupwise.planning import memory as memory_plan
+from groupwise.planning.activations import MicrobatchBytes, weight_bytes
+from groupwise.planning.memory import KEPT_INSIDE, KEPT_INSIDE_LARGE, OTHER_RANKS, WORKSPACES, MemoryPlan, Planner, plan
+from groupwise.planning.rank_memory import update_bytes
+from groupwise.planning.shard_groups import Groups, Weight, gathered, groups_of, summed
 from groupwise.training.critic import CriticSettings
-from groupwise.training.groups import Groups, Weight, gathered, groups_of, summed
 from groupwise.training.learner import LearnerSettings
-from groupwise.training.memory import KEPT_INSIDE, KEPT_INSIDE_LARGE, OTHER_RANKS, WORKSPACES, MemoryPlan, Planner, plan
-from groupwise.training.rank_memory import update_bytes
-from tests.training.test_memory import HELD, MODEL, RANK_4, ROOM, SHAPE
+from tests.planning.test_memory import HELD, MODEL, RANK_4, ROOM, SHAPE
 
 WEIGHTS = weight_bytes(MODEL)
 

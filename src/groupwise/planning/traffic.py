@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from groupwise.training.groups import Groups, gathered, summed
+from groupwise.planning.shard_groups import Groups, gathered, summed
 from groupwise.training.learner import SEEN
 from groupwise.training.mesh import Message, Verb
 from groupwise.training.verbs import tensor_sizes, told_sizes

@@ -9,13 +9,11 @@ from unittest import mock
 import pytest
 from transformers import LlamaConfig
 
-from groupwise.models.activations import weight_bytes, with_value_head, without_memory
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights, adapter_size
-from groupwise.training import memory as memory_plan
-from groupwise.training.critic import CriticSettings
-from groupwise.training.learner import LearnerSettings
-from groupwise.training.memory import (
+from groupwise.planning import memory as memory_plan
+from groupwise.planning.activations import weight_bytes, with_value_head, without_memory
+from groupwise.planning.memory import (
     ACTIVATIONS_ON_CPU,
     LATER,
     LIBRARIES,
@@ -23,7 +21,9 @@ from groupwise.training.memory import (
     MemoryPlan,
     plan,
 )
-from groupwise.training.run_shape import RunShape, microbatch_rows
+from groupwise.planning.run_shape import RunShape, microbatch_rows
+from groupwise.training.critic import CriticSettings
+from groupwise.training.learner import LearnerSettings
 
 SHAPE = RunShape(
     prompts=16,

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen3MoeConfig
 
-from groupwise.models.activations import weight_bytes, without_memory
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.training.groups import (
+from groupwise.planning.activations import weight_bytes, without_memory
+from groupwise.planning.shard_groups import (
     Weight,
     gathered,
     groups_of,

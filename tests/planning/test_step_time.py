@@ -9,11 +9,11 @@ import torch
 from transformers import LlamaConfig, Qwen3MoeConfig
 
 from groupwise.core.errors import UsageError
-from groupwise.models.activations import without_memory
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.training.devices import device_of, known_devices
-from groupwise.training.step_time import (
+from groupwise.planning.activations import without_memory
+from groupwise.planning.devices import device_of, known_devices
+from groupwise.planning.step_time import (
     Sampling,
     forward_seconds,
     optimizer_seconds,
@@ -23,9 +23,9 @@ from groupwise.training.step_time import (
     tokens_of,
     training_seconds,
 )
-from groupwise.training.traffic import Traffic
-from groupwise.training.work import Work, work_of
-from tests.training.test_run_shape import SHAPE
+from groupwise.planning.traffic import Traffic
+from groupwise.planning.work import Work, work_of
+from tests.planning.test_run_shape import SHAPE
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4}
 MODEL = without_memory(LlamaConfig(vocab_size=300, intermediate_size=160, tie_word_embeddings=True, **SIZES))

@@ -26,14 +26,8 @@ from groupwise.models.heads import halves
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
 from groupwise.models.shards import own_part
 from groupwise.models.value import from_policy
-from groupwise.training.adapted import AdaptedLearner
-from groupwise.training.critic import Critic, CriticSettings
-from groupwise.training.followers import LeadingMesh
-from groupwise.training.groups import Groups, groups_of, held_bytes
-from groupwise.training.learner import Learner, LearnerSettings
-from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
-from groupwise.training.reward_scorer import RewardScorer
-from groupwise.training.traffic import (
+from groupwise.planning.shard_groups import Groups, groups_of, held_bytes
+from groupwise.planning.traffic import (
     BatchShape,
     RoutesShape,
     Traffic,
@@ -47,6 +41,12 @@ from groupwise.training.traffic import (
     valued,
     weights_sent,
 )
+from groupwise.training.adapted import AdaptedLearner
+from groupwise.training.critic import Critic, CriticSettings
+from groupwise.training.followers import LeadingMesh
+from groupwise.training.learner import Learner, LearnerSettings
+from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
+from groupwise.training.reward_scorer import RewardScorer
 from groupwise.training.verbs import follow, tell
 from tests.laws import moe_models
 from tests.laws.rank_cases import bare_batch, policy, scoring_model

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from groupwise.models.activations import MicrobatchBytes
-from groupwise.training.groups import FLOAT32, Groups, gathered, held_bytes, largest_whole, summed, trained_part
+from groupwise.planning.activations import MicrobatchBytes
+from groupwise.planning.shard_groups import FLOAT32, Groups, gathered, held_bytes, largest_whole, summed, trained_part
 
 #: What stands on every rank from sampling to the end of a step.
 STANDING = ("process", "weights", "moments", "reference", "critic", "reward model", "batch", "freed blocks")

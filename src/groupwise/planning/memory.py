@@ -10,9 +10,13 @@ from typing import Any, Self
 
 import torch
 
-from groupwise.engines.local.memory import cache_bytes, drawing_bytes, prefill_tokens
 from groupwise.engines.vllm import cache as vllm
-from groupwise.models.activations import (
+from groupwise.models.adapters.lora import with_adapters
+from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.models.adapters.targets import adapted_weights
+from groupwise.models.logprobs import CHUNK_ELEMENTS
+from groupwise.models.reward import tokens_at_once
+from groupwise.planning.activations import (
     Computation,
     MicrobatchBytes,
     cached_widths,
@@ -21,16 +25,8 @@ from groupwise.models.activations import (
     weight_bytes,
     with_value_head,
 )
-from groupwise.models.adapters.lora import with_adapters
-from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.adapters.targets import adapted_weights
-from groupwise.models.logprobs import CHUNK_ELEMENTS
-from groupwise.models.reward import tokens_at_once
-from groupwise.training.critic import CriticSettings
-from groupwise.training.groups import Groups, groups_of, held_bytes, largest_whole, trained_part
-from groupwise.training.learner import LearnerSettings
-from groupwise.training.optimizer import AUTO, GIVEN_BACK, OptimizerSettings
-from groupwise.training.rank_memory import (
+from groupwise.planning.engine_memory import cache_bytes, drawing_bytes, prefill_tokens
+from groupwise.planning.rank_memory import (
     FOLLOWS,
     UpdateBytes,
     follower_parts,
@@ -39,7 +35,11 @@ from groupwise.training.rank_memory import (
     update_bytes,
     whole_models,
 )
-from groupwise.training.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes, scored_sizes
+from groupwise.planning.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes, scored_sizes
+from groupwise.planning.shard_groups import Groups, groups_of, held_bytes, largest_whole, trained_part
+from groupwise.training.critic import CriticSettings
+from groupwise.training.learner import LearnerSettings
+from groupwise.training.optimizer import AUTO, GIVEN_BACK, OptimizerSettings
 
 #: Logits of a chunk, and log-probabilities held, elements: what is taken where it fits, and less.
 LOGITS = ((1 << 24, 1 << 26), (1 << 22, 1 << 24), (1 << 20, 0))
@@ -141,7 +141,7 @@ def plan(
 ) -> MemoryPlan:
     """The first plan that fits, from large microbatches to small; where none does, the smallest.
 
-    `model` is without memory (models/activations.py); nothing here looks at the machine.
+    `model` is without memory (planning/activations.py); nothing here looks at the machine.
     """
     return Planner(model, shape, learner, critic, adapter, device).plan(held, free)
 

@@ -10,10 +10,10 @@ sampling    for each token of a completion the larger of (weights + keys and val
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from groupwise.training.devices import Device
-from groupwise.training.run_shape import RunShape
-from groupwise.training.traffic import Traffic, sends
-from groupwise.training.work import Work
+from groupwise.planning.devices import Device
+from groupwise.planning.run_shape import RunShape
+from groupwise.planning.traffic import Traffic, sends
+from groupwise.planning.work import Work
 
 #: What AdamW reads and writes for each number of a gradient: weight, gradient and two moments; all but the gradient.
 ADAMW = 7
