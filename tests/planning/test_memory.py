@@ -11,16 +11,10 @@ from transformers import LlamaConfig
 
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights, adapter_size
-from groupwise.planning import memory as memory_plan
+from groupwise.planning import parts
 from groupwise.planning.activations import weight_bytes, with_value_head, without_memory
-from groupwise.planning.memory import (
-    ACTIVATIONS_ON_CPU,
-    LATER,
-    LIBRARIES,
-    TOKENS_ON_CPU,
-    MemoryPlan,
-    plan,
-)
+from groupwise.planning.memory import ACTIVATIONS_ON_CPU, TOKENS_ON_CPU, MemoryPlan, plan
+from groupwise.planning.parts import LATER, LIBRARIES
 from groupwise.planning.run_shape import RunShape, microbatch_rows
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
@@ -124,15 +118,15 @@ def test_an_engine_in_a_child_costs_its_libraries_and_the_weights_on_their_way()
 
 def test_an_engine_on_another_machine_costs_the_weights_on_their_way_alone():
     more = planned(shape=dataclasses.replace(SHAPE, outside=True, elsewhere=True))
-    parts = ("engine's process", "engine's weights", "engine's cache", "cache between steps", "drawing")
-    assert [more.parts[part] for part in parts] == [0] * 5
+    names = ("engine's process", "engine's weights", "engine's cache", "cache between steps", "drawing")
+    assert [more.parts[part] for part in names] == [0] * 5
     assert more.parts["shared weights"] == weight_bytes(MODEL)
 
 
 def test_what_samples_ahead_is_held_while_training():
-    parts, more = planned().parts, planned(shape=dataclasses.replace(SHAPE, ahead=True))
+    sizes, more = planned().parts, planned(shape=dataclasses.replace(SHAPE, ahead=True))
     assert more.phase == planned().phase == "updating"
-    assert more.peak - planned().peak == parts["engine's cache"] + parts["drawing"] - parts["cache between steps"]
+    assert more.peak - planned().peak == sizes["engine's cache"] + sizes["drawing"] - sizes["cache between steps"]
 
 
 def test_what_is_held_between_turns_is_a_cache_of_whole_episodes_while_sampling():
@@ -241,6 +235,6 @@ def test_what_an_update_frees_stays_with_the_process_unless_it_is_given_back():
     memory = planned()
     kept = memory.parts["freed blocks"]
     assert kept == memory.parts["activations"] // 2
-    assert all("freed blocks" in parts for parts in memory.phases.values())
-    with mock.patch.object(memory_plan, "GIVEN_BACK", 0):
+    assert all("freed blocks" in names for names in memory.phases.values())
+    with mock.patch.object(parts, "GIVEN_BACK", 0):
         assert planned().parts["freed blocks"] == 0

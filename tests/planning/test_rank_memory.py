@@ -9,11 +9,12 @@ from unittest import mock
 import pytest
 
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.planning import memory as memory_plan
+from groupwise.planning import parts
 from groupwise.planning.activations import MicrobatchBytes, weight_bytes
-from groupwise.planning.memory import KEPT_INSIDE, KEPT_INSIDE_LARGE, OTHER_RANKS, WORKSPACES, MemoryPlan, Planner, plan
-from groupwise.planning.rank_memory import update_bytes
+from groupwise.planning.memory import OTHER_RANKS, MemoryPlan, Planner, plan
+from groupwise.planning.parts import KEPT_INSIDE, KEPT_INSIDE_LARGE, WORKSPACES
 from groupwise.planning.shard_groups import Groups, Weight, gathered, groups_of, summed
+from groupwise.planning.update_bytes import update_bytes
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from tests.planning.test_memory import HELD, MODEL, RANK_4, ROOM, SHAPE
@@ -60,7 +61,7 @@ def test_one_machine_holds_all_ranks() -> None:
 
 @pytest.mark.parametrize(("given_back", "share"), [(1 << 28, KEPT_INSIDE), (0, KEPT_INSIDE_LARGE)])
 def test_over_ranks_some_is_kept_inside_an_update_and_nothing_behind_it(given_back: int, share: float) -> None:
-    with mock.patch.object(memory_plan, "GIVEN_BACK", given_back):
+    with mock.patch.object(parts, "GIVEN_BACK", given_back):
         over, alone = planned(2), planned(1).parts
     most = over.parts["activations"] + over.parts["gathered weights"]
     assert (over.parts["freed blocks"], over.parts["freed inside an update"]) == (0, int(share * most))
@@ -72,13 +73,13 @@ def test_over_ranks_some_is_kept_inside_an_update_and_nothing_behind_it(given_ba
 def test_another_rank_has_no_engine_and_its_own_rows() -> None:
     over = planned(2)
     assert over.follower is not None
-    parts = over.follower.parts
+    own = over.follower.parts
     assert not {"engine's weights", "engine's cache", "drawing"} & {
         p for each in over.follower.phases.values() for p in each
     }
-    assert parts["batch"] < over.parts["batch"], "columns, and no completions"
-    assert parts["weights"] == over.parts["weights"]
-    assert parts["moments"] + over.parts["moments"] == 2 * WEIGHTS, "all rows between them"
+    assert own["batch"] < over.parts["batch"], "columns, and no completions"
+    assert own["weights"] == over.parts["weights"]
+    assert own["moments"] + over.parts["moments"] == 2 * WEIGHTS, "all rows between them"
 
 
 def test_at_the_start_each_rank_has_all_models_whole() -> None:
