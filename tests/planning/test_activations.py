@@ -119,7 +119,7 @@ def test_shapes_alone_tell_what_is_held(name: str, settings: dict[str, Any], ran
     model, adapter = without_memory(CONFIGS[name]), AdapterSettings(rank=rank)
     sizes = microbatch_bytes(with_adapters(model, adapter) if rank else model, ROWS, how, "cpu")
     held = taken(learner_of(CONFIGS[name], chosen, adapter))
-    assert sizes.most == pytest.approx(held, rel=0.05)
+    assert max(sizes.head, sizes.first, sizes.last) == pytest.approx(held, rel=0.05)
 
 
 def test_more_layers_of_a_kind_are_counted_without_being_run():

@@ -13,7 +13,7 @@ from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights, adapter_size
 from groupwise.planning import parts
 from groupwise.planning.activations import weight_bytes, with_value_head, without_memory
-from groupwise.planning.memory import ACTIVATIONS_ON_CPU, TOKENS_ON_CPU, MemoryPlan, plan
+from groupwise.planning.memory import ACTIVATIONS_ON_CPU, OTHER_RANKS, TOKENS_ON_CPU, MemoryPlan, plan
 from groupwise.planning.parts import LATER, LIBRARIES
 from groupwise.planning.run_shape import RunShape, microbatch_rows
 from groupwise.training.critic import CriticSettings
@@ -67,6 +67,16 @@ def test_the_peak_is_that_of_the_largest_phase_not_the_sum_of_everything():
     assert memory.peak == sum(memory.parts[part] for part in stands)
     assert memory.parts["process"] == HELD + LATER
     assert [memory.parts[part] / weights for part in of_weights] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_every_part_is_held_in_a_phase(ahead: bool):
+    """A part that the table forgets would be counted nowhere."""
+    memory = planned(critic=CriticSettings(), shape=dataclasses.replace(SHAPE, ahead=ahead, ranks=2, reward_model=True))
+    table = parts.held_in(ahead)
+    own = {part for part in memory.parts if not part.startswith(OTHER_RANKS)}
+    assert own - {"columns"} == set(table), "columns are those of a batch on another rank"
+    assert all(phases and phases <= parts.EVERY and theirs <= parts.EVERY for phases, theirs in table.values())
 
 
 def test_on_a_cpu_no_more_activations_than_pay():

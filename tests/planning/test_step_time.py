@@ -1,8 +1,9 @@
-"""An estimate's laws: what doubles, what hides behind what, and what a weight, a token and an expert cost."""
+"""An estimate's laws: amounts over constants, the longest of them, and what a weight, a token and an expert cost."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,182 +13,244 @@ from groupwise.core.errors import UsageError
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.planning.activations import without_memory
-from groupwise.planning.devices import device_of, known_devices
+from groupwise.planning.devices import Device, device_of, known_devices
+from groupwise.planning.memory import Planner
+from groupwise.planning.run_shape import RunShape, microbatch_sizes
+from groupwise.planning.shard_groups import GroupedModel, gathered, held_bytes, trained_part
 from groupwise.planning.step_time import (
-    Sampling,
-    forward_seconds,
-    optimizer_seconds,
-    passing,
+    ADAMW,
+    Numbers,
+    Phase,
+    Work,
+    loaded,
+    numbers_of,
+    passed,
     phase,
-    sampling_seconds,
-    tokens_of,
-    training_seconds,
+    sampled,
+    step_phases,
+    step_seconds,
 )
-from groupwise.planning.traffic import Traffic
-from groupwise.planning.work import Work, work_of
+from groupwise.training.critic import CriticSettings
+from groupwise.training.learner import LearnerSettings
 from tests.planning.test_run_shape import SHAPE
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4}
 MODEL = without_memory(LlamaConfig(vocab_size=300, intermediate_size=160, tie_word_embeddings=True, **SIZES))
+GROUPED = GroupedModel.of(MODEL)
 LAYER = 4 * 64 * 64 + 3 * 64 * 160
 H100 = device_of("h100", 1, 0)
-PLAIN = dataclasses.replace(H100, call=0.0, layer=0.0)
-WORK = Work(token=1000, trained=1000, pair=8, head=500, layers=2, dense=600, experts=0, chosen=0.0, cached=32)
+NUMBERS = Numbers(layers=2, dense=500, experts=0, chosen=1.0, head=100, trained=1.0, channels=8, cached=32)
 
 
 def test_operations_of_a_dense_model() -> None:
-    work = work_of(MODEL)
-    assert (work.token, work.trained) == (2 * 3 * LAYER, 2 * 3 * LAYER)
-    assert (work.head, work.pair) == (2 * 300 * 64, 4 * 64 * 3)
-    assert work.dense == 3 * LAYER + 300 * 64
-    assert work.cached == 3 * 2 * 64
-    layers = 10 * work.token + 50 * work.pair
-    assert work.forward(10, 50, 4) == layers + 4 * work.head
-    assert work.training(10, 50, 4, recompute=False, trains_head=True) == 3 * (layers + 4 * work.head)
-    again = work.training(10, 50, 4, recompute=True, trains_head=True)
-    assert again == 4 * layers + 3 * 4 * work.head, "the layers go forward once more"
+    numbers = numbers_of(MODEL)
+    assert (numbers.dense, numbers.of_token, numbers.head) == (3 * LAYER, 3 * LAYER, 300 * 64)
+    assert (numbers.layers, numbers.channels, numbers.cached, numbers.trained) == (3, 3 * 64, 3 * 2 * 64, 1.0)
+    pairs = 10 * SHAPE.prompt / 2 + 4 * (SHAPE.prompt + SHAPE.completion / 2)
+    expected = 2 * 14 * 3 * LAYER + 2 * 4 * 300 * 64 + 4 * pairs * 3 * 64
+    assert numbers.forward(SHAPE, prompts=10, new=4) == expected
 
 
 def test_a_token_goes_through_its_own_experts_and_a_step_reads_those_of_all_its_rows() -> None:
     config = Qwen3MoeConfig(
         vocab_size=300, moe_intermediate_size=48, num_experts=8, num_experts_per_tok=2, head_dim=16, **SIZES
     )
-    work = work_of(without_memory(config))
+    numbers = numbers_of(without_memory(config))
     attention, router, experts = 4 * 64 * 64, 8 * 64, 8 * 3 * 64 * 48
-    assert work.experts == 3 * experts
-    assert work.token == 2 * 3 * (attention + router + experts // 4)
-    assert work.read(1) == pytest.approx(work.dense + work.experts / 4)
-    assert work.read(2) == pytest.approx(work.dense + work.experts * (1 - 0.75**2))
-    assert work.read(1000) == pytest.approx(work.dense + work.experts)
+    assert numbers.experts == 3 * experts
+    assert numbers.of_token == 3 * (attention + router + experts // 4)
+    always = numbers.dense + numbers.head
+    assert numbers.read(1) == pytest.approx(always + numbers.experts / 4)
+    assert numbers.read(2) == pytest.approx(always + numbers.experts * (1 - 0.75**2))
+    assert numbers.read(1000) == pytest.approx(always + numbers.experts)
 
 
-def test_of_frozen_weights_nothing_but_what_came_in_has_a_gradient() -> None:
-    adapted = work_of(with_adapters(MODEL, AdapterSettings(rank=4)))
-    added = 3 * 4 * (8 * 64 + 3 * (64 + 160))
-    assert adapted.token == 2 * (3 * LAYER + added)
-    assert adapted.trained == 2 * added
-    assert adapted.training(1, 0, 0, recompute=False, trains_head=False) == 2 * adapted.token + adapted.trained
+@pytest.mark.parametrize(
+    ("work", "constant"),
+    [
+        (Work(operations=1e15), "fp32"),
+        (Work(operations=1e15, bf16=True), "bf16"),
+        (Work(operations=1e15), "reached"),
+        (Work(memory=1e15), "bandwidth"),
+        (Work(memory=1e15), "streamed"),
+        (Work(network=1e15), "inside"),
+        (Work(network=1e15), "network"),
+        (Work(outside=1e15), "host"),
+    ],
+)
+def test_each_amount_is_over_its_constants(work: Work, constant: str) -> None:
+    quicker = dataclasses.replace(H100, **{constant: 2 * getattr(H100, constant)})
+    assert work.seconds(quicker, 8) == pytest.approx(work.seconds(H100, 8) / 2)
 
 
-def test_a_pass_is_its_operations_over_the_speed_that_is_reached() -> None:
-    tokens = tokens_of(SHAPE, busiest=100, every=400, line=True)
-    seconds, every = forward_seconds(WORK, tokens, 1, PLAIN, bf16=True)
-    assert every == pytest.approx(4 * seconds * PLAIN.speed(True))
-    assert forward_seconds(WORK, tokens, 1, PLAIN, bf16=False)[0] > seconds
-    quicker = dataclasses.replace(PLAIN, bf16=2 * PLAIN.bf16)
-    assert forward_seconds(WORK, tokens, 1, quicker, bf16=True)[0] == pytest.approx(seconds / 2)
-    trained, _ = training_seconds(WORK, tokens, 1, PLAIN, True, recompute=False, trains_head=True)
-    assert trained == pytest.approx(3 * seconds)
-
-
-def test_each_layer_of_each_microbatch_takes_its_least() -> None:
-    least = dataclasses.replace(PLAIN, layer=1.0)
-    tokens = tokens_of(SHAPE, 100, 400, line=True)
-    seconds = [forward_seconds(WORK, tokens, rounds, least, True)[0] for rounds in (1, 5)]
-    assert seconds[1] - seconds[0] == pytest.approx(4 * 2)
-    first, again = (
-        training_seconds(WORK, tokens, 5, least, True, recompute=recompute, trains_head=True)[0]
-        for recompute in (False, True)
-    )
-    assert first == pytest.approx(5 * 2 * 3, rel=1e-6)
-    assert again == pytest.approx(5 * 2 * 4, rel=1e-6)
-
-
-def test_pairs_of_a_line_are_those_of_rows_without_a_prompt_run_twice() -> None:
-    line, rows = (tokens_of(SHAPE, 1, 1, line=line) for line in (True, False))
-    one = dataclasses.replace(SHAPE, samples=1)
-    assert tokens_of(one, 1, 1, line=True) == tokens_of(one, 1, 1, line=False)
-    assert line.predicted == pytest.approx(20 / 27)
-    assert rows.predicted == pytest.approx(5 / 12)
-    assert line.pairs * 27 == pytest.approx(7 * 7 / 2 + 4 * (7 * 5 + 25 / 2))
-
-
-def test_one_rank_passes_nothing_and_a_ring_moves_all_but_its_own_part() -> None:
-    moved = Traffic(gathered=10**9, scattered=10**9, joined=10**9, calls=3)
-    assert passing(moved, 1, PLAIN) == 0
-    link = PLAIN.link(4)
-    assert passing(moved, 4, PLAIN) == pytest.approx(0.75 * 4e9 / link)
-    assert passing(moved, 4, dataclasses.replace(PLAIN, doubled=True)) == pytest.approx(0.75 * 5e9 / link)
-    assert passing(moved, 4, H100) - passing(moved, 4, PLAIN) == pytest.approx(3 * H100.call)
-    assert passing(Traffic(sent=10**9), 64, PLAIN) == pytest.approx(6e9 / PLAIN.host)
+def test_work_takes_the_longest_of_its_amounts_and_pieces_come_one_after_another() -> None:
+    slow, quick = Work(operations=1e15, memory=1.0, network=1.0, layers=1.0), Work(memory=1e12)
+    assert slow.seconds(H100, 8) == Work(operations=1e15).seconds(H100, 8)
+    assert Work(layers=10).seconds(H100, 8) == pytest.approx(10 * H100.layer)
+    both = phase("update", [slow, quick], H100, 8)
+    assert both.seconds == slow.seconds(H100, 8) + quick.seconds(H100, 8)
+    assert (both.operations, both.memory, both.network) == (1e15, 1.0 + 1e12, 1.0)
 
 
 def test_more_ranks_than_a_machine_has_pass_over_the_network() -> None:
-    assert PLAIN.link(8) == pytest.approx(0.7 * 450e9)
-    assert PLAIN.link(9) == pytest.approx(0.7 * 8 * 50e9), "by all cards of a machine"
-    assert dataclasses.replace(PLAIN, between=1e12).link(9) == PLAIN.link(8)
+    assert H100.link(8) == pytest.approx(0.7 * 450e9)
+    assert H100.link(9) == pytest.approx(0.7 * 8 * 50e9), "by all cards of a machine"
+    assert dataclasses.replace(H100, between=1e12).link(9) == H100.link(8)
 
 
-def test_weights_hide_behind_what_is_computed_and_columns_do_not() -> None:
-    weights, columns = Traffic(gathered=10**9, calls=10), Traffic(joined=10**9, calls=1)
-    alone = passing(weights, 8, PLAIN)
-    assert phase("update", 2 * alone, weights, 8, PLAIN).seconds == pytest.approx(2 * alone)
-    assert phase("update", alone / 2, weights, 8, PLAIN).seconds == pytest.approx(alone)
-    in_turn = dataclasses.replace(PLAIN, overlaps=False)
-    assert phase("update", alone, weights, 8, in_turn).seconds == pytest.approx(2 * alone)
-    apart = passing(columns, 8, PLAIN)
-    assert phase("update", 1.0, columns, 8, PLAIN).seconds == pytest.approx(1.0 + apart)
-
-
-def test_sampling_reads_weights_and_cache_for_each_token() -> None:
-    wide = dataclasses.replace(PLAIN, bf16=1e30, fp32=1e30, bandwidth=1000.0, sampling=0.5)
-    how = Sampling(devices=1, engines=1, at_once=24, launches=False)
-    bytes_read = 4 * (600 + 24 * (7 + 2.5) * 32)
-    assert sampling_seconds(WORK, SHAPE, how, wide).seconds == pytest.approx(5 * bytes_read / 500)
-    halves = dataclasses.replace(how, at_once=12)
-    assert sampling_seconds(WORK, SHAPE, halves, wide).seconds == pytest.approx(
-        2 * 5 * 4 * (600 + 12 * 9.5 * 32) / 500
-    ), "two rounds read the weights twice"
-    two = dataclasses.replace(how, devices=2)
-    assert sampling_seconds(WORK, SHAPE, two, wide).seconds == pytest.approx(5 * 4 * (600 + 12 * 9.5 * 32) / 500)
-
-
-def test_engines_that_share_a_device_share_its_memory_and_its_units() -> None:
-    """Eight engines on one card add no card: never faster than one engine with all their places, and each reads the
-    weights for itself; where the operations decide they take as long as one.
-    """
-    slow = dataclasses.replace(PLAIN, bf16=1e30, fp32=1e30, bandwidth=1000.0, sampling=0.5)
-    quick = dataclasses.replace(PLAIN, bandwidth=1e30)
-    for count, each in ((1, 24), (2, 12), (8, 3), (8, 24)):
-        shared = Sampling(devices=1, engines=count, at_once=each, launches=False)
-        one = Sampling(devices=1, engines=1, at_once=count * each, launches=False)
-        of_all, of_one = (sampling_seconds(WORK, SHAPE, how, slow).seconds for how in (shared, one))
-        assert of_all >= of_one
-        rows = 24 / count
-        read = 4 * (count * 600 + 24 * 9.5 * 32)
-        assert of_all == pytest.approx(5 * -(-rows // each) * read / 500)
-        assert sampling_seconds(WORK, SHAPE, shared, quick).seconds == pytest.approx(
-            sampling_seconds(WORK, SHAPE, one, quick).seconds
-        )
-
-
-def test_eight_engines_on_one_card_take_turns_at_its_layers_too() -> None:
-    """Where a layer's least time decides, more engines with as many places each win nothing."""
-    slow = dataclasses.replace(PLAIN, bf16=1e30, fp32=1e30, bandwidth=1e30, layer=1e-3)
-    one, eight = (Sampling(devices=1, engines=count, at_once=3, launches=True) for count in (1, 8))
-    assert sampling_seconds(WORK, SHAPE, eight, slow).seconds == pytest.approx(
-        sampling_seconds(WORK, SHAPE, one, slow).seconds
+def test_sampling_reads_weights_for_each_round_of_tokens_and_the_cache_of_each() -> None:
+    shape = dataclasses.replace(SHAPE, rows=24)
+    cache = 24 * 5 * 9.5 * 32  # tokens, their mean context, numbers cached
+    assert sampled(NUMBERS, shape).memory == 4 * (5 * 600 + cache)
+    assert sampled(NUMBERS, dataclasses.replace(shape, rows=12)).memory == 4 * (2 * 5 * 600 + cache), "two rounds"
+    assert sampled(NUMBERS, dataclasses.replace(shape, devices=2)).memory == 4 * (5 * 600 + cache / 2)
+    prompts, new = 6 * 7, 24 * 5
+    assert sampled(NUMBERS, shape).operations == NUMBERS.forward(shape, prompts, new)
+    assert (sampled(NUMBERS, shape).layers, sampled(NUMBERS, dataclasses.replace(shape, vllm_rows=24)).layers) == (
+        10,
+        0,
     )
 
 
-def test_where_memory_is_quick_sampling_is_its_operations() -> None:
-    quick = dataclasses.replace(PLAIN, bandwidth=1e30)
-    how = Sampling(devices=1, engines=1, at_once=24, launches=False)
-    one = sampling_seconds(WORK, SHAPE, how, quick)
-    assert one.seconds == pytest.approx(one.operations / quick.speed(False))
+def test_engines_that_share_a_device_add_no_device() -> None:
+    """They are never faster than one engine with all their places, and each reads the weights for itself."""
+    for count, each in ((1, 24), (2, 12), (8, 3), (8, 24)):
+        of_all = sampled(NUMBERS, dataclasses.replace(SHAPE, engines=count, rows=each))
+        of_one = sampled(NUMBERS, dataclasses.replace(SHAPE, engines=1, rows=count * each))
+        assert of_all.operations == of_one.operations
+        assert of_all.layers >= of_one.layers
+        assert of_all.memory - of_one.memory == 4 * (count - 1) * 5 * 600
 
 
-def test_adamw_reads_four_numbers_and_writes_three() -> None:
-    assert optimizer_seconds(400, dataclasses.replace(PLAIN, bandwidth=2800.0)) == pytest.approx(1.0)
+def of_passes(shape: RunShape = SHAPE, tokens: int = 40, of: GroupedModel = GROUPED, **how: bool) -> Work:
+    return passed(of, shape, microbatch_sizes(shape, tokens, line=True), bf16=False, **how)
+
+
+def test_a_backward_pass_is_two_forward_ones_and_recomputation_one_more() -> None:
+    forward, both, again = of_passes(), of_passes(trains=True), of_passes(trains=True, recompute=True)
+    assert (both.operations, again.operations) == (3 * forward.operations, 4 * forward.operations)
+    assert (both.layers, again.layers) == (3 * forward.layers, 4 * forward.layers)
+    assert forward.operations == pytest.approx(numbers_of(MODEL).forward(SHAPE, *run_tokens(40)))
+
+
+def run_tokens(tokens: int) -> tuple[int, int]:
+    """Tokens of prompts and of completions in a minibatch; the last token of a row is not run."""
+    new = 24 * (SHAPE.completion - 1)
+    return microbatch_sizes(SHAPE, tokens, line=True).tokens - new, new
+
+
+def test_of_frozen_weights_nothing_but_what_came_in_has_a_gradient() -> None:
+    adapted = GroupedModel.of(with_adapters(MODEL, AdapterSettings(rank=4)))
+    added = 3 * 4 * (8 * 64 + 3 * (64 + 160))
+    share = added / (3 * LAYER + added + 300 * 64)
+    forward, both = of_passes(of=adapted), of_passes(of=adapted, trains=True)
+    assert both.operations == pytest.approx((2 + share) * forward.operations)
+
+
+def test_one_rank_passes_nothing_and_a_ring_moves_all_but_its_own_part() -> None:
+    groups, rounds = GROUPED.groups, microbatch_sizes(SHAPE, 40, line=True).count
+    assert of_passes().network == of_passes(trains=True).network == 0
+    four = dataclasses.replace(SHAPE, ranks=4)
+    weights = gathered(groups.every, 4)
+    layers = weights - gathered(groups.outer, 4)
+    each = -(-rounds // 4)
+    assert of_passes(four).network == pytest.approx(0.75 * each * weights)
+    assert of_passes(four, trains=True).network == pytest.approx(0.75 * each * (2 * weights + layers))
+
+
+def test_ranks_share_the_microbatches_until_these_run_out() -> None:
+    rounds = microbatch_sizes(SHAPE, 40, line=True).count
+    each = [of_passes(dataclasses.replace(SHAPE, ranks=ranks)).operations for ranks in (1, rounds, 8 * rounds)]
+    assert each[0] == pytest.approx(rounds * each[1])
+    assert each[1] == each[2]
+
+
+def test_weights_are_written_or_sent_to_an_engine_outside() -> None:
+    policy = GROUPED
+    size = held_bytes(policy.groups.every, 1)
+    inside = loaded(policy, dataclasses.replace(SHAPE, engine=2))
+    assert (inside.memory, inside.network, inside.outside) == (1.5 * size, 0, 0)
+    outside = loaded(policy, dataclasses.replace(SHAPE, outside=True))
+    assert (outside.memory, outside.network, outside.outside) == (0, 0, size)
+
+
+def phases(critic: CriticSettings | None = None, **changes: object) -> dict[str, Phase]:
+    shape = dataclasses.replace(SHAPE, **changes)
+    planner = Planner(MODEL, shape, LearnerSettings(tokens_per_microbatch=40), critic, AdapterSettings(), "cuda")
+    return {each.name: each for each in step_phases(planner.run, planner.plan(0, 1 << 40).cuts, H100)}
+
+
+def test_a_step_has_its_passes_and_updates() -> None:
+    once = of_passes()
+    plain = phases()
+    assert list(plain) == ["generate", "annotate", "update", "load weights"]
+    assert (plain["annotate"].operations, plain["update"].operations) == (0, 3 * once.operations)
+    adamw = ADAMW * trained_part(GROUPED.groups.every, 1)
+    assert plain["update"].memory == of_passes(trains=True).memory + adamw
+    more = phases(annotated=2, passes=2, reward_model=True)
+    assert list(more) == ["generate", "score", "annotate", "update", "load weights"]
+    assert more["annotate"].operations == 2 * once.operations
+    assert more["update"].operations == 6 * once.operations
+    assert more["score"].operations > 0
+    ppo = phases(critic=CriticSettings(tokens_per_microbatch=40))
+    assert ppo["annotate"].operations > 0
+    assert ppo["update"].operations > plain["update"].operations
+
+
+def test_phases_add_up_unless_others_sample_beside_them() -> None:
+    each = list(phases(annotated=1).values())
+    assert step_seconds(each, beside=False) == pytest.approx(sum(one.seconds for one in each))
+    rest = sum(one.seconds for one in each[1:])
+    assert step_seconds(each, beside=True) == max(each[0].seconds, rest)
 
 
 @pytest.mark.parametrize("name", [name for name in known_devices() if name != "cpu"])
 def test_every_row_of_the_table_is_whole(name: str) -> None:
     device = device_of(name, 8, 0)
-    assert all(value for field, value in vars(device).items() if field != "doubled")
+    assert all(vars(device).values())
     assert 0 < device.reached < 1
     assert device.memory > 2**36
     assert device.inside > device.between
+
+
+def test_a_device_may_be_a_file_of_constants(tmp_path: Path) -> None:
+    numbers = {key: value for key, value in vars(H100).items() if isinstance(value, int | float)}
+    text = "".join(f"{key} = {value / 2**30 if key == 'memory' else value!r}\n" for key, value in numbers.items())
+    own = tmp_path / "card.toml"
+    own.write_text(text)
+    device = device_of(str(own), 8, 0)
+    assert device == dataclasses.replace(H100, name=str(own), title="card", source=str(own))
+    assumed = {"streamed", "network", "host", "layer"}
+    own.write_text("\n".join(line for line in text.splitlines() if line.split()[0] not in assumed))
+    assert device_of(str(own), 8, 0) == device
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("fp33 = 1", "fp33 is no such constant"),
+        ("", "bf16 is missing"),
+        ("bf16 = 0", "bf16 = 0: expected a number above 0"),
+        ("bf16 = 'quick'", "bf16 = 'quick': expected a number above 0"),
+        ("bf16 =", "cannot be read: Invalid value"),
+    ],
+)
+def test_a_file_with_other_keys_is_one_line(change: str, told: str, tmp_path: Path) -> None:
+    keys = ("memory", "fp32", "bandwidth", "inside", "between", "machine", "reached")
+    own = tmp_path / "card.toml"
+    own.write_text("".join(f"{key} = 1\n" for key in keys) + change + "\n")
+    with pytest.raises(UsageError) as refused:
+        device_of(str(own), 1, 0)
+    assert str(refused.value).startswith(f"--device {own}: ")
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_device_that_no_row_has_is_one_line() -> None:
+    with pytest.raises(UsageError, match=r"^--device h10: did you mean 'h100'\? known: cpu, .*, b200, or a file"):
+        device_of("h10", 1, 0)
+    with pytest.raises(UsageError, match=r"^--device nowhere.toml: cannot be read: .*No such file"):
+        device_of("nowhere.toml", 1, 0)
 
 
 def test_this_machines_processor_is_measured_and_its_threads_are_shared() -> None:
@@ -200,10 +263,19 @@ def test_this_machines_processor_is_measured_and_its_threads_are_shared() -> Non
         torch.set_num_threads(before)
     assert one.fp32 == pytest.approx(4 * four.fp32, rel=0.75)
     assert min(one.fp32, one.bf16, one.bandwidth) > 1e8
-    assert (one.memory, one.overlaps) == (10**9, False)
+    assert one.memory == 10**9
     assert one.link(2) == one.host
 
 
-def test_a_device_that_no_row_has_is_one_line() -> None:
-    with pytest.raises(UsageError, match=r"^--device h10: did you mean 'h100'\? known: cpu, a100, h100, h200, b200$"):
-        device_of("h10", 1, 0)
+def test_every_constant_is_read() -> None:
+    """A constant that no amount is over would be one that a person sets for nothing."""
+    words = {"name", "title", "source", "memory"}
+    work = [Work(operations=1e9), Work(operations=1e9, bf16=True), Work(memory=1e9), Work(network=1e9)]
+    work += [Work(outside=1e9), Work(layers=1e9)]
+
+    def seconds(device: Device) -> list[float]:
+        return [one.seconds(device, ranks) for one in work for ranks in (1, 64)]
+
+    for field in {field.name for field in dataclasses.fields(Device)} - words:
+        other = dataclasses.replace(H100, **{field: 3 * getattr(H100, field)})
+        assert seconds(other) != seconds(H100), field

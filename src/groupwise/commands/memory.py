@@ -16,10 +16,12 @@ from groupwise.core.errors import UsageError
 from groupwise.core.free_memory import free_memory, held_memory
 from groupwise.core.placement import LOCAL
 from groupwise.core.task import PlaysTurns
+from groupwise.engines.address import addresses_of
 from groupwise.journal.journal import Journal
 from groupwise.models.context import positions
 from groupwise.models.folder import loading, read_config, require_room, weight_files
 from groupwise.models.load import load_tokenizer, model_folder, require_config
+from groupwise.models.moe.settings import ReplayFrom
 from groupwise.models.precision import itemsize
 from groupwise.planning.activations import without_memory
 from groupwise.planning.memory import MemoryPlan, plan
@@ -70,7 +72,7 @@ def fitting(run: Plan, model: Any, longest: int, held: int, free: int) -> Memory
 
 
 def run_shape(run: Plan, longest: int, most: int) -> RunShape:
-    """What of the run its memory depends on; a model takes `most` tokens."""
+    """Find what of the run its memory and its time depend on; a model takes `most` tokens."""
     recipe = run.recipe
     evaluated = sum(run.evaluated.values()) * recipe.evaluation.samples
     begun = recipe.prompts_per_step * recipe.samples_per_prompt * steps_begun(recipe)
@@ -95,7 +97,28 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         vllm_rows=recipe.engine.max_rows if recipe.engine.name == "vllm" else 0,
         cache_mib=recipe.engine.cache_mib,
         ranks=recipe.learner.ranks,
+        passes=run.passes_per_batch,
+        annotated=_annotated(run),
+        devices=_sampling_devices(recipe),
     )
+
+
+def _annotated(run: Plan) -> int:
+    """Count the passes over a batch before its updates: of the old policy or for its routes, and of a reference."""
+    recipe, row = run.recipe, run.algorithm
+    several = recipe.updates_per_batch * run.passes_per_batch > 1
+    old = (several or row.needs_old) and recipe.logp_old != "engine"
+    routes = recipe.routing.reads_routes and recipe.routing.replay is not ReplayFrom.ENGINE
+    return (old or routes) + row.needs_reference
+
+
+def _sampling_devices(recipe: Recipe) -> int:
+    """Count the devices that sample: one an address; of children the GPUs that a Ray gives them, else the run's own."""
+    engine, placement = recipe.engine, recipe.placement
+    if engine.address:
+        return len(addresses_of(engine.address))
+    given = int(engine.count * placement.engine_gpus) if placement.ray not in (None, LOCAL) else 0
+    return max(1, min(engine.count, given))
 
 
 def steps_begun(recipe: Recipe) -> int:

@@ -1,11 +1,10 @@
-"""What a device does in a second, and what it holds: a row of devices.toml, or this machine's processor, measured."""
+"""The constants of an estimate of time: a row of devices.toml, a file of one's own, or this machine, measured."""
 
 import time
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from groupwise.core.errors import UsageError, nearest
 CPU = "cpu"
 #: Rows of the square matrices that are multiplied to measure, bytes that are copied, and how often at most.
 MATRIX, COPIED, TRIES = 1024, 1 << 27, 8
+GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,11 @@ class Device:
     bandwidth        bytes a second from and to its memory, at most
     inside, between  bytes a second to another device of the same machine, and by its own card to another machine
     machine          devices of a machine
-    reached          share of bf16 or fp32 that a forward or backward pass reaches
-    sampling         share of the bandwidth that sampling reaches
+    reached          share of bf16 or fp32 that a pass reaches
+    streamed         share of the bandwidth that reading weights and caches reaches
     network          share of inside or between that a collective reaches
-    call, layer      seconds that a collective, and a layer of a pass, take at least
-    host             bytes a second between the processors of two ranks, on which rank 0 sends what it says
-    overlaps         whether weights and gradients pass while others are computed with
-    doubled          whether gradients pass twice, as where a backend adds up whole tensors and takes a part
+    host             bytes a second between two processes, on which weights go to an engine outside of the run
+    layer            seconds that a layer takes at least, for each pass over it
     source           where the numbers come from
     """
 
@@ -48,16 +46,13 @@ class Device:
     between: float
     machine: int
     reached: float
-    sampling: float
+    streamed: float
     network: float
-    call: float
-    layer: float
     host: float
-    overlaps: bool
-    doubled: bool
+    layer: float
     source: str
 
-    def speed(self, bf16: bool) -> float:
+    def rate(self, bf16: bool) -> float:
         """Operations a second that a pass reaches."""
         return self.reached * (self.bf16 if bf16 else self.fp32)
 
@@ -71,29 +66,54 @@ class Device:
 
 
 def known_devices() -> list[str]:
-    """The names that `device_of` takes."""
+    """List the names that `device_of` takes."""
     return [CPU, *(name for name in _table() if name not in (CPU, "assumed"))]
 
 
 def device_of(name: str, ranks: int, free: int) -> Device:
-    """The device of that name, of which `ranks` work together; `free` bytes are those of this machine's processor.
+    """Find the device of that name, of which `ranks` work together; `free` bytes are those of this machine.
 
-    Raises UsageError for a name that no row has.
+    Raises UsageError for a name that no row has, and for a file (NAME.toml) whose keys are not those of a row.
     """
     if name == CPU:
         return _measured(ranks, free)
-    if name not in known_devices():
-        raise UsageError(f"--device {name}: {nearest(name, known_devices())}")
-    row = _table()[name] | _table()["assumed"]
-    return Device(name=name, overlaps=True, doubled=False, **(row | {"memory": row["memory"] * 2**30}))
+    if name.endswith(".toml"):
+        row = _of_file(Path(name))
+    elif name in known_devices():
+        row = _table()["assumed"] | _table()[name]
+    else:
+        raise UsageError(f"--device {name}: {nearest(name, known_devices())}, or a file of constants, NAME.toml")
+    return Device(name=name, **(row | {"memory": row["memory"] * GIB}))
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """Read a device's row from a file; what every GPU is assumed to reach may be left out."""
+    try:
+        row = {"title": path.stem, "source": str(path), **_table()["assumed"], **tomllib.loads(path.read_text("utf-8"))}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--device {path}: cannot be read: {error}") from None
+    texts, known = {"title", "source"}, set(Device.__dataclass_fields__) - {"name"}
+    if wrong := sorted(known ^ set(row)):
+        words = [f"{key} is {'missing' if key in known else 'no such constant'}" for key in wrong]
+        raise UsageError(f"--device {path}: {', '.join(words)}; docs/scale.md lists the constants")
+    for key in sorted(known - texts):
+        if isinstance(row[key], bool) or not isinstance(row[key], int | float) or not row[key] > 0:
+            raise UsageError(f"--device {path}: {key} = {row[key]!r}: expected a number above 0")
+    return row
 
 
 def _measured(ranks: int, free: int) -> Device:
-    """A rank's part of this machine's processor: its threads, and the memory that all ranks share."""
-    row, threads = _table()[CPU], max(1, torch.get_num_threads() // ranks)
-    with _one_thread():
-        fp32, bf16 = (threads * _multiplied_per_second(dtype) for dtype in (torch.float32, torch.bfloat16))
-        bandwidth = _copied_per_second()
+    """Measure a rank's part of this machine's processor: its threads, and the memory that all ranks share."""
+    row, before = _table()[CPU], torch.get_num_threads()
+    threads = max(1, before // ranks)
+    one, other = torch.zeros(2, COPIED, dtype=torch.uint8)
+    matrices = [torch.rand(MATRIX, MATRIX).to(dtype) for dtype in (torch.float32, torch.bfloat16)]
+    torch.set_num_threads(1)  # two that share their cores with other work would wait for one another
+    try:
+        fp32, bf16 = (threads * 2 * MATRIX**3 / _quickest(partial(torch.mm, a, a)) for a in matrices)
+        bandwidth = 2 * COPIED / _quickest(partial(one.copy_, other))
+    finally:
+        torch.set_num_threads(before)
     return Device(
         name=CPU,
         title=f"{threads} thread{'s' * (threads > 1)} of this machine for each rank",
@@ -104,39 +124,13 @@ def _measured(ranks: int, free: int) -> Device:
         inside=row["host"],
         between=row["host"],
         machine=ranks,
-        overlaps=False,
-        doubled=True,
         source=f"measured now on one thread: products of {MATRIX} x {MATRIX}, a copy of {COPIED >> 20} MiB",
         **row,
     )
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Inside, torch has one: two that share their cores with other work would wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _multiplied_per_second(dtype: torch.dtype) -> float:
-    """Operations of a matrix product, two for each pair of numbers."""
-    a, b = (torch.rand(MATRIX, MATRIX).to(dtype) for _ in range(2))
-    return 2 * MATRIX**3 / _quickest(lambda: a @ b)
-
-
-def _copied_per_second() -> float:
-    """Bytes read and written."""
-    a = torch.zeros(COPIED, dtype=torch.uint8)
-    b = torch.empty_like(a)
-    return 2 * COPIED / _quickest(lambda: b.copy_(a))
-
-
 def _quickest(work: Callable[[], object]) -> float:
-    """Seconds of the quickest of some tries, of which the first only warms up."""
+    """Measure the seconds of the quickest of some tries, of which the first only warms up."""
     work()
     seconds = []
     for _ in range(TRIES):

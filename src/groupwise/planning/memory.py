@@ -15,10 +15,10 @@ from groupwise.planning.parts import (
     held_in,
     other_rank_parts,
     phases_of,
+    planned_run,
     policy_update,
     rank_0_parts,
 )
-from groupwise.planning.run_models import run_models
 from groupwise.planning.run_shape import RunShape
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
@@ -111,8 +111,7 @@ class Planner:
         adapter: AdapterSettings,
         device: str,
     ) -> None:
-        models = run_models(model, shape, learner.bf16, critic is not None, adapter)
-        self.run = PlannedRun(models, shape, learner, device)
+        self.run = planned_run(model, shape, learner, critic is not None, adapter, device)
         self._critic = critic
 
     def plan(self, held: int, free: int, ranks: int | None = None) -> MemoryPlan:

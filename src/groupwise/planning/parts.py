@@ -2,17 +2,26 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 
 from groupwise.engines.vllm import cache as vllm
+from groupwise.models.adapters.lora import with_adapters
+from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.models.adapters.targets import adapted_weights
 from groupwise.models.reward import tokens_at_once
-from groupwise.planning.activations import Computation, cached_widths, microbatch_bytes, trained_bytes, weight_bytes
+from groupwise.planning.activations import (
+    Computation,
+    cached_widths,
+    microbatch_bytes,
+    trained_bytes,
+    weight_bytes,
+    with_value_head,
+)
 from groupwise.planning.engine_memory import cache_bytes, drawing_bytes, prefill_tokens
-from groupwise.planning.run_models import Held, RunModels
 from groupwise.planning.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes, scored_sizes
-from groupwise.planning.shard_groups import FLOAT32, gathered, held_bytes, largest_whole, trained_part
+from groupwise.planning.shard_groups import FLOAT32, GroupedModel, gathered, held_bytes, largest_whole, trained_part
 from groupwise.planning.update_bytes import UpdateBytes, update_bytes
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.optimizer import GIVEN_BACK
@@ -59,12 +68,28 @@ class Cuts:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What the parts of a run depend on, beside its cuts."""
+    """What the parts of a run depend on, beside its cuts.
 
-    models: RunModels
+    base       the policy without adapters, as an engine samples from it
+    policy     the model that trains: with adapters, if the run has any
+    reference  the frozen copy; None if the policy without its adapters is the reference, or none is read
+    merged     bytes of the weights that adapters are merged into, on their way to the engine
+    """
+
+    base: Any
+    policy: GroupedModel
+    reference: GroupedModel | None
+    critic: GroupedModel | None
+    reward: GroupedModel | None
+    merged: int
     shape: RunShape
     learner: LearnerSettings
     device: str
+
+    @property
+    def models(self) -> list[GroupedModel]:
+        """The models that are there."""
+        return [one for one in (self.policy, self.reference, self.critic, self.reward) if one is not None]
 
     @property
     def on_cpu(self) -> bool:
@@ -76,10 +101,28 @@ class PlannedRun:
         return dataclasses.replace(self, shape=dataclasses.replace(self.shape, ranks=ranks))
 
 
+def planned_run(
+    model: Any, shape: RunShape, learner: LearnerSettings, critic: bool, adapter: AdapterSettings, device: str
+) -> PlannedRun:
+    """Derive a run's models from its policy, which is without memory and stays as it is."""
+    bf16 = learner.bf16
+    return PlannedRun(
+        base=model,
+        policy=GroupedModel.of(with_adapters(model, adapter) if adapter.rank else model, bf16),
+        reference=GroupedModel.of(model, bf16, shape.reference) if shape.reference else None,
+        critic=GroupedModel.of(with_value_head(model), bf16) if critic else None,
+        reward=GroupedModel.of(with_value_head(model, bias=False)) if shape.reward_model else None,
+        merged=sum(weight.numel() for weight in adapted_weights(model, adapter).values()) * FLOAT32,
+        shape=shape,
+        learner=learner,
+        device=device,
+    )
+
+
 def phases_of(run: PlannedRun) -> tuple[str, ...]:
     """List the phases that a run has."""
-    absent = {SCORING} if run.models.reward is None else set[str]()
-    absent |= {UPDATING_CRITIC} if run.models.critic is None else set()
+    absent = {SCORING} if run.reward is None else set[str]()
+    absent |= {UPDATING_CRITIC} if run.critic is None else set()
     absent |= {STARTING, SAVING} if run.shape.ranks == 1 else set()
     return tuple(phase for phase in PHASES if phase not in absent)
 
@@ -126,8 +169,7 @@ def held_in(ahead: bool) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
 
 def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
     """Size every part on rank 0, whose process holds so much already."""
-    models, ranks = run.models, run.shape.ranks
-    policy, critic = models.policy, models.critic
+    policy, critic, ranks = run.policy, run.critic, run.shape.ranks
     own = policy_update(run, cuts)
     critics = UpdateBytes(0, 0) if critic is None else _update(run, critic, cuts, cuts.critic, line=False)
     trained, critic_trained = (0 if one is None else trained_part(one.groups.every, ranks) for one in (policy, critic))
@@ -135,9 +177,9 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
         name: 0 if one is None else held_bytes(one.groups.every, ranks)
         for name, one in (
             ("weights", policy),
-            ("reference", models.reference),
+            ("reference", run.reference),
             ("critic", critic),
-            ("reward model", models.reward),
+            ("reward model", run.reward),
         )
     }
     return {
@@ -156,8 +198,8 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
         "critic's gradients": critic_trained,
         "critic's gathered weights": critics.gathered,
         "critic's activations": critics.activations,
-        "merged weights": models.merged,
-        "whole models": sum(held_bytes(one.groups.every, 1) for one in models.every) if run.on_cpu else 0,
+        "merged weights": run.merged,
+        "whole models": sum(held_bytes(one.groups.every, 1) for one in run.models) if run.on_cpu else 0,
         "a gathered weight": largest_whole(policy.groups, ranks) if ranks > 1 else 0,
         "gathered to be saved": _gathered_to_save(run) if run.on_cpu else 0,
     }
@@ -167,7 +209,7 @@ def other_rank_parts(run: PlannedRun, parts: dict[str, int], held: int) -> dict[
     """Size the parts of rank 1 from those of rank 0: columns alone of a batch, and the moments of its own rows."""
     ranks = run.shape.ranks
 
-    def moments(of: Held | None) -> int:
+    def moments(of: GroupedModel | None) -> int:
         every = () if of is None else of.groups.every
         return 2 * sum(weight.own(ranks, 1) for weight in every if weight.trains) * FLOAT32
 
@@ -175,17 +217,17 @@ def other_rank_parts(run: PlannedRun, parts: dict[str, int], held: int) -> dict[
         **parts,
         "process": min(held, LIBRARIES) if run.on_cpu else WORKSPACES,  # what comes later is an engine's
         "batch": parts["columns"],
-        "moments": moments(run.models.policy),
-        "critic": parts["critic"] - 2 * parts["critic's gradients"] + moments(run.models.critic),
+        "moments": moments(run.policy),
+        "critic": parts["critic"] - 2 * parts["critic's gradients"] + moments(run.critic),
     }
 
 
 def policy_update(run: PlannedRun, cuts: Cuts) -> UpdateBytes:
     """Size an update of the policy on rank 0, beside its gradients."""
-    return _update(run, run.models.policy, cuts, cuts.learner, run.learner.shared_prefixes)
+    return _update(run, run.policy, cuts, cuts.learner, run.learner.shared_prefixes)
 
 
-def _update(run: PlannedRun, of: Held, cuts: Cuts, tokens: int, line: bool) -> UpdateBytes:
+def _update(run: PlannedRun, of: GroupedModel, cuts: Cuts, tokens: int, line: bool) -> UpdateBytes:
     model, learner, ranks = of.model, run.learner, run.shape.ranks
     how = Computation(line, learner.bf16, learner.recompute, cuts.chunk_logits, cuts.held_logits)
     # What is alive is counted on shapes; those of a GPU can be made where torch sees one.
@@ -201,9 +243,9 @@ def _update(run: PlannedRun, of: Held, cuts: Cuts, tokens: int, line: bool) -> U
 
 def _scoring(run: PlannedRun, layer_token: float) -> dict[str, int]:
     """Size what a reward model takes to score a batch of rows."""
-    if run.models.reward is None:
+    if run.reward is None:
         return {"scored rows": 0, "gathered to score": 0}
-    ranks, groups = run.shape.ranks, run.models.reward.groups
+    ranks, groups = run.shape.ranks, run.reward.groups
     tokens = scored_sizes(run.shape, tokens_at_once(run.device)).largest
     # What lies around the layers, a layer and the next one.
     whole = gathered(groups.outer, ranks) + 2 * gathered(groups.largest, ranks)
@@ -212,15 +254,15 @@ def _scoring(run: PlannedRun, layer_token: float) -> dict[str, int]:
 
 def _gathered_to_save(run: PlannedRun) -> int:
     """Size what rank 0 holds to write a checkpoint: the whole policy, or with adapters one weight after another."""
-    ranks, groups = run.shape.ranks, run.models.policy.groups
+    ranks, groups = run.shape.ranks, run.policy.groups
     if ranks == 1:
         return 0
-    return largest_whole(groups, ranks) if run.models.merged else sum(w.rows * w.row for w in groups.every) * FLOAT32
+    return largest_whole(groups, ranks) if run.merged else sum(w.rows * w.row for w in groups.every) * FLOAT32
 
 
 def _kept(run: PlannedRun, *updates: UpdateBytes) -> dict[str, int]:
     """Size what the C library keeps of what an update frees: behind it, and inside it."""
-    over, large = run.shape.ranks > 1, trained_bytes(run.models.policy.model) >= GIVEN_BACK
+    over, large = run.shape.ranks > 1, trained_bytes(run.policy.model) >= GIVEN_BACK
     most = max(one.activations + over * one.gathered for one in updates) if run.on_cpu else 0
     inside = KEPT_INSIDE_LARGE if large else KEPT_INSIDE
     return {
@@ -231,7 +273,7 @@ def _kept(run: PlannedRun, *updates: UpdateBytes) -> dict[str, int]:
 
 def _engine(run: PlannedRun, held: int) -> dict[str, int]:
     """Size the copies of the weights for engines and checks, and the engines' processes, not counted beside a GPU."""
-    shape, weights = run.shape, weight_bytes(run.models.base)
+    shape, weights = run.shape, weight_bytes(run.base)
     packed = vllm.WEIGHTS if run.on_cpu and shape.vllm_rows else 1
     process = shape.engines * (vllm.PROCESS if shape.vllm_rows else min(held, LIBRARIES))
     return {
@@ -255,7 +297,7 @@ def _batch(run: PlannedRun) -> dict[str, int]:
 
 def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
     """Size keys and values, and what a step and a pass over prompts take; a layer takes so much for a token."""
-    shape, config, widths = run.shape, run.models.base.config, cached_widths(run.models.base)
+    shape, config, widths = run.shape, run.base.config, cached_widths(run.base)
     if shape.elsewhere:
         return {"engine's cache": 0, "held turns": 0, "cache between steps": 0, "drawing": 0}
     if shape.vllm_rows:

@@ -1,4 +1,4 @@
-"""What of a model's weights passes between ranks at once, from shapes alone; and what each rank holds of it.
+"""A model's weights over ranks, from shapes alone: what each rank holds, and what is gathered at once.
 
 FSDP2 deals a weight by its rows: of R rows over N ranks each holds the next ceil(R / N), the last ones fewer or
 none. Whatever passes is as large as if each held that many: rows that fill up are sent too.
@@ -33,7 +33,7 @@ class Weight:
     trains: bool = True
 
     def part(self, ranks: int) -> int:
-        """Numbers that rank 0 holds, and no rank more.
+        """Count the numbers that rank 0 holds, and no rank more.
 
         >>> [Weight(rows=15, row=20).part(ranks) for ranks in (1, 2, 64)]
         [300, 160, 20]
@@ -41,7 +41,7 @@ class Weight:
         return -(-self.rows // ranks) * self.row
 
     def own(self, ranks: int, rank: int) -> int:
-        """Numbers of this very rank.
+        """Count the numbers that a rank holds.
 
         >>> [Weight(rows=15, row=20).own(2, rank) for rank in (0, 1)]
         [160, 140]
@@ -70,15 +70,22 @@ class Groups:
         """The largest layer."""
         return max(self.layers, key=lambda layer: gathered(layer, 1), default=())
 
-    @property
-    def lowest(self) -> int:
-        """The first layer, from 0, that has a gradient; as many as there are layers where none has."""
-        trained = (i for i, layer in enumerate(self.layers) if any(weight.trains for weight in layer))
-        return next(trained, len(self.layers))
+
+@dataclass(frozen=True)
+class GroupedModel:
+    """A model, which may be without memory, and its weights in groups."""
+
+    model: Any
+    groups: Groups
+
+    @classmethod
+    def of(cls, model: Any, bf16: bool = False, itemsize: int = FLOAT32) -> "GroupedModel":
+        """Group a model's weights, of so many bytes each; `bf16` says whether it computes in bfloat16."""
+        return cls(model, groups_of(model, bf16, itemsize))
 
 
 def groups_of(model: Any, bf16: bool = False, held: int = FLOAT32) -> Groups:
-    """The groups that `Sharded` makes of a model, which may be without memory.
+    """Make the groups that `Sharded` makes of a model, which may be without memory.
 
     bf16  whether it computes in bfloat16 over float32: then its layers pass in bfloat16
     held  bytes of a number of its weights
@@ -100,17 +107,17 @@ def _weights(parameters: Iterable[nn.Parameter], held: int, passed: int) -> Iter
 
 
 def held_bytes(group: Iterable[Weight], ranks: int) -> int:
-    """Of a group's weights on rank 0; every rank keeps room for as many."""
+    """Size a group's weights on rank 0; every rank keeps room for as many."""
     return sum(weight.part(ranks) * weight.held for weight in group)
 
 
 def trained_part(group: Iterable[Weight], ranks: int) -> int:
-    """Bytes of a rank's gradients, which are float32 as its masters are."""
+    """Size a rank's gradients, which are float32 as its masters are."""
     return sum(weight.part(ranks) * FLOAT32 for weight in group if weight.trains)
 
 
 def gathered(group: Iterable[Weight], ranks: int) -> int:
-    """Bytes of the whole group on a rank that runs it, what fills up included.
+    """Size the whole group on a rank that runs it, what fills up included.
 
     >>> gathered([Weight(rows=15, row=20)], 2), gathered([Weight(rows=8, row=10, passed=2)], 64)
     (1280, 1280)
@@ -119,10 +126,10 @@ def gathered(group: Iterable[Weight], ranks: int) -> int:
 
 
 def summed(group: Iterable[Weight], ranks: int) -> int:
-    """Bytes of the whole group's gradients as they are added up over the ranks, in float32."""
+    """Size the whole group's gradients as they are added up over the ranks, in float32."""
     return ranks * trained_part(group, ranks)
 
 
 def largest_whole(groups: Groups, ranks: int) -> int:
-    """Bytes of the largest weight, gathered as it is held, as an engine takes it."""
+    """Size the largest weight, gathered as it is held, as an engine takes it."""
     return max((ranks * weight.part(ranks) * weight.held for weight in groups.every), default=0)

@@ -1,160 +1,202 @@
-"""An estimate of a step's seconds, by phase, from operations, bytes, and what a device does in a second.
+"""About how long a step takes: amounts of work, each over a constant of the device (planning/devices.py).
 
-computing   operations / (bf16 or fp32 x reached) + layers x layer
-passing     bytes / (network x inside, or the cards of a machine) + collectives x call + what rank 0 sends / host
-a phase     the larger of computing and the weights' and gradients' passing where the device overlaps them, else both
-sampling    for each token of a completion the larger of (weights + keys and values) / (bandwidth x sampling) and its
-            operations; and the prompts' operations
+    operations                  / (bf16 or fp32 x reached)
+    bytes of memory             / (bandwidth x streamed)
+    bytes over the network      / (inside or between x network)
+    bytes to engines outside    / host
+    layers, one after another   x layer
+
+A piece of work takes the longest of these: the others are hidden behind it. All are of the device that has most to do.
 """
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
+from groupwise.models.moe.record import routers
+from groupwise.models.reward import tokens_at_once
+from groupwise.planning.activations import cached_widths
 from groupwise.planning.devices import Device
-from groupwise.planning.run_shape import RunShape
-from groupwise.planning.traffic import Traffic, sends
-from groupwise.planning.work import Work
+from groupwise.planning.parts import Cuts, PlannedRun
+from groupwise.planning.run_shape import MicrobatchSizes, RunShape, microbatch_sizes, minibatch_rows, scored_sizes
+from groupwise.planning.shard_groups import GroupedModel, gathered, held_bytes, summed, trained_part
+from groupwise.training.sharded import decoder_layers
 
-#: What AdamW reads and writes for each number of a gradient: weight, gradient and two moments; all but the gradient.
+#: Numbers that AdamW reads and writes for each of a gradient: weight, gradient and two moments; all but the gradient.
 ADAMW = 7
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A part of a step.
+class Work:
+    """A piece of work, in the amounts above; `bf16` says in which type its operations are."""
 
-    computing  seconds of one rank; of sampling those of one engine
-    passing    seconds in which weights, gradients, columns and the batch pass, beside what they share with computing
-    operations of all ranks together
-    """
+    operations: float = 0.0
+    memory: float = 0.0
+    network: float = 0.0
+    outside: float = 0.0
+    layers: float = 0.0
+    bf16: bool = False
+
+    def seconds(self, device: Device, ranks: int) -> float:
+        """Divide each amount by its constant, and take the longest."""
+        return max(
+            self.operations / (device.reached * (device.bf16 if self.bf16 else device.fp32)),
+            self.memory / (device.streamed * device.bandwidth),
+            self.network / device.link(ranks),
+            self.outside / device.host,
+            self.layers * device.layer,
+        )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a step: the sums of its work, which is done piece after piece."""
 
     name: str
-    computing: float
-    passing: float = 0.0
-    operations: float = 0.0
+    operations: float
+    memory: float
+    network: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Counts of a model's weights and channels.
+
+    dense     weights of the layers' matrices that every token goes through
+    experts   weights of all experts; chosen  the share of them that a token goes through
+    head      weights of the head
+    trained   the share of all these that have a gradient
+    channels  of the queries in all layers
+    cached    numbers of keys and values of a token
+    """
+
+    layers: int
+    dense: int
+    experts: int
+    chosen: float
+    head: int
+    trained: float
+    channels: int
+    cached: int
 
     @property
-    def seconds(self) -> float:
-        """Both, one after the other."""
-        return self.computing + self.passing
+    def of_token(self) -> float:
+        """The layers' weights that a token goes through."""
+        return self.dense + self.chosen * self.experts
 
-    def times(self, count: int) -> "Phase":
-        """So many of them, one after another."""
-        return Phase(self.name, count * self.computing, count * self.passing, count * self.operations)
+    def forward(self, shape: RunShape, prompts: float, new: float) -> float:
+        """Count the operations of a forward pass over so many tokens of prompts and of completions.
+
+        2 a weight and token, of the head for completions alone; 4 a channel and pair of a token and one it attends to.
+        """
+        pairs = prompts * shape.prompt / 2 + new * (shape.prompt + shape.completion / 2)
+        return 2 * (prompts + new) * self.of_token + 2 * new * self.head + 4 * pairs * self.channels
+
+    def read(self, rows: int) -> float:
+        """Count the weights that a pass over `rows` tokens reads: of experts those that any of them goes to.
+
+        If each token chooses by itself, all of them leave an expert out with probability (1 - chosen)^rows.
+        """
+        return self.dense + self.head + self.experts * (1 - (1 - self.chosen) ** rows)
 
 
-def passing(traffic: Traffic, ranks: int, device: Device) -> float:
-    """Seconds of everything that passes, where nothing is computed meanwhile.
-
-    What each rank gets over its own connection is as `Traffic.received` has it; gradients twice with `doubled`.
-    """
-    if ranks == 1:
-        return 0.0
-    twice = replace(traffic, scattered=traffic.scattered * (1 + device.doubled), sent=0)
-    return (
-        twice.received(ranks) / device.link(ranks)
-        + traffic.calls * device.call
-        + sends(traffic.sent, ranks) / device.host
+def numbers_of(model: Any) -> Numbers:
+    """Count a model without memory; if its routers do not say how many experts they choose, a token goes to all."""
+    layers = decoder_layers(model)
+    dense, experts = ({id(p): p for m in layers for p in m.parameters() if p.dim() == dim} for dim in (2, 3))
+    head, known, config = model.get_output_embeddings().weight, routers(model), model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    every = [head, *dense.values(), *experts.values()]
+    return Numbers(
+        layers=len(layers),
+        dense=sum(p.numel() for p in dense.values()),
+        experts=sum(p.numel() for p in experts.values()),
+        chosen=known[0].chosen / known[0].experts if known else 1.0,
+        head=head.numel(),
+        trained=sum(p.numel() for p in every if p.requires_grad) / sum(p.numel() for p in every),
+        channels=len(layers) * config.num_attention_heads * width,
+        cached=sum(cached_widths(model)),
     )
 
 
-def phase(name: str, computing: float, traffic: Traffic, ranks: int, device: Device, operations: float = 0.0) -> Phase:
-    """A phase in which a rank computes so many seconds and this much passes."""
-    apart = replace(traffic, gathered=0, scattered=0, calls=0)
-    beside = passing(replace(traffic, joined=0, sent=0), ranks, device)
-    exposed = max(0.0, beside - computing) if device.overlaps else beside
-    return Phase(name, computing, exposed + passing(apart, ranks, device), operations)
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """What a pass over rows of equal length runs.
-
-    tokens     of the rank that runs most
-    every      of all ranks
-    pairs      of a token and one that it attends to, a token of the rows
-    predicted  share of the tokens from which one is predicted
-    """
-
-    tokens: int
-    every: int
-    pairs: float
-    predicted: float
-
-
-def tokens_of(shape: RunShape, busiest: int, every: int, line: bool) -> Tokens:
-    """With P of a prompt, C of a completion, G completions of a prompt: a group's pairs are P^2 / 2 + G (P C + C^2 / 2)
-    where its prompt is run once, over P + G C tokens; else each row's (P + C)^2 / 2 over P + C.
-    """
-    p, c, g = shape.prompt, shape.completion, shape.samples
-    if line:
-        pairs, tokens, predicted = p * p / 2 + g * (p * c + c * c / 2), p + g * c, g * c
-    else:
-        pairs, tokens, predicted = (p + c) ** 2 / 2, p + c, c
-    return Tokens(busiest, every, pairs / tokens, predicted / tokens)
-
-
-def forward_seconds(work: Work, tokens: Tokens, rounds: int, device: Device, bf16: bool) -> tuple[float, float]:
-    """Of the rank that runs most; and the operations of all ranks."""
-    own, every = (work.forward(n, n * tokens.pairs, n * tokens.predicted) for n in (tokens.tokens, tokens.every))
-    return own / device.speed(bf16) + rounds * work.layers * device.layer, every
-
-
-def training_seconds(
-    work: Work, tokens: Tokens, rounds: int, device: Device, bf16: bool, recompute: bool, trains_head: bool
-) -> tuple[float, float]:
-    """The same, forward and backward; a layer's backward pass takes at least as long as two forward."""
-    own, every = (
-        work.training(n, n * tokens.pairs, n * tokens.predicted, recompute, trains_head)
-        for n in (tokens.tokens, tokens.every)
-    )
-    return own / device.speed(bf16) + rounds * work.layers * device.layer * (3 + recompute), every
-
-
-def optimizer_seconds(gradients: int, device: Device) -> float:
-    """AdamW on a rank whose gradients are so many bytes, read and written as fast as its memory goes."""
-    return ADAMW * gradients / device.bandwidth
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a step's completions are sampled.
-
-    devices   that sample, each an equal share of the completions
-    engines   that share a device: each reads weights of its own, and they take turns at its memory and its units
-    at_once   completions side by side in each engine
-    launches  whether a layer takes the least that it takes, as it does where it is not recorded beforehand
-    """
-
-    devices: int
-    engines: int
-    at_once: int
-    launches: bool
-
-
-def sampling_seconds(work: Work, shape: RunShape, how: Sampling, device: Device) -> Phase:
-    """Of each device that samples: its prompts, and then its completions, as many side by side as it may."""
-    rows = -(-shape.prompts * shape.samples // how.devices)
-    of_engine = -(-rows // how.engines)
-    at_once, speed = min(of_engine, how.at_once), device.speed(shape.engine == 2)
-    context = shape.prompt + shape.completion / 2
-    of_row = work.token + work.head + context * work.pair
-    read = how.engines * (work.read(at_once) + at_once * context * work.cached) * shape.engine
-    token = max(read / (device.bandwidth * device.sampling), how.engines * at_once * of_row / speed)
-    token += how.launches * how.engines * work.layers * device.layer
-    prompts = -(-shape.prompts // how.devices) * shape.prompt
-    before = work.forward(prompts, prompts * shape.prompt / 2, 0)
-    seconds = before / speed + -(-of_engine // at_once) * shape.completion * token
-    return Phase("generate", seconds, 0.0, how.devices * (before + rows * shape.completion * of_row))
-
-
-def loading_seconds(weights: int, shape: RunShape, device: Device) -> float:
-    """The engines' copies are written anew: inside in memory, else on their way between two processors."""
-    written = weights // 4 * shape.engine
-    return weights / device.host if shape.outside else (weights + written) / device.bandwidth
+def step_phases(run: PlannedRun, cuts: Cuts, device: Device) -> list[Phase]:
+    """Estimate the phases of a step, in its order."""
+    shape, learner = run.shape, run.learner
+    whole = dataclasses.replace(shape, minibatches=1)
+    trained = [(run.policy, cuts.learner, learner.shared_prefixes, shape.annotated)]
+    trained += [] if run.critic is None else [(run.critic, cuts.critic, False, 1)]
+    frozen, updates = [], []
+    for model, tokens, line, times in trained:
+        frozen += [passed(model, whole, microbatch_sizes(whole, tokens, line), learner.bf16)] * times
+        sizes = microbatch_sizes(shape, tokens, line)
+        both = passed(model, shape, sizes, learner.bf16, trains=True, recompute=learner.recompute)
+        adamw = Work(memory=ADAMW * trained_part(model.groups.every, shape.ranks))
+        updates += [both, adamw] * shape.passes * min(shape.minibatches, shape.prompts)
+    parts = {"generate": [sampled(numbers_of(run.base), shape)]}
+    if run.reward is not None:
+        parts["score"] = [passed(run.reward, whole, scored_sizes(shape, tokens_at_once(run.device)), bf16=False)]
+    parts |= {"annotate": frozen, "update": updates, "load weights": [loaded(run.policy, shape)]}
+    return [phase(name, work, device, shape.ranks) for name, work in parts.items()]
 
 
 def step_seconds(phases: Sequence[Phase], beside: bool) -> float:
-    """One phase after another; `beside`: the next batch is sampled, by others' hands, while this one trains."""
+    """Add up the phases; `beside` says whether others sample the next batch while this one trains."""
     training = sum(phase.seconds for phase in phases[1:])
     return max(phases[0].seconds, training) if beside else phases[0].seconds + training
+
+
+def phase(name: str, work: Sequence[Work], device: Device, ranks: int) -> Phase:
+    """Add up pieces of work; bytes to engines outside count as network."""
+    operations, memory = sum(one.operations for one in work), sum(one.memory for one in work)
+    network = sum(one.network + one.outside for one in work)
+    return Phase(name, operations, memory, network, sum(one.seconds(device, ranks) for one in work))
+
+
+def sampled(numbers: Numbers, shape: RunShape) -> Work:
+    """Count what a device that samples does: prompts, then completions, as many side by side as there are places.
+
+    Engines that share a device each read the weights for themselves.
+    """
+    rows, engines = -(-shape.prompts * shape.samples // shape.devices), -(-shape.engines // shape.devices)
+    at_once = min(-(-rows // engines), shape.rows)
+    steps, new = -(-rows // (engines * at_once)) * shape.completion, rows * shape.completion
+    cache = new * (shape.prompt + shape.completion / 2) * numbers.cached
+    return Work(
+        operations=numbers.forward(shape, -(-shape.prompts // shape.devices) * shape.prompt, new),
+        memory=(engines * steps * numbers.read(at_once) + cache) * shape.engine,
+        layers=0 if shape.vllm_rows else engines * steps * numbers.layers,  # vLLM's are recorded beforehand
+        bf16=shape.engine == 2,
+    )
+
+
+def passed(
+    of: GroupedModel, shape: RunShape, sizes: MicrobatchSizes, bf16: bool, trains: bool = False, recompute: bool = False
+) -> Work:
+    """Count what the rank with most microbatches of a minibatch does, forward and, if it trains, backward.
+
+    For each microbatch weights are gathered, layers again to go backward, and gradients are added up. A backward pass
+    is a forward one for what came in and one more for the weights that train.
+    """
+    numbers, groups, ranks = numbers_of(of.model), of.groups, shape.ranks
+    rounds, new = -(-sizes.count // ranks), minibatch_rows(shape) * (shape.completion - 1)
+    share = rounds / sizes.count
+    moved = gathered(groups.every, ranks)
+    if trains:
+        moved += sum(gathered(layer, ranks) for layer in groups.layers) + summed(groups.every, ranks)
+    return Work(
+        operations=numbers.forward(shape, share * (sizes.tokens - new), share * new)
+        * (2 + numbers.trained + recompute if trains else 1),
+        memory=rounds * moved,
+        network=rounds * moved * (ranks - 1) / ranks,  # all but the rank's own part, in a ring
+        layers=rounds * numbers.layers * (3 + recompute if trains else 1),
+        bf16=bf16,
+    )
+
+
+def loaded(policy: GroupedModel, shape: RunShape) -> Work:
+    """Count what brings the weights to the engine: they are gathered, and written or sent."""
+    weights = shape.ranks * held_bytes(policy.groups.every, shape.ranks)
+    written = 0 if shape.outside else weights + weights // 4 * shape.engine
+    return Work(memory=written, network=weights * (shape.ranks - 1) / shape.ranks, outside=weights * shape.outside)
