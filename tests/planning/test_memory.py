@@ -217,6 +217,12 @@ def test_a_critic_has_moments_gradients_and_a_phase_of_its_own():
     assert "updating the critic" not in planned().phases
 
 
+def test_a_critic_holds_its_activations_where_the_policy_recomputes_them():
+    plain, again = (planned(critic=CriticSettings(), recompute=recompute).parts for recompute in (False, True))
+    assert again["activations"] < plain["activations"]
+    assert again["critic's activations"] == plain["critic's activations"]
+
+
 def test_recomputed_layers_and_fewer_rows_take_less():
     assert planned(recompute=True).parts["activations"] < planned().parts["activations"]
     fewer = planned(shape=dataclasses.replace(SHAPE, rows=8))

@@ -174,9 +174,12 @@ def test_weights_are_written_or_sent_to_an_engine_outside() -> None:
     assert (outside.memory, outside.network, outside.outside) == (0, 0, size)
 
 
-def phases(critic: CriticSettings | None = None, **changes: object) -> dict[str, Phase]:
-    shape = dataclasses.replace(SHAPE, **changes)
-    planner = Planner(MODEL, shape, LearnerSettings(tokens_per_microbatch=40), critic, AdapterSettings(), "cuda")
+def phases(critic: CriticSettings | None = None, recompute: bool = False, **changes: object) -> dict[str, Phase]:
+    shape, settings = (
+        dataclasses.replace(SHAPE, **changes),
+        LearnerSettings(tokens_per_microbatch=40, recompute=recompute),
+    )
+    planner = Planner(MODEL, shape, settings, critic, AdapterSettings(), "cuda")
     return {each.name: each for each in step_phases(planner.run, planner.plan(0, 1 << 40).cuts, H100)}
 
 
@@ -192,9 +195,11 @@ def test_a_step_has_its_passes_and_updates() -> None:
     assert more["annotate"].operations == 2 * once.operations
     assert more["update"].operations == 6 * once.operations
     assert more["score"].operations > 0
+    again = phases(critic=CriticSettings(tokens_per_microbatch=40), recompute=True)
     ppo = phases(critic=CriticSettings(tokens_per_microbatch=40))
     assert ppo["annotate"].operations > 0
     assert ppo["update"].operations > plain["update"].operations
+    assert again["update"].operations - ppo["update"].operations == once.operations, "of the policy alone"
 
 
 def test_phases_add_up_unless_others_sample_beside_them() -> None:

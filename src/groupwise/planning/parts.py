@@ -171,7 +171,7 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
     """Size every part on rank 0, whose process holds so much already."""
     policy, critic, ranks = run.policy, run.critic, run.shape.ranks
     own = policy_update(run, cuts)
-    critics = UpdateBytes(0, 0) if critic is None else _update(run, critic, cuts, cuts.critic, line=False)
+    critics = UpdateBytes(0, 0) if critic is None else _update(run, critic, cuts, cuts.critic)
     trained, critic_trained = (0 if one is None else trained_part(one.groups.every, ranks) for one in (policy, critic))
     dealt = {
         name: 0 if one is None else held_bytes(one.groups.every, ranks)
@@ -224,12 +224,15 @@ def other_rank_parts(run: PlannedRun, parts: dict[str, int], held: int) -> dict[
 
 def policy_update(run: PlannedRun, cuts: Cuts) -> UpdateBytes:
     """Size an update of the policy on rank 0, beside its gradients."""
-    return _update(run, run.policy, cuts, cuts.learner, run.learner.shared_prefixes)
+    learner = run.learner
+    return _update(run, run.policy, cuts, cuts.learner, learner.shared_prefixes, learner.recompute)
 
 
-def _update(run: PlannedRun, of: GroupedModel, cuts: Cuts, tokens: int, line: bool) -> UpdateBytes:
-    model, learner, ranks = of.model, run.learner, run.shape.ranks
-    how = Computation(line, learner.bf16, learner.recompute, cuts.chunk_logits, cuts.held_logits)
+def _update(
+    run: PlannedRun, of: GroupedModel, cuts: Cuts, tokens: int, line: bool = False, recompute: bool = False
+) -> UpdateBytes:
+    model, ranks = of.model, run.shape.ranks
+    how = Computation(line, run.learner.bf16, recompute, cuts.chunk_logits, cuts.held_logits)
     # What is alive is counted on shapes; those of a GPU can be made where torch sees one.
     device = run.device if run.on_cpu or torch.cuda.is_available() else "cpu"
     every = microbatch_rows(run.shape, tokens, line)

@@ -125,13 +125,13 @@ def step_phases(run: PlannedRun, cuts: Cuts, device: Device) -> list[Phase]:
     """Estimate the phases of a step, in its order."""
     shape, learner = run.shape, run.learner
     whole = dataclasses.replace(shape, minibatches=1)
-    trained = [(run.policy, cuts.learner, learner.shared_prefixes, shape.annotated)]
-    trained += [] if run.critic is None else [(run.critic, cuts.critic, False, 1)]
+    trained = [(run.policy, cuts.learner, learner.shared_prefixes, learner.recompute, shape.annotated)]
+    trained += [] if run.critic is None else [(run.critic, cuts.critic, False, False, 1)]
     frozen, updates = [], []
-    for model, tokens, line, times in trained:
+    for model, tokens, line, recompute, times in trained:
         frozen += [passed(model, whole, microbatch_sizes(whole, tokens, line), learner.bf16)] * times
         sizes = microbatch_sizes(shape, tokens, line)
-        both = passed(model, shape, sizes, learner.bf16, trains=True, recompute=learner.recompute)
+        both = passed(model, shape, sizes, learner.bf16, trains=True, recompute=recompute)
         adamw = Work(memory=ADAMW * trained_part(model.groups.every, shape.ranks))
         updates += [both, adamw] * shape.passes * min(shape.minibatches, shape.prompts)
     parts = {"generate": [sampled(numbers_of(run.base), shape)]}
