@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from groupwise.planning.activations import without_memory
 from groupwise.planning.devices import device_of
 from groupwise.planning.run_shape import MicrobatchSizes, RunShape
-from groupwise.planning.shard_groups import GroupedModel, held_bytes, trained_part
+from groupwise.planning.shard_groups import GroupedModel, groups_of, held_bytes, trained_part
 from groupwise.planning.step_time import ADAMW, Work, passed
 
 #: Llama 3 of 8 and of 70 billion parameters, from Meta's model cards.
@@ -61,7 +61,8 @@ def llama(size: str) -> Any:
 
 def update(row: Published) -> list[Work]:
     """One microbatch on each device, forward and backward, and AdamW, by the plan."""
-    held = GroupedModel.of(llama(row.model), bf16=True)
+    model = llama(row.model)
+    held = GroupedModel(model, groups_of(model, bf16=True))
     shape = RunShape(
         prompts=row.rows * row.ranks,
         samples=1,
@@ -93,7 +94,7 @@ def main() -> None:
     for ranks, published in ((1, 120.0), (64, 1.88)):
         ours = 16 * numbers / ranks / 1e9
         print(f"  {ranks:>3} ranks: published {published:g} GB, of 16 bytes a parameter {ours:.3g} GB")
-    groups = GroupedModel.of(llama("8B")).groups
+    groups = groups_of(llama("8B"))
     held = held_bytes(groups.every, 64) + 3 * trained_part(groups.every, 64)
     each = 64 * held / sum(w.rows * w.row for w in groups.every)
     print(f"   64 ranks: {each:.2f} bytes a parameter by the groups of Llama 3 8B, rows that fill up included")

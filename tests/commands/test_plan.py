@@ -117,7 +117,10 @@ def test_adapters_a_critic_and_a_reference_are_counted() -> None:
     assert adapted.memory.parts["moments"] < plain.memory.parts["moments"] / 4
     assert "adapters of rank 2 train" in said(adapted)
     ppo = planned(4, algorithm={"name": "ppo"}, passes_per_batch=2)
-    more = [later.operations - before.operations for later, before in zip(ppo.phases, plain.phases, strict=True)]
+    more = [
+        later.total("operations") - before.total("operations")
+        for later, before in zip(ppo.phases, plain.phases, strict=True)
+    ]
     assert more[0] == more[-1] == 0, "it samples and loads the same"
     assert min(more[1:-1]) > 0, "values are annotated, and the critic is updated"
     assert ppo.memory.parts["critic"] > 0
@@ -129,9 +132,11 @@ def test_experts_are_run_in_part_and_gathered_whole(tmp_path: Path) -> None:
     over, dense = planned(2, model=model), planned(2)
     assert "of which a token goes through" in said(over)
     assert "of which a token goes through" not in said(dense)
-    assert over.phases[-1].network == pytest.approx(4 * weights(over) / 2, rel=0.01), "all of them, from the other rank"
+    assert over.phases[-1].total("network") == pytest.approx(4 * weights(over) / 2, rel=0.01), (
+        "all of them, from the other rank"
+    )
     most = 6 * weights(over) * 64 * 8 * (8 + 32) / 2
-    assert over.phases[-2].operations < most / 2
+    assert over.phases[-2].total("operations") < most / 2
 
 
 def test_what_a_run_annotates_is_counted() -> None:
@@ -165,7 +170,7 @@ def test_a_plan_adds_no_device_that_is_not_there(changes: dict[str, Any], device
     plan = planned(2, **changes)
     assert plan.shape.devices == devices
     if devices == 1:
-        assert plan.phases[0].operations == planned(2).phases[0].operations
+        assert plan.phases[0].total("operations") == planned(2).phases[0].total("operations")
 
 
 def test_seconds_fall_with_ranks_until_microbatches_run_out() -> None:

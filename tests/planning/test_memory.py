@@ -14,7 +14,7 @@ from groupwise.models.adapters.targets import adapted_weights, adapter_size
 from groupwise.planning import parts
 from groupwise.planning.activations import weight_bytes, with_value_head, without_memory
 from groupwise.planning.memory import ACTIVATIONS_ON_CPU, OTHER_RANKS, TOKENS_ON_CPU, MemoryPlan, plan
-from groupwise.planning.parts import LATER, LIBRARIES
+from groupwise.planning.parts import LATER, LIBRARIES, planned_run
 from groupwise.planning.run_shape import RunShape, microbatch_rows
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
@@ -53,7 +53,7 @@ def planned(
     adapter: AdapterSettings = AdapterSettings(),
     **keys: Any,
 ) -> MemoryPlan:
-    return plan(MODEL, shape, LearnerSettings(**keys), critic, adapter, "cpu", HELD, free)
+    return plan(planned_run(MODEL, shape, LearnerSettings(**keys), critic, adapter, "cpu"), HELD, free)
 
 
 def test_the_peak_is_that_of_the_largest_phase_not_the_sum_of_everything():
@@ -91,7 +91,8 @@ def test_on_a_cpu_no_more_activations_than_pay():
         num_key_value_heads=3,
         tie_word_embeddings=True,
     )
-    memory = plan(without_memory(config), shape, LearnerSettings(), None, AdapterSettings(), "cpu", HELD, ROOM)
+    model = without_memory(config)
+    memory = plan(planned_run(model, shape, LearnerSettings(), None, AdapterSettings(), "cpu"), HELD, ROOM)
     assert memory.cuts.learner == TOKENS_ON_CPU // 2
     assert memory.parts["activations"] <= ACTIVATIONS_ON_CPU
     assert planned(shape=shape).cuts.learner == TOKENS_ON_CPU
@@ -155,7 +156,7 @@ def test_an_engine_of_half_the_bytes_has_half_the_weights_and_half_the_cache():
 
 def test_other_processes_have_libraries_and_nothing_of_what_this_one_did_before():
     shape = dataclasses.replace(SHAPE, ranks=2, outside=True)
-    long_lived = plan(MODEL, shape, LearnerSettings(), None, AdapterSettings(), "cpu", 8 << 30, ROOM)
+    long_lived = plan(planned_run(MODEL, shape, LearnerSettings(), None, AdapterSettings(), "cpu"), 8 << 30, ROOM)
     assert long_lived.follower is not None
     assert long_lived.parts["process"] > 8 << 30
     assert long_lived.parts["engine's process"] == long_lived.follower.parts["process"] == LIBRARIES

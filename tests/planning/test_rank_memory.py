@@ -11,10 +11,9 @@ import pytest
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.planning import parts
 from groupwise.planning.activations import MicrobatchBytes, weight_bytes
-from groupwise.planning.memory import OTHER_RANKS, MemoryPlan, Planner, plan
-from groupwise.planning.parts import KEPT_INSIDE, KEPT_INSIDE_LARGE, WORKSPACES
-from groupwise.planning.shard_groups import Groups, Weight, gathered, groups_of, summed
-from groupwise.planning.update_bytes import update_bytes
+from groupwise.planning.memory import OTHER_RANKS, USABLE, MemoryPlan, fewest_ranks, plan
+from groupwise.planning.parts import KEPT_INSIDE, KEPT_INSIDE_LARGE, WORKSPACES, planned_run
+from groupwise.planning.shard_groups import Groups, Weight, gathered, groups_of, summed, update_bytes
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from tests.planning.test_memory import HELD, MODEL, RANK_4, ROOM, SHAPE
@@ -31,7 +30,7 @@ def planned(
 ) -> MemoryPlan:
     shape = dataclasses.replace(SHAPE, ranks=ranks, **changes)
     settings = LearnerSettings(tokens_per_microbatch=250, chunk_logits=1 << 20, held_logits=0)
-    return plan(MODEL, shape, settings, critic, adapter, device, HELD, ROOM)
+    return plan(planned_run(MODEL, shape, settings, critic, adapter, device), HELD, ROOM)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -133,12 +132,14 @@ def test_on_gpus_more_ranks_hold_less_each_and_on_one_machine_more_together() ->
     assert together == sorted(together)
 
 
-def test_a_planner_plans_any_number_of_ranks() -> None:
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 8, 11, 2000])
+def test_the_fewest_ranks_are_the_first_at_which_each_has_room(most: int) -> None:
+    """Room for what each of so many ranks holds is too little for one rank less; for 2,000 none is tried."""
     settings = LearnerSettings(tokens_per_microbatch=250, chunk_logits=1 << 20, held_logits=0)
-    planner = Planner(MODEL, SHAPE, settings, None, AdapterSettings(), "cpu")
-    for ranks in (1, 2, 5):
-        assert planner.plan(HELD, ROOM, ranks) == planned(ranks)
-    assert planner.plan(HELD, ROOM) == planned(SHAPE.ranks)
+    run = planned_run(MODEL, SHAPE, settings, None, AdapterSettings(), "cuda")
+    room = int(plan(run.over(most), 0, ROOM).peak / USABLE) + 1
+    fewest = next((n for n in range(1, 17) if plan(run.over(n), 0, room).fits), None)
+    assert fewest_ranks(run, 0, room) == fewest if most < 2000 else fewest_ranks(run, 0, 10**6) is None
 
 
 LAYER = (Weight(rows=4, row=10),)

@@ -14,9 +14,10 @@ from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.planning.activations import without_memory
 from groupwise.planning.devices import Device, device_of, known_devices
-from groupwise.planning.memory import Planner
+from groupwise.planning.memory import plan
+from groupwise.planning.parts import planned_run
 from groupwise.planning.run_shape import RunShape, microbatch_sizes
-from groupwise.planning.shard_groups import GroupedModel, gathered, held_bytes, trained_part
+from groupwise.planning.shard_groups import GroupedModel, gathered, groups_of, held_bytes, trained_part
 from groupwise.planning.step_time import (
     ADAMW,
     Numbers,
@@ -25,7 +26,6 @@ from groupwise.planning.step_time import (
     loaded,
     numbers_of,
     passed,
-    phase,
     sampled,
     step_phases,
     step_seconds,
@@ -36,7 +36,7 @@ from tests.planning.test_run_shape import SHAPE
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4}
 MODEL = without_memory(LlamaConfig(vocab_size=300, intermediate_size=160, tie_word_embeddings=True, **SIZES))
-GROUPED = GroupedModel.of(MODEL)
+GROUPED = GroupedModel(MODEL, groups_of(MODEL))
 LAYER = 4 * 64 * 64 + 3 * 64 * 160
 H100 = device_of("h100", 1, 0)
 NUMBERS = Numbers(layers=2, dense=500, experts=0, chosen=1.0, head=100, trained=1.0, channels=8, cached=32)
@@ -83,13 +83,12 @@ def test_each_amount_is_over_its_constants(work: Work, constant: str) -> None:
     assert work.seconds(quicker, 8) == pytest.approx(work.seconds(H100, 8) / 2)
 
 
-def test_work_takes_the_longest_of_its_amounts_and_pieces_come_one_after_another() -> None:
+def test_work_takes_the_longest_of_its_amounts() -> None:
     slow, quick = Work(operations=1e15, memory=1.0, network=1.0, layers=1.0), Work(memory=1e12)
     assert slow.seconds(H100, 8) == Work(operations=1e15).seconds(H100, 8)
     assert Work(layers=10).seconds(H100, 8) == pytest.approx(10 * H100.layer)
-    both = phase("update", [slow, quick], H100, 8)
-    assert both.seconds == slow.seconds(H100, 8) + quick.seconds(H100, 8)
-    assert (both.operations, both.memory, both.network) == (1e15, 1.0 + 1e12, 1.0)
+    both = Phase("update", (slow, quick), 0.0)
+    assert [both.total(amount) for amount in ("operations", "memory", "network")] == [1e15, 1.0 + 1e12, 1.0]
 
 
 def test_more_ranks_than_a_machine_has_pass_over_the_network() -> None:
@@ -140,7 +139,8 @@ def run_tokens(tokens: int) -> tuple[int, int]:
 
 
 def test_of_frozen_weights_nothing_but_what_came_in_has_a_gradient() -> None:
-    adapted = GroupedModel.of(with_adapters(MODEL, AdapterSettings(rank=4)))
+    model = with_adapters(MODEL, AdapterSettings(rank=4))
+    adapted = GroupedModel(model, groups_of(model))
     added = 3 * 4 * (8 * 64 + 3 * (64 + 160))
     share = added / (3 * LAYER + added + 300 * 64)
     forward, both = of_passes(of=adapted), of_passes(of=adapted, trains=True)
@@ -179,27 +179,30 @@ def phases(critic: CriticSettings | None = None, recompute: bool = False, **chan
         dataclasses.replace(SHAPE, **changes),
         LearnerSettings(tokens_per_microbatch=40, recompute=recompute),
     )
-    planner = Planner(MODEL, shape, settings, critic, AdapterSettings(), "cuda")
-    return {each.name: each for each in step_phases(planner.run, planner.plan(0, 1 << 40).cuts, H100)}
+    run = planned_run(MODEL, shape, settings, critic, AdapterSettings(), "cuda")
+    return {each.name: each for each in step_phases(run, plan(run, 0, 1 << 40).cuts, H100)}
 
 
 def test_a_step_has_its_passes_and_updates() -> None:
     once = of_passes()
     plain = phases()
     assert list(plain) == ["generate", "annotate", "update", "load weights"]
-    assert (plain["annotate"].operations, plain["update"].operations) == (0, 3 * once.operations)
+    assert plain["update"].seconds == sum(piece.seconds(H100, 1) for piece in plain["update"].work)
+    assert (plain["annotate"].total("operations"), plain["update"].total("operations")) == (0, 3 * once.operations)
     adamw = ADAMW * trained_part(GROUPED.groups.every, 1)
-    assert plain["update"].memory == of_passes(trains=True).memory + adamw
+    assert plain["update"].total("memory") == of_passes(trains=True).memory + adamw
     more = phases(annotated=2, passes=2, reward_model=True)
     assert list(more) == ["generate", "score", "annotate", "update", "load weights"]
-    assert more["annotate"].operations == 2 * once.operations
-    assert more["update"].operations == 6 * once.operations
-    assert more["score"].operations > 0
+    assert more["annotate"].total("operations") == 2 * once.operations
+    assert more["update"].total("operations") == 6 * once.operations
+    assert more["score"].total("operations") > 0
     again = phases(critic=CriticSettings(tokens_per_microbatch=40), recompute=True)
     ppo = phases(critic=CriticSettings(tokens_per_microbatch=40))
-    assert ppo["annotate"].operations > 0
-    assert ppo["update"].operations > plain["update"].operations
-    assert again["update"].operations - ppo["update"].operations == once.operations, "of the policy alone"
+    assert ppo["annotate"].total("operations") > 0
+    assert ppo["update"].total("operations") > plain["update"].total("operations")
+    assert again["update"].total("operations") - ppo["update"].total("operations") == once.operations, (
+        "of the policy alone"
+    )
 
 
 def test_phases_add_up_unless_others_sample_beside_them() -> None:
@@ -233,10 +236,10 @@ def test_a_device_may_be_a_file_of_constants(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("fp33 = 1", "fp33 is no such constant"),
-        ("", "bf16 is missing"),
-        ("bf16 = 0", "bf16 = 0: expected a number above 0"),
-        ("bf16 = 'quick'", "bf16 = 'quick': expected a number above 0"),
+        ("fp33 = 1", "fp33: did you mean 'fp32'?"),
+        ("", "bf16: expected a number above 0, not None"),
+        ("bf16 = 0", "bf16: expected a number above 0, not 0"),
+        ("bf16 = 'quick'", "bf16: expected a number above 0, not 'quick'"),
         ("bf16 =", "cannot be read: Invalid value"),
     ],
 )

@@ -25,6 +25,7 @@ from groupwise.models.moe.settings import ReplayFrom
 from groupwise.models.precision import itemsize
 from groupwise.planning.activations import without_memory
 from groupwise.planning.memory import MemoryPlan, plan
+from groupwise.planning.parts import planned_run
 from groupwise.planning.run_shape import RunShape
 from groupwise.rollout.turns import turns_of
 from groupwise.training.optimizer import AUTO
@@ -62,7 +63,8 @@ def fitting(run: Plan, model: Any, longest: int, held: int, free: int) -> Memory
 
     def of(other: Plan) -> MemoryPlan:
         recipe, shape = other.recipe, run_shape(other, longest, positions(model.config))
-        return plan(model, shape, recipe.learner, recipe.critic, recipe.adapter, recipe.device, held, free)
+        of_run = planned_run(model, shape, recipe.learner, recipe.critic, recipe.adapter, recipe.device)
+        return plan(of_run, held, free)
 
     memory = of(run)
     if memory.needed > free:

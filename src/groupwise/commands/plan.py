@@ -29,8 +29,8 @@ from groupwise.models.load import load_tokenizer, require_config
 from groupwise.models.moe.record import require_routers
 from groupwise.planning.activations import without_memory
 from groupwise.planning.devices import CPU, Device, device_of
-from groupwise.planning.memory import MemoryPlan, Planner
-from groupwise.planning.parts import PlannedRun
+from groupwise.planning.memory import MemoryPlan, fewest_ranks, plan
+from groupwise.planning.parts import PlannedRun, planned_run
 from groupwise.planning.run_shape import RunShape
 from groupwise.planning.step_time import Phase, step_phases, step_seconds
 
@@ -105,16 +105,16 @@ def _require_trainable(run: Plan, model: Any) -> None:
 def _planned(run: Plan, model: Any, shape: RunShape, device: Device, held: int) -> ScalePlan:
     recipe, free = run.recipe, int(device.memory)
     kind = CPU if device.name == CPU else "cuda"
-    planner = Planner(model, shape, recipe.learner, recipe.critic, recipe.adapter, kind)
-    memory = planner.plan(held, free)
+    planned = planned_run(model, shape, recipe.learner, recipe.critic, recipe.adapter, kind)
+    memory = plan(planned, held, free)
     return ScalePlan(
         run=run,
         device=device,
         shape=shape,
-        planned=planner.run,
+        planned=planned,
         memory=memory,
-        fits_from=planner.fewest_ranks(held, free),
-        phases=step_phases(planner.run, memory.cuts, device),
+        fits_from=fewest_ranks(planned, held, free),
+        phases=step_phases(planned, memory.cuts, device),
         refused=_refused(run, shape.ranks, kind),
     )
 

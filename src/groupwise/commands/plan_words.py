@@ -110,8 +110,11 @@ def _fits(plan: ScalePlan) -> str:
 def _time(plan: ScalePlan) -> list[str]:
     lines = [_row("a step, estimated", "operations", "memory", "network", "seconds")]
     for phase in plan.phases:
-        memory, network = (small_size(int(size)) if size else "-" for size in (phase.memory, phase.network))
-        lines.append(_row(f"  {phase.name}", f"{phase.operations:.1e}", memory, network, _number(phase.seconds)))
+        operations = phase.total("operations")
+        sizes = (int(phase.total("memory")), int(phase.total("network") + phase.total("outside")))
+        memory, network = (small_size(size) if size else "-" for size in sizes)
+        amount = f"{operations:.1e}" if operations else "-"
+        lines.append(_row(f"  {phase.name}", amount, memory, network, _number(phase.seconds)))
     lines.append(_row("  in all", "", "", "", _number(plan.seconds)))
     words = (
         "arithmetic, and no measurement: of each piece of work the longest of its operations, bytes of memory, bytes "

@@ -7,7 +7,7 @@ are alike is run, and counts for all of them.
 import copy
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -114,11 +114,6 @@ def weight_bytes(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) * 4
 
 
-def trained_bytes(model: Any) -> int:
-    """Size the weights that have a gradient, in float32."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) * 4
-
-
 @lru_cache(maxsize=32)
 def cached_widths(model: Any) -> tuple[int, ...]:
     """Count the numbers that a token has in each tensor of keys or values: two tensors for each layer of a model."""
@@ -143,24 +138,12 @@ def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> M
     # A weight that is embedding and head waits for its second gradient until the backward pass is through.
     tied = head.weight is model.get_input_embeddings().weight and head.weight.requires_grad
     waiting = head.weight.numel() * 4 if tied else 0
-    return MicrobatchBytes(
-        head=inside.held + logits, first=inside.first + waiting, last=inside.last + waiting, layer=inside.layer
-    )
-
-
-@dataclass(frozen=True)
-class _BackboneBytes:
-    """Bytes without the head's: held  when the forward pass is through; first, last, layer  as in MicrobatchBytes."""
-
-    held: int
-    first: int
-    last: int
-    layer: int
+    return replace(inside, head=inside.head + logits, first=inside.first + waiting, last=inside.last + waiting)
 
 
 @lru_cache(maxsize=32)
-def _backbone_bytes(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> _BackboneBytes:
-    """Size the layers and what is beside them; a run tries several ways to cut its logits over one result."""
+def _backbone_bytes(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> MicrobatchBytes:
+    """Size all but the head; a run tries several ways to cut its logits over one result."""
     if rows.tokens(in_line) > MOST_TOKENS:
         return _rough(model, rows, in_line)
     try:
@@ -169,15 +152,15 @@ def _backbone_bytes(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute
         return _rough(model, rows, in_line)
 
 
-def _rough(model: Any, rows: Rows, in_line: bool) -> _BackboneBytes:
+def _rough(model: Any, rows: Rows, in_line: bool) -> MicrobatchBytes:
     """Estimate as if each linear layer held what goes in and what comes out."""
     backbone, _ = halves(model)
     widths = [m.in_features + m.out_features for m in backbone.modules() if isinstance(m, nn.Linear)]
     held, layer = (rows.tokens(in_line) * width * 4 for width in (sum(widths), max(widths, default=1)))
-    return _BackboneBytes(held=held, first=held + layer, last=layer, layer=layer)
+    return MicrobatchBytes(head=held, first=held + layer, last=layer, layer=layer)
 
 
-def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> _BackboneBytes:
+def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> MicrobatchBytes:
     """Run the layers forward and backward, one of each kind, on tensors that have a shape only."""
     layout = _layout(rows, in_line)
     thin, counts = _one_of_each_kind(copy.deepcopy(model))
@@ -200,7 +183,7 @@ def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: boo
         states.backward(torch.empty_like(states))
     others = sum(layer.held * (count - 1) for layer, count in zip(layers, counts, strict=True))
     first = (layers[-1].peak if layers else 0) or live.peak
-    return _BackboneBytes(held + others, first + others, live.peak, max((each.held for each in layers), default=held))
+    return MicrobatchBytes(held + others, first + others, live.peak, max((each.held for each in layers), default=held))
 
 
 def _head_bytes(head: nn.Linear, tokens: int, how: Computation, device: str) -> int:

@@ -1,11 +1,10 @@
 """The constants of an estimate of time: a row of devices.toml, a file of one's own, or this machine, measured."""
 
-import time
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from timeit import repeat
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from groupwise.core.errors import UsageError, nearest
 
 #: The device that is measured.
 CPU = "cpu"
-#: Rows of the square matrices that are multiplied to measure, bytes that are copied, and how often at most.
+#: Rows of the matrices that are multiplied to measure, bytes that are copied, and how often: the quickest counts.
 MATRIX, COPIED, TRIES = 1024, 1 << 27, 8
 GIB = 1 << 30
 
@@ -52,10 +51,6 @@ class Device:
     layer: float
     source: str
 
-    def rate(self, bf16: bool) -> float:
-        """Operations a second that a pass reaches."""
-        return self.reached * (self.bf16 if bf16 else self.fp32)
-
     def link(self, ranks: int) -> float:
         """Bytes a second that reach each of so many ranks in a collective.
 
@@ -92,13 +87,12 @@ def _of_file(path: Path) -> dict[str, Any]:
         row = {"title": path.stem, "source": str(path), **_table()["assumed"], **tomllib.loads(path.read_text("utf-8"))}
     except (OSError, ValueError) as error:
         raise UsageError(f"--device {path}: cannot be read: {error}") from None
-    texts, known = {"title", "source"}, set(Device.__dataclass_fields__) - {"name"}
-    if wrong := sorted(known ^ set(row)):
-        words = [f"{key} is {'missing' if key in known else 'no such constant'}" for key in wrong]
-        raise UsageError(f"--device {path}: {', '.join(words)}; docs/scale.md lists the constants")
-    for key in sorted(known - texts):
-        if isinstance(row[key], bool) or not isinstance(row[key], int | float) or not row[key] > 0:
-            raise UsageError(f"--device {path}: {key} = {row[key]!r}: expected a number above 0")
+    known = set(Device.__dataclass_fields__) - {"name"}
+    if unknown := sorted(set(row) - known):
+        raise UsageError(f"--device {path}: {unknown[0]}: {nearest(unknown[0], sorted(known))}")
+    for key in sorted(known - {"title", "source"}):
+        if type(row.get(key)) not in (int, float) or not row[key] > 0:
+            raise UsageError(f"--device {path}: {key}: expected a number above 0, not {row.get(key)!r}")
     return row
 
 
@@ -108,36 +102,25 @@ def _measured(ranks: int, free: int) -> Device:
     threads = max(1, before // ranks)
     one, other = torch.zeros(2, COPIED, dtype=torch.uint8)
     matrices = [torch.rand(MATRIX, MATRIX).to(dtype) for dtype in (torch.float32, torch.bfloat16)]
+    tried = [*(partial(torch.mm, a, a) for a in matrices), partial(one.copy_, other)]
     torch.set_num_threads(1)  # two that share their cores with other work would wait for one another
     try:
-        fp32, bf16 = (threads * 2 * MATRIX**3 / _quickest(partial(torch.mm, a, a)) for a in matrices)
-        bandwidth = 2 * COPIED / _quickest(partial(one.copy_, other))
+        fp32, bf16, copied = (min(repeat(work, number=1, repeat=TRIES)) for work in tried)
     finally:
         torch.set_num_threads(before)
     return Device(
         name=CPU,
         title=f"{threads} thread{'s' * (threads > 1)} of this machine for each rank",
         memory=free,
-        bf16=bf16,
-        fp32=fp32,
-        bandwidth=bandwidth,
+        bf16=threads * 2 * MATRIX**3 / bf16,
+        fp32=threads * 2 * MATRIX**3 / fp32,
+        bandwidth=2 * COPIED / copied,
         inside=row["host"],
         between=row["host"],
         machine=ranks,
         source=f"measured now on one thread: products of {MATRIX} x {MATRIX}, a copy of {COPIED >> 20} MiB",
         **row,
     )
-
-
-def _quickest(work: Callable[[], object]) -> float:
-    """Measure the seconds of the quickest of some tries, of which the first only warms up."""
-    work()
-    seconds = []
-    for _ in range(TRIES):
-        begin = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
 
 
 @lru_cache

@@ -3,11 +3,10 @@
 A phase holds what always stands (weights, moments, copies) and what is its own. The peak is the largest phase's.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.logprobs import CHUNK_ELEMENTS
 from groupwise.planning.parts import (
     Cuts,
@@ -15,13 +14,9 @@ from groupwise.planning.parts import (
     held_in,
     other_rank_parts,
     phases_of,
-    planned_run,
     policy_update,
     rank_0_parts,
 )
-from groupwise.planning.run_shape import RunShape
-from groupwise.training.critic import CriticSettings
-from groupwise.training.learner import LearnerSettings
 from groupwise.training.optimizer import AUTO, OptimizerSettings
 
 #: Logits of a chunk, and log-probabilities held, elements: what is taken where it fits, and less.
@@ -82,61 +77,26 @@ class MemoryPlan:
         return self.needed <= USABLE * self.free
 
 
-def plan(
-    model: Any,
-    shape: RunShape,
-    learner: LearnerSettings,
-    critic: CriticSettings | None,
-    adapter: AdapterSettings,
-    device: str,
-    held: int,
-    free: int,
-) -> MemoryPlan:
-    """Find the first plan that fits, from large microbatches to small; where none does, the smallest.
+def plan(run: PlannedRun, held: int, free: int) -> MemoryPlan:
+    """Find the first plan that fits, from large microbatches to small; if none does, the smallest.
 
-    `model` is without memory (planning/activations.py); nothing here looks at the machine.
+    held, free  what the process holds, and what it can take beside that; nothing here looks at the machine
     """
-    return Planner(model, shape, learner, critic, adapter, device).plan(held, free)
+    preferred = list(_cuts(run))
+    largest = _plan(run, preferred[0], held, free)
+    if largest.fits or not (smallest := _plan(run, preferred[-1], held, free)).fits:
+        return largest if largest.fits else smallest
+    others = (_plan(run, cuts, held, free) for cuts in preferred[1:])
+    return next((this for this in others if this.fits), smallest)
 
 
-class Planner:
-    """Plans one run for any number of ranks and any room: what its microbatches take is found once."""
-
-    def __init__(
-        self,
-        model: Any,
-        shape: RunShape,
-        learner: LearnerSettings,
-        critic: CriticSettings | None,
-        adapter: AdapterSettings,
-        device: str,
-    ) -> None:
-        self.run = planned_run(model, shape, learner, critic is not None, adapter, device)
-        self._critic = critic
-
-    def plan(self, held: int, free: int, ranks: int | None = None) -> MemoryPlan:
-        """Find the first plan that fits; `ranks` are those of the shape unless others are given."""
-        run = self.run if ranks is None else self.run.over(ranks)
-
-        def of(cuts: Cuts) -> MemoryPlan:
-            return _plan(run, cuts, held, free)
-
-        preferred = list(_cuts(run, self._critic))
-        largest = of(preferred[0])
-        if largest.fits or not (smallest := of(preferred[-1])).fits:
-            return largest if largest.fits else smallest
-        return next((this for this in map(of, preferred[1:]) if this.fits), smallest)
-
-    def fewest_ranks(self, held: int, free: int) -> int | None:
-        """Find the fewest ranks, up to 1,024, at which each has room; on a GPU more of them never hold more each."""
-        enough = next((n for n in (2**i for i in range(11)) if self.plan(held, free, n).fits), None)
-        if enough is None or enough <= 2:
-            return enough
-        low, high = enough // 2, enough  # the first is too few
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.plan(held, free, middle).fits else (middle, high)
-        return high
+def fewest_ranks(run: PlannedRun, held: int, free: int) -> int | None:
+    """Find the fewest ranks, up to 1,024, at which each has room; on GPUs none holds more if there are more of them."""
+    enough = next((n for n in (2**i for i in range(11)) if plan(run.over(n), held, free).fits), None)
+    if enough is None or enough <= 2:
+        return enough
+    counts = range(enough // 2 + 1, enough)  # half of them are too few
+    return counts.start + bisect_left(counts, True, key=lambda n: plan(run.over(n), held, free).fits)
 
 
 def _plan(run: PlannedRun, cuts: Cuts, held: int, free: int) -> MemoryPlan:
@@ -156,9 +116,9 @@ def _plan(run: PlannedRun, cuts: Cuts, held: int, free: int) -> MemoryPlan:
     return MemoryPlan(parts, phases, held, free, cuts, follower)
 
 
-def _cuts(run: PlannedRun, critic: CriticSettings | None) -> Iterator[Cuts]:
+def _cuts(run: PlannedRun) -> Iterator[Cuts]:
     """List what may be tried, in the order of preference; none comes twice. A number of the settings stays as it is."""
-    learner, tried = run.learner, set()
+    learner, critic, tried = run.learner, run.critic_settings, set()
     logits = LOGITS_ON_CPU if run.on_cpu else LOGITS
     most = _most_tokens(run, logits)
     for tokens in (count for count in TOKENS if count <= most):

@@ -1,6 +1,7 @@
 """What each part of a run takes, in bytes, and in which phases it is held."""
 
 import dataclasses
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,14 +16,23 @@ from groupwise.planning.activations import (
     Computation,
     cached_widths,
     microbatch_bytes,
-    trained_bytes,
     weight_bytes,
     with_value_head,
 )
 from groupwise.planning.engine_memory import cache_bytes, drawing_bytes, prefill_tokens
 from groupwise.planning.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes, scored_sizes
-from groupwise.planning.shard_groups import FLOAT32, GroupedModel, gathered, held_bytes, largest_whole, trained_part
-from groupwise.planning.update_bytes import UpdateBytes, update_bytes
+from groupwise.planning.shard_groups import (
+    FLOAT32,
+    GroupedModel,
+    UpdateBytes,
+    gathered,
+    groups_of,
+    held_bytes,
+    largest_whole,
+    trained_part,
+    update_bytes,
+)
+from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.optimizer import GIVEN_BACK
 
@@ -68,7 +78,7 @@ class Cuts:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What the parts of a run depend on, beside its cuts.
+    """A run as its parts depend on it, beside its cuts.
 
     base       the policy without adapters, as an engine samples from it
     policy     the model that trains: with adapters, if the run has any
@@ -84,6 +94,7 @@ class PlannedRun:
     merged: int
     shape: RunShape
     learner: LearnerSettings
+    critic_settings: CriticSettings | None
     device: str
 
     @property
@@ -102,32 +113,40 @@ class PlannedRun:
 
 
 def planned_run(
-    model: Any, shape: RunShape, learner: LearnerSettings, critic: bool, adapter: AdapterSettings, device: str
+    model: Any,
+    shape: RunShape,
+    learner: LearnerSettings,
+    critic: CriticSettings | None,
+    adapter: AdapterSettings,
+    device: str,
 ) -> PlannedRun:
     """Derive a run's models from its policy, which is without memory and stays as it is."""
-    bf16 = learner.bf16
+
+    def grouped(of: Any, bf16: bool = learner.bf16, held: int = FLOAT32) -> GroupedModel:
+        return GroupedModel(of, groups_of(of, bf16, held))
+
     return PlannedRun(
         base=model,
-        policy=GroupedModel.of(with_adapters(model, adapter) if adapter.rank else model, bf16),
-        reference=GroupedModel.of(model, bf16, shape.reference) if shape.reference else None,
-        critic=GroupedModel.of(with_value_head(model), bf16) if critic else None,
-        reward=GroupedModel.of(with_value_head(model, bias=False)) if shape.reward_model else None,
+        policy=grouped(with_adapters(model, adapter) if adapter.rank else model),
+        reference=grouped(model, held=shape.reference) if shape.reference else None,
+        critic=grouped(with_value_head(model)) if critic is not None else None,
+        reward=grouped(with_value_head(model, bias=False), bf16=False) if shape.reward_model else None,
         merged=sum(weight.numel() for weight in adapted_weights(model, adapter).values()) * FLOAT32,
         shape=shape,
         learner=learner,
+        critic_settings=critic,
         device=device,
     )
 
 
 def phases_of(run: PlannedRun) -> tuple[str, ...]:
     """List the phases that a run has."""
-    absent = {SCORING} if run.reward is None else set[str]()
-    absent |= {UPDATING_CRITIC} if run.critic is None else set()
-    absent |= {STARTING, SAVING} if run.shape.ranks == 1 else set()
-    return tuple(phase for phase in PHASES if phase not in absent)
+    over = run.shape.ranks > 1
+    there = {SCORING: run.reward is not None, UPDATING_CRITIC: run.critic is not None, STARTING: over, SAVING: over}
+    return tuple(phase for phase in PHASES if there.get(phase, True))
 
 
-def held_in(ahead: bool) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+def held_in(ahead: bool) -> dict[str, tuple[Set[str], Set[str]]]:
     """Map each part to the phases in which rank 0 holds it, and those in which another rank does.
 
     `ahead` says whether the next batch is sampled and scored while one trains.
@@ -265,7 +284,7 @@ def _gathered_to_save(run: PlannedRun) -> int:
 
 def _kept(run: PlannedRun, *updates: UpdateBytes) -> dict[str, int]:
     """Size what the C library keeps of what an update frees: behind it, and inside it."""
-    over, large = run.shape.ranks > 1, trained_bytes(run.policy.model) >= GIVEN_BACK
+    over, large = run.shape.ranks > 1, trained_part(run.policy.groups.every, 1) >= GIVEN_BACK
     most = max(one.activations + over * one.gathered for one in updates) if run.on_cpu else 0
     inside = KEPT_INSIDE_LARGE if large else KEPT_INSIDE
     return {

@@ -51,13 +51,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a step: the sums of its work, which is done piece after piece."""
+    """A phase of a step: its work, piece after piece, and the seconds that all of it takes."""
 
     name: str
-    operations: float
-    memory: float
-    network: float
+    work: tuple[Work, ...]
     seconds: float
+
+    def total(self, amount: str) -> float:
+        """Add up one amount of all pieces."""
+        return sum(getattr(piece, amount) for piece in self.work)
 
 
 @dataclass(frozen=True)
@@ -138,20 +140,16 @@ def step_phases(run: PlannedRun, cuts: Cuts, device: Device) -> list[Phase]:
     if run.reward is not None:
         parts["score"] = [passed(run.reward, whole, scored_sizes(shape, tokens_at_once(run.device)), bf16=False)]
     parts |= {"annotate": frozen, "update": updates, "load weights": [loaded(run.policy, shape)]}
-    return [phase(name, work, device, shape.ranks) for name, work in parts.items()]
+    return [
+        Phase(name, tuple(work), sum(piece.seconds(device, shape.ranks) for piece in work))
+        for name, work in parts.items()
+    ]
 
 
 def step_seconds(phases: Sequence[Phase], beside: bool) -> float:
     """Add up the phases; `beside` says whether others sample the next batch while this one trains."""
     training = sum(phase.seconds for phase in phases[1:])
     return max(phases[0].seconds, training) if beside else phases[0].seconds + training
-
-
-def phase(name: str, work: Sequence[Work], device: Device, ranks: int) -> Phase:
-    """Add up pieces of work; bytes to engines outside count as network."""
-    operations, memory = sum(one.operations for one in work), sum(one.memory for one in work)
-    network = sum(one.network + one.outside for one in work)
-    return Phase(name, operations, memory, network, sum(one.seconds(device, ranks) for one in work))
 
 
 def sampled(numbers: Numbers, shape: RunShape) -> Work:
