@@ -12,6 +12,7 @@ from transformers import LlamaConfig, Qwen3MoeConfig
 from groupwise.core.errors import UsageError
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.planning import step_time
 from groupwise.planning.activations import without_memory
 from groupwise.planning.devices import Device, device_of, known_devices
 from groupwise.planning.memory import plan
@@ -63,6 +64,14 @@ def test_a_token_goes_through_its_own_experts_and_a_step_reads_those_of_all_its_
     assert numbers.read(1) == pytest.approx(always + numbers.experts / 4)
     assert numbers.read(2) == pytest.approx(always + numbers.experts * (1 - 0.75**2))
     assert numbers.read(1000) == pytest.approx(always + numbers.experts)
+
+
+def test_of_experts_whose_routers_are_not_known_a_token_goes_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upper bound: the memory of such a model is planned too."""
+    config = Qwen3MoeConfig(vocab_size=300, moe_intermediate_size=48, num_experts=8, head_dim=16, **SIZES)
+    monkeypatch.setattr(step_time, "routers", lambda _: ())
+    numbers = numbers_of(without_memory(config))
+    assert numbers.of_token == numbers.dense + numbers.experts
 
 
 @pytest.mark.parametrize(

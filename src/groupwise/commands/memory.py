@@ -35,7 +35,7 @@ NAMED = 4
 
 
 def memory_of_folder(run: Plan, model: str) -> MemoryPlan:
-    """Of a run whose policy is in a folder: no weight is read. Raises UsageError as loading it would."""
+    """Plan a run whose policy is in a folder: no weight is read. Raises UsageError as loading it would."""
     folder = model_folder(model)
     where = f"model = {str(folder)!r}"
     what = f"{where}: does not load as a causal language model"
@@ -46,7 +46,7 @@ def memory_of_folder(run: Plan, model: str) -> MemoryPlan:
 
 
 def empty_model(folder: Path, config: Any, what: str) -> Any:
-    """The model of a folder without memory. Raises UsageError, `what` first, where it is none."""
+    """Make the model of a folder without memory. Raises UsageError, `what` first, if it is none."""
     with loading(what):
         model = without_memory(config)
     require_room(model, weight_files(folder, what), what)
@@ -54,12 +54,12 @@ def empty_model(folder: Path, config: Any, what: str) -> Any:
 
 
 def memory_of(run: Plan, model: Any, longest: int) -> MemoryPlan:
-    """Of a run of a model without memory; `longest` prompt, tokens. Raises UsageError where it cannot fit."""
+    """Plan a run of a model without memory; `longest` prompt, tokens. Raises UsageError if it cannot fit."""
     return fitting(run, model, longest, held_memory(run.recipe.device), free_memory(run.recipe.device))
 
 
 def fitting(run: Plan, model: Any, longest: int, held: int, free: int) -> MemoryPlan:
-    """The same on a machine that has so much free, by a process that holds so much."""
+    """Plan it on a machine that has so much free, by a process that holds so much; raises as `memory_of` does."""
 
     def of(other: Plan) -> MemoryPlan:
         recipe, shape = other.recipe, run_shape(other, longest, positions(model.config))
@@ -124,14 +124,14 @@ def _sampling_devices(recipe: Recipe) -> int:
 
 
 def steps_begun(recipe: Recipe) -> int:
-    """Steps whose completions may be sampled side by side, where none has ended."""
+    """Count the steps whose completions may be sampled side by side, if none has ended."""
     rollout = recipe.rollout
     turns = turns_of(recipe.sampling.max_new_tokens, rollout.turn_tokens)
     return turns if rollout.free is None else rollout.free + 1
 
 
 def with_cuts(run: Plan, memory: MemoryPlan) -> Plan:
-    """The plan with what was picked in the place of "auto"."""
+    """Put what was picked in the place of "auto"."""
     recipe, cuts = run.recipe, memory.cuts
     learner = recipe.learner.replace(
         tokens_per_microbatch=cuts.learner, chunk_logits=cuts.chunk_logits, held_logits=cuts.held_logits
@@ -141,7 +141,7 @@ def with_cuts(run: Plan, memory: MemoryPlan) -> Plan:
 
 
 def record_cuts(run: Plan, journal: Journal) -> None:
-    """What was picked stands in the run's recipe, so that a resumed run computes the same bits."""
+    """Write what was picked into the run's recipe, so that a resumed run computes the same bits."""
     journal.replace_recipe(dump(resolved_recipe(run)))
 
 
@@ -153,7 +153,7 @@ def picks(run: Plan) -> bool:
 
 
 def in_words(memory: MemoryPlan) -> str:
-    """One line: the peak, its phase and its largest parts, and what is free."""
+    """Say in one line the peak, its phase and its largest parts, and what is free."""
     parts = {part: memory.parts[part] for part in memory.phases[memory.phase] if memory.parts[part]}
     largest = sorted(parts, key=lambda part: -parts[part])
     named = [f"{part} {size_in_words(parts[part])}" for part in largest[:NAMED]]
@@ -178,7 +178,7 @@ def size_in_words(size: int) -> str:
 
 
 def _lighter(run: Plan) -> Iterator[tuple[str, Plan]]:
-    """Settings that take less memory, and the plan under each; the last under all of them."""
+    """List settings that take less memory, and the plan under each; the last under all of them."""
     recipe = run.recipe
     picked = {"tokens_per_microbatch": AUTO, "chunk_logits": AUTO, "held_logits": AUTO}
     rows = max(1, min(recipe.engine.max_rows, 32))
