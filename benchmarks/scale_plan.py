@@ -1,4 +1,4 @@
-"""`groupwise plan` beside runs at two ranks on this machine: memory of each rank, bytes of each verb, seconds.
+"""`groupwise plan` beside runs at two ranks on this machine: memory of each rank, and seconds of a step.
 
 python benchmarks/scale_plan.py [--only WORDS] [FOLDER]
 
@@ -13,8 +13,6 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,24 +34,8 @@ COMMON: dict[str, Any] = {
 #: A reward that differs within a group. By the task's own every completion of a policy that knows nothing is as wrong,
 #: and ppo's rows have no gradient then.
 VARIED = "def varied(sample, completion):\n    return sum(map(ord, completion)) % 7 / 7\n"
-#: What a plan calls a verb.
-VERBS = {
-    "annotate": "annotate",
-    "values": "values",
-    "scores": "score",
-    "update": "update",
-    "update critic": "update the critic",
-    "weights": "load weights",
-    "logprobs": "probe",
-}
-#: The phases of a run's metrics that a plan estimates, and the plan's own that are in them.
-PHASES = {
-    "generate": ("generate",),
-    "score": ("score",),
-    "annotate": ("annotate", "values"),
-    "update": ("update", "update the critic"),
-    "load weights": ("load weights",),
-}
+#: The phases that a plan estimates and a run's metrics have.
+PHASES = ("generate", "score", "annotate", "update", "load weights")
 
 
 def fixed(tokens: int) -> dict[str, Any]:
@@ -125,25 +107,22 @@ def planned(settings: dict[str, Any]) -> None:
     from groupwise.commands.plan import scale_plan
 
     plan = scale_plan("quickstart", settings, RANKS, "cpu")
-    seconds = {phase.name: phase.seconds for phase in plan.phases}
-    print("RESULT", json.dumps({"bytes": {k: t.numbers for k, t in plan.traffic.items()}, "seconds": seconds}))
+    print("RESULT", json.dumps({phase.name: phase.seconds for phase in plan.phases}))
 
 
 def run(folder: str, settings: dict[str, Any]) -> None:
-    """Train, and print what was planned of memory, and what was measured of all."""
+    """Train, and print what was planned of memory, and what was measured."""
     import groupwise
     from groupwise.commands import build
     from groupwise.commands.ranks import MODULE
-    from groupwise.training.followers import LeadingMesh
 
-    passed, plans, others = counted(LeadingMesh), [], []
+    plans, others = [], []
 
     def remembered(memory: Any, words: Any = build.in_words) -> str:
         plans.append(memory)
         return words(memory)
 
     def looked_at(record: Any) -> None:
-        passed.append({})  # the next step's
         others[:] = [peak(pid) for pid in children(MODULE)]
 
     build.in_words = remembered
@@ -157,28 +136,9 @@ def run(folder: str, settings: dict[str, Any]) -> None:
         "phase": max(own, key=lambda phase: own[phase]),
         "phase of rank 1": follower.phase,
         "parts": memory.parts,
-        "bytes": passed[1],  # of the second step, beside which nothing is evaluated
         "seconds": {name: column(metrics.get(f"seconds.{name}", [])) for name in PHASES},
     }
     print("RESULT", json.dumps(result))
-
-
-def counted(kind: Any) -> list[dict[str, list[int]]]:
-    """From here on, what passes at each verb of each step."""
-    from passed import Passed
-
-    steps: list[dict[str, list[int]]] = [{}]
-    together = kind.together
-
-    @contextmanager
-    def watched(self: Any, message: Any) -> Iterator[None]:
-        with Passed() as passed, together(self, message):
-            yield
-        before = steps[-1].setdefault(message.verb, [0] * 5)
-        steps[-1][message.verb] = [a + b for a, b in zip(before, passed.numbers, strict=True)]
-
-    kind.together = watched
-    return steps
 
 
 def column(values: list[float | None]) -> float:
@@ -217,7 +177,7 @@ def result_of(*words: str) -> dict[str, Any] | None:
     return json.loads(lines[0].removeprefix("RESULT "))
 
 
-def compare(name: str, plan: dict[str, Any], seen: dict[str, Any]) -> None:
+def compare(name: str, plan: dict[str, float], seen: dict[str, Any]) -> None:
     """A shape's lines."""
     print(f"{name}", flush=True)
     for rank, phase in (("rank 0", "phase"), ("rank 1", "phase of rank 1")):
@@ -226,22 +186,11 @@ def compare(name: str, plan: dict[str, Any], seen: dict[str, Any]) -> None:
         print(f"  {rank}   planned {own:,.0f} MiB, measured {measured:,.0f}, {off}")
     parts = {part: size / 2**20 for part, size in seen["parts"].items() if size >= 2**20}
     print("          " + ", ".join(f"{part} {size:.0f}" for part, size in parts.items()))
-    for verb, numbers in seen["bytes"].items():
-        expected = plan["bytes"].get(VERBS.get(verb, ""), None)
-        words = "exact" if numbers == expected else f"planned {expected}"
-        print(f"  {verb:<14} {numbers}  {words}" * (verb in VERBS), flush=True)
-    for phase, names in PHASES.items():
-        own, measured = sum(plan["seconds"].get(one, 0.0) for one in names), seen["seconds"][phase]
+    rows = {phase: (plan.get(phase, 0.0), seen["seconds"][phase]) for phase in PHASES}
+    rows["all of them"] = (sum(own for own, _ in rows.values()), sum(measured for _, measured in rows.values()))
+    for phase, (own, measured) in rows.items():
         factor = f"{own / measured:.2f}" if measured else "-"
         print(f"  {phase:<14} planned {own:.3f} s, measured {measured:.3f}, factor {factor}", flush=True)
-    every = [
-        sum(plan["seconds"].get(one, 0.0) for names in PHASES.values() for one in names),
-        sum(seen["seconds"].values()),
-    ]
-    print(
-        f"  all of them    planned {every[0]:.3f} s, measured {every[1]:.3f}, factor {every[0] / every[1]:.2f}",
-        flush=True,
-    )
 
 
 def main(real: str | None, only: str) -> None:

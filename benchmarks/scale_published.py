@@ -12,13 +12,11 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from groupwise.models.activations import without_memory
-from groupwise.training.devices import device_of
-from groupwise.training.groups import groups_of, held_bytes, trained_part
-from groupwise.training.run_shape import RunShape
-from groupwise.training.step_time import optimizer_seconds, phase, tokens_of, training_seconds
-from groupwise.training.traffic import training_pass
-from groupwise.training.work import work_of
+from groupwise.planning.activations import without_memory
+from groupwise.planning.devices import device_of
+from groupwise.planning.run_shape import MicrobatchSizes, RunShape
+from groupwise.planning.shard_groups import GroupedModel, groups_of, held_bytes, trained_part
+from groupwise.planning.step_time import ADAMW, Work, passed
 
 #: Llama 3 of 8 and of 70 billion parameters, from Meta's model cards.
 LLAMA: dict[str, Any] = {"vocab_size": 128_256, "num_key_value_heads": 8, "tie_word_embeddings": False}
@@ -61,28 +59,33 @@ def llama(size: str) -> Any:
     return without_memory(LlamaConfig(**LLAMA, **SIZES[size]))
 
 
-def tokens_per_second(row: Published) -> float:
-    """Of a device, by the plan: one microbatch forward and backward, what passes beside it, and AdamW."""
-    model, device = llama(row.model), device_of(row.device, row.ranks, 0)
-    groups, work = groups_of(model, bf16=True), work_of(model)
+def update(row: Published) -> list[Work]:
+    """One microbatch on each device, forward and backward, and AdamW, by the plan."""
+    model = llama(row.model)
+    held = GroupedModel(model, groups_of(model, bf16=True))
     shape = RunShape(
-        prompts=row.rows,
+        prompts=row.rows * row.ranks,
         samples=1,
         minibatches=1,
         prompt=1,
-        completion=LENGTH - 1,
+        completion=LENGTH,
         rows=1,
         truncates=False,
         adjusts=False,
         engine=0,
         reference=0,
         reward_model=False,
+        ranks=row.ranks,
     )
-    count = row.rows * LENGTH
-    tokens = tokens_of(shape, count, count * row.ranks, line=False)
-    own, _ = training_seconds(work, tokens, 1, device, True, row.recompute, trains_head=True)
-    step = phase("update", own, training_pass(groups, row.ranks), row.ranks, device)
-    return count / (step.seconds + optimizer_seconds(trained_part(groups.every, row.ranks), device))
+    sizes = MicrobatchSizes(row.ranks, row.ranks * row.rows * LENGTH, row.rows * LENGTH)
+    both = passed(held, shape, sizes, bf16=True, trains=True, recompute=row.recompute)
+    return [both, Work(memory=ADAMW * trained_part(held.groups.every, row.ranks))]
+
+
+def tokens_per_second(row: Published) -> float:
+    """Of a device, by the plan."""
+    device = device_of(row.device, row.ranks, 0)
+    return row.rows * LENGTH / sum(work.seconds(device, row.ranks) for work in update(row))
 
 
 def main() -> None:
@@ -91,13 +94,10 @@ def main() -> None:
     for ranks, published in ((1, 120.0), (64, 1.88)):
         ours = 16 * numbers / ranks / 1e9
         print(f"  {ranks:>3} ranks: published {published:g} GB, of 16 bytes a parameter {ours:.3g} GB")
-    groups = groups_of(llama("8B"), bf16=False)
+    groups = groups_of(llama("8B"))
     held = held_bytes(groups.every, 64) + 3 * trained_part(groups.every, 64)
     each = 64 * held / sum(w.rows * w.row for w in groups.every)
     print(f"   64 ranks: {each:.2f} bytes a parameter by the groups of Llama 3 8B, rows that fill up included")
-    moved, size = training_pass(groups, 64), held_bytes(groups.every, 1)
-    print("what passes in a pass, in sizes of the model (ZeRO, section 7.2.2: 3 with parameters in shards)")
-    print(f"  {(moved.gathered + moved.scattered) / size:.3f} here: the outer group is gathered once")
     print("tokens a second of a device")
     for row in ROWS:
         ours = tokens_per_second(row)

@@ -75,7 +75,7 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         "config/elsewhere.toml",
         "recipes/quickstart.toml",
         "reports/page/pictures.toml",
-        "training/devices.toml",
+        "planning/devices.toml",
     }
     assert {f"groupwise/{file}" for file in files} <= names
     assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]

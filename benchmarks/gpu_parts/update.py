@@ -15,11 +15,12 @@ from groupwise.core.collate import collate
 from groupwise.core.free_memory import free_memory
 from groupwise.core.records import Batch, Completion, Group, Prompt
 from groupwise.core.samples import Sample
-from groupwise.models.activations import without_memory
 from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.planning.activations import without_memory
+from groupwise.planning.memory import MemoryPlan, plan
+from groupwise.planning.parts import planned_run
+from groupwise.planning.run_shape import RunShape
 from groupwise.training.learner import Learner, LearnerSettings
-from groupwise.training.memory import MemoryPlan, plan
-from groupwise.training.run_shape import RunShape
 from operations import Sampled, by_phase
 
 ALGORITHM = groupwise.algorithm("grpo", {"kl.beta": 0.0})
@@ -79,7 +80,8 @@ def planned(context: Context, size: Size, rows: int, tokens: int) -> MemoryPlan:
         reward_model=False,
     )
     model, free = without_memory(size.configuration()), free_memory(context.device)
-    return plan(model, shape, LearnerSettings(precision="bf16"), None, AdapterSettings(), context.device, 0, free)
+    run = planned_run(model, shape, LearnerSettings(precision="bf16"), None, AdapterSettings(), context.device)
+    return plan(run, 0, free)
 
 
 def learner_of(model: Any, memory: MemoryPlan) -> Learner:

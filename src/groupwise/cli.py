@@ -162,10 +162,11 @@ def plan(
         int | None, typer.Option(min=1, max=1024, help="That hold the policy together; the recipe's learner.ranks.")
     ] = None,
     device: Annotated[
-        str, typer.Option(help="Of each rank: a100, h100, h200, b200; cpu is this machine, measured.")
+        str,
+        typer.Option(help="Of each rank: a100, h100, h200, b200; cpu is this machine, measured; a file NAME.toml."),
     ] = "cpu",
 ) -> None:
-    """What a recipe takes on so many ranks of a device: memory of each, bytes that pass and seconds of a step."""
+    """What a recipe takes on so many ranks of a device: memory of each by phase, and about how long a step takes."""
     from groupwise.commands.plan import scale_plan
     from groupwise.commands.plan_words import in_words as plan_in_words
     from groupwise.config.recipe import assignment

@@ -1,4 +1,4 @@
-"""`groupwise plan` beside a run over two ranks: bytes are those that passed, memory is near what each rank held."""
+"""`groupwise plan` beside a run over two ranks: memory is near what each rank held."""
 
 from __future__ import annotations
 
@@ -19,28 +19,17 @@ def scale(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "scores"),
-    [
-        ("2 layers of 64, 64 x 8", set()),
-        ("8 layers of 512, 16 x 8", set()),
-        ("8 layers of 512, reward model", {"scores"}),
-    ],
-)
-def test_a_run_of_two_ranks_passes_and_holds_what_its_plan_says(
-    scale: ModuleType, tmp_path: Path, name: str, scores: set[str]
-) -> None:
+@pytest.mark.parametrize("name", ["2 layers of 64, 64 x 8", "8 layers of 512, 16 x 8", "8 layers of 512, reward model"])
+def test_ranks_hold_what_their_plan_says(scale: ModuleType, tmp_path: Path, name: str) -> None:
     scale.make_models(tmp_path)
     settings = {**scale.COMMON, **scale.shapes(tmp_path, None)[name], "name": "measured"}
     plan = scale.result_of("--planned", json.dumps(settings))
     seen = scale.result_of("--run", str(tmp_path / "runs"), json.dumps(settings))
-    counted = seen["bytes"]
-    assert set(counted) == {"annotate", "update", "weights", "logprobs", "save"} | scores
-    for verb in set(counted) - {"save"}:  # of which nothing is planned
-        assert counted[verb] == plan["bytes"][scale.VERBS[verb]], verb
     for rank in ("rank 0", "rank 1"):
         planned, measured = seen[rank]
         assert planned == pytest.approx(measured, rel=0.1), rank
+    for phase, seconds in plan.items():
+        assert (seconds > 0) == (seen["seconds"][phase] > 0), phase
 
 
 def test_published_figures_are_met_within_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:

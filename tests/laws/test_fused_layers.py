@@ -29,8 +29,8 @@ from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.fused_layers import FusedLayers, GatedDown, GatedProduct, RMSNorm
 from groupwise.models.linear import Linear
-from groupwise.models.live_bytes import LiveBytes
 from groupwise.models.precision import operand
+from groupwise.planning.live_bytes import LiveBytes
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models
 from tests.laws.test_layout import gradient, in_double, make_batch, require_same

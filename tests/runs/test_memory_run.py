@@ -14,9 +14,9 @@ from groupwise.config import recipe
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
-from groupwise.models.activations import without_memory
 from groupwise.models.tiny import TinySpec
-from groupwise.training.memory import TOKENS_ON_CPU, USABLE
+from groupwise.planning.activations import without_memory
+from groupwise.planning.memory import TOKENS_ON_CPU, USABLE
 
 CONFIG = LlamaConfig(
     vocab_size=2000, hidden_size=64, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, eos_token_id=1

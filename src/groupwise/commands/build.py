@@ -35,7 +35,6 @@ from groupwise.journal.journal import Journal
 from groupwise.journal.output import Output
 from groupwise.journal.rollout_rows import Spelling
 from groupwise.journal.terminal import View
-from groupwise.models.activations import without_memory
 from groupwise.models.adapters.targets import in_short
 from groupwise.models.chat import Chat
 from groupwise.models.context import positions, positions_in_words
@@ -47,6 +46,8 @@ from groupwise.models.moe.settings import require_engine_routes, routers_to_reco
 from groupwise.models.precision import cast_weights, keep_few_products
 from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
+from groupwise.planning.activations import without_memory
+from groupwise.planning.memory import MemoryPlan
 from groupwise.rewards.pool.pool import ScorePool
 from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import HeldoutAnswers, Judge, Prompts, Rollout, heldout_answers, measured
@@ -59,7 +60,6 @@ from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.critic import Critic
 from groupwise.training.initial_policy import TINY
 from groupwise.training.learner import Learner
-from groupwise.training.memory import MemoryPlan
 from groupwise.training.reference import Reference, frozen_copy
 from groupwise.training.rollback import Guard
 from groupwise.training.run import Components, LoopSettings, Training

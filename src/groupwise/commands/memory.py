@@ -1,6 +1,6 @@
 """A run's memory, planned before its model is loaded: what cannot fit is refused, what is picked joins the plan.
 
-The numbers are those of training/memory.py; here the machine is looked at.
+The numbers are those of planning/memory.py; here the machine is looked at.
 """
 
 import dataclasses
@@ -16,23 +16,26 @@ from groupwise.core.errors import UsageError
 from groupwise.core.free_memory import free_memory, held_memory
 from groupwise.core.placement import LOCAL
 from groupwise.core.task import PlaysTurns
+from groupwise.engines.address import addresses_of
 from groupwise.journal.journal import Journal
-from groupwise.models.activations import without_memory
 from groupwise.models.context import positions
 from groupwise.models.folder import loading, read_config, require_room, weight_files
 from groupwise.models.load import load_tokenizer, model_folder, require_config
+from groupwise.models.moe.settings import ReplayFrom
 from groupwise.models.precision import itemsize
+from groupwise.planning.activations import without_memory
+from groupwise.planning.memory import MemoryPlan, plan
+from groupwise.planning.parts import planned_run
+from groupwise.planning.run_shape import RunShape
 from groupwise.rollout.turns import turns_of
-from groupwise.training.memory import MemoryPlan, plan
 from groupwise.training.optimizer import AUTO
-from groupwise.training.run_shape import RunShape
 
 #: Parts of the largest phase that are said by name; the others are added up.
 NAMED = 4
 
 
 def memory_of_folder(run: Plan, model: str) -> MemoryPlan:
-    """Of a run whose policy is in a folder: no weight is read. Raises UsageError as loading it would."""
+    """Plan a run whose policy is in a folder: no weight is read. Raises UsageError as loading it would."""
     folder = model_folder(model)
     where = f"model = {str(folder)!r}"
     what = f"{where}: does not load as a causal language model"
@@ -43,7 +46,7 @@ def memory_of_folder(run: Plan, model: str) -> MemoryPlan:
 
 
 def empty_model(folder: Path, config: Any, what: str) -> Any:
-    """The model of a folder without memory. Raises UsageError, `what` first, where it is none."""
+    """Make the model of a folder without memory. Raises UsageError, `what` first, if it is none."""
     with loading(what):
         model = without_memory(config)
     require_room(model, weight_files(folder, what), what)
@@ -51,16 +54,17 @@ def empty_model(folder: Path, config: Any, what: str) -> Any:
 
 
 def memory_of(run: Plan, model: Any, longest: int) -> MemoryPlan:
-    """Of a run of a model without memory; `longest` prompt, tokens. Raises UsageError where it cannot fit."""
+    """Plan a run of a model without memory; `longest` prompt, tokens. Raises UsageError if it cannot fit."""
     return fitting(run, model, longest, held_memory(run.recipe.device), free_memory(run.recipe.device))
 
 
 def fitting(run: Plan, model: Any, longest: int, held: int, free: int) -> MemoryPlan:
-    """The same on a machine that has so much free, by a process that holds so much."""
+    """Plan it on a machine that has so much free, by a process that holds so much; raises as `memory_of` does."""
 
     def of(other: Plan) -> MemoryPlan:
         recipe, shape = other.recipe, run_shape(other, longest, positions(model.config))
-        return plan(model, shape, recipe.learner, recipe.critic, recipe.adapter, recipe.device, held, free)
+        of_run = planned_run(model, shape, recipe.learner, recipe.critic, recipe.adapter, recipe.device)
+        return plan(of_run, held, free)
 
     memory = of(run)
     if memory.needed > free:
@@ -70,7 +74,7 @@ def fitting(run: Plan, model: Any, longest: int, held: int, free: int) -> Memory
 
 
 def run_shape(run: Plan, longest: int, most: int) -> RunShape:
-    """What of the run its memory depends on; a model takes `most` tokens."""
+    """Find what of the run its memory and its time depend on; a model takes `most` tokens."""
     recipe = run.recipe
     evaluated = sum(run.evaluated.values()) * recipe.evaluation.samples
     begun = recipe.prompts_per_step * recipe.samples_per_prompt * steps_begun(recipe)
@@ -95,18 +99,39 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         vllm_rows=recipe.engine.max_rows if recipe.engine.name == "vllm" else 0,
         cache_mib=recipe.engine.cache_mib,
         ranks=recipe.learner.ranks,
+        passes=run.passes_per_batch,
+        annotated=_annotated(run),
+        devices=_sampling_devices(recipe),
     )
 
 
+def _annotated(run: Plan) -> int:
+    """Count the passes over a batch before its updates: of the old policy or for its routes, and of a reference."""
+    recipe, row = run.recipe, run.algorithm
+    several = recipe.updates_per_batch * run.passes_per_batch > 1
+    old = (several or row.needs_old) and recipe.logp_old != "engine"
+    routes = recipe.routing.reads_routes and recipe.routing.replay is not ReplayFrom.ENGINE
+    return (old or routes) + row.needs_reference
+
+
+def _sampling_devices(recipe: Recipe) -> int:
+    """Count the devices that sample: one an address; of children the GPUs that a Ray gives them, else the run's own."""
+    engine, placement = recipe.engine, recipe.placement
+    if engine.address:
+        return len(addresses_of(engine.address))
+    given = int(engine.count * placement.engine_gpus) if placement.ray not in (None, LOCAL) else 0
+    return max(1, min(engine.count, given))
+
+
 def steps_begun(recipe: Recipe) -> int:
-    """Steps whose completions may be sampled side by side, where none has ended."""
+    """Count the steps whose completions may be sampled side by side, if none has ended."""
     rollout = recipe.rollout
     turns = turns_of(recipe.sampling.max_new_tokens, rollout.turn_tokens)
     return turns if rollout.free is None else rollout.free + 1
 
 
 def with_cuts(run: Plan, memory: MemoryPlan) -> Plan:
-    """The plan with what was picked in the place of "auto"."""
+    """Put what was picked in the place of "auto"."""
     recipe, cuts = run.recipe, memory.cuts
     learner = recipe.learner.replace(
         tokens_per_microbatch=cuts.learner, chunk_logits=cuts.chunk_logits, held_logits=cuts.held_logits
@@ -116,7 +141,7 @@ def with_cuts(run: Plan, memory: MemoryPlan) -> Plan:
 
 
 def record_cuts(run: Plan, journal: Journal) -> None:
-    """What was picked stands in the run's recipe, so that a resumed run computes the same bits."""
+    """Write what was picked into the run's recipe, so that a resumed run computes the same bits."""
     journal.replace_recipe(dump(resolved_recipe(run)))
 
 
@@ -128,7 +153,7 @@ def picks(run: Plan) -> bool:
 
 
 def in_words(memory: MemoryPlan) -> str:
-    """One line: the peak, its phase and its largest parts, and what is free."""
+    """Say in one line the peak, its phase and its largest parts, and what is free."""
     parts = {part: memory.parts[part] for part in memory.phases[memory.phase] if memory.parts[part]}
     largest = sorted(parts, key=lambda part: -parts[part])
     named = [f"{part} {size_in_words(parts[part])}" for part in largest[:NAMED]]
@@ -153,7 +178,7 @@ def size_in_words(size: int) -> str:
 
 
 def _lighter(run: Plan) -> Iterator[tuple[str, Plan]]:
-    """Settings that take less memory, and the plan under each; the last under all of them."""
+    """List settings that take less memory, and the plan under each; the last under all of them."""
     recipe = run.recipe
     picked = {"tokens_per_microbatch": AUTO, "chunk_logits": AUTO, "held_logits": AUTO}
     rows = max(1, min(recipe.engine.max_rows, 32))

@@ -1,27 +1,25 @@
-"""A plan for scale in words: a table for memory, one for what passes, one for seconds, and what they stand on."""
+"""A plan for scale in words: a table of memory, one of time, and what they stand on."""
 
-from collections.abc import Iterable
 from textwrap import wrap
 
 from groupwise.commands.memory import NAMED, size_in_words
 from groupwise.commands.plan import ScalePlan
 from groupwise.core.task import PlaysTurns
-from groupwise.training.devices import CPU, Device
-from groupwise.training.memory import MemoryPlan
-from groupwise.training.run_shape import microbatch_sizes
-from groupwise.training.traffic import Traffic
+from groupwise.planning.devices import CPU
+from groupwise.planning.memory import MemoryPlan
+from groupwise.planning.run_shape import microbatch_sizes
+from groupwise.planning.shard_groups import held_bytes
+from groupwise.planning.step_time import numbers_of
 
 #: Columns of a line, of its first word, and of a table's first column.
 WIDTH, WORD, FIRST = 112, 13, 24
-#: A phase that takes this share of a step, or more, is said; so is what passes beside the weights themselves.
-MOST_OF_A_STEP, FILLED_UP = 0.5, 1.25
+#: Sampling that takes this share of a step, or more, is said.
+MOST_OF_A_STEP = 0.5
 
 
 def in_words(plan: ScalePlan) -> str:
-    """All of it, for the person who decides how many devices to rent."""
-    parts = [_what(plan), _memory(plan)]
-    parts += [_passes(plan)] if plan.ranks > 1 else []
-    return "\n\n".join("\n".join(part) for part in [*parts, _seconds(plan), _constants(plan), _left_out(plan)])
+    """Say all of it, for the person who decides how many devices to rent."""
+    return "\n\n".join("\n".join(part) for part in (_what(plan), _memory(plan), _time(plan), _constants(plan)))
 
 
 def _what(plan: ScalePlan) -> list[str]:
@@ -31,18 +29,19 @@ def _what(plan: ScalePlan) -> list[str]:
     where = f"{device.title}" + (f", {machines} machines of {device.machine}" if machines > 1 else "")
     ranks = f"{plan.ranks} rank" + "s" * (plan.ranks > 1)
     trained = f"adapters of rank {recipe.adapter.rank} train" if recipe.adapter.rank else "all train"
-    active = plan.work.dense + plan.work.chosen * plan.work.experts
-    of_token = f", of which a token goes through {active:,.0f}" if plan.work.experts else ""
+    weights = sum(p.numel() for p in plan.planned.base.parameters())
+    numbers = numbers_of(plan.planned.policy.model)
+    of_token = f", of which a token goes through {numbers.of_token + numbers.head:,.0f}" if numbers.experts else ""
     copies = ["a critic"] * (recipe.critic is not None) + ["a reference"] * (shape.reference > 0)
     copies += ["a reward model"] * shape.reward_model
     beside = f"; beside it {', '.join(copies)}" if copies else ""
     lines = [
         _line("plan", f"{recipe.name} on {ranks}: {where}"),
-        _line("policy", f"{run.origin}, {plan.numbers:,} weights{of_token}; {trained}{beside}"),
+        _line("policy", f"{run.origin}, {weights:,} weights{of_token}; {trained}{beside}"),
         _line(
             "a step",
             f"{shape.prompts} prompts of at most {shape.prompt} tokens x {shape.samples} completions of at most "
-            f"{shape.completion}; {run.passes_per_batch} pass(es) of {shape.minibatches} update(s)",
+            f"{shape.completion}; {shape.passes} pass(es) of {shape.minibatches} update(s)",
         ),
         _line("microbatches", _microbatches(plan)),
     ]
@@ -50,14 +49,16 @@ def _what(plan: ScalePlan) -> list[str]:
 
 
 def _microbatches(plan: ScalePlan) -> str:
-    count, ranks = plan.microbatch.count, plan.ranks
-    words = f"{count} for each update, of at most {plan.memory.cuts.learner:,} tokens"
-    if count >= ranks:
-        return f"{words}, {-(-count // ranks)} a rank"
-    fewer = max(plan.shape.prompt + plan.shape.completion, plan.microbatch.tokens // ranks)
-    then = microbatch_sizes(plan.shape, fewer, plan.run.recipe.learner.shared_prefixes).count
-    remedy = f"; learner.tokens_per_microbatch = {fewer} makes {then}" if then > count else ""
-    return f"{words}: {ranks - count} of {ranks} ranks have none and wait{remedy}"
+    shape, ranks, tokens = plan.shape, plan.ranks, plan.memory.cuts.learner
+    line = plan.run.recipe.learner.shared_prefixes
+    sizes = microbatch_sizes(shape, tokens, line)
+    words = f"{sizes.count} for each update, of at most {tokens:,} tokens"
+    if sizes.count >= ranks:
+        return f"{words}, {-(-sizes.count // ranks)} a rank"
+    fewer = max(shape.prompt + shape.completion, sizes.tokens // ranks)
+    then = microbatch_sizes(shape, fewer, line).count
+    remedy = f"; learner.tokens_per_microbatch = {fewer} makes {then}" if then > sizes.count else ""
+    return f"{words}: {ranks - sizes.count} of {ranks} ranks have none and wait{remedy}"
 
 
 def _memory(plan: ScalePlan) -> list[str]:
@@ -75,11 +76,12 @@ def _memory(plan: ScalePlan) -> list[str]:
     if plan.device.name == CPU and follower:
         lines.append(_line("all ranks", f"{size_in_words(memory.peak)} of this machine at most, while {memory.phase}"))
     elif follower:
+        whole = sum(held_bytes(held.groups.every, 1) for held in plan.planned.models)
         lines.append(
             _line(
                 "at the start",
-                f"each rank has all models whole in its machine's memory, {size_in_words(plan.whole)}: "
-                f"{size_in_words(plan.whole * min(plan.ranks, plan.device.machine))} a machine",
+                f"each rank has all models whole in its machine's memory, {size_in_words(whole)}: "
+                f"{size_in_words(whole * min(plan.ranks, plan.device.machine))} a machine",
             )
         )
     return [*lines, _line("fits", _fits(plan))]
@@ -105,87 +107,48 @@ def _fits(plan: ScalePlan) -> str:
     return f"no, on no number of ranks: what rank 0 has for itself stays{elsewhere}; learner.recompute, adapter.rank"
 
 
-def _passes(plan: ScalePlan) -> list[str]:
-    heads = ("weights", "gradients", "columns", "from rank 0", "collectives")
-    lines = [_row("bytes of a step", *heads)]
-    for name, traffic in plan.traffic.items():
-        lines.append(_row(f"  {name}", *_sizes(traffic)))
-    every = plan.passes
-    lines.append(_row("  in all", *_sizes(every)))
-    received = size_in_words(int(every.received(plan.ranks)))
-    lines.append(_line("each rank", f"gets {received} a step over its own connection, in a ring"))
-    if plan.filled_up >= FILLED_UP:
-        words = (
-            f"{plan.filled_up:.1f} times their size: the rows of a weight, such as a stack's experts, are too few for"
-        )
-        lines.append(_line("weights pass", f"{words} {plan.ranks} ranks, and go as if each rank had one"))
-    return lines
-
-
-def _sizes(traffic: Traffic) -> Iterable[str]:
-    sizes = (traffic.gathered, traffic.scattered, traffic.joined, traffic.sent)
-    return [*(small_size(size) if size else "-" for size in sizes), f"{traffic.calls:,}"]
-
-
-def _seconds(plan: ScalePlan) -> list[str]:
-    lines = [_row("seconds of a step", "computing", "passing", "both")]
+def _time(plan: ScalePlan) -> list[str]:
+    lines = [_row("a step, estimated", "operations", "memory", "network", "seconds")]
     for phase in plan.phases:
-        passing = _number(phase.passing) if phase.passing else "-"
-        lines.append(_row(f"  {phase.name}", _number(phase.computing), passing, _number(phase.seconds)))
-    lines.append(_row("  in all", "", "", _number(plan.seconds)))
+        operations = phase.total("operations")
+        sizes = (int(phase.total("memory")), int(phase.total("network") + phase.total("outside")))
+        memory, network = (small_size(size) if size else "-" for size in sizes)
+        amount = f"{operations:.1e}" if operations else "-"
+        lines.append(_row(f"  {phase.name}", amount, memory, network, _number(phase.seconds)))
+    lines.append(_row("  in all", "", "", "", _number(plan.seconds)))
+    words = (
+        "arithmetic, and no measurement: of each piece of work the longest of its operations, bytes of memory, bytes "
+        "over the network and layers one after another, each over a constant"
+    )
+    lines.append(_line("estimate", words))
     sampling = plan.phases[0].seconds / plan.seconds
     if sampling >= MOST_OF_A_STEP and plan.ranks > 1:
-        elsewhere = plan.shape.elsewhere
-        alone = "rank 0 alone; engine.address names engines elsewhere"
-        where = "the engines; more of them would share it" if elsewhere else alone
-        lines.append(_line("sampling", f"{sampling:.0%} of it, on {where}"))
-    learning = [phase for phase in plan.phases[1:] if phase.operations]
-    busy = sum(phase.seconds for phase in learning)
-    if busy:
-        bf16 = plan.run.recipe.learner.bf16
-        peak = plan.ranks * (plan.device.bf16 if bf16 else plan.device.fp32)
-        share = sum(phase.operations for phase in learning) / busy / peak
-        lines.append(_line("learning", f"{share:.1%} of what {plan.ranks} devices can do at most, in {_kind(bf16)}"))
+        devices = f"{plan.shape.devices} device{'s' * (plan.shape.devices > 1)}"
+        more = "" if plan.shape.elsewhere else "; engine.address names engines elsewhere"
+        lines.append(_line("sampling", f"{sampling:.0%} of it, on {devices}, while the ranks wait{more}"))
     return lines
 
 
 def _constants(plan: ScalePlan) -> list[str]:
     d = plan.device
-    speeds = (
-        f"{d.bf16 / 1e12:.3g} (bf16) and {d.fp32 / 1e12:.3g} (fp32) TFLOP/s, {d.bandwidth / 1e9:,.4g} GB/s of memory"
+    links = f"{d.inside / 1e9:g} GB/s inside a machine" + f", {d.between / 1e9:g} between machines" * (d.name != CPU)
+    constants = (
+        f"{d.title}: {d.bf16 / 1e12:.3g} (bf16) and {d.fp32 / 1e12:.3g} (fp32) TFLOP/s, of which {d.reached:.0%} are "
+        f"reached; {d.bandwidth / 1e9:,.4g} GB/s of memory, {d.streamed:.0%}; a device's network {links}, "
+        f"{d.network:.0%}; {d.host / 1e9:g} GB/s to an engine outside; {d.layer * 1e6:g} us a layer at least; "
+        f"{d.source}"
     )
-    links = f"{d.inside / 1e9:g} GB/s to a device of the same machine"
-    links += f", {d.between / 1e9:g} a device to another machine" * (d.name != CPU)
-    shares = (
-        f"{d.reached:.0%} of the operations are reached, {d.sampling:.0%} of the memory's bandwidth in sampling, "
-        f"{d.network:.0%} of the network's"
-    )
-    least = f"at least {d.call * 1e6:g} us a collective and {d.layer * 1e6:g} us a layer"
-    return [
-        _line("constants", f"{d.title}: {speeds}, {links}; {d.source}"),
-        _line("assumed", f"{shares}; {least}; {d.host / 1e9:g} GB/s for what rank 0 sends; {_overlap(d)}"),
-    ]
-
-
-def _overlap(device: Device) -> str:
-    if device.overlaps:
-        return "weights and gradients pass while others compute"
-    return "nothing passes while a rank computes" + (", and gradients pass twice" if device.doubled else "")
-
-
-def _left_out(plan: ScalePlan) -> list[str]:
-    run, recipe = plan.run, plan.run.recipe
     words = ["rewards that are functions, evaluations and checkpoints"]
     words += ["completions that end early: all are as long as they may be"]
-    words += ["the ids that top_p, top_k or min_p leave, which go with a batch"] * recipe.sampling.truncates
-    words += ["an environment's answers, and that a turn's tokens are read again"] * isinstance(run.task, PlaysTurns)
-    if plan.device.name != CPU:
-        words.append("what an allocator loses between its blocks")
-    return [_line("left out", "; ".join(words))]
+    words += ["an environment's answers, and that a turn's tokens are read again"] * isinstance(
+        plan.run.task, PlaysTurns
+    )
+    words += ["what an allocator loses between its blocks"] * (d.name != CPU)
+    return [_line("constants", f"{constants}. Others: --device NAME.toml"), _line("left out", "; ".join(words))]
 
 
 def _line(word: str, text: str) -> str:
-    """A word and what is said of it, in lines of one width."""
+    """Put a word and what is said of it into lines of one width."""
     lines = wrap(text, WIDTH - WORD, break_long_words=False, break_on_hyphens=False)
     return "\n".join(f"{before:<{WORD}}{line}" for before, line in zip([word, *[""] * len(lines)], lines, strict=False))
 
@@ -210,7 +173,3 @@ def small_size(size: int) -> str:
     if size < 1 << 20:
         return f"{size} B" if size < 1 << 10 else f"{size / (1 << 10):.1f} KiB"
     return size_in_words(size)
-
-
-def _kind(bf16: bool) -> str:
-    return "bfloat16" if bf16 else "float32"

@@ -49,7 +49,7 @@ class Schedule(StrEnum):
     COSINE = "cosine"
 
 
-#: A number that a run with "auto" picks by itself (training/memory.py).
+#: A number that a run with "auto" picks by itself (planning/memory.py).
 Count = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 

@@ -12,39 +12,15 @@ import torch
 from torch import Tensor
 
 from groupwise.core.records import Batch, Support
-from groupwise.training.mesh import Mesh, Message, Verb, as_text, layout_of
-
-#: Bytes of the length that passes before a text.
-LENGTH = 8
+from groupwise.training.mesh import Mesh, Message, Verb
 
 
 def tell(mesh: Mesh, message: Message) -> None:
     """Rank 0 says it to all others."""
-    plain, tensors = _said(message)
-    mesh.plain(plain)
+    plain, tensors = (None, None) if message.batch is None else columns_of(message.batch)
+    mesh.plain({"verb": message.verb, "others": dict(message.others), "batch": plain})
     if tensors is not None:
         mesh.tensors(tensors)
-
-
-def told_sizes(message: Message) -> list[int]:
-    """Bytes of each broadcast that `tell` makes; of the batch the shapes count, which may be without memory."""
-    plain, tensors = _said(message)
-    return _text_sizes(plain) + ([] if tensors is None else tensor_sizes(tensors))
-
-
-def tensor_sizes(named: Mapping[str, Tensor]) -> list[int]:
-    """The same of `Mesh.tensors`: what says of which kind they are, and each of them."""
-    return _text_sizes(layout_of(named)) + [x.numel() * x.element_size() for x in named.values() if x.numel()]
-
-
-def _text_sizes(value: Any) -> list[int]:
-    return [LENGTH, len(as_text(value))]
-
-
-def _said(message: Message) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-    """What passes first, and the tensors behind it where there is a batch."""
-    plain, tensors = (None, None) if message.batch is None else columns_of(message.batch)
-    return {"verb": message.verb, "others": dict(message.others), "batch": plain}, tensors
 
 
 def hear(mesh: Mesh) -> Message:

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Moe
 
 from groupwise import algorithm
 from groupwise.core.records import Batch
-from groupwise.models.activations import (
+from groupwise.models.adapters.lora import with_adapters
+from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.planning.activations import (
     Computation,
     Rows,
     cached_widths,
@@ -19,9 +21,7 @@ from groupwise.models.activations import (
     weight_bytes,
     without_memory,
 )
-from groupwise.models.adapters.lora import with_adapters
-from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.live_bytes import LiveBytes
+from groupwise.planning.live_bytes import LiveBytes
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.learner import Learner, LearnerSettings
 
@@ -119,7 +119,7 @@ def test_shapes_alone_tell_what_is_held(name: str, settings: dict[str, Any], ran
     model, adapter = without_memory(CONFIGS[name]), AdapterSettings(rank=rank)
     sizes = microbatch_bytes(with_adapters(model, adapter) if rank else model, ROWS, how, "cpu")
     held = taken(learner_of(CONFIGS[name], chosen, adapter))
-    assert sizes.most == pytest.approx(held, rel=0.05)
+    assert max(sizes.head, sizes.first, sizes.last) == pytest.approx(held, rel=0.05)
 
 
 def test_more_layers_of_a_kind_are_counted_without_being_run():

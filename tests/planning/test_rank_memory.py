@@ -8,15 +8,15 @@ from unittest import mock
 
 import pytest
 
-from groupwise.models.activations import MicrobatchBytes, weight_bytes
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.training import memory as memory_plan
+from groupwise.planning import parts
+from groupwise.planning.activations import MicrobatchBytes, weight_bytes
+from groupwise.planning.memory import OTHER_RANKS, USABLE, MemoryPlan, fewest_ranks, plan
+from groupwise.planning.parts import KEPT_INSIDE, KEPT_INSIDE_LARGE, WORKSPACES, planned_run
+from groupwise.planning.shard_groups import Groups, Weight, gathered, groups_of, summed, update_bytes
 from groupwise.training.critic import CriticSettings
-from groupwise.training.groups import Groups, Weight, gathered, groups_of, summed
 from groupwise.training.learner import LearnerSettings
-from groupwise.training.memory import KEPT_INSIDE, KEPT_INSIDE_LARGE, OTHER_RANKS, WORKSPACES, MemoryPlan, Planner, plan
-from groupwise.training.rank_memory import update_bytes
-from tests.training.test_memory import HELD, MODEL, RANK_4, ROOM, SHAPE
+from tests.planning.test_memory import HELD, MODEL, RANK_4, ROOM, SHAPE
 
 WEIGHTS = weight_bytes(MODEL)
 
@@ -30,7 +30,7 @@ def planned(
 ) -> MemoryPlan:
     shape = dataclasses.replace(SHAPE, ranks=ranks, **changes)
     settings = LearnerSettings(tokens_per_microbatch=250, chunk_logits=1 << 20, held_logits=0)
-    return plan(MODEL, shape, settings, critic, adapter, device, HELD, ROOM)
+    return plan(planned_run(MODEL, shape, settings, critic, adapter, device), HELD, ROOM)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -60,7 +60,7 @@ def test_one_machine_holds_all_ranks() -> None:
 
 @pytest.mark.parametrize(("given_back", "share"), [(1 << 28, KEPT_INSIDE), (0, KEPT_INSIDE_LARGE)])
 def test_over_ranks_some_is_kept_inside_an_update_and_nothing_behind_it(given_back: int, share: float) -> None:
-    with mock.patch.object(memory_plan, "GIVEN_BACK", given_back):
+    with mock.patch.object(parts, "GIVEN_BACK", given_back):
         over, alone = planned(2), planned(1).parts
     most = over.parts["activations"] + over.parts["gathered weights"]
     assert (over.parts["freed blocks"], over.parts["freed inside an update"]) == (0, int(share * most))
@@ -72,13 +72,13 @@ def test_over_ranks_some_is_kept_inside_an_update_and_nothing_behind_it(given_ba
 def test_another_rank_has_no_engine_and_its_own_rows() -> None:
     over = planned(2)
     assert over.follower is not None
-    parts = over.follower.parts
+    own = over.follower.parts
     assert not {"engine's weights", "engine's cache", "drawing"} & {
         p for each in over.follower.phases.values() for p in each
     }
-    assert parts["batch"] < over.parts["batch"], "columns, and no completions"
-    assert parts["weights"] == over.parts["weights"]
-    assert parts["moments"] + over.parts["moments"] == 2 * WEIGHTS, "all rows between them"
+    assert own["batch"] < over.parts["batch"], "columns, and no completions"
+    assert own["weights"] == over.parts["weights"]
+    assert own["moments"] + over.parts["moments"] == 2 * WEIGHTS, "all rows between them"
 
 
 def test_at_the_start_each_rank_has_all_models_whole() -> None:
@@ -132,12 +132,14 @@ def test_on_gpus_more_ranks_hold_less_each_and_on_one_machine_more_together() ->
     assert together == sorted(together)
 
 
-def test_a_planner_plans_any_number_of_ranks() -> None:
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 8, 11, 2000])
+def test_the_fewest_ranks_are_the_first_at_which_each_has_room(most: int) -> None:
+    """Room for what each of so many ranks holds is too little for one rank less; for 2,000 none is tried."""
     settings = LearnerSettings(tokens_per_microbatch=250, chunk_logits=1 << 20, held_logits=0)
-    planner = Planner(MODEL, SHAPE, settings, None, AdapterSettings(), "cpu")
-    for ranks in (1, 2, 5):
-        assert planner.plan(HELD, ROOM, ranks) == planned(ranks)
-    assert planner.plan(HELD, ROOM) == planned(SHAPE.ranks)
+    run = planned_run(MODEL, SHAPE, settings, None, AdapterSettings(), "cuda")
+    room = int(plan(run.over(most), 0, ROOM).peak / USABLE) + 1
+    fewest = next((n for n in range(1, 17) if plan(run.over(n), 0, room).fits), None)
+    assert fewest_ranks(run, 0, room) == fewest if most < 2000 else fewest_ranks(run, 0, 10**6) is None
 
 
 LAYER = (Weight(rows=4, row=10),)

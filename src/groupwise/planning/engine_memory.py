@@ -1,4 +1,4 @@
-"""Bytes that sampling takes beside the weights, as cache.py and sampler.py lay them out."""
+"""Bytes that sampling takes beside the weights, as cache.py and sampler.py of engines/local lay them out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ DRAWN, RANKED, ADJUSTED = 12, 40, 16
 
 @dataclass(frozen=True)
 class CacheBytes:
-    """peak  the most that keys and values take, while their buffers grow; kept  between two calls."""
+    """Bytes of keys and values: peak  the most, while their buffers grow; kept  between two calls."""
 
     peak: int
     kept: int
 
 
 def cache_bytes(widths: Sequence[int], rows: int, prompt: int, new: int, itemsize: int = 4) -> CacheBytes:
-    """Of `rows` rows that all begin with `prompt` tokens and sample `new`.
+    """Size the cache of `rows` rows that all begin with `prompt` tokens and sample `new`.
 
     widths  numbers that a token has in each tensor of keys or values: [heads * head size] for each layer, twice
     """
@@ -39,10 +39,10 @@ def cache_bytes(widths: Sequence[int], rows: int, prompt: int, new: int, itemsiz
 
 
 def prefill_tokens(device: str) -> int:
-    """Padded prompt tokens of one forward."""
+    """Count the padded prompt tokens of one forward."""
     return PREFILL_TOKENS_CPU if device == "cpu" else PREFILL_TOKENS
 
 
 def drawing_bytes(rows: int, vocabulary: int, truncates: bool, adjusts: bool = False) -> int:
-    """Of the logits [rows,V] and what a token is drawn from them with."""
+    """Size the logits [rows,V] and what a token is drawn from them with."""
     return rows * vocabulary * ((RANKED if truncates else DRAWN) + (ADJUSTED if adjusts else 0))

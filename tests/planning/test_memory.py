@@ -9,21 +9,15 @@ from unittest import mock
 import pytest
 from transformers import LlamaConfig
 
-from groupwise.models.activations import weight_bytes, with_value_head, without_memory
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights, adapter_size
-from groupwise.training import memory as memory_plan
+from groupwise.planning import parts
+from groupwise.planning.activations import weight_bytes, with_value_head, without_memory
+from groupwise.planning.memory import ACTIVATIONS_ON_CPU, OTHER_RANKS, TOKENS_ON_CPU, MemoryPlan, plan
+from groupwise.planning.parts import LATER, LIBRARIES, planned_run
+from groupwise.planning.run_shape import RunShape, microbatch_rows
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
-from groupwise.training.memory import (
-    ACTIVATIONS_ON_CPU,
-    LATER,
-    LIBRARIES,
-    TOKENS_ON_CPU,
-    MemoryPlan,
-    plan,
-)
-from groupwise.training.run_shape import RunShape, microbatch_rows
 
 SHAPE = RunShape(
     prompts=16,
@@ -59,7 +53,7 @@ def planned(
     adapter: AdapterSettings = AdapterSettings(),
     **keys: Any,
 ) -> MemoryPlan:
-    return plan(MODEL, shape, LearnerSettings(**keys), critic, adapter, "cpu", HELD, free)
+    return plan(planned_run(MODEL, shape, LearnerSettings(**keys), critic, adapter, "cpu"), HELD, free)
 
 
 def test_the_peak_is_that_of_the_largest_phase_not_the_sum_of_everything():
@@ -75,6 +69,16 @@ def test_the_peak_is_that_of_the_largest_phase_not_the_sum_of_everything():
     assert [memory.parts[part] / weights for part in of_weights] == [1, 2, 1, 1]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_every_part_is_held_in_a_phase(ahead: bool):
+    """A part that the table forgets would be counted nowhere."""
+    memory = planned(critic=CriticSettings(), shape=dataclasses.replace(SHAPE, ahead=ahead, ranks=2, reward_model=True))
+    table = parts.held_in(ahead)
+    own = {part for part in memory.parts if not part.startswith(OTHER_RANKS)}
+    assert own - {"columns"} == set(table), "columns are those of a batch on another rank"
+    assert all(phases and phases <= parts.EVERY and theirs <= parts.EVERY for phases, theirs in table.values())
+
+
 def test_on_a_cpu_no_more_activations_than_pay():
     """Of SmolLM2's shape, eight prompts and 64 completions are two microbatches; of a small model they are one."""
     shape = dataclasses.replace(SHAPE, prompts=8, minibatches=1, prompt=48, completion=32)
@@ -87,7 +91,8 @@ def test_on_a_cpu_no_more_activations_than_pay():
         num_key_value_heads=3,
         tie_word_embeddings=True,
     )
-    memory = plan(without_memory(config), shape, LearnerSettings(), None, AdapterSettings(), "cpu", HELD, ROOM)
+    model = without_memory(config)
+    memory = plan(planned_run(model, shape, LearnerSettings(), None, AdapterSettings(), "cpu"), HELD, ROOM)
     assert memory.cuts.learner == TOKENS_ON_CPU // 2
     assert memory.parts["activations"] <= ACTIVATIONS_ON_CPU
     assert planned(shape=shape).cuts.learner == TOKENS_ON_CPU
@@ -124,15 +129,15 @@ def test_an_engine_in_a_child_costs_its_libraries_and_the_weights_on_their_way()
 
 def test_an_engine_on_another_machine_costs_the_weights_on_their_way_alone():
     more = planned(shape=dataclasses.replace(SHAPE, outside=True, elsewhere=True))
-    parts = ("engine's process", "engine's weights", "engine's cache", "cache between steps", "drawing")
-    assert [more.parts[part] for part in parts] == [0] * 5
+    names = ("engine's process", "engine's weights", "engine's cache", "cache between steps", "drawing")
+    assert [more.parts[part] for part in names] == [0] * 5
     assert more.parts["shared weights"] == weight_bytes(MODEL)
 
 
 def test_what_samples_ahead_is_held_while_training():
-    parts, more = planned().parts, planned(shape=dataclasses.replace(SHAPE, ahead=True))
+    sizes, more = planned().parts, planned(shape=dataclasses.replace(SHAPE, ahead=True))
     assert more.phase == planned().phase == "updating"
-    assert more.peak - planned().peak == parts["engine's cache"] + parts["drawing"] - parts["cache between steps"]
+    assert more.peak - planned().peak == sizes["engine's cache"] + sizes["drawing"] - sizes["cache between steps"]
 
 
 def test_what_is_held_between_turns_is_a_cache_of_whole_episodes_while_sampling():
@@ -151,7 +156,7 @@ def test_an_engine_of_half_the_bytes_has_half_the_weights_and_half_the_cache():
 
 def test_other_processes_have_libraries_and_nothing_of_what_this_one_did_before():
     shape = dataclasses.replace(SHAPE, ranks=2, outside=True)
-    long_lived = plan(MODEL, shape, LearnerSettings(), None, AdapterSettings(), "cpu", 8 << 30, ROOM)
+    long_lived = plan(planned_run(MODEL, shape, LearnerSettings(), None, AdapterSettings(), "cpu"), 8 << 30, ROOM)
     assert long_lived.follower is not None
     assert long_lived.parts["process"] > 8 << 30
     assert long_lived.parts["engine's process"] == long_lived.follower.parts["process"] == LIBRARIES
@@ -213,6 +218,12 @@ def test_a_critic_has_moments_gradients_and_a_phase_of_its_own():
     assert "updating the critic" not in planned().phases
 
 
+def test_a_critic_holds_its_activations_where_the_policy_recomputes_them():
+    plain, again = (planned(critic=CriticSettings(), recompute=recompute).parts for recompute in (False, True))
+    assert again["activations"] < plain["activations"]
+    assert again["critic's activations"] == plain["critic's activations"]
+
+
 def test_recomputed_layers_and_fewer_rows_take_less():
     assert planned(recompute=True).parts["activations"] < planned().parts["activations"]
     fewer = planned(shape=dataclasses.replace(SHAPE, rows=8))
@@ -241,6 +252,6 @@ def test_what_an_update_frees_stays_with_the_process_unless_it_is_given_back():
     memory = planned()
     kept = memory.parts["freed blocks"]
     assert kept == memory.parts["activations"] // 2
-    assert all("freed blocks" in parts for parts in memory.phases.values())
-    with mock.patch.object(memory_plan, "GIVEN_BACK", 0):
+    assert all("freed blocks" in names for names in memory.phases.values())
+    with mock.patch.object(parts, "GIVEN_BACK", 0):
         assert planned().parts["freed blocks"] == 0

@@ -1,4 +1,4 @@
-"""Bytes of the tensors that live while code runs. With tensors that have shapes only, none of them is there."""
+"""Bytes of the tensors that live while code runs; tensors that have a shape only are counted as if they had memory."""
 
 import weakref
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_iter
 
 
 class LiveBytes(TorchDispatchMode):
-    """Inside, counts every tensor that an operation makes, views of older ones not, until its storage is gone.
+    """Counter of every tensor that an operation makes inside it, views of older ones not, until its storage is gone.
 
     now   bytes
     peak  the most that `now` has been

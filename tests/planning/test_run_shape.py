@@ -10,8 +10,8 @@ import torch
 
 from groupwise.core.collate import microbatches
 from groupwise.core.prefixes import prefix_microbatches, prompt_keys
-from groupwise.training.run_shape import MicrobatchSizes, RunShape, microbatch_sizes, minibatch_rows
-from tests.training.test_memory import SHAPE as WIDE
+from groupwise.planning.run_shape import MicrobatchSizes, RunShape, microbatch_sizes, minibatch_rows
+from tests.planning.test_memory import SHAPE as WIDE
 
 SHAPE = dataclasses.replace(WIDE, prompts=6, samples=4, minibatches=1, prompt=7, completion=5)
 

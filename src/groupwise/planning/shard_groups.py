@@ -1,4 +1,5 @@
-"""What of a model's weights passes between ranks at once, from shapes alone; and what each rank holds of it.
+"""A model's weights over ranks, from shapes alone: what each rank holds, what is gathered at once, and what an update
+takes beside them.
 
 FSDP2 deals a weight by its rows: of R rows over N ranks each holds the next ceil(R / N), the last ones fewer or
 none. Whatever passes is as large as if each held that many: rows that fill up are sent too.
@@ -10,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from groupwise.planning.activations import MicrobatchBytes
 from groupwise.training.sharded import decoder_layers, norms_of
 
 #: Bytes of a number: of a master weight, its gradient and its moments; and of one in bfloat16.
@@ -33,7 +35,7 @@ class Weight:
     trains: bool = True
 
     def part(self, ranks: int) -> int:
-        """Numbers that rank 0 holds, and no rank more.
+        """Count the numbers that rank 0 holds, and no rank more.
 
         >>> [Weight(rows=15, row=20).part(ranks) for ranks in (1, 2, 64)]
         [300, 160, 20]
@@ -41,7 +43,7 @@ class Weight:
         return -(-self.rows // ranks) * self.row
 
     def own(self, ranks: int, rank: int) -> int:
-        """Numbers of this very rank.
+        """Count the numbers that a rank holds.
 
         >>> [Weight(rows=15, row=20).own(2, rank) for rank in (0, 1)]
         [160, 140]
@@ -70,15 +72,17 @@ class Groups:
         """The largest layer."""
         return max(self.layers, key=lambda layer: gathered(layer, 1), default=())
 
-    @property
-    def lowest(self) -> int:
-        """The first layer, from 0, that has a gradient; as many as there are layers where none has."""
-        trained = (i for i, layer in enumerate(self.layers) if any(weight.trains for weight in layer))
-        return next(trained, len(self.layers))
+
+@dataclass(frozen=True)
+class GroupedModel:
+    """A model, which may be without memory, and its weights in groups."""
+
+    model: Any
+    groups: Groups
 
 
 def groups_of(model: Any, bf16: bool = False, held: int = FLOAT32) -> Groups:
-    """The groups that `Sharded` makes of a model, which may be without memory.
+    """Make the groups that `Sharded` makes of a model, which may be without memory.
 
     bf16  whether it computes in bfloat16 over float32: then its layers pass in bfloat16
     held  bytes of a number of its weights
@@ -100,17 +104,17 @@ def _weights(parameters: Iterable[nn.Parameter], held: int, passed: int) -> Iter
 
 
 def held_bytes(group: Iterable[Weight], ranks: int) -> int:
-    """Of a group's weights on rank 0; every rank keeps room for as many."""
+    """Size a group's weights on rank 0; every rank keeps room for as many."""
     return sum(weight.part(ranks) * weight.held for weight in group)
 
 
 def trained_part(group: Iterable[Weight], ranks: int) -> int:
-    """Bytes of a rank's gradients, which are float32 as its masters are."""
+    """Size a rank's gradients, which are float32 as its masters are."""
     return sum(weight.part(ranks) * FLOAT32 for weight in group if weight.trains)
 
 
 def gathered(group: Iterable[Weight], ranks: int) -> int:
-    """Bytes of the whole group on a rank that runs it, what fills up included.
+    """Size the whole group on a rank that runs it, what fills up included.
 
     >>> gathered([Weight(rows=15, row=20)], 2), gathered([Weight(rows=8, row=10, passed=2)], 64)
     (1280, 1280)
@@ -119,10 +123,58 @@ def gathered(group: Iterable[Weight], ranks: int) -> int:
 
 
 def summed(group: Iterable[Weight], ranks: int) -> int:
-    """Bytes of the whole group's gradients as they are added up over the ranks, in float32."""
+    """Size the whole group's gradients as they are added up over the ranks, in float32."""
     return ranks * trained_part(group, ranks)
 
 
 def largest_whole(groups: Groups, ranks: int) -> int:
-    """Bytes of the largest weight, gathered as it is held, as an engine takes it."""
+    """Size the largest weight, gathered as it is held, as an engine takes it."""
     return max((ranks * weight.part(ranks) * weight.held for weight in groups.every), default=0)
+
+
+@dataclass(frozen=True)
+class UpdateBytes:
+    """The most that a microbatch takes on a rank, beside its part of weights and gradients.
+
+    activations  as in one process
+    gathered     what other ranks' parts of the weights, and gradients on their way, take beside them
+    layer_token  of the activations, what one layer takes for one token
+    """
+
+    activations: int
+    gathered: int
+    layer_token: float = 0.0
+
+
+def update_bytes(
+    groups: Groups, ranks: int, at: MicrobatchBytes, tied: bool, several: bool, copies: bool
+) -> UpdateBytes:
+    """Find the most of a microbatch; U is the outer group as it is gathered, u its gradients, l the largest layer as it
+    is gathered, g its gradients, s those in float32:
+
+        head   activations + U + l                        the buffer of the next layer is on its way
+        first  activations + U + u + 2 l + g + s          a layer and the next one, gradients, and those on their way
+        last   activations + U + u + s;  2 u, or 3 u      the outer group's gradients are added up, in a copy of gloo's
+
+    at       the activations at these times
+    tied     whether `at` counts the head's gradient while it waits for the embedding's
+    several  whether microbatches came before: else gradients come while activations go
+    copies   whether a sum over the ranks takes the tensors once more, as gloo's does
+    """
+    gradients = sum(trained_part(group, ranks) for group in (*groups.layers, groups.outer))
+    before = 0 if several else gradients
+    alone = max(max(at.head, at.first) - before, at.last)
+    if ranks == 1:
+        return UpdateBytes(alone, 0)
+    layer = gathered(groups.largest, ranks)
+    layer_gradients = ranks * sum(w.part(ranks) * w.passed for w in groups.largest if w.trains)
+    on_its_way = summed(groups.largest, ranks)
+    outer, outer_gradients = gathered(groups.outer, ranks), summed(groups.outer, ranks)
+    apart = 0 if tied else outer_gradients
+    most = max(
+        at.head - before + outer + layer,
+        at.first - before + outer + apart + 2 * layer + layer_gradients + on_its_way,
+        at.last + outer + apart + on_its_way,
+        (2 + copies) * outer_gradients,
+    )
+    return UpdateBytes(alone, max(0, most - alone))

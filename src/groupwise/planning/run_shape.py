@@ -3,15 +3,16 @@
 Prompts and completions are all taken to be as long as they may be.
 """
 
-from collections.abc import Callable
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from groupwise.core.collate import microbatches
 from groupwise.core.prefixes import prefix_microbatches, prompt_keys
-from groupwise.models.activations import Computation, Rows
+from groupwise.planning.activations import Computation, Rows
 
 #: Microbatches that are laid out to find the largest.
 ENOUGH = 4
@@ -19,16 +20,19 @@ ENOUGH = 4
 
 @dataclass(frozen=True)
 class RunShape:
-    """What of a run its memory depends on, beside the model.
+    """The sizes of a run that its memory and its time depend on, beside the model.
 
     prompts, samples    of a step
     minibatches         of a batch
+    passes              over a batch
+    annotated           passes of the policy's size over a batch before its updates: of the old policy, of a reference
     prompt, completion  tokens, at most
     rows                completions that an engine samples side by side
     truncates, adjusts  whether sampling leaves ids out, and whether it changes logits
     engine, reference   bytes of a weight of the engine's copy, and of the frozen one's; 0 where there is none
     reward_model        whether a reward model is held, which is of the policy's size
     engines             how many engines there are
+    devices             how many devices they sample on
     outside             whether they have processes of their own: libraries once more, and the weights on their way
     elsewhere           whether that is on another machine: then the weights on their way are all that is here
     ahead               whether a batch is sampled while another trains
@@ -57,10 +61,13 @@ class RunShape:
     vllm_rows: int = 0
     cache_mib: int | None = None
     ranks: int = 1
+    passes: int = 1
+    annotated: int = 0
+    devices: int = 1
 
 
 def microbatch_rows(shape: RunShape, tokens: int, line: bool) -> list[Rows]:
-    """The microbatches of a minibatch whose prompts and completions are all as long as they may be."""
+    """Lay out the first microbatches of a minibatch whose prompts and completions are all as long as they may be."""
     # Rows are equal, so that the next microbatches are like these.
     count = min(minibatch_rows(shape), ENOUGH * (tokens // shape.completion + 1))
     length = torch.full((count,), shape.prompt + shape.completion)
@@ -74,20 +81,20 @@ def microbatch_rows(shape: RunShape, tokens: int, line: bool) -> list[Rows]:
 
 
 def extremes(every: list[Rows], model: Any, how: Computation) -> list[Rows]:
-    """The largest microbatch, and the largest whose log-probabilities are held, where that is another."""
+    """Find the largest microbatch, and the largest whose log-probabilities are held, where that is another."""
     vocabulary = model.get_output_embeddings().out_features
     holding = [rows for rows in every if sum(rows.completions) * rows.completion * vocabulary <= how.held_elements]
     return list(dict.fromkeys([every[0], *holding[:1]]))
 
 
 def minibatch_rows(shape: RunShape) -> int:
-    """Completions of the largest minibatch, which has whole groups."""
+    """Count the completions of the largest minibatch, which has whole groups."""
     return -(-shape.prompts // shape.minibatches) * shape.samples
 
 
 @dataclass(frozen=True)
 class MicrobatchSizes:
-    """The microbatches of a minibatch.
+    """Sizes of the microbatches of a minibatch.
 
     count    how many there are
     tokens   that all of them run; a prompt once in each microbatch that has completions of it
@@ -98,17 +105,9 @@ class MicrobatchSizes:
     tokens: int
     largest: int
 
-    def busiest(self, ranks: int) -> int:
-        """Tokens of the rank that runs most, to which the largest of each round are dealt; at most.
-
-        >>> MicrobatchSizes(count=3, tokens=70, largest=30).busiest(2)
-        60
-        """
-        return -(-self.count // ranks) * self.largest
-
 
 def microbatch_sizes(shape: RunShape, tokens: int, line: bool) -> MicrobatchSizes:
-    """Of all rows of a minibatch; what `prefix_microbatches` and `microbatches` do with rows of one length.
+    """Count the microbatches of a minibatch: what `prefix_microbatches` and `microbatches` make of rows of one length.
 
     n rows of which the first is the j-th of its group, from 0, run in one line
     P (1 + (j + n - 1) // G) + n (C - 1) tokens, with P of a prompt, C of a completion and G completions in a group.
@@ -134,22 +133,13 @@ def microbatch_sizes(shape: RunShape, tokens: int, line: bool) -> MicrobatchSize
             if row == rows:
                 break
         seen[place] = (row, count, total)
-        n = _most(rows - row, lambda n, place=place: size(place, n) <= tokens)
+        n = max(1, bisect_right(range(1, rows - row + 1), tokens, key=partial(size, place)))
         row, count, total, largest = row + n, count + 1, total + size(place, n), max(largest, size(place, n))
     return MicrobatchSizes(count, total, largest)
 
 
 def scored_sizes(shape: RunShape, tokens: int) -> MicrobatchSizes:
-    """The batches of a step's rows that a reward model scores, of at most so many tokens each."""
+    """Count the batches of a step's rows that a reward model scores, of at most so many tokens each."""
     rows, length = shape.prompts * shape.samples, shape.prompt + shape.completion
     of_each = min(rows, max(1, tokens // length))
     return MicrobatchSizes(-(-rows // of_each), rows * length, of_each * length)
-
-
-def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest n from 1 to `limit` that fits, where whatever is smaller fits too; 1 where none does."""
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low

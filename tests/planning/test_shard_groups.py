@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen3MoeConfig
 
-from groupwise.models.activations import weight_bytes, without_memory
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.training.groups import (
+from groupwise.planning.activations import weight_bytes, without_memory
+from groupwise.planning.shard_groups import (
     Weight,
     gathered,
     groups_of,
@@ -73,9 +73,7 @@ def test_of_adapters_alone_there_are_gradients() -> None:
     model = with_adapters(TIED, AdapterSettings(rank=4, targets=("layers.2.mlp.down_proj",)))
     groups = groups_of(model)
     assert trained_part(groups.every, 1) == 4 * 4 * (160 + WIDTH)
-    assert groups.lowest == 2
     assert summed(groups.outer, 2) == 0
-    assert groups_of(TIED).lowest == 0
 
 
 def test_the_largest_weight_is_gathered_with_the_rows_that_fill_it_up() -> None:

@@ -1,13 +1,13 @@
 """What a microbatch holds between its forward and its backward pass: both are run, on tensors that have a shape only.
 
-So every architecture is counted by its own code, in the learner's layout, precision and chunks. Of the layers that are
-alike one is run, and the others count as it.
+So every architecture is counted by its own code, in the learner's layout, precision and chunks. One of the layers that
+are alike is run, and counts for all of them.
 """
 
 import copy
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,9 +23,9 @@ from groupwise.models.fused_layers import FusedLayers
 from groupwise.models.heads import halves
 from groupwise.models.layout import Layout, moved, packed, padded
 from groupwise.models.line_attention import NAME, UNMASKED, attending, hidden_states
-from groupwise.models.live_bytes import LiveBytes
 from groupwise.models.logprobs import token_logprobs
 from groupwise.models.recompute import recomputed
+from groupwise.planning.live_bytes import LiveBytes
 
 #: Tokens of a microbatch that are run, if only in shape: where each lies is computed with numbers.
 MOST_TOKENS = 1 << 18
@@ -33,7 +33,7 @@ MOST_TOKENS = 1 << 18
 
 @dataclass(frozen=True)
 class Computation:
-    """How a learner runs a microbatch.
+    """Settings with which a learner runs a microbatch.
 
     in_line         a prompt is run once for the completions of its group
     bf16            computed in bfloat16 over float32 weights
@@ -58,7 +58,7 @@ class Rows:
     completion: int
 
     def tokens(self, in_line: bool) -> int:
-        """Of all of them together."""
+        """Count the tokens of all rows."""
         count = sum(self.completions)
         return (len(self.completions) if in_line else count) * self.prompt + count * self.completion
 
@@ -78,16 +78,11 @@ class MicrobatchBytes:
     last: int
     layer: int
 
-    @property
-    def most(self) -> int:
-        """At any time."""
-        return max(self.head, self.first, self.last)
-
 
 def without_memory(config: Any) -> Any:
-    """The causal language model of a configuration, its weights with a shape only; not to be changed.
+    """Make the causal language model of a configuration, its weights with a shape only; not to be changed.
 
-    Runs of one configuration share it, and what is found of it.
+    Runs of one configuration share the model, and what is found of it.
     """
     return _shapes(_Configuration(config.to_json_string(use_diff=False), config))
 
@@ -107,7 +102,7 @@ def _shapes(of: _Configuration) -> Any:
 
 
 def with_value_head(model: Any, bias: bool = True) -> Any:
-    """A copy of a model without memory whose head gives one number: a critic's has a bias, a reward model's none."""
+    """Copy a model without memory, with a head that gives one number: a critic's has a bias, a reward model's none."""
     model = copy.deepcopy(model)
     model.config.get_text_config().tie_word_embeddings = False
     model.set_output_embeddings(nn.Linear(halves(model)[1].in_features, 1, bias=bias, device="meta"))
@@ -115,18 +110,13 @@ def with_value_head(model: Any, bias: bool = True) -> Any:
 
 
 def weight_bytes(model: Any) -> int:
-    """Of its weights in float32, each counted once."""
+    """Size the weights in float32, each counted once."""
     return sum(parameter.numel() for parameter in model.parameters()) * 4
-
-
-def trained_bytes(model: Any) -> int:
-    """The same of those that have a gradient."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) * 4
 
 
 @lru_cache(maxsize=32)
 def cached_widths(model: Any) -> tuple[int, ...]:
-    """Numbers that a token has in each tensor of keys or values: two for each layer of a model without memory."""
+    """Count the numbers that a token has in each tensor of keys or values: two tensors for each layer of a model."""
     thin, counts = _one_of_each_kind(copy.deepcopy(model))
     cache = _Widths()
     try:
@@ -140,7 +130,7 @@ def cached_widths(model: Any) -> tuple[int, ...]:
 
 
 def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> MicrobatchBytes:
-    """`model` is without memory, and stays as it is. One that cannot be run on shapes alone is estimated."""
+    """Size a microbatch of a model without memory, which stays as it is; one that shapes cannot run is estimated."""
     _, head = halves(model)
     tokens = sum(rows.completions) * rows.completion
     inside = _backbone_bytes(model, rows, how.in_line, how.bf16, how.recompute, device)
@@ -148,24 +138,12 @@ def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> M
     # A weight that is embedding and head waits for its second gradient until the backward pass is through.
     tied = head.weight is model.get_input_embeddings().weight and head.weight.requires_grad
     waiting = head.weight.numel() * 4 if tied else 0
-    return MicrobatchBytes(
-        head=inside.held + logits, first=inside.first + waiting, last=inside.last + waiting, layer=inside.layer
-    )
-
-
-@dataclass(frozen=True)
-class _BackboneBytes:
-    """held  when the forward pass is through; first, last, layer  as in MicrobatchBytes, without the head."""
-
-    held: int
-    first: int
-    last: int
-    layer: int
+    return replace(inside, head=inside.head + logits, first=inside.first + waiting, last=inside.last + waiting)
 
 
 @lru_cache(maxsize=32)
-def _backbone_bytes(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> _BackboneBytes:
-    """Of the layers and what is beside them; a run tries several ways to cut its logits over the same."""
+def _backbone_bytes(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> MicrobatchBytes:
+    """Size all but the head; a run tries several ways to cut its logits over one result."""
     if rows.tokens(in_line) > MOST_TOKENS:
         return _rough(model, rows, in_line)
     try:
@@ -174,16 +152,16 @@ def _backbone_bytes(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute
         return _rough(model, rows, in_line)
 
 
-def _rough(model: Any, rows: Rows, in_line: bool) -> _BackboneBytes:
-    """As if each linear layer held what goes in and what comes out."""
+def _rough(model: Any, rows: Rows, in_line: bool) -> MicrobatchBytes:
+    """Estimate as if each linear layer held what goes in and what comes out."""
     backbone, _ = halves(model)
     widths = [m.in_features + m.out_features for m in backbone.modules() if isinstance(m, nn.Linear)]
     held, layer = (rows.tokens(in_line) * width * 4 for width in (sum(widths), max(widths, default=1)))
-    return _BackboneBytes(held=held, first=held + layer, last=layer, layer=layer)
+    return MicrobatchBytes(head=held, first=held + layer, last=layer, layer=layer)
 
 
-def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> _BackboneBytes:
-    """Forward and backward of the layers, one of each kind, on tensors that have a shape only."""
+def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> MicrobatchBytes:
+    """Run the layers forward and backward, one of each kind, on tensors that have a shape only."""
     layout = _layout(rows, in_line)
     thin, counts = _one_of_each_kind(copy.deepcopy(model))
     fused = FusedLayers(thin)  # tried on numbers, and so before there are shapes only
@@ -205,11 +183,11 @@ def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: boo
         states.backward(torch.empty_like(states))
     others = sum(layer.held * (count - 1) for layer, count in zip(layers, counts, strict=True))
     first = (layers[-1].peak if layers else 0) or live.peak
-    return _BackboneBytes(held + others, first + others, live.peak, max((each.held for each in layers), default=held))
+    return MicrobatchBytes(held + others, first + others, live.peak, max((each.held for each in layers), default=held))
 
 
 def _head_bytes(head: nn.Linear, tokens: int, how: Computation, device: str) -> int:
-    """The most that log-probabilities of `tokens` tokens take, backward too. Chunks are alike: three are run."""
+    """Find the most that log-probabilities of `tokens` tokens take, backward too. Chunks are alike: three are run."""
     vocabulary, width = head.weight.shape
     holds = tokens * vocabulary <= how.held_elements
     run = min(tokens, 3 * max(1, how.chunk_elements // vocabulary))
@@ -233,7 +211,7 @@ def _head_bytes(head: nn.Linear, tokens: int, how: Computation, device: str) -> 
 
 
 def _layout(rows: Rows, line: bool) -> Layout:
-    """How the rows are run."""
+    """Lay out the rows as a learner runs them."""
     count, width = sum(rows.completions), rows.prompt + rows.completion
     tokens, length = torch.zeros(count, width, dtype=torch.long), torch.full((count,), width)
     family = torch.arange(len(rows.completions)).repeat_interleave(torch.tensor(rows.completions))
@@ -241,7 +219,7 @@ def _layout(rows: Rows, line: bool) -> Layout:
 
 
 class _ShapesLive(LiveBytes):
-    """Counts the tensors without memory. torch says of grouped products of bfloat16 alone what shape they have."""
+    """Counter of tensors without memory. torch says of grouped products of bfloat16 alone what shape they have."""
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is not torch.ops.aten._grouped_mm.default:
@@ -252,7 +230,7 @@ class _ShapesLive(LiveBytes):
 
 
 class _Widths(Cache):
-    """Takes keys and values [1,H,W,D], and keeps how many numbers of each a token has."""
+    """Cache that takes keys and values [1,H,W,D], and keeps how many numbers of each a token has."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -270,7 +248,7 @@ class _Widths(Cache):
 
 
 class _Layer:
-    """What a layer leaves behind in the forward pass; the peak when the backward pass is through it, 0 at its end."""
+    """Record of what a layer leaves behind forward, and of the peak when the backward pass is through it."""
 
     def __init__(self, module: nn.Module, live: LiveBytes) -> None:
         self.held = self.peak = 0
@@ -292,7 +270,7 @@ class _Layer:
 
 
 def _one_of_each_kind(model: Any) -> tuple[Any, list[int]]:
-    """The model with one layer of each kind, in place, and how many there were of each."""
+    """Keep one layer of each kind, in place; return the model, and how many layers there were of each kind."""
     backbone, _ = halves(model)
     for parent in backbone.modules():
         for name, child in parent.named_children():
@@ -306,11 +284,11 @@ def _one_of_each_kind(model: Any) -> tuple[Any, list[int]]:
 
 
 def _layers(backbone: nn.Module) -> Any:
-    """The list of the backbone's layers; empty where it has none that is known."""
+    """Find the list of the backbone's layers; empty if it has none that is known."""
     lists = [m for m in backbone.modules() if isinstance(m, nn.ModuleList)]
     return max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=[])
 
 
 def _kind(layer: nn.Module) -> tuple[Any, ...]:
-    """What two layers have in common that take the same memory."""
+    """Name what two layers have in common that take the same memory."""
     return type(layer), tuple((name, parameter.shape) for name, parameter in layer.named_parameters())

@@ -1,0 +1,338 @@
+"""What each part of a run takes, in bytes, and in which phases it is held."""
+
+import dataclasses
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from groupwise.engines.vllm import cache as vllm
+from groupwise.models.adapters.lora import with_adapters
+from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.models.adapters.targets import adapted_weights
+from groupwise.models.reward import tokens_at_once
+from groupwise.planning.activations import (
+    Computation,
+    cached_widths,
+    microbatch_bytes,
+    weight_bytes,
+    with_value_head,
+)
+from groupwise.planning.engine_memory import cache_bytes, drawing_bytes, prefill_tokens
+from groupwise.planning.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes, scored_sizes
+from groupwise.planning.shard_groups import (
+    FLOAT32,
+    GroupedModel,
+    UpdateBytes,
+    gathered,
+    groups_of,
+    held_bytes,
+    largest_whole,
+    trained_part,
+    update_bytes,
+)
+from groupwise.training.critic import CriticSettings
+from groupwise.training.learner import LearnerSettings
+from groupwise.training.optimizer import GIVEN_BACK
+
+#: Bytes of a token in the columns of a batch; of a sampled one in the completions, which Python holds; and what
+#: libraries take after a run is planned.
+COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
+#: What cuBLAS keeps on a GPU for its products: as much as core/reproducible.py says, for each thread that has any, the
+#: one that runs forwards and torch's of backwards.
+WORKSPACES = 2 * 8 * (4096 << 10)
+#: What another process of the run holds of libraries, at most: this one may hold more, of what it did before.
+LIBRARIES = 450 << 20
+#: The share of an update's activations that the C library keeps, in pieces, where they are not given back: of what
+#: five shapes held without it, 0.2 to 1.5 of their activations were missing (docs/memory.md).
+KEPT = 0.5
+#: The share that it keeps over ranks, inside an update, of activations and what is gathered; and of a policy of
+#: `GIVEN_BACK` bytes or more, whose largest blocks have pages of their own. Threads of torch and gloo each have a part
+#: of the C library's memory, and what one has freed another does not take (docs/scale.md).
+KEPT_INSIDE, KEPT_INSIDE_LARGE = 1.2, 0.75
+
+STARTING, GENERATING, SCORING, LOADING, SAVING = "starting", "generating", "scoring", "loading weights", "saving"
+UPDATING, UPDATING_CRITIC = "updating", "updating the critic"
+#: Every phase of a run, in the order in which a plan tells them.
+PHASES = (GENERATING, UPDATING, LOADING, SCORING, UPDATING_CRITIC, STARTING, SAVING)
+EVERY, NONE = frozenset(PHASES), frozenset[str]()
+STEP = EVERY - {STARTING}  # the models are in shards
+UPDATES = frozenset({UPDATING, UPDATING_CRITIC})
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How an update is cut.
+
+    learner, critic  tokens of a microbatch
+    chunk_logits     logits computed at once
+    held_logits      log-probabilities held for the backward pass, at most
+    """
+
+    learner: int
+    critic: int
+    chunk_logits: int
+    held_logits: int
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run as its parts depend on it, beside its cuts.
+
+    base       the policy without adapters, as an engine samples from it
+    policy     the model that trains: with adapters, if the run has any
+    reference  the frozen copy; None if the policy without its adapters is the reference, or none is read
+    merged     bytes of the weights that adapters are merged into, on their way to the engine
+    """
+
+    base: Any
+    policy: GroupedModel
+    reference: GroupedModel | None
+    critic: GroupedModel | None
+    reward: GroupedModel | None
+    merged: int
+    shape: RunShape
+    learner: LearnerSettings
+    critic_settings: CriticSettings | None
+    device: str
+
+    @property
+    def models(self) -> list[GroupedModel]:
+        """The models that are there."""
+        return [one for one in (self.policy, self.reference, self.critic, self.reward) if one is not None]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the ranks share one machine's memory."""
+        return self.device == "cpu"
+
+    def over(self, ranks: int) -> Self:
+        """Replace the number of ranks."""
+        return dataclasses.replace(self, shape=dataclasses.replace(self.shape, ranks=ranks))
+
+
+def planned_run(
+    model: Any,
+    shape: RunShape,
+    learner: LearnerSettings,
+    critic: CriticSettings | None,
+    adapter: AdapterSettings,
+    device: str,
+) -> PlannedRun:
+    """Derive a run's models from its policy, which is without memory and stays as it is."""
+
+    def grouped(of: Any, bf16: bool = learner.bf16, held: int = FLOAT32) -> GroupedModel:
+        return GroupedModel(of, groups_of(of, bf16, held))
+
+    return PlannedRun(
+        base=model,
+        policy=grouped(with_adapters(model, adapter) if adapter.rank else model),
+        reference=grouped(model, held=shape.reference) if shape.reference else None,
+        critic=grouped(with_value_head(model)) if critic is not None else None,
+        reward=grouped(with_value_head(model, bias=False), bf16=False) if shape.reward_model else None,
+        merged=sum(weight.numel() for weight in adapted_weights(model, adapter).values()) * FLOAT32,
+        shape=shape,
+        learner=learner,
+        critic_settings=critic,
+        device=device,
+    )
+
+
+def phases_of(run: PlannedRun) -> tuple[str, ...]:
+    """List the phases that a run has."""
+    over = run.shape.ranks > 1
+    there = {SCORING: run.reward is not None, UPDATING_CRITIC: run.critic is not None, STARTING: over, SAVING: over}
+    return tuple(phase for phase in PHASES if there.get(phase, True))
+
+
+def held_in(ahead: bool) -> dict[str, tuple[Set[str], Set[str]]]:
+    """Map each part to the phases in which rank 0 holds it, and those in which another rank does.
+
+    `ahead` says whether the next batch is sampled and scored while one trains.
+    """
+    beside = UPDATES if ahead else NONE
+    sampling, scoring = {GENERATING} | beside, {SCORING} | beside
+    return {
+        "process": (EVERY, EVERY),
+        "engine's process": (EVERY, NONE),
+        "weights": (STEP, STEP),
+        "whole copy": (STEP, NONE),
+        "moments": (STEP, STEP),
+        "shared weights": (EVERY, NONE),
+        "engine's weights": (EVERY, NONE),
+        "reference": (STEP, STEP),
+        "critic": (STEP, STEP),
+        "reward model": (STEP, STEP),
+        "batch": (STEP, STEP),
+        "freed blocks": (STEP, STEP),
+        "engine's cache": (sampling, NONE),
+        "held turns": (sampling, NONE),
+        "drawing": (sampling, NONE),
+        "cache between steps": (STEP - sampling, NONE),
+        "gathered to score": (scoring, {SCORING}),
+        "scored rows": (scoring, {SCORING}),
+        "gradients": ({UPDATING}, {UPDATING}),
+        "gathered weights": ({UPDATING}, {UPDATING}),
+        "activations": ({UPDATING}, {UPDATING}),
+        "critic's gradients": ({UPDATING_CRITIC}, {UPDATING_CRITIC}),
+        "critic's gathered weights": ({UPDATING_CRITIC}, {UPDATING_CRITIC}),
+        "critic's activations": ({UPDATING_CRITIC}, {UPDATING_CRITIC}),
+        "freed inside an update": (UPDATES, UPDATES),
+        "merged weights": ({LOADING}, NONE),
+        "a gathered weight": ({LOADING}, {LOADING, SAVING}),
+        "whole models": ({STARTING}, {STARTING}),
+        "gathered to be saved": ({SAVING}, NONE),
+    }
+
+
+def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
+    """Size every part on rank 0, whose process holds so much already."""
+    policy, critic, ranks = run.policy, run.critic, run.shape.ranks
+    own = policy_update(run, cuts)
+    critics = UpdateBytes(0, 0) if critic is None else _update(run, critic, cuts, cuts.critic)
+    trained, critic_trained = (0 if one is None else trained_part(one.groups.every, ranks) for one in (policy, critic))
+    dealt = {
+        name: 0 if one is None else held_bytes(one.groups.every, ranks)
+        for name, one in (
+            ("weights", policy),
+            ("reference", run.reference),
+            ("critic", critic),
+            ("reward model", run.reward),
+        )
+    }
+    return {
+        "process": held + LATER if run.on_cpu else WORKSPACES,
+        **dealt,
+        "critic": dealt["critic"] + 2 * critic_trained,
+        "moments": 2 * trained,
+        **_engine(run, held),
+        **_batch(run),
+        **_kept(run, own, critics),
+        **_sampling(run, own.layer_token),
+        **_scoring(run, own.layer_token),
+        "gradients": trained,
+        "gathered weights": own.gathered,
+        "activations": own.activations,
+        "critic's gradients": critic_trained,
+        "critic's gathered weights": critics.gathered,
+        "critic's activations": critics.activations,
+        "merged weights": run.merged,
+        "whole models": sum(held_bytes(one.groups.every, 1) for one in run.models) if run.on_cpu else 0,
+        "a gathered weight": largest_whole(policy.groups, ranks) if ranks > 1 else 0,
+        "gathered to be saved": _gathered_to_save(run) if run.on_cpu else 0,
+    }
+
+
+def other_rank_parts(run: PlannedRun, parts: dict[str, int], held: int) -> dict[str, int]:
+    """Size the parts of rank 1 from those of rank 0: columns alone of a batch, and the moments of its own rows."""
+    ranks = run.shape.ranks
+
+    def moments(of: GroupedModel | None) -> int:
+        every = () if of is None else of.groups.every
+        return 2 * sum(weight.own(ranks, 1) for weight in every if weight.trains) * FLOAT32
+
+    return {
+        **parts,
+        "process": min(held, LIBRARIES) if run.on_cpu else WORKSPACES,  # what comes later is an engine's
+        "batch": parts["columns"],
+        "moments": moments(run.policy),
+        "critic": parts["critic"] - 2 * parts["critic's gradients"] + moments(run.critic),
+    }
+
+
+def policy_update(run: PlannedRun, cuts: Cuts) -> UpdateBytes:
+    """Size an update of the policy on rank 0, beside its gradients."""
+    learner = run.learner
+    return _update(run, run.policy, cuts, cuts.learner, learner.shared_prefixes, learner.recompute)
+
+
+def _update(
+    run: PlannedRun, of: GroupedModel, cuts: Cuts, tokens: int, line: bool = False, recompute: bool = False
+) -> UpdateBytes:
+    model, ranks = of.model, run.shape.ranks
+    how = Computation(line, run.learner.bf16, recompute, cuts.chunk_logits, cuts.held_logits)
+    # What is alive is counted on shapes; those of a GPU can be made where torch sees one.
+    device = run.device if run.on_cpu or torch.cuda.is_available() else "cpu"
+    every = microbatch_rows(run.shape, tokens, line)
+    sizes = [microbatch_bytes(model, rows, how, device) for rows in extremes(every, model, how)]
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    several = microbatch_sizes(run.shape, tokens, line).count > ranks
+    each = [update_bytes(of.groups, ranks, at, tied, several, copies=run.on_cpu) for at in sizes]
+    most = max(each, key=lambda one: one.activations + one.gathered)
+    return dataclasses.replace(most, layer_token=sizes[0].layer / every[0].tokens(line))
+
+
+def _scoring(run: PlannedRun, layer_token: float) -> dict[str, int]:
+    """Size what a reward model takes to score a batch of rows."""
+    if run.reward is None:
+        return {"scored rows": 0, "gathered to score": 0}
+    ranks, groups = run.shape.ranks, run.reward.groups
+    tokens = scored_sizes(run.shape, tokens_at_once(run.device)).largest
+    # What lies around the layers, a layer and the next one.
+    whole = gathered(groups.outer, ranks) + 2 * gathered(groups.largest, ranks)
+    return {"scored rows": int(tokens * layer_token), "gathered to score": whole if ranks > 1 else 0}
+
+
+def _gathered_to_save(run: PlannedRun) -> int:
+    """Size what rank 0 holds to write a checkpoint: the whole policy, or with adapters one weight after another."""
+    ranks, groups = run.shape.ranks, run.policy.groups
+    if ranks == 1:
+        return 0
+    return largest_whole(groups, ranks) if run.merged else sum(w.rows * w.row for w in groups.every) * FLOAT32
+
+
+def _kept(run: PlannedRun, *updates: UpdateBytes) -> dict[str, int]:
+    """Size what the C library keeps of what an update frees: behind it, and inside it."""
+    over, large = run.shape.ranks > 1, trained_part(run.policy.groups.every, 1) >= GIVEN_BACK
+    most = max(one.activations + over * one.gathered for one in updates) if run.on_cpu else 0
+    inside = KEPT_INSIDE_LARGE if large else KEPT_INSIDE
+    return {
+        "freed blocks": 0 if over or large else int(KEPT * most),
+        "freed inside an update": int(inside * most) if over else 0,
+    }
+
+
+def _engine(run: PlannedRun, held: int) -> dict[str, int]:
+    """Size the copies of the weights for engines and checks, and the engines' processes, not counted beside a GPU."""
+    shape, weights = run.shape, weight_bytes(run.base)
+    packed = vllm.WEIGHTS if run.on_cpu and shape.vllm_rows else 1
+    process = shape.engines * (vllm.PROCESS if shape.vllm_rows else min(held, LIBRARIES))
+    return {
+        "engine's process": process if run.on_cpu and shape.outside and not shape.elsewhere else 0,
+        "shared weights": weights if run.on_cpu and shape.outside else 0,
+        "engine's weights": 0 if shape.elsewhere else shape.engines * weights * shape.engine // 4 * packed,
+        # A policy in shards that is trained in bfloat16 is asked for its float32 answers as a whole one.
+        "whole copy": weights if shape.ranks > 1 and run.learner.bf16 and shape.engine == 4 else 0,
+    }
+
+
+def _batch(run: PlannedRun) -> dict[str, int]:
+    """Size a batch's columns, which every rank has, and with the completions beside them, which rank 0 has."""
+    if not run.on_cpu:
+        return {"batch": 0, "columns": 0}
+    shape = run.shape
+    rows = shape.prompts * shape.samples
+    columns = rows * (shape.prompt + shape.completion) * COLUMNS
+    return {"batch": columns + rows * shape.completion * SAMPLED, "columns": columns}
+
+
+def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
+    """Size keys and values, and what a step and a pass over prompts take; a layer takes so much for a token."""
+    shape, config, widths = run.shape, run.base.config, cached_widths(run.base)
+    if shape.elsewhere:
+        return {"engine's cache": 0, "held turns": 0, "cache between steps": 0, "drawing": 0}
+    if shape.vllm_rows:
+        own = vllm.cache_bytes(config, shape.vllm_rows, shape.cache_mib, shape.engine, run.on_cpu)
+        taken = shape.engines * own
+        return {"engine's cache": taken, "held turns": 0, "cache between steps": taken, "drawing": 0}
+    cache = cache_bytes(widths, shape.rows, shape.prompt, shape.completion, shape.engine)
+    prompts = max(prefill_tokens(run.device), shape.prompt)
+    drawing = drawing_bytes(shape.rows, config.get_text_config().vocab_size, shape.truncates, shape.adjusts)
+    passing = prompts * sum(widths) * shape.engine + int(max(prompts, shape.rows) * layer_token)
+    return {
+        "engine's cache": shape.engines * cache.peak,
+        "held turns": shape.held * (shape.prompt + shape.completion) * sum(widths) * shape.engine,
+        "cache between steps": shape.engines * cache.kept,
+        "drawing": shape.engines * (drawing + passing),
+    }

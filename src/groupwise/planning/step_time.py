@@ -1,0 +1,200 @@
+"""About how long a step takes: amounts of work, each over a constant of the device (planning/devices.py).
+
+    operations                  / (bf16 or fp32 x reached)
+    bytes of memory             / (bandwidth x streamed)
+    bytes over the network      / (inside or between x network)
+    bytes to engines outside    / host
+    layers, one after another   x layer
+
+A piece of work takes the longest of these: the others are hidden behind it. All are of the device that has most to do.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from groupwise.models.moe.record import routers
+from groupwise.models.reward import tokens_at_once
+from groupwise.planning.activations import cached_widths
+from groupwise.planning.devices import Device
+from groupwise.planning.parts import Cuts, PlannedRun
+from groupwise.planning.run_shape import MicrobatchSizes, RunShape, microbatch_sizes, minibatch_rows, scored_sizes
+from groupwise.planning.shard_groups import GroupedModel, gathered, held_bytes, summed, trained_part
+from groupwise.training.sharded import decoder_layers
+
+#: Numbers that AdamW reads and writes for each of a gradient: weight, gradient and two moments; all but the gradient.
+ADAMW = 7
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work, in the amounts above; `bf16` says in which type its operations are."""
+
+    operations: float = 0.0
+    memory: float = 0.0
+    network: float = 0.0
+    outside: float = 0.0
+    layers: float = 0.0
+    bf16: bool = False
+
+    def seconds(self, device: Device, ranks: int) -> float:
+        """Divide each amount by its constant, and take the longest."""
+        return max(
+            self.operations / (device.reached * (device.bf16 if self.bf16 else device.fp32)),
+            self.memory / (device.streamed * device.bandwidth),
+            self.network / device.link(ranks),
+            self.outside / device.host,
+            self.layers * device.layer,
+        )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a step: its work, piece after piece, and the seconds that all of it takes."""
+
+    name: str
+    work: tuple[Work, ...]
+    seconds: float
+
+    def total(self, amount: str) -> float:
+        """Add up one amount of all pieces."""
+        return sum(getattr(piece, amount) for piece in self.work)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Counts of a model's weights and channels.
+
+    dense     weights of the layers' matrices that every token goes through
+    experts   weights of all experts; chosen  the share of them that a token goes through
+    head      weights of the head
+    trained   the share of all these that have a gradient
+    channels  of the queries in all layers
+    cached    numbers of keys and values of a token
+    """
+
+    layers: int
+    dense: int
+    experts: int
+    chosen: float
+    head: int
+    trained: float
+    channels: int
+    cached: int
+
+    @property
+    def of_token(self) -> float:
+        """The layers' weights that a token goes through."""
+        return self.dense + self.chosen * self.experts
+
+    def forward(self, shape: RunShape, prompts: float, new: float) -> float:
+        """Count the operations of a forward pass over so many tokens of prompts and of completions.
+
+        2 a weight and token, of the head for completions alone; 4 a channel and pair of a token and one it attends to.
+        """
+        pairs = prompts * shape.prompt / 2 + new * (shape.prompt + shape.completion / 2)
+        return 2 * (prompts + new) * self.of_token + 2 * new * self.head + 4 * pairs * self.channels
+
+    def read(self, rows: int) -> float:
+        """Count the weights that a pass over `rows` tokens reads: of experts those that any of them goes to.
+
+        If each token chooses by itself, all of them leave an expert out with probability (1 - chosen)^rows.
+        """
+        return self.dense + self.head + self.experts * (1 - (1 - self.chosen) ** rows)
+
+
+def numbers_of(model: Any) -> Numbers:
+    """Count a model without memory; if its routers do not say how many experts they choose, a token goes to all."""
+    layers = decoder_layers(model)
+    dense, experts = ({id(p): p for m in layers for p in m.parameters() if p.dim() == dim} for dim in (2, 3))
+    head, known, config = model.get_output_embeddings().weight, routers(model), model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    every = [head, *dense.values(), *experts.values()]
+    return Numbers(
+        layers=len(layers),
+        dense=sum(p.numel() for p in dense.values()),
+        experts=sum(p.numel() for p in experts.values()),
+        chosen=known[0].chosen / known[0].experts if known else 1.0,
+        head=head.numel(),
+        trained=sum(p.numel() for p in every if p.requires_grad) / sum(p.numel() for p in every),
+        channels=len(layers) * config.num_attention_heads * width,
+        cached=sum(cached_widths(model)),
+    )
+
+
+def step_phases(run: PlannedRun, cuts: Cuts, device: Device) -> list[Phase]:
+    """Estimate the phases of a step, in its order."""
+    shape, learner = run.shape, run.learner
+    whole = dataclasses.replace(shape, minibatches=1)
+    trained = [(run.policy, cuts.learner, learner.shared_prefixes, learner.recompute, shape.annotated)]
+    trained += [] if run.critic is None else [(run.critic, cuts.critic, False, False, 1)]
+    frozen, updates = [], []
+    for model, tokens, line, recompute, times in trained:
+        frozen += [passed(model, whole, microbatch_sizes(whole, tokens, line), learner.bf16)] * times
+        sizes = microbatch_sizes(shape, tokens, line)
+        both = passed(model, shape, sizes, learner.bf16, trains=True, recompute=recompute)
+        adamw = Work(memory=ADAMW * trained_part(model.groups.every, shape.ranks))
+        updates += [both, adamw] * shape.passes * min(shape.minibatches, shape.prompts)
+    parts = {"generate": [sampled(numbers_of(run.base), shape)]}
+    if run.reward is not None:
+        parts["score"] = [passed(run.reward, whole, scored_sizes(shape, tokens_at_once(run.device)), bf16=False)]
+    parts |= {"annotate": frozen, "update": updates, "load weights": [loaded(run.policy, shape)]}
+    return [
+        Phase(name, tuple(work), sum(piece.seconds(device, shape.ranks) for piece in work))
+        for name, work in parts.items()
+    ]
+
+
+def step_seconds(phases: Sequence[Phase], beside: bool) -> float:
+    """Add up the phases; `beside` says whether others sample the next batch while this one trains."""
+    training = sum(phase.seconds for phase in phases[1:])
+    return max(phases[0].seconds, training) if beside else phases[0].seconds + training
+
+
+def sampled(numbers: Numbers, shape: RunShape) -> Work:
+    """Count what a device that samples does: prompts, then completions, as many side by side as there are places.
+
+    Engines that share a device each read the weights for themselves.
+    """
+    rows, engines = -(-shape.prompts * shape.samples // shape.devices), -(-shape.engines // shape.devices)
+    at_once = min(-(-rows // engines), shape.rows)
+    steps, new = -(-rows // (engines * at_once)) * shape.completion, rows * shape.completion
+    cache = new * (shape.prompt + shape.completion / 2) * numbers.cached
+    return Work(
+        operations=numbers.forward(shape, -(-shape.prompts // shape.devices) * shape.prompt, new),
+        memory=(engines * steps * numbers.read(at_once) + cache) * shape.engine,
+        layers=0 if shape.vllm_rows else engines * steps * numbers.layers,  # vLLM's are recorded beforehand
+        bf16=shape.engine == 2,
+    )
+
+
+def passed(
+    of: GroupedModel, shape: RunShape, sizes: MicrobatchSizes, bf16: bool, trains: bool = False, recompute: bool = False
+) -> Work:
+    """Count what the rank with most microbatches of a minibatch does, forward and, if it trains, backward.
+
+    For each microbatch weights are gathered, layers again to go backward, and gradients are added up. A backward pass
+    is a forward one for what came in and one more for the weights that train.
+    """
+    numbers, groups, ranks = numbers_of(of.model), of.groups, shape.ranks
+    rounds, new = -(-sizes.count // ranks), minibatch_rows(shape) * (shape.completion - 1)
+    share = rounds / sizes.count
+    moved = gathered(groups.every, ranks)
+    if trains:
+        moved += sum(gathered(layer, ranks) for layer in groups.layers) + summed(groups.every, ranks)
+    return Work(
+        operations=numbers.forward(shape, share * (sizes.tokens - new), share * new)
+        * (2 + numbers.trained + recompute if trains else 1),
+        memory=rounds * moved,
+        network=rounds * moved * (ranks - 1) / ranks,  # all but the rank's own part, in a ring
+        layers=rounds * numbers.layers * (3 + recompute if trains else 1),
+        bf16=bf16,
+    )
+
+
+def loaded(policy: GroupedModel, shape: RunShape) -> Work:
+    """Count what brings the weights to the engine: they are gathered, and written or sent."""
+    weights = shape.ranks * held_bytes(policy.groups.every, shape.ranks)
+    written = 0 if shape.outside else weights + weights // 4 * shape.engine
+    return Work(memory=written, network=weights * (shape.ranks - 1) / shape.ranks, outside=weights * shape.outside)
