@@ -1,4 +1,4 @@
-"""Whether a completion's final answer (`extract`) is the gold one: by mathematics, as a number, a letter, or text."""
+"""Whether a final answer (`marks`, `stated`) is the gold one: by mathematics, as a number, as a letter, or as text."""
 
 import math
 import re
@@ -12,27 +12,15 @@ from typing import Protocol
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Starting
 from groupwise.rewards.verifiers.choice import Choice
-from groupwise.rewards.verifiers.extract import (
-    BRACE,
-    LONGEST_CLAIM,
-    SPAN,
-    Claim,
-    boxed,
-    claimed,
-    claims,
-    denied,
-    ending,
-    signed,
-    spoken,
-    statement,
-    within,
-)
 from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
 from groupwise.rewards.verifiers.kinds.reading import read as read_answer
+from groupwise.rewards.verifiers.marks import BRACE, Claim, boxed, claims, spoken
 from groupwise.rewards.verifiers.numerals import close, read
 from groupwise.rewards.verifiers.same import Ask, Judge
 from groupwise.rewards.verifiers.spelling import untypeset
+from groupwise.rewards.verifiers.stated import claimed, ending, signed, within
 from groupwise.rewards.verifiers.verify import Guard, Tally
+from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SPAN, denied, statement
 
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt|infty)[A-Za-z]{4,}")
 #: What a sentence has and an answer in words does not.

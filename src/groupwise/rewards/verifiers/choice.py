@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 
 from groupwise.core.errors import UsageError
-from groupwise.rewards.verifiers.extract import by_marker, spoken
+from groupwise.rewards.verifiers.marks import by_marker, spoken
 from groupwise.rewards.verifiers.spelling import untypeset
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.rewards.verifiers.extract import balanced
+from groupwise.rewards.verifiers.marks import balanced
 from groupwise.tasks.data.conversations import Turn, conversation, frame, has_turns, question, without_prefill
 from groupwise.tasks.data.formats import kind_of
 from groupwise.tasks.data.nested import MissingColumn, value_at

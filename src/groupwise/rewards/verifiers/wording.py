@@ -1,0 +1,107 @@
+"""What the words around an answer say: that it is so, is not, or is taken back (rule 6 of docs/answers.md)."""
+
+import re
+
+#: An answer is not longer: characters.
+LONGEST_CLAIM = 1_000
+_TAKEN_BACK = re.compile(
+    r"\b(?:[Ww]ait|[Aa]ctually|[Cc]orrection|[Ss]cratch that|[Hh]mm+|[Rr]ecompute|[Cc]ontradict\w+)\b"
+    r"|[.!?,;]\s+[Nn]o[,.:]\s+\w|\b(?:that|this|it|which|but)(?:'s| is| was)? "
+    r"(?:wrong|not (?:right|correct|it|so)|incorrect|false|impossible|it is)\b"
+)
+#: In front of a phrase, in its clause: then it does not say what the answer is.
+_DOUBTED = re.compile(
+    r"(?:n['’]t|\bnot|\bnever|(?<!no )(?<!without )(?<!without a )\bdoubt\w*|\bdeny|\bfalse|\bwrong|\bincorrect"
+    r"|\bimpossible|\bunlikely|\bcannot|\bmistake\w*|\bif|\bsuppos\w+|\bassum\w+|\bthought"
+    r"|\b(?:might|may|could|would)\s+(?:think|say|guess|believe)|\bwithout(?! (?:a )?doubt\b))\b[^.,;:!?\n]*\Z",
+    re.IGNORECASE,
+)
+SENTENCE = re.compile(r"\n|(?<=[.!?])(?<![ap]\.m\.)\s+|(?<=[.!?]\$)\s+")
+#: Between a number and what stands before it: then the number is not what is stated.
+_NEGATED = re.compile(
+    r"\b(?:not|never|neither|nor|cannot|without|except|exclud\w+|below|above|beyond|under|half|twice|double|over|nearly)\b"
+    r"|n['’]t\b|\b(?:suppos\w+|assum\w+|guess\w*|doubt\w*|wrong|false|incorrect)\b"
+    r"|\b(?:less|more|greater|fewer|lower|higher|larger|smaller|other|rather|different) (?:than|from)\b"
+    r"|\b(?:instead of|at (?:least|most)|no longer|anything|everything|almost|close to|up to|no (?:less|more))\b"
+    r"|\b(?:nobody|exceeds?|unlikely|unknown)\b"
+    r"|\b(?:step|problem|question|page|line|row|section|equation|example|exercise|chapter|figure|case)\s*\(?$"
+    r"|\b(?:minus|negative|(?:root|square|cube|logarithm|log|reciprocal|inverse|opposite|factorial|third) of)\s*$",
+    re.IGNORECASE,
+)
+#: A formula between its delimiters.
+SPAN = re.compile(r"\$\$[^$]+\$\$|\$(?!\d[\d.,]*\s[A-Za-z ]{3,}\$)[^$\n]+\$|\\\([^\n]+?\\\)|\\\[[^\]]+?\\\]")
+_WORDY_ASIDE = re.compile(
+    r"[,;]\s+i\.e\b|[,;]\s+(?!or\b|and\b|maybe\b|perhaps\b)(?=[A-Za-z]{2,})(?![A-Z][a-z]+\s\d)"
+    r"|\b(?:because|since|as|where|which)\b|\s+and not\b|\s\((?=[A-Za-z]{3,})"
+)
+_SAYS = re.compile(
+    r"^(?:(?:that|equal to|given by|simply|just|therefore|thus|exactly|then|indeed|now|clearly)\s+|[:\s]+)+",
+    re.IGNORECASE,
+)
+_GOES_ON = re.compile(
+    r"\s*(?:(?:square |cubic )?units?\b|[.,;:!?)*(]|$|(?:because|since|where|for|as|so|which|when|by|that|if|in)\b)"
+)
+#: In front of a formula: then it is a part of what is said.
+_APPLIED = re.compile(
+    r"\b(?:derivative|integral|inverse|product|quotient|difference|reciprocal|negative|square|root|half|third|multiple"
+    r"|factor|divisor|opposite|complement|subset|power) of\s*$|\b(?:times|modulo|divided by|multiplied by)\s*$",
+    re.IGNORECASE,
+)
+_ALTERNATIVE = re.compile(r"\s*,?\s*(?:or|and|maybe|perhaps)\b")
+
+
+def doubted(before: str) -> bool:
+    """Whether the clause before a phrase such as `answer is` says that it does not hold.
+
+    >>> doubted("I do not think that the "), doubted("If the "), doubted("It is not 5, so the ")
+    (True, True, False)
+    """
+    return _DOUBTED.search(before) is not None
+
+
+def taken_back(claim: str) -> bool:
+    """Whether what stands behind a phrase says that it is wrong.
+
+    >>> taken_back("18. Wait, that is wrong"), taken_back("18, since 2 * 9 = 18")
+    (True, False)
+    """
+    return _TAKEN_BACK.search(claim) is not None
+
+
+def statement(text: str) -> str:
+    r"""What words mark, without the words around it; "" where they deny it.
+
+    >>> statement("$x = 5$, since it is odd."), statement("that $x^2$ holds. So"), statement("not $x$")
+    ('$x = 5$', '$x^2$', '')
+    >>> statement("$1$ or $2$."), statement("the set $\\{1\\}$ (see above)")
+    ('$1$ or $2$.', '$\\{1\\}$')
+    """
+    first = text.strip()[:LONGEST_CLAIM]
+    spans = list(SPAN.finditer(first))
+    ends = (end.start() for end in SENTENCE.finditer(first))
+    first = first[: next((end for end in ends if not any(s.start() < end < s.end() for s in spans)), None)]
+    spans = [span for span in spans if span.end() <= len(first)]
+    before = first[: spans[0].start()] if spans else first
+    if spans and _APPLIED.search(before):
+        return ""
+    if denied(before if spans else _WORDY_ASIDE.split(first, maxsplit=1)[0]):
+        return ""
+    if not spans:
+        return _SAYS.sub("", _WORDY_ASIDE.split(first, maxsplit=1)[0]).lstrip(" *_").rstrip(" *_.")
+    behind = first[spans[-1].end() :]
+    if len(spans) > 1 and re.match(
+        r"[\s,;(]*(?:and\s+)?(?:not|rather than|instead of|for (?:all|any|every))\b", first[spans[0].end() :]
+    ):
+        return spans[0].group()
+    if len(spans) == 1 and (before.strip(" *_") or _GOES_ON.match(behind)) and not _ALTERNATIVE.match(behind):
+        return spans[0].group()
+    return first
+
+
+def denied(before: str) -> bool:
+    """Whether the words before a formula say that it is not so.
+
+    >>> denied("It is not "), denied("It is ")
+    (True, False)
+    """
+    return _NEGATED.search(before) is not None
