@@ -84,7 +84,7 @@ class Exact:
     """The completion, or what it marks as its answer, is the gold text: without outer space, one space between words.
 
     ignore_case  whether `Paris` and `paris` are the same
-    Around a marked answer a full stop, quotes and the marks of Markdown and LaTeX do not count; nor does how Unicode
+    Around an answer a full stop, quotes and the marks of Markdown and LaTeX do not count; nor does how Unicode
     puts an accent on its letter. Nothing else is changed.
 
     >>> Exact()("The answer is  New  York.", "New York"), Exact()("new york", "New York"), Exact(True)("a", "A")
@@ -100,10 +100,9 @@ class Exact:
 
     def __call__(self, completion: str, answer: str) -> float:
         text, gold = spoken(completion), self._normal(answer)
-        if self._normal(text) == gold:
-            return float(gold != "")
-        marked = [self._normal(claim.text) for claim in claims(text, numeric=False)]
-        return float(bool(marked) and all(gold in _unwrapped(claim) for claim in marked))
+        given = [claim.text for claim in claims(text, numeric=False)] or [text]
+        same = self._normal(text) == gold or all(gold in _unwrapped(self._normal(one)) for one in given)
+        return float(gold != "" and same)
 
     def _normal(self, text: str) -> str:
         joined = unicodedata.normalize("NFC", " ".join(text.split()))

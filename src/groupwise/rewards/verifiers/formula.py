@@ -319,5 +319,5 @@ _STRANGE = re.compile(rf"\\(?!(?:{_KNOWN})(?![A-Za-z]))|[^\\A-Za-z0-9\s.+\-/^_()
 #: Letters that are a word, not a product.
 _SPELT = re.compile(
     r"(?<![\\A-Za-z])(?:[A-Za-z]{4,}|(?:Var|Cov|Re|Im|[Tt]r|arg|deg|dim|max|min|sgn|lcm|gcd|mod)\s?[(\[])|"
-    r"^\s*(?:(?=[a-z]*[aeiou])[a-z]{3}|(?=.*[A-Z])[A-Za-z]{3})\s*$|[A-Z]{2}|^\s*[Nn]o\s*$|[A-Za-z]{2,}\s+[A-Za-z]{2,}|\.(?!\d)"
+    r"^\s*(?:(?=[a-z]*[aeiou])(?!abc)[a-z]{3}|(?=.*[A-Z])[A-Za-z]{3})\s*$|[A-Z]{2}|^\s*[Nn]o\s*$|[A-Za-z]{2,}\s+[A-Za-z]{2,}|\.(?!\d)"
 )

@@ -1,7 +1,7 @@
 """What a completion marks as its answer (rules 1 and 2 of docs/answers.md, "Where the final answer is")."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ BRACE = re.compile(r"(?<!\\)[{}]")
 _ANSWER_TAG = re.compile(r"<answer>([^<]*(?:<(?!/?answer>)[^<]*)*)</answer>", re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t]*#### *([^\n]+)$", re.MULTILINE)
 _HEADING = re.compile(r"\d{1,3}[.):]\s+[A-Za-z]|[*_]|[A-Za-z]{2}")
-_PHRASE = re.compile(r"\banswers?\b[\s*_\"]{0,4}(?:(?:is|are|was)\b(?!n['’]t)|=|:)[\s*_:]*", re.IGNORECASE)
+_PHRASE = re.compile(r"\b(?:answers?|ans)\b\.?[\s*_\"]{0,4}(?:(?:is|are|was)\b(?!n['’]t)|=|:)[\s*_:]*", re.IGNORECASE)
 #: At the beginning of what a phrase marks: then it says what the answer is not.
 _DENIED = re.compile(r"(?:not|never)\b(?!.*\bbut\b)")
 #: Where something that may be an answer comes later.
@@ -39,10 +39,15 @@ def spoken(completion: str) -> str:
 
 
 class Claim(NamedTuple):
-    """What a marker marks; `prose` where words mark it, and words may go on behind it."""
+    """What a marker marks.
+
+    prose  whether words mark it, and words may go on behind it
+    later  what stands on the lines below it, up to the next one
+    """
 
     text: str
     prose: bool = False
+    later: str = ""
 
 
 def claims(text: str, numeric: bool) -> list[Claim]:
@@ -53,28 +58,24 @@ def claims(text: str, numeric: bool) -> list[Claim]:
     >>> [claim.text for claim in claims(r"The answer is 16. So \boxed{17} or \boxed{18}", numeric=True)]
     ['17', '18']
     >>> claims("48/2 = 24\n#### 24", numeric=True), claims("The answer is: $18.", numeric=True)
-    ([Claim(text='24', prose=False)], [Claim(text='$18.', prose=True)])
+    ([Claim(text='24', prose=False, later='')], [Claim(text='$18.', prose=True, later='')])
     """
     return next(by_marker(text, numeric), [])
 
 
 def by_marker(text: str, numeric: bool) -> Iterator[list[Claim]]:
     """What the markers of each kind that is present mark, the highest kind first."""
-    kinds: tuple[Callable[[], list[str]], ...] = (
-        lambda: boxed(text),
-        lambda: _ANSWER_TAG.findall(text),
-        lambda: [mark.group(1) for mark in _HASHES.finditer(text) if not _is_heading(text, mark)],
-        lambda: list(_phrases(text, numeric)),
-    )
-    for kind in kinds:
-        marked = [Claim(claim.strip(), kind is kinds[-1]) for claim in kind() if claim.strip()]
-        if marked:
+    for find in (boxed, _ANSWER_TAG.findall, _hashed):
+        if marked := [Claim(claim.strip()) for claim in find(text) if claim.strip()]:
             yield marked
+    if marked := list(_phrases(text, numeric)):
+        yield marked
 
 
-def _is_heading(text: str, mark: re.Match[str]) -> bool:
-    """Whether a line behind hashes is a heading: it begins as one, and text follows."""
-    return _HEADING.match(mark.group(1)) is not None and text[mark.end() :].strip() != ""
+def _hashed(text: str) -> list[str]:
+    """What stands behind `####`, but for headings: those begin as one, and text follows."""
+    marks = _HASHES.finditer(text)
+    return [mark.group(1) for mark in marks if not (_HEADING.match(mark.group(1)) and text[mark.end() :].strip())]
 
 
 def boxed(text: str) -> list[str]:
@@ -98,20 +99,21 @@ def balanced(text: str, start: int, longest: int = LONGEST_CLAIM) -> str | None:
     return None
 
 
-def _phrases(text: str, numeric: bool) -> Iterator[str]:
+def _phrases(text: str, numeric: bool) -> Iterator[Claim]:
     """What phrases mark; "?", which is no answer, for one that is taken back, or denied where nothing comes later."""
     phrases, last = list(_PHRASE.finditer(text)), 0
     for match, following in zip_longest(phrases, phrases[1:]):
-        claim, _, later = text[match.end() : following.start() if following else len(text)].lstrip().partition("\n")
+        claim, _, later = text[match.end() : following.start() if following else len(text)].strip().partition("\n")
         before, last = max(last, match.start() - _CLAUSE_LENGTH), match.end()
         if '"' in match.group():  # JSON
             claim = claim.strip('" },')
-        said = re.search(r"\d", claim) or not numeric
-        if taken_back(claim):
-            yield "?"
+        if not claim or (numeric and not re.search(r"\d", claim)):
+            continue
+        if taken_back(claim, later):
+            yield Claim("?", prose=True)
         elif doubted(text[before : match.start()]) or _DENIED.match(claim):
             behind = SENTENCE.split(claim, maxsplit=1)[1:]
-            if said and claim and not following and not _NEXT.search("".join(behind) + later):
-                yield "?"
-        elif said and not (following and _LEAD.fullmatch(claim)):
-            yield claim
+            if not following and not _NEXT.search("".join(behind) + later):
+                yield Claim("?", prose=True)
+        elif not (following and _LEAD.fullmatch(claim)):
+            yield Claim(claim.strip(), True, later)

@@ -26,7 +26,7 @@ _POWER = r"(?:[eE](?P<e>[+-]?\d{1,3})(?!\d)|\s?[×x*]\s?10\s?\^\s?\{?(?P<p>[+-]?
 
 def _number(decimal: str) -> str:
     return (
-        rf"(?P<sign>(?:(?<![\w)])[+-]\s?)?(?:{_CURRENCY}\s?)?(?:[+-])?)"
+        rf"(?P<sign>(?:(?<![\w)+-])[+-]\s?)?(?:{_CURRENCY}\s?)?(?:[+-])?)"
         rf"(?:(?:(?P<whole>\d{{1,9}})\s)?(?P<top>{_DECIMAL})\s?/\s?(?P<bottom>{_DECIMAL})"
         rf"|(?P<decimal>{decimal}){_POWER}?)"
     )
@@ -59,7 +59,7 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z']*")
 #: Letters that can be a word: two consonants behind a number are variables, unless they are a known unit.
 _SAID = re.compile(r"(?=[A-Za-z']*[aeiouyAEIOU])[A-Za-z][A-Za-z']{2,}")
 _READ = re.compile(_number(_ALONE))
-_SCAN = re.compile(rf"(?<![\w.\\]){_number(_DECIMAL)}(?!(?:st|nd|rd|th)\b)")
+_SCAN = re.compile(rf"(?<![\w.\\]){_number(_DECIMAL)}(?!(?:st|nd|rd|th)\b|\.?\d)")
 #: What may stand before the equals sign of a number: a symbol, a function's value, an angle, or words.
 _NAME = re.compile(
     r"(?:[A-Za-z]|\\(?!frac|sqrt|sin|cos|tan|ln|log|exp)[A-Za-z]+)(?:_\{[^{}=<>]{1,30}\}|_\w)?'{0,2}"
@@ -88,6 +88,7 @@ _SPELLED = str.maketrans(
         "\u2248": "=",
         "\u00b2": "²",
         "⁄": "/",
+        "’": "'",
         "℃": "°C",
         "℉": "°F",
     }
@@ -113,7 +114,10 @@ _REWRITES = tuple(
             r"(?<![\d.])(\d*\.\d{0,20}?)(?:(\d)\2\2+|(\d{2,3}|\d{6})\3+)\s?(?:\.\.\.|…|\\[lc]?dots(?![A-Za-z]))",
             lambda match: f"{match.group(1)}({match.group(2) or match.group(3)})",
         ),
-        (r"(?<![\d'])\d{1,3}(?:'\d{3})+(?![\d'])", lambda match: match.group().replace("'", "")),
+        (
+            r"(?<![\d'_])\d{1,3}(?:'\d{3})+(?![\d'])|(?<![\w'])\d{1,3}(?:_\d{3})+(?!\w)",
+            lambda match: re.sub("['_]", "", match[0]),
+        ),
         (
             r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?(?![\d.,])",
             lambda match: match.group().replace(".", "").replace(",", "."),
@@ -140,7 +144,7 @@ _REWRITES = tuple(
 
 #: The calculator's notes of GSM8K, and a sign that something is to be rewritten: most texts have none.
 _NOTES = re.compile(r"<<[^<>\n]*>>")
-_LATEX = re.compile(r"[\\{}^~`º⁰¹²³⁴-⁹⁺⁻\u0305\u0307]|\*\*|__|[ \t]{2}|\d(?:'\d|…|\.{3}|\.\d{3}\.\d)")
+_LATEX = re.compile(r"[\\{}^~`º⁰¹²³⁴-⁹⁺⁻\u0305\u0307]|\*\*|__|[ \t]{2}|\d(?:['_]\d|…|\.{3}|\.\d{3}\.\d)")
 
 
 #: One sign at the end of a sentence; of several dots none is one.
@@ -236,7 +240,10 @@ def measure(text: str) -> Measure | None:
         return None
     currency = match.group("currency")
     found, words = _unit_and_words(behind)
-    return Measure(value, unit(currency[-1]) if currency else found, words, name.strip())
+    paid = unit(currency[-1]) if currency else None
+    if paid and found and found.measures != paid.measures and not re.match(r"\s?/|\sper\b|\san?\b", behind):
+        return None  # `$5%`
+    return Measure(value, paid or found, words, name.strip())
 
 
 @lru_cache(maxsize=2048)
@@ -312,7 +319,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
         size = Fraction(part["whole"] or 0) + _decimal(part["top"]) / bottom
     else:
         size = _decimal(part["decimal"]) * Fraction(10) ** int(part["e"] or part["p"] or 0)
-    return -size if "-" in part["sign"] else size
+    return -size if part["sign"].count("-") == 1 else size
 
 
 def _decimal(text: str) -> Fraction:

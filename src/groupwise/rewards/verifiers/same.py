@@ -142,7 +142,7 @@ class Judge:
     def _residue(self, gold: Answer, claim: Answer) -> bool:
         """The residue alone, where the gold answer names no unknown; or with its modulus, where the gold has none."""
         if claim.kind is Kind.CONGRUENCE:
-            return self.same(gold, claim.parts[0])
+            return not claim.name and self.same(gold, claim.parts[0])
         return not gold.name and self.same(gold.parts[0], claim)
 
     def _bases(self, gold: Answer, claim: Answer) -> bool:

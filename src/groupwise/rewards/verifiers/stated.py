@@ -19,9 +19,9 @@ _ASIDE = re.compile(
 )
 #: In front of a marked answer: words that cannot change it.
 _SAYS_SO = re.compile(
-    r"\A(?:[\s:*_]+|not \S+ but\b|(?:that|equal(?:s| to)|exactly|simply|just|only|indeed|therefore|thus|so|hence"
-    r"|then|now|clearly|unquestionably|undoubtedly|certainly|definitely|obviously|given by|a total of|in total"
-    r"|found to be|about|approximately|still|also|the (?:number|integer|value))\b"
+    r"\A(?:[\s:*_]+|not \S+ but\b|(?:that|equal(?:s| to)|exactly|simply|just|only|indeed|actually|really|therefore"
+    r"|thus|so|hence|then|now|clearly|unquestionably|undoubtedly|certainly|definitely|obviously|given by|a total of"
+    r"|in total|found to be|about|approximately|still|also|the (?:number|integer|value))\b"
     r"|(?:[a-z]*(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|teen|ty|hundred|thousand)"
     r"(?:\s+|-(?=[a-z])))+\(?)*",
     re.IGNORECASE,
@@ -36,7 +36,8 @@ _BEHIND = re.compile(
 )
 # Between two numbers: nothing but what separates the entries of a list, or an "or" anywhere.
 _LISTED = re.compile(
-    r"[\s,;/|&.()\[\]%$-]*(?:(?:and|to|then|maybe|perhaps|possibly)\b[\s,;:-]*)*|.*\bor\b.*", re.IGNORECASE | re.DOTALL
+    r"[\s,;/|&.()\[\]%$-]*(?:(?:and|to|then|maybe|perhaps|possibly)\b[\s,;:-]*)*|.*(?:\bor\b|\([b-e]\)).*",
+    re.IGNORECASE | re.DOTALL,
 )
 _REASON = re.compile(
     r"[,;]?\s+(?:because|since|as|which|where|for|i\.e\.|that is|not|and not)\b"
@@ -66,7 +67,7 @@ _UNKNOWN = re.compile(
 _TIMES = re.compile(r"(?<=\s)[xX](?=\s?[\d.($])|/\s?[mglLsh]\b")
 _OPERATOR = "+-*/×÷^(<>!≤≥"
 _ALGEBRA = re.compile(
-    r"\d[²³⁴-⁹]|-\s?\(\s?\d|(?<![A-Za-z])[A-Za-z]'*\(\d|\\[A-Za-z]|[\^_π√≠≡{}|]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
+    r"\d[²³⁴-⁹]|-\s?\(\s?-?\d|(?<![A-Za-z])[A-Za-z]'*\(\d|\\[A-Za-z]|[\^_π√≠≡{}|]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
 )
 #: Of those who do not ..., up to the verb of the sentence.
 _RELATIVE = re.compile(r"\b(?:who|which|that)\s+\w+(?:\s+not|n['’]t)\s+[A-Za-z]+\b[^\d]*(?=\b(?:is|are|was|were)\s*$)")

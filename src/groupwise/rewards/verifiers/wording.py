@@ -4,11 +4,25 @@ import re
 
 #: An answer is not longer: characters.
 LONGEST_CLAIM = 1_000
-_TAKEN_BACK = re.compile(
-    r"\b(?:[Ww]ait|[Aa]ctually|[Cc]orrection|[Ss]cratch that|[Hh]mm+|[Rr]ecompute|[Cc]ontradict\w+)\b"
-    r"|[.!?,;]\s+[Nn]o[,.:]\s+\w|\b(?:that|this|it|which|but)(?:'s| is| was)? "
-    r"(?:wrong|not (?:right|correct|it|so)|incorrect|false|impossible|it is)\b"
+#: So far in front of `that is wrong` what is meant is looked for: characters.
+_FAR = 300
+#: At the beginning of a clause: what stands before it is taken back; on a later line only at that of a sentence.
+_WITHDRAWS = (
+    r"(?:(?:oh|but|or|and|well|so|no)\b,?\s+)*(?:wait|actually(?!\W*\Z)|correction|scratch that|h+m+|sorry|oops"
+    r"|recompute|on (?:second thoughts?|reflection|closer)"
+    r"|i (?:meant|mis\w+|forgot|was wrong|made an? (?:mistake|error)))\b"
 )
+_WITHDRAWN = re.compile(
+    rf"(?:^(?!actually)|[-.!?,;:…–—(])[\s*_]{{0,9}}{_WITHDRAWS}|\bcontradict\w+|[.!?,;…]\s+no[,.:]\s+\w", re.IGNORECASE
+)
+_WITHDRAWN_LATER = re.compile(rf"(?:^|[.!?…]\s|\n)[\s*_]{{0,9}}{_WITHDRAWS}", re.IGNORECASE)
+_WRONG = re.compile(
+    r"\b(?:that|this|it|which|but)(?:['’]s| is| was)? (?:wrong|not (?:right|correct|it|so)|incorrect|false|impossible"
+    r"|it is)\b(?! (?:only )?if)",
+    re.IGNORECASE,
+)
+#: What may be an answer: a formula, a number, a letter that is no article and no pronoun.
+_CANDIDATE = re.compile(r"\$[^$\n]+\$|\d+(?:[.,]\d+)*|\b[A-HJ-Z]\b(?!(?<=A)\s+(?!and|or|is|but|looks|seems)[a-z])")
 #: In front of a phrase, in its clause: then it does not say what the answer is.
 _DOUBTED = re.compile(
     r"(?:n['’]t|\bnot|\bnever|(?<!no )(?<!without )(?<!without a )\bdoubt\w*|\bdeny|\bfalse|\bwrong|\bincorrect"
@@ -47,6 +61,8 @@ _APPLIED = re.compile(
     r"|factor|divisor|opposite|complement|subset|power) of\s*$|\b(?:times|modulo|divided by|multiplied by)\s*$",
     re.IGNORECASE,
 )
+#: One formula is denied, and another one said.
+_NOT_BUT = re.compile(rf"\Anot\s+(?:{SPAN.pattern}),?\s+but\s+")
 _ALTERNATIVE = re.compile(r"\s*,?\s*(?:or|and|maybe|perhaps)\b")
 
 
@@ -59,13 +75,31 @@ def doubted(before: str) -> bool:
     return _DOUBTED.search(before) is not None
 
 
-def taken_back(claim: str) -> bool:
-    """Whether what stands behind a phrase says that it is wrong.
+def taken_back(claim: str, later: str = "") -> bool:
+    """Whether what stands behind a phrase, or on later lines, says that it is wrong: it, and not another answer.
 
-    >>> taken_back("18. Wait, that is wrong"), taken_back("18, since 2 * 9 = 18")
-    (True, False)
+    >>> taken_back("18. Wait, that is wrong"), taken_back("18, since 2 * 9 = 18"), taken_back("18.", "Sorry, it is 17.")
+    (True, False, True)
+    >>> taken_back("C. D looks good but is wrong"), taken_back("C. But that is wrong"), taken_back("18", "17, not 18.")
+    (False, True, True)
     """
-    return _TAKEN_BACK.search(claim) is not None
+    if _WITHDRAWN.search(claim) or _WITHDRAWN_LATER.search(later):
+        return True
+    text, first = f"{claim}\n{later}", _CANDIDATE.search(claim)
+    own = first.group() if first else ""
+    if first and re.search(rf"\b(?:not|instead of|rather than)\s+[($]*{re.escape(own)}(?!\w)", text[first.end() :]):
+        return True
+    wrongs = (text[max(0, wrong.start() - _FAR) : wrong.start()] for wrong in _WRONG.finditer(text))
+    return any(not _another(before, own) for before in wrongs)
+
+
+def _another(before: str, own: str) -> bool:
+    """Whether `that is wrong` behind a text is said of another candidate than its own: of one in its sentence, or of
+    the last letter.
+    """
+    named = _CANDIDATE.findall(SENTENCE.split(before)[-1])
+    letters = [one for one in _CANDIDATE.findall(before) if one.isalpha()] if own.isalpha() else []
+    return own not in named if named else bool(letters) and letters[-1] != own
 
 
 def statement(text: str) -> str:
@@ -76,7 +110,7 @@ def statement(text: str) -> str:
     >>> statement("$1$ or $2$."), statement("the set $\\{1\\}$ (see above)")
     ('$1$ or $2$.', '$\\{1\\}$')
     """
-    first = text.strip()[:LONGEST_CLAIM]
+    first = _NOT_BUT.sub("", text.strip()[:LONGEST_CLAIM])
     spans = list(SPAN.finditer(first))
     ends = (end.start() for end in SENTENCE.finditer(first))
     first = first[: next((end for end in ends if not any(s.start() < end < s.end() for s in spans)), None)]
@@ -90,7 +124,8 @@ def statement(text: str) -> str:
         return _SAYS.sub("", _WORDY_ASIDE.split(first, maxsplit=1)[0]).lstrip(" *_").rstrip(" *_.")
     behind = first[spans[-1].end() :]
     if len(spans) > 1 and re.match(
-        r"[\s,;(]*(?:and\s+)?(?:not|rather than|instead of|for (?:all|any|every))\b", first[spans[0].end() :]
+        r"[\s,;(]*(?:and\s+)?(?:not|rather than|instead of|for (?:all|any|every)|because|since|where)\b",
+        first[spans[0].end() :],
     ):
         return spans[0].group()
     if len(spans) == 1 and (before.strip(" *_") or _GOES_ON.match(behind)) and not _ALTERNATIVE.match(behind):

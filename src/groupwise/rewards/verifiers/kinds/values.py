@@ -23,7 +23,7 @@ def words_of(text: str, read: Read | None = None) -> Answer | None:
     if (
         "\\text" not in text
         and re.search(r"[0-9]", plain)
-        and not re.match(r"[A-Z][a-z]{2}|\d+(?:th|st|nd|rd)? [A-Z]", plain)
+        and not re.match(r"[A-Za-z][a-z]{2}|\d+(?:th|st|nd|rd)? [A-Z]", plain)
     ):
         return None
     return Answer(Kind.TEXT, re.sub(r"(?<=\w{4})s\b", "", plain.casefold().replace(",", "")))
@@ -45,7 +45,9 @@ def expression(text: str, read: Read | None = None) -> Answer | None:
     ):
         found, value = unit(bare.group(2)), bare.group(1)
     if value.startswith("\\$"):
-        found, value = unit("$"), value[2:].strip()
+        found, value, other = unit("$"), value[2:].strip(), found
+        if other and other != found:
+            return None
     letters = " ".join(formula.tokens(value))
     if value.startswith("[") and value.endswith("]"):
         return None
@@ -77,7 +79,7 @@ def name_of(text: str) -> str:
         or inverted
         or (text.startswith("\\text{") and text.endswith("}"))
     ):
-        return " ".join(formula.tokens(text))
+        return " ".join(formula.tokens(plain if len(plain) == 1 else text))
     return ""
 
 
