@@ -40,14 +40,14 @@ _NO_UNIT = frozenset(
         "maybe perhaps possibly half halves third thirds tenths hundredths thousandths k less fewer than greater "
         "except without squared cubed factorial remainder base am pm noon midnight yes no true false neither nor both "
         "infinity with i e bc bce modulo most least below above zero under beyond past fourths fifths sixths sevenths "
-        "eighths ninths",
+        "eighths ninths was were",
     )
 )
 #: A word for a size is a factor.
-_SIZES = {
+SIZES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
 }  # fmt: skip
-_SIZE = re.compile(rf"\s?({'|'.join(_SIZES)})s?\b(?:\s+of\b)?")
+_SIZE = re.compile(rf"\s?({'|'.join(SIZES)})s?\b(?:\s+of\b)?")
 _UNIT = re.compile(
     r"(?P<sign>\s?(?:[%€£¥₹$¢]|°(?:\s?[CF]\b)?))?"
     r"(?P<words>(?:(?:\s|\s?/\s?|\s?×\s?|-)?[A-Za-zΩμ][A-Za-z']{0,19}\.?(?:\^\s?\{?-?[123]\}?|[²³23](?!\d)|[⁻][¹²³])?){0,5})"
@@ -235,7 +235,7 @@ def measure(text: str) -> Measure | None:
         return None
     behind = _ORDINAL.sub("", rest[match.end() :])
     if size := _SIZE.match(behind):
-        value, behind = value * _SIZES[size.group(1)], behind[size.end() :]
+        value, behind = value * SIZES[size.group(1)], behind[size.end() :]
     if behind and not is_unit(behind):
         return None
     currency = match.group("currency")
@@ -282,7 +282,7 @@ def is_unit(text: str) -> bool:
     if match is None:
         return False
     words = _WORD.findall(match.group("words"))
-    if any(word.lower() in _NO_UNIT or word.lower() in _SIZES for word in words):
+    if any(word.lower() in _NO_UNIT or word.lower() in SIZES for word in words):
         return False
     if unit(re.sub("^-", " ", text)) is not None:
         # One letter directly behind a number is a variable, as in 2m.

@@ -100,9 +100,6 @@ class Judge:
             return self._each_in(gold.parts, claim.parts) and self._each_in(claim.parts, gold.parts)
         return self._in_any_order(gold.parts, claim.parts)
 
-    def _unions(self, gold: Answer, claim: Answer) -> bool:
-        return self._in_any_order(gold.parts, claim.parts)
-
     def _tuples(self, gold: Answer, claim: Answer) -> bool:
         return gold.mark == claim.mark and self.in_order(gold.parts, claim.parts)
 
@@ -115,9 +112,6 @@ class Judge:
             return False
         ordered = [by_name[name] for name in names]
         return self.in_order(pair.parts, ordered) if pair is gold else self.in_order(ordered, pair.parts)
-
-    def _matrices(self, gold: Answer, claim: Answer) -> bool:
-        return gold.mark == claim.mark and self.in_order(gold.parts, claim.parts)
 
     def _column(self, gold: Answer, claim: Answer) -> bool:
         """A column and a tuple in any brackets: a vector by its components."""
@@ -248,7 +242,7 @@ _COMPARE: dict[tuple[Kind, Kind], Callable[[Judge, Answer, Answer], bool]] = {
     (_K.INEQUALITY, _K.INEQUALITY): Judge._inequalities,
     (_K.INTERVAL, _K.INTERVAL): Judge._intervals,
     (_K.INTERVAL, _K.TUPLE): Judge._intervals,
-    (_K.UNION, _K.UNION): Judge._unions,
+    (_K.UNION, _K.UNION): lambda judge, gold, claim: judge._in_any_order(gold.parts, claim.parts),
     (_K.SET, _K.SET): Judge._listed,
     (_K.SET, _K.LIST): Judge._listed,
     (_K.LIST, _K.SET): Judge._listed,
@@ -256,7 +250,7 @@ _COMPARE: dict[tuple[Kind, Kind], Callable[[Judge, Answer, Answer], bool]] = {
     (_K.TUPLE, _K.TUPLE): Judge._tuples,
     (_K.TUPLE, _K.LIST): Judge._named_entries,
     (_K.LIST, _K.TUPLE): Judge._named_entries,
-    (_K.MATRIX, _K.MATRIX): Judge._matrices,
+    (_K.MATRIX, _K.MATRIX): Judge._tuples,
     (_K.MATRIX, _K.TUPLE): Judge._column,
     (_K.TUPLE, _K.MATRIX): Judge._column,
     (_K.CONGRUENCE, _K.CONGRUENCE): Judge._congruences,

@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 from itertools import pairwise
 
-from groupwise.rewards.verifiers.numerals import Number, clean, read, scan
+from groupwise.rewards.verifiers.numerals import SIZES, Number, clean, read, scan
 from groupwise.rewards.verifiers.units import unit
 from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SENTENCE, denied
 
@@ -12,8 +12,11 @@ from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SENTENCE, denied
 LONGEST_ENDING = 4_000
 _SIGN = re.compile(r"(?<![\d)]\s)(?<!\b[A-Za-z]\s)\b(?:minus|negative)\s+(?=[$€£]?\.?\d)", re.IGNORECASE)
 _CLAUSE = re.compile(r"\n|(?<=[.!?])\s+|[,;]\s+|\bor\b|\band\b", re.IGNORECASE)
+#: In brackets behind a number: a factor.
+_SIZES = rf"(?:{'|'.join(SIZES)})s?\)"
 _ASIDE = re.compile(
-    r"[,;]\s+(?!so\b|or\b|and\b|maybe\b|perhaps\b|[$£€\d-])|\b(?:because|since|if I)\b|\s+and not\b|\s\("
+    r"[,;]\s+(?!so\b|or\b|and\b|maybe\b|perhaps\b|rem(?:ainder)?\b|[$£€\d-])|\b(?:because|since|if I)\b"
+    rf"|\s+and not\b|\s\((?!or\b|{_SIZES})"
     r"|\s+[-–—]\s+(?=[A-Za-z]{2})|\s+(?:and nothing else|without (?:any |a )?doubt)\b"
     r"|\s+[\u2600-\u27bf\U0001f000-\U0001faff]"
 )
@@ -32,16 +35,12 @@ _COUNTED = re.compile(r"(?<=\d)\s+(?:(?:more|fewer)(?=\s+(?!than\b)[a-z]{3,}\W*\
 _BEHIND = re.compile(
     r"(\S+(?:\s+(?!at\b|of\b)[A-Za-z]+){0,3}?)"
     r"((?:\s+(?:of|for|in|per|each|every|from|on|because|since|as|left|to|when|if|where|that|after|during|with|altogether)\b"
-    r"|\s*[(])[^\d=]*)\Z"
+    rf"|\s*[(](?!{_SIZES}))[^\d=]*)\Z"
 )
 # Between two numbers: nothing but what separates the entries of a list, or an "or" anywhere.
 _LISTED = re.compile(
     r"[\s,;/|&.()\[\]%$-]*(?:(?:and|to|then|maybe|perhaps|possibly)\b[\s,;:-]*)*|.*(?:\bor\b|\([b-e]\)).*",
     re.IGNORECASE | re.DOTALL,
-)
-_REASON = re.compile(
-    r"[,;]?\s+(?:because|since|as|which|where|for|i\.e\.|that is|not|and not)\b"
-    r"|\s\((?=[A-Za-z]{3,})(?!(?:hundred|thousand|million|billion|dozen)s?\))"
 )
 _SAID_TO_BE = re.compile(
     r"[A-Za-z' ]*\b(?:is|are|makes?|earns?|gets?|has|have|equals?|total|answer|year|number|value)\b:?\s+([^A-Za-z].*)",
@@ -50,7 +49,8 @@ _SAID_TO_BE = re.compile(
 #: Behind a number: then it is not what is stated, or not alone.
 _REJECTED = re.compile(
     r"\s+(?:squared|cubed|factorial|(?:less|more|fewer|greater) than [b-z])\b"
-    r"|\s+(?:is|are|was)\s+(?:not|too|wrong|incorrect|impossible|no)\b|[\s,]*(?:or|maybe|perhaps)\b|[\s,]*(?:R|r|remainder|rem)\.?\s?\d"
+    r"|\s+(?:is|are|was)\s+(?:not|too|wrong|incorrect|impossible|no|my (?:first )?guess)\b"
+    r"|[\s,]*(?:or|maybe|perhaps)\b|[\s,]*(?:R|r|remainder|rem)\.?\s?\d"
     r"|\s(?:[A-Za-z]+\s){0,2}and (?:an?|one|two|three)[\s-](?:half|halves|thirds?|quarters?|fourths?|fifths?|tenths?)\b"
     r"|\s+(?:(?:is|does|did|was|do|would|will)(?:n['’]t|\s+not)|cannot)\b"
     r"|\s+(?:[A-Za-z]+\s+)?(?:below|above|at most|at least|modulo)\b",
@@ -113,7 +113,7 @@ def stated(sentence: str) -> Fraction | None:
         return measured
     if _ALGEBRA.search(text) or (equals and _unknown(left.rpartition("=")[2])):
         return None
-    if left.rstrip()[-1:] in tuple("!<>") and equals:
+    if equals and (left.rstrip()[-1:] in tuple("!<>") or _unequal(left.rpartition("=")[2], text)):
         return None
     if equals and (later := _LATER.search(text)) and text[: later.start()].strip():
         return stated(later.group(1))
@@ -121,6 +121,12 @@ def stated(sentence: str) -> Fraction | None:
     if not equals and text.rstrip("*_ )\"'").endswith("?"):
         return None
     return None if not numbers or listed(text) else _picked(text, numbers, equals != "")
+
+
+def _unequal(left: str, right: str) -> bool:
+    """Whether two sides are whole numbers, and not the same: `6 = 36` states nothing."""
+    sides = [read(side) for side in (left, right)]
+    return len(set(sides)) == 2 and all(side is not None and side.denominator == 1 for side in sides)
 
 
 def _measured(text: str) -> Fraction | None:
@@ -140,16 +146,20 @@ def listed(text: str) -> bool:
     return any(_LISTED.fullmatch(text[number.end : following.start]) for number, following in pairwise(scan(text)))
 
 
-def claimed(claim: str) -> Fraction | None:
+def claimed(claim: str, prose: bool = True) -> Fraction | None:
     """The number that a marked text gives: the text itself, or what its first clause states.
+
+    prose  whether words mark it: then it may stand in brackets, or behind an equals sign
 
     >>> [str(claimed(text)) for text in ("$18.", "18, since 9 * 2 = 18 eggs", "that she makes 18 dollars. Done")]
     ['18', '18', '18']
-    >>> claimed("16, 17, 18"), claimed("17 or 18"), claimed("not 18")
-    (None, None, None)
+    >>> claimed("16, 17, 18"), claimed("17 or 18"), claimed("not 18"), claimed("18, remainder 1"), claimed("18 BC")
+    (None, None, None, None, None)
+    >>> str(claimed("gcd(a, b) = 18")), claimed("gcd(a, b) = 18", prose=False)
+    ('18', None)
     """
     first = SENTENCE.split(signed(clean(claim.strip())[:LONGEST_CLAIM]), maxsplit=1)[0]
-    first = _COUNTED.sub("", _SAYS_SO.sub("", first, count=1)).strip(" []")
+    first = _COUNTED.sub("", _SAYS_SO.sub("", first, count=1)).strip(" []" if prose else " ")
     if first.count("(") < first.count(")"):
         first = first.rstrip(" .)")
     if (number := read(first)) is not None:
@@ -159,26 +169,12 @@ def claimed(claim: str) -> Fraction | None:
         head = first
     if (number := read(head)) is not None:
         return number
-    if _NUMERAL.match(head) and "=" not in head:
+    if "=" in head:
+        return stated(head) if prose else None
+    if _NUMERAL.match(head):
         behind = _BEHIND.match(head)
         return read(behind.group(1)) if behind and not denied(behind.group(2)) else None
-    return stated(head) if "=" in head or _SAID_TO_BE.match(head) else None
-
-
-def within(claim: str) -> Fraction | None:
-    """The number in a marked text of words: with a reason behind it, or at the end of a sentence that says what it is.
-
-    >>> [str(within(text)) for text in ("18, since 9 * 2 = 18 eggs", "18 (eighteen)", "she makes 18 dollars")]
-    ['18', '18', '18']
-    >>> within("18 BC"), within("18, remainder 1"), within("not 18"), within("gcd(a, b) = 18")
-    (None, None, None, None)
-    """
-    text = clean(claim.strip())[:LONGEST_CLAIM]
-    head = _REASON.split(text, maxsplit=1)[0]
-    if (number := read(head)) is not None:
-        return number
-    said = _SAID_TO_BE.fullmatch(text)
-    return read(said.group(1)) if said and not denied(text) else None
+    return stated(head) if _SAID_TO_BE.match(head) else None
 
 
 def _picked(text: str, numbers: list[Number], after_equals: bool) -> Fraction | None:

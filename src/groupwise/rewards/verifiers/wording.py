@@ -38,7 +38,7 @@ _NEGATED = re.compile(
     r"|\b(?:less|more|greater|fewer|lower|higher|larger|smaller|other|rather|different) (?:than|from)\b"
     r"|\b(?:instead of|at (?:least|most)|no longer|anything|everything|almost|close to|up to|no (?:less|more))\b"
     r"|\b(?:nobody|exceeds?|unlikely|unknown)\b"
-    r"|\b(?:step|problem|question|page|line|row|section|equation|example|exercise|chapter|figure|case)\s*\(?$"
+    r"|\b(?:add|room|step|problem|question|page|line|row|section|equation|example|exercise|chapter|figure|case)\s*\(?$"
     r"|\b(?:minus|negative|(?:root|square|cube|logarithm|log|reciprocal|inverse|opposite|factorial|third) of)\s*$",
     re.IGNORECASE,
 )

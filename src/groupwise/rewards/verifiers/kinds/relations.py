@@ -10,7 +10,6 @@ from groupwise.rewards.verifiers.kinds.values import is_closed, is_constant, nam
 
 _TURNED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq"}
 
-
 _RELATION = re.compile(
     r"<|>|=|\\(?:leq|geq|neq|in|approx|equiv|to|notin|sim|subset|subseteq|cong|mapsto|implies|iff|Rightarrow|perp|parallel|propto)(?![A-Za-z])"
 )

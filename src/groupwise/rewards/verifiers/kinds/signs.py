@@ -8,7 +8,6 @@ from groupwise.rewards.verifiers.kinds.values import is_closed, name_of
 
 _LETTER = re.compile(r"\(([A-Z])\)|([A-Z])(?=[.):]\s?\S)[.):]|([A-Z])")
 
-
 _JOINS = re.compile(r"[-+*/^=<>_!'(,|]|\\(?!text|frac|sqrt|pi|\$|infty)[A-Za-z]|[a-z]\b")
 
 
