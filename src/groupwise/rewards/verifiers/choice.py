@@ -7,6 +7,7 @@ from string import ascii_uppercase
 from groupwise.core.errors import UsageError
 from groupwise.rewards.verifiers.marks import Claim, by_marker, spoken
 from groupwise.rewards.verifiers.spelling import untypeset
+from groupwise.rewards.verifiers.wording import SAYS_NOTHING
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,7 @@ _NAMES = (
     r"[.:)\]!](?!\w)|(?<=\))|\s*$|\s+[-–—]\s|,?\s+(?:because|since|as)\b"
     r"|(?:\s+\([^()\n]*\)|,?\s+(?:obviously|clearly|of course|it is))\W*$"
 )
-_SAYS_SO = re.compile(
-    r"(?:\W*(?:option|choice|answer|letter|clearly|therefore|definitely|simply|just|indeed|certainly|obviously|that)\b)*\W*",
-    re.IGNORECASE,
-)
+_SAYS_SO = re.compile(rf"(?:\W*(?:option|choice|answer|letter|{SAYS_NOTHING})\b)*\W*", re.IGNORECASE)
 _SAID_TO_BE = re.compile(
     r"(?:it|this|the (?:right|correct|best)? ?(?:one|option|choice|answer))(?:['’]s| is| must be)\b", re.IGNORECASE
 )

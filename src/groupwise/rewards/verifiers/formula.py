@@ -8,14 +8,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from groupwise.rewards.verifiers.spelling import GREEK
+
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|\S")
-_GREEK = frozenset(
-    re.findall(
-        r"\w+",
-        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma "
-        "tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega",
-    )
-)
+_OTHERS = "varepsilon vartheta varrho varphi Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega"
+_GREEK = frozenset([*GREEK, *re.findall(r"\w+", _OTHERS)])
 #: What is written in LaTeX -> sympy's name.
 _CALLS = {
     "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "arcsin": "asin",

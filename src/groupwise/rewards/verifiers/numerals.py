@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from groupwise.rewards.verifiers.spelling import RAISED, TYPESETTING, rewriter
 from groupwise.rewards.verifiers.units import Unit, unit
 
 #: No single answer is longer; more digits than this are not a number.
@@ -71,28 +72,15 @@ _OPERATES = re.compile(
     r"\b(?:plus|minus|times|over|divided|squared|cubed|not|mod|sin|cos|tan|log|ln|exp|sqrt|max|min)\b", re.IGNORECASE
 )
 
-_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 #: ½ and its like, as Unicode itself spells them out.
 _VULGAR = {
     chr(code): " " + unicodedata.normalize("NFKC", chr(code)).replace("⁄", "/")
     for code in (*range(0xBC, 0xBF), *range(0x2150, 0x215F))
 }
-_SPELLED = str.maketrans(
-    _VULGAR
-    | {
-        "\u2212": "-",
-        "\u2013": "-",
-        "\u00a0": " ",
-        "\u2009": " ",
-        "\u202f": " ",
-        "\u2248": "=",
-        "\u00b2": "²",
-        "⁄": "/",
-        "’": "'",
-        "℃": "°C",
-        "℉": "°F",
-    }
-)
+_SPELLED = str.maketrans(_VULGAR | {
+    "\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2248": "=", "⁄": "/", "’": "'",
+    "℃": "°C", "℉": "°F",
+})  # fmt: skip
 
 
 def _repeated(match: re.Match[str]) -> str:
@@ -100,53 +88,43 @@ def _repeated(match: re.Match[str]) -> str:
     return f"({match.group(1) or re.sub('[^0-9]', '', match.group(2))})"
 
 
-_REWRITES = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\dot\s?\{?(\d)\}?(\d*)\\dot\s?\{?(\d)\}?", r"(\1\2\3)"),
-        (r"\\underline\s?\{([^{}]*)\}", r"\1"),
-        (r"\\(?:text)?color\s?\{\w+\}", ""),
-        (r"(?<!\\)\{\s*([-+:])\s*\}", r"\1"),
-        (r"10([⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda power: "10^" + power.group(1).translate(_RAISED)),
-        (r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!\s*", ""),
-        # A period that was seen often enough before the dots: once three times, two, three or six digits twice.
-        (
-            r"(?<![\d.])(\d*\.\d{0,20}?)(?:(\d)\2\2+|(\d{2,3}|\d{6})\3+)\s?(?:\.\.\.|…|\\[lc]?dots(?![A-Za-z]))",
-            lambda match: f"{match.group(1)}({match.group(2) or match.group(3)})",
-        ),
-        (
-            r"(?<![\d'_])\d{1,3}(?:'\d{3})+(?![\d'])|(?<![\w'])\d{1,3}(?:_\d{3})+(?!\w)",
-            lambda match: re.sub("['_]", "", match[0]),
-        ),
-        (
-            r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?(?![\d.,])",
-            lambda match: match.group().replace(".", "").replace(",", "."),
-        ),
-        (r"\\(?:overline|bar|dot)\s?\{?(\d+)\}?(?:\.\.\.)?|((?:\d\u0305)+|\d\u0307)", _repeated),
-        (r"(?<=\d)(?:\{,\}|\\,|\\ |\\!,|\\thinspace\s?)(?=\d{3})", ","),
-        (r"\\[,;: ]|~", " "),
-        (r"\\([$%{}])", r"\1"),
-        (r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{((?:[^{}]|\{[^{}]{0,9}\}){0,60})\}", r" \1"),
-        (r"\\Omega(?![A-Za-z])|\\ohm(?![A-Za-z])", "Ω"),
-        (r"\\mu(?![A-Za-z])\s?(?=[A-Za-z])", "μ"),
-        (r"\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+(?:\^?\d)?)\s*\}", r" \1/\2"),
-        (r"\^\s?\{?\s?\\circ\s?\}?|\\degree\b|(?<=\d)\^\s?\{?\s*o\s*\}?(?![A-Za-z])|º", "°"),
-        (r"\\(?:times|cdot)(?![A-Za-z])", "×"),
-        (r"\\approx(?![A-Za-z])", "="),
-        (r"(?<=\d)\s?\\[dt]?frac", r" \\frac"),
-        (r"\\[dt]?frac\s?(\d)\s?(\d)(?!\d)", r"\1/\2"),
-        (r"\\[dt]?frac\s?\{\s?(-?\d+)\s?\}\s?\{\s?(\d+)\s?\}", r"\1/\2"),
-        (r"\\[()\[\]]|\*\*|__|`", " "),
-        (r"[ \t]{2,}", " "),
-    )
+_rewrite = rewriter(
+    *TYPESETTING,
+    (r"\\dot\s?\{?(\d)\}?(\d*)\\dot\s?\{?(\d)\}?", r"(\1\2\3)"),
+    (r"10([⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda power: "10^" + power.group(1).translate(RAISED)),
+    # A period that was seen often enough before the dots: once three times, two, three or six digits twice.
+    (
+        r"(?<![\d.])(\d*\.\d{0,20}?)(?:(\d)\2\2+|(\d{2,3}|\d{6})\3+)\s?(?:\.\.\.|…|\\[lc]?dots(?![A-Za-z]))",
+        lambda match: f"{match.group(1)}({match.group(2) or match.group(3)})",
+    ),
+    (
+        r"(?<![\d'_])\d{1,3}(?:'\d{3})+(?![\d'])|(?<![\w'])\d{1,3}(?:_\d{3})+(?!\w)",
+        lambda match: re.sub("['_]", "", match[0]),
+    ),
+    (
+        r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?(?![\d.,])",
+        lambda match: match.group().replace(".", "").replace(",", "."),
+    ),
+    (r"\\(?:overline|bar|dot)\s?\{?(\d+)\}?(?:\.\.\.)?|((?:\d\u0305)+|\d\u0307)", _repeated),
+    (r"(?<=\d)(?:\{,\}|\\,|\\ |\\!,|\\thinspace\s?)(?=\d{3})", ","),
+    (r"\\[,;: ]|~", " "),
+    (r"\\([$%{}])", r"\1"),
+    (r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{((?:[^{}]|\{[^{}]{0,9}\}){0,60})\}", r" \1"),
+    (r"\\Omega(?![A-Za-z])|\\ohm(?![A-Za-z])", "Ω"),
+    (r"\\mu(?![A-Za-z])\s?(?=[A-Za-z])", "μ"),
+    (r"\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+(?:\^?\d)?)\s*\}", r" \1/\2"),
+    (r"\^\s?\{?\s?\\circ\s?\}?|\\degree\b|(?<=\d)\^\s?\{?\s*o\s*\}?(?![A-Za-z])|º", "°"),
+    (r"\\(?:times|cdot)(?![A-Za-z])", "×"),
+    (r"\\approx(?![A-Za-z])", "="),
+    (r"(?<=\d)\s?\\[dt]?frac", r" \\frac"),
+    (r"\\[dt]?frac\s?(\d)\s?(\d)(?!\d)", r"\1/\2"),
+    (r"\\[dt]?frac\s?\{\s?(-?\d+)\s?\}\s?\{\s?(\d+)\s?\}", r"\1/\2"),
+    (r"\\[()\[\]]|\*\*|__|`", " "),
+    (r"[ \t]{2,}", " "),
 )
-
-
 #: The calculator's notes of GSM8K, and a sign that something is to be rewritten: most texts have none.
 _NOTES = re.compile(r"<<[^<>\n]*>>")
 _LATEX = re.compile(r"[\\{}^~`º⁰¹²³⁴-⁹⁺⁻\u0305\u0307]|\*\*|__|[ \t]{2}|\d(?:['_]\d|…|\.{3}|\.\d{3}\.\d)")
-
-
 #: One sign at the end of a sentence; of several dots none is one.
 _END = re.compile(r"(?<![.,;:])[.,;:]$")
 _ORDINAL = re.compile(r"^\^?\{?\s?(?:st|nd|rd|th)\}?$")
@@ -172,10 +150,7 @@ def clean(text: str) -> str:
     text = text.translate(_SPELLED)
     if "<<" in text:
         text = _NOTES.sub("", text)
-    if _LATEX.search(text):
-        for pattern, replacement in _REWRITES:
-            text = pattern.sub(replacement, text)
-    return text
+    return _rewrite(text) if _LATEX.search(text) else text
 
 
 class Measure(NamedTuple):

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from groupwise.rewards.verifiers.numerals import SIZES, Number, clean, read, scan
 from groupwise.rewards.verifiers.units import unit
-from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SENTENCE, denied
+from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SAYS_NOTHING, SENTENCE, denied
 
 #: Of an unmarked completion the end is read: characters.
 LONGEST_ENDING = 4_000
@@ -20,11 +20,10 @@ _ASIDE = re.compile(
     r"|\s+[-–—]\s+(?=[A-Za-z]{2})|\s+(?:and nothing else|without (?:any |a )?doubt)\b"
     r"|\s+[\u2600-\u27bf\U0001f000-\U0001faff]"
 )
-#: In front of a marked answer: words that cannot change it.
+#: In front of a marked number: words that cannot change it.
 _SAYS_SO = re.compile(
-    r"\A(?:[\s:*_]+|not \S+ but\b|(?:that|equal(?:s| to)|exactly|simply|just|only|indeed|actually|really|therefore"
-    r"|thus|so|hence|then|now|clearly|unquestionably|undoubtedly|certainly|definitely|obviously|given by|a total of"
-    r"|in total|found to be|about|approximately|still|also|the (?:number|integer|value))\b"
+    rf"\A(?:[\s:*_]+|not \S+ but\b|(?:{SAYS_NOTHING}|a total of|in total|found to be|about|approximately|still|also"
+    r"|the (?:number|integer|value))\b"
     r"|(?:[a-z]*(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|teen|ty|hundred|thousand)"
     r"(?:\s+|-(?=[a-z])))+\(?)*",
     re.IGNORECASE,

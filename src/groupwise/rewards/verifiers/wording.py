@@ -48,10 +48,12 @@ _WORDY_ASIDE = re.compile(
     r"[,;]\s+i\.e\b|[,;]\s+(?!or\b|and\b|maybe\b|perhaps\b)(?=[A-Za-z]{2,})(?![A-Z][a-z]+\s\d)"
     r"|\b(?:because|since|as|where|which)\b|\s+and not\b|\s\((?=[A-Za-z]{3,})"
 )
-_SAYS = re.compile(
-    r"^(?:(?:that|equal to|given by|simply|just|therefore|thus|exactly|then|indeed|now|clearly)\s+|[:\s]+)+",
-    re.IGNORECASE,
+#: In front of an answer: words that cannot change it.
+SAYS_NOTHING = (
+    r"(?:that|equal(?:s| to)|given by|exactly|simply|just|only|indeed|actually|really|therefore|thus|so|hence|then|now"
+    r"|clearly|unquestionably|undoubtedly|certainly|definitely|obviously)"
 )
+_SAYS = re.compile(rf"^(?:{SAYS_NOTHING}\s+|[:\s]+)+", re.IGNORECASE)
 _GOES_ON = re.compile(
     r"\s*(?:(?:square |cubic )?units?\b|[.,;:!?)*(]|$|(?:because|since|where|for|as|so|which|when|by|that|if|in)\b)"
 )
