@@ -264,23 +264,30 @@ WITHOUT_ANSWERS = frozenset(name for name, checker in CHECKERS.items() if checke
 
 def _last_formula(text: str) -> str:
     """The one formula of an unmarked text: of its last line, behind a word such as `hence`, or all of the text."""
-    line = text.strip().rpartition("\n")[2]
+    line = _last_line(text)
     spans = [match.group() for match in SPAN.finditer(line) if not denied(line[: match.start()])]
     if spans:
         return spans[0] if len(spans) == 1 else ""
-    return _behind_hence(line) or (line if line == text.strip() else "")
+    rest = _SAYS.sub("", line)
+    if rest != line and _answer(rest).kind not in _WORDY:
+        return rest
+    return line if line == text.strip() else ""
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2].strip()
 
 
 def _whole_formula(text: str) -> str:
     """The last line where it is one formula between its delimiters and nothing else."""
-    line = text.strip().rsplit("\n", 1)[-1].strip()
+    line = _last_line(text)
     match = SPAN.fullmatch(line.rstrip("."))
     return line if match and not re.fullmatch(r"\$[\d.,]+\$?", line) else ""
 
 
 def _bare(text: str) -> str:
     """The last line where it is a formula without delimiters, and no number, calculation or prose."""
-    line = text.strip().rsplit("\n", 1)[-1].strip()
+    line = _last_line(text)
     if len(line) > LONGEST_CLAIM or not _SIGNS.search(line) or _LONG_WORD.search(line) or read(line) is not None:
         return ""
     return line if _answer(line).kind not in (*_WORDY, Kind.EQUATION) else ""
@@ -290,12 +297,6 @@ _SIGNS = re.compile(r"[-²³⁴-⁹^!√π(]|[<>≤≥≠]|\\[a-z]")
 _SAYS = re.compile(
     r"^(?:(?:so|thus|hence|therefore|then|we get|this gives|it is|it follows that|that is)[\s,:]+)+", re.IGNORECASE
 )
-
-
-def _behind_hence(line: str) -> str:
-    """A last line that is a formula behind a word such as `hence`."""
-    rest = _SAYS.sub("", line.strip())
-    return rest if rest != line.strip() and _answer(rest).kind not in _WORDY else ""
 
 
 def _unwrapped(claim: str) -> tuple[str, ...]:

@@ -70,11 +70,9 @@ class Choice:
         """The letters that a text behind an answer puts in its place. Of those that it calls right only a single one:
         what is false is explained by all that is right.
         """
-        turns = re.finditer(rf"{_TURNS_TO}{self._letter}(?={_SETTLES})", behind)
-        right = self._right(behind)
-        return {turn[1] for turn in turns if not _supposed(behind, turn.start(1))} | (
-            right if len(right) == 1 else set()
-        )
+        turns, right = re.finditer(rf"{_TURNS_TO}{self._letter}(?={_SETTLES})", behind), self._right(behind)
+        turned = {turn[1] for turn in turns if not _supposed(behind, turn.start())}
+        return turned | right if len(right) == 1 else turned
 
     def _named(self, plain: str) -> set[str]:
         """The letters that an unmarked text names: where a line begins, behind a word for an option, or as right."""
@@ -121,7 +119,7 @@ def _supposed(plain: str, at: int) -> bool:
 
 #: In front of a letter, behind an answer: then the letter takes its place.
 _TURNS_TO = (
-    r"(?i:(?:\b(?:it|that|this|answer|one|option|choice)(?:['’]s|\s+(?:is|was|(?:must|should|has\s+to|would)\s+be))"
+    r"(?i:(?:\b(?:it|that|this|answer|one|option|choice)(?:['’]s|\s+(?:is|was|(?:must|should|has\s+to|would|(?:could|may|might)\s+also)\s+be))"
     r"|\bI(?:['’](?:d|ll))?\s+(?:now\s+|will\s+|would\s+)?(?:choose|chose|pick|select|mean|meant|go\s+with)"
     r"|\b(?:change|switch)\b[^.\n]{0,20}\bto|\b(?:so|hence|thus|therefore),?|(?:^|[.;!?\n])\s{0,9}(?:or|rather|instead)(?:\s+\w+){0,2},?)"
     r"\s+(?:actually\s+|really\s+|rather\s+)?(?:option\s+|choice\s+|letter\s+)?)"

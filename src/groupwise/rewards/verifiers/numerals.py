@@ -4,12 +4,11 @@ Nothing is evaluated: a number is recognised as text and becomes a Fraction, so 
 """
 
 import re
-import unicodedata
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from groupwise.rewards.verifiers.spelling import RAISED, TYPESETTING, rewriter
+from groupwise.rewards.verifiers.spelling import RAISED, TYPESETTING, VULGAR, rewriter
 from groupwise.rewards.verifiers.units import Unit, unit
 
 #: No single answer is longer; more digits than this are not a number.
@@ -72,12 +71,7 @@ _OPERATES = re.compile(
     r"\b(?:plus|minus|times|over|divided|squared|cubed|not|mod|sin|cos|tan|log|ln|exp|sqrt|max|min)\b", re.IGNORECASE
 )
 
-#: ½ and its like, as Unicode itself spells them out.
-_VULGAR = {
-    chr(code): " " + unicodedata.normalize("NFKC", chr(code)).replace("⁄", "/")
-    for code in (*range(0xBC, 0xBF), *range(0x2150, 0x215F))
-}
-_SPELLED = str.maketrans(_VULGAR | {
+_SPELLED = str.maketrans({sign: f" {'/'.join(parts)}" for sign, parts in VULGAR.items()} | {
     "\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2248": "=", "⁄": "/", "’": "'",
     "℃": "°C", "℉": "°F",
 })  # fmt: skip

@@ -128,10 +128,8 @@ class Judge:
         one, other = ([part.number for part in a.parts[0].parts or a.parts[:1]] for a in (gold, claim))
         if not (gold.mark.isdigit() and int(gold.mark)) or None in one + other:
             return self.same(gold.parts[0], claim.parts[0])
-        modulus = int(gold.mark)
-        return {number % modulus for number in one if number is not None} == {
-            n % modulus for n in other if n is not None
-        }
+        residues = [{number % int(gold.mark) for number in some if number is not None} for some in (one, other)]
+        return residues[0] == residues[1]
 
     def _residue(self, gold: Answer, claim: Answer) -> bool:
         """The residue alone, where the gold answer names no unknown; or with its modulus, where the gold has none."""

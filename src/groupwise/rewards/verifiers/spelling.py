@@ -19,7 +19,10 @@ RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ", "0123456789+-()ni")
 _RAISED_RUN, _LOWERED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ]+")
 #: ½ and its like: Unicode itself says what they are.
-_VULGAR = re.compile("[¼-¾⅐-⅞↉]")
+VULGAR = {
+    chr(code): unicodedata.normalize("NFKC", chr(code)).split("⁄")
+    for code in (*range(0xBC, 0xBF), *range(0x2150, 0x215F))
+}
 _SIGNS = {
     "−": "-", "–": "-", "‐": "-", "‑": "-", "∕": "/", "⁄": "/", "÷": r"\div ", "×": r"\times ", "·": r"\cdot ",
     "⋅": r"\cdot ", "∙": r"\cdot ", "∗": r"\cdot ", "±": r"\pm ", "∓": r"\mp ", "∞": r"\infty ", "≤": r"\leq ",
@@ -44,7 +47,7 @@ _LETTERS = {
     **{chr(code): f"\\{name} " for code, name in zip((*range(0x3B1, 0x3C2), *range(0x3C3, 0x3CA)), GREEK, strict=True)},
     "Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\Sigma ", "Γ": r"\Gamma ", "Φ": r"\Phi ", "ϕ": r"\phi ", "ϵ": r"\epsilon ",
 }  # fmt: skip
-_SPELLED = str.maketrans(_SIGNS | _LETTERS)
+_SPELLED = str.maketrans(_SIGNS | _LETTERS | {sign: rf"\frac{{{one}}}{{{of}}}" for sign, (one, of) in VULGAR.items()})
 
 _NAMED = "|".join(FUNCTIONS)
 _WRAPPER = r"\\(?:text|textrm|textsf|mathrm|mathsf|mathit|textit|mbox|hbox|operatorname\*?)\s?"
@@ -150,7 +153,6 @@ def spelled(text: str) -> str:
     vectors = _VECTOR.search(text)
     text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(RAISED) + "}", text)
     text = _LOWERED_RUN.sub(lambda run: "_{" + run.group().translate(_LOWERED) + "}", text)
-    text = _VULGAR.sub(_vulgar, text)
     text = unicodedata.normalize("NFKC", text.translate(_SPELLED))
     text = _BOLD.sub(lambda bold: bold.group(1) if not re.search("[A-Za-z]{2}", bold.group(1)) else _text(bold), text)
     text = _UPRIGHT.sub(lambda match: match.group(1) or f"\\{match.group(2)} ", text)
@@ -189,11 +191,6 @@ def untypeset(text: str) -> str:
 def _text(match: re.Match[str]) -> str:
     """Words stay words: `\\text{...}`, one blank between them."""
     return rf" \text{{{' '.join(match.group(1).replace('~', ' ').split())}}} "
-
-
-def _vulgar(match: re.Match[str]) -> str:
-    top, _, bottom = unicodedata.normalize("NFKC", match.group()).partition("⁄")
-    return rf"\frac{{{top}}}{{{bottom}}}"
 
 
 def _both_arguments(text: str) -> str:

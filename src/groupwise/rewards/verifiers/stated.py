@@ -64,7 +64,7 @@ _UNKNOWN = re.compile(
     rf"(?<![\w'’.])(?:{_LETTER}\s?[-+*/^]\s?{_TERM}|{_TERM}\s?[-+*/^]\s?{_LETTER})(?:\s?[-+*/^]\s?{_TERM})*\s*$"
 )
 _TIMES = re.compile(r"(?<=\s)[xX](?=\s?[\d.($])|/\s?[mglLsh]\b")
-_OPERATOR = "+-*/×÷^(<>!≤≥"
+_OPERATORS = "+*/×÷^<>!≤≥"
 _ALGEBRA = re.compile(
     r"\d[²³⁴-⁹]|-\s?\(\s?-?\d|(?<![A-Za-z])[A-Za-z]'*\(\d|\\[A-Za-z]|[\^_π√≠≡{}|]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
 )
@@ -161,8 +161,6 @@ def claimed(claim: str, prose: bool = True) -> Fraction | None:
     first = _COUNTED.sub("", _SAYS_SO.sub("", first, count=1)).strip(" []" if prose else " ")
     if first.count("(") < first.count(")"):
         first = first.rstrip(" .)")
-    if (number := read(first)) is not None:
-        return number
     head = _ASIDE.split(first, maxsplit=1)[0]
     if not _NUMERAL.search(head):
         head = first
@@ -177,22 +175,15 @@ def claimed(claim: str, prose: bool = True) -> Fraction | None:
 
 
 def _picked(text: str, numbers: list[Number], after_equals: bool) -> Fraction | None:
-    if len({number.value for number in numbers}) == 1:
-        pick = numbers[-1]
-    elif after_equals:
-        pick = numbers[0]
-        if text[: pick.start].strip():
-            return None
-    else:
-        pick = numbers[-1]
-        if not _ENDING.fullmatch(text[pick.end :]):
-            return None
-    if _REJECTED.match(text, pick.end):
+    """Of the numbers of a sentence the only one, the one right behind its equals sign, or the one at its end."""
+    several = len({number.value for number in numbers}) > 1
+    pick = numbers[0 if several and after_equals else -1]
+    apart = text[: pick.start].strip() if after_equals else not _ENDING.fullmatch(text[pick.end :])
+    if (several and apart) or _REJECTED.match(text, pick.end):
         return None
     before = next((number.end for number in reversed(numbers) if number.end < pick.start), 0)
     clause = re.split(r"[,;]\s", text[before : pick.start])[-1]
-    clause = _RELATIVE.sub("", clause)
-    return None if _calculates(text, pick) or denied(clause) else pick.value
+    return None if _calculates(text, pick) or denied(_RELATIVE.sub("", clause)) else pick.value
 
 
 def _unknown(side: str) -> bool:
@@ -205,13 +196,12 @@ def _unknown(side: str) -> bool:
 
 
 def _calculates(text: str, pick: Number) -> bool:
+    """Whether a number is a part of a calculation or a comparison."""
     before, after = text[: pick.start].rstrip(), text[pick.end :]
     if re.search(r"[A-Za-z]{2}", before) and re.fullmatch(r"!+\s*", after):
         return False  # the end of a sentence
-    joined = after.lstrip()[:1] in tuple(_OPERATOR.replace("(", "")) and not re.match(
-        r"-[A-Za-z]|/[A-Za-z]{2}|\s+-\s", after
-    )
-    return joined or (before[-1:] in tuple(_OPERATOR.replace("-", "")) and before[-1:] != "(")
+    joined = after.lstrip()[:1] in ("-", *_OPERATORS) and not re.match(r"-[A-Za-z]|/[A-Za-z]{2}|\s+-\s", after)
+    return joined or before[-1:] in tuple(_OPERATORS)
 
 
 def _repeats(text: str) -> bool:

@@ -8,17 +8,19 @@ LONGEST_CLAIM = 1_000
 _FAR = 300
 #: At the beginning of a clause: what stands before it is taken back; on a later line only at that of a sentence.
 _WITHDRAWS = (
-    r"(?:(?:oh|but|or|and|well|so|no)\b,?\s+)*(?:wait|actually(?!\W*\Z)|correction|scratch that|h+m+|sorry|oops"
-    r"|recompute|on (?:second thoughts?|reflection|closer)"
-    r"|i (?:meant|mis\w+|forgot|was wrong|made an? (?:mistake|error)))\b"
+    r"(?:(?:oh|but|or|and|well|so|no)\b,?\s+)*(?:(?:wait|actually(?!\W*\Z)|correction|(?:scratch|strike) that|h+m+"
+    r"|sorry|oops|nope|my (?:mistake|bad)|hold on|recompute|on (?:second (?:thoughts?|look)|reflection|closer|checking)"
+    r"|i (?:meant|mis\w+|forgot|was wrong(?!-)|take (?:that|it) back|changed my mind|made an? (?:mistake|error)))\b"
+    r"|better:|~~)"
 )
 _WITHDRAWN = re.compile(
-    rf"(?:^(?!actually)|[-.!?,;:…–—(])[\s*_]{{0,9}}{_WITHDRAWS}|\bcontradict\w+|[.!?,;…]\s+no[,.:]\s+\w", re.IGNORECASE
+    rf"(?:^(?!actually)|[-.!?,;:…–—(])[\s*_]{{0,9}}{_WITHDRAWS}|[.!?,;…]\s+no[,.:]\s+\w", re.IGNORECASE
 )
 _WITHDRAWN_LATER = re.compile(rf"(?:^|[.!?…]\s|\n)[\s*_]{{0,9}}{_WITHDRAWS}", re.IGNORECASE)
 _WRONG = re.compile(
-    r"\b(?:that|this|it|which|but)(?:['’]s| is| was)? (?:wrong|not (?:right|correct|it|so)|incorrect|false|impossible"
-    r"|it is)\b(?! (?:only )?if)",
+    r"\b(?:that|this|it|which|but)(?:(?:['’]s| is| was)? (?:wrong|not (?:right|correct|it|so)|incorrect|false"
+    r"|impossible|an? (?:mistake|error)|it is)| can(?:no|['’])t be (?:right|correct|it|so))\b(?! (?:(?:only )?if|to)\b)"
+    r"|\bcontradict\w+",
     re.IGNORECASE,
 )
 #: What may be an answer: a formula, a number, a letter that is no article and no pronoun.

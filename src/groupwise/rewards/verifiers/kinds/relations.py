@@ -66,11 +66,7 @@ def _equation(sides: list[str], read: Read) -> Answer | None:
 
 def _curve(name: str, value: Answer) -> bool:
     """Whether `y = 2x + 1` relates the coordinates x, y, z: then it is an equation, and no value with a name."""
-    return (
-        value.one_value
-        and bool({"x", "y", "z"} - {name} & set(value.letters.split()))
-        and bool(({"x", "y", "z"} - {name}) & set(value.letters.split()))
-    )
+    return value.one_value and not ({"x", "y", "z"} - {name}).isdisjoint(value.letters.split())
 
 
 def _chain(sides: list[str], signs: list[str], read: Read) -> Answer | None:

@@ -92,12 +92,8 @@ def in_a_base(text: str, read: Read) -> Answer | None:
         return None
     base = _WORDS_FOR_BASES.get(match.group(3)) or (int(match.group(3)) if match.group(3).isdigit() else 0)
     digits = match.group(2).replace(" ", "")
-    if (
-        not 2 <= base <= 36
-        or (len(digits) == 1 and not digits.isdigit())
-        or any(int(digit, 36) >= base for digit in digits)
-    ):
+    alone = len(digits) == 1 and not digits.isdigit()
+    if not 2 <= base <= 36 or alone or any(int(digit, 36) >= base for digit in digits):
         return None
-    return Answer(
-        Kind.BASE, f"{match.group(1)}{digits} _ {base}", mark=str(base), parts=(read(match.group(1) + digits),)
-    )
+    number = match.group(1) + digits
+    return Answer(Kind.BASE, f"{number} _ {base}", mark=str(base), parts=(read(number),))
