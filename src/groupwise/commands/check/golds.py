@@ -21,7 +21,8 @@ def kinds(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
     options the letters.
     """
     if getattr(task, "check", "") == "choice":
-        yield from _options([letter for sample in samples if (letter := Choice().letter(sample.answer))], task.letters)
+        letters = [letter for sample in samples if (letter := Choice().letter(sample.answer))]
+        yield from _options(letters, getattr(task, "letters", ascii_uppercase))
     if getattr(task, "check", "") != "math":
         return
     golds = [(sample, gold) for sample in samples if (gold := gold_answer(sample.answer)) is not None]
