@@ -124,7 +124,7 @@ def stated(sentence: str) -> Fraction | None:
 
 def _unequal(left: str, right: str) -> bool:
     """Whether two sides are whole numbers, and not the same: `6 = 36` states nothing."""
-    sides = [read(side) for side in (left, right)]
+    sides = [read(side) for side in (left, right)] if re.fullmatch(r"[\s$€£\d,]*", left) else []
     return len(set(sides)) == 2 and all(side is not None and side.denominator == 1 for side in sides)
 
 

@@ -25,6 +25,7 @@ _WRONG = re.compile(
 )
 #: What may be an answer: a formula, a number, a letter that is no article and no pronoun.
 _CANDIDATE = re.compile(r"\$[^$\n]+\$|\d+(?:[.,]\d+)*|\b[A-HJ-Z]\b(?!(?<=A)\s+(?!and|or|is|but|looks|seems)[a-z])")
+_INSTEAD_OF = re.compile(rf"\b(?:not|instead of|rather than)\s+[($]*?({_CANDIDATE.pattern})")
 #: In front of a phrase, in its clause: then it does not say what the answer is.
 _DOUBTED = re.compile(
     r"(?:n['’]t|\bnot|\bnever|(?<!no )(?<!without )(?<!without a )\bdoubt\w*|\bdeny|\bfalse|\bwrong|\bincorrect"
@@ -91,7 +92,7 @@ def taken_back(claim: str, later: str = "") -> bool:
         return True
     text, first = f"{claim}\n{later}", _CANDIDATE.search(claim)
     own = first.group() if first else ""
-    if first and re.search(rf"\b(?:not|instead of|rather than)\s+[($]*{re.escape(own)}(?!\w)", text[first.end() :]):
+    if first and own in (rejected[1] for rejected in _INSTEAD_OF.finditer(text, first.end())):
         return True
     wrongs = (text[max(0, wrong.start() - _FAR) : wrong.start()] for wrong in _WRONG.finditer(text))
     return any(not _another(before, own) for before in wrongs)
