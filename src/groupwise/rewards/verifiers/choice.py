@@ -67,8 +67,8 @@ class Choice:
         return self._in(plain) if first or _SAID_TO_BE.match(plain) else set()
 
     def _instead(self, behind: str) -> set[str]:
-        """The letters that a text behind an answer puts in its place. Of those that it calls right only a single one:
-        what is false is explained by all that is right.
+        """The letters that a text behind an answer puts in its place. If it calls several right, they explain what is
+        false, and none of them counts.
         """
         turns, right = re.finditer(rf"{_TURNS_TO}{self._letter}(?={_SETTLES})", behind), self._right(behind)
         turned = {turn[1] for turn in turns if not _supposed(behind, turn.start())}
@@ -113,15 +113,17 @@ def _denied(plain: str, at: int) -> bool:
 
 
 def _supposed(plain: str, at: int) -> bool:
-    """Whether the clause in front of a letter only thinks of it: `if B`, `some might say B`."""
+    """Whether the clause in front of a letter supposes it and does not state it: `if B`, `some might say B`."""
     return _SUPPOSED.search(plain, max(0, at - 80), at) is not None
 
 
 #: In front of a letter, behind an answer: then the letter takes its place.
 _TURNS_TO = (
-    r"(?i:(?:\b(?:it|that|this|answer|one|option|choice)(?:['’]s|\s+(?:is|was|(?:must|should|has\s+to|would|(?:could|may|might)\s+also)\s+be))"
+    r"(?i:(?:\b(?:it|that|this|answer|one|option|choice)"
+    r"(?:['’]s|\s+(?:is|was|(?:must|should|has\s+to|would|(?:could|may|might)\s+also)\s+be))"
     r"|\bI(?:['’](?:d|ll))?\s+(?:now\s+|will\s+|would\s+)?(?:choose|chose|pick|select|mean|meant|go\s+with)"
-    r"|\b(?:change|switch)\b[^.\n]{0,20}\bto|\b(?:so|hence|thus|therefore),?|(?:^|[.;!?\n])\s{0,9}(?:or|rather|instead)(?:\s+\w+){0,2},?)"
+    r"|\b(?:change|switch)\b[^.\n]{0,20}\bto|\b(?:so|hence|thus|therefore),?"
+    r"|(?:^|[.;!?\n])\s{0,9}(?:or|rather|instead)(?:\s+\w+){0,2},?)"
     r"\s+(?:actually\s+|really\s+|rather\s+)?(?:option\s+|choice\s+|letter\s+)?)"
 )
 #: Behind such a letter: an end, or a reason.
@@ -131,6 +133,7 @@ _RIGHT = (
     r"\)?,?\s+(?:is|was|are|were)\s+(?:(?:actually|really|in fact|indeed|also|both)\s+)*"
     r"(?:right|correct|better|the\s+(?:answer|(?:(?:right|correct|best|better|true|actual|only)\b)))(?! (?:only )?if)"
 )
+#: In front of a letter, in its clause: then it is only thought of.
 _SUPPOSED = re.compile(
     r"(?:\b(?:if|whether|unless|might|may|could|not|never|mistake|tempt\w+|think|thought|say|claim\w*"
     r"|suppos\w+|assum\w+|nobody|no one|doubt\w*)|n['’]t)\b[^.;:!?\n]*\Z",
@@ -138,7 +141,8 @@ _SUPPOSED = re.compile(
 )
 #: In front of a letter: then it is an option.
 _CUES = (
-    r"\b(?:(?:option|choice|answer|choose|chose|pick|select|is|be|with|only|also|leaves|(?:response|solution)(?=:))(?:\s+is)?(?:\s+letter)?|(?<=['’])s"
+    r"\b(?:(?:option|choice|answer|choose|chose|pick|select|is|be|with|only|also|leaves|(?:response|solution)(?=:))"
+    r"(?:\s+is)?(?:\s+letter)?|(?<=['’])s"
     r"|(?:so|thus|hence|therefore)(?=,?\s+\S{1,4}\.?$))[,:]?\s+(?:[-–—]\s+)?[\"'*]*"
 )
 #: Behind a letter at the beginning of a line: then it is an option.

@@ -87,7 +87,9 @@ class Judge:
         if interval is None or interval.kind is not Kind.INTERVAL:
             return False
         closed = [
-            _closed(end, bracket) for one in (gold, interval) for end, bracket in zip(one.parts, one.mark, strict=True)
+            bracket in "[]" and not end.infinite
+            for one in (gold, interval)
+            for end, bracket in zip(one.parts, one.mark, strict=True)
         ]
         return closed[:2] == closed[2:] and self.in_order(gold.parts, interval.parts)
 
@@ -225,10 +227,6 @@ def _sides(answer: Answer) -> tuple[str, str] | None:
     if answer.kind is Kind.EQUATION:
         return _text(answer.parts[0]), _text(answer.parts[1])
     return (answer.name, _text(answer)) if answer.name and answer.one_value else None
-
-
-def _closed(end: Answer, bracket: str) -> bool:
-    return bracket in "[]" and not end.infinite
 
 
 _K = Kind

@@ -13,10 +13,12 @@ _WITHDRAWS = (
     r"|i (?:meant|mis\w+|forgot|was wrong(?!-)|take (?:that|it) back|changed my mind|made an? (?:mistake|error)))\b"
     r"|better:|~~)"
 )
+#: Such words with the end of what comes before.
 _WITHDRAWN = re.compile(
     rf"(?:^(?!actually)|[-.!?,;:…–—(])[\s*_]{{0,9}}{_WITHDRAWS}|[.!?,;…]\s+no[,.:]\s+\w", re.IGNORECASE
 )
 _WITHDRAWN_LATER = re.compile(rf"(?:^|[.!?…]\s|\n)[\s*_]{{0,9}}{_WITHDRAWS}", re.IGNORECASE)
+#: Words that say that something is wrong, which `_another` finds.
 _WRONG = re.compile(
     r"\b(?:that|this|it|which|but)(?:(?:['’]s| is| was)? (?:wrong|not (?:right|correct|it|so)|incorrect|false"
     r"|impossible|an? (?:mistake|error)|it is)| can(?:no|['’])t be (?:right|correct|it|so))\b(?! (?:(?:only )?if|to)\b)"
@@ -99,8 +101,8 @@ def taken_back(claim: str, later: str = "") -> bool:
 
 
 def _another(before: str, own: str) -> bool:
-    """Whether `that is wrong` behind a text is said of another candidate than its own: of one in its sentence, or of
-    the last letter.
+    """Whether `that is wrong` behind a text is about another candidate than `own`: one in its sentence, or the letter
+    named last.
     """
     named = _CANDIDATE.findall(SENTENCE.split(before)[-1])
     letters = [one for one in _CANDIDATE.findall(before) if one.isalpha()] if own.isalpha() else []

@@ -24,9 +24,8 @@ def letter(text: str, read: Read) -> Answer | None:
     if match.group(3) or _JOINS.match(behind):
         return None
     value = re.sub(rf"^(?:\\text\{{)?\s*\(?{letter}[.):]*\s*(?:\}})?\s*", "", text)
-    return Answer(
-        Kind.LETTER, "", parts=(read(value if value.count("{") == value.count("}") else behind),), mark=letter
-    )
+    value = value if value.count("{") == value.count("}") else behind
+    return Answer(Kind.LETTER, "", parts=(read(value),), mark=letter)
 
 
 _TIME = re.compile(r"(\d{1,2})(?::(\d{2}))?(?::(\d{2}))?\s?(?:o'clock)?\s?(a\.?m\.?|p\.?m\.?)?", re.IGNORECASE)
@@ -46,12 +45,8 @@ def time_of_day(text: str, read: Read) -> Answer | None:
     if half:
         hour = hour % 12 + 12 * (half == "pm")
     parts = tuple(read(part) for part in match.groups()[:3] if part)
-    return Answer(
-        Kind.TIME,
-        f"{hour:02} : {minute:02} : {second:02}",
-        parts=parts,
-        mark="half" if half or hour > 12 or hour == 0 else "",
-    )
+    known = "half" if half or hour > 12 or hour == 0 else ""
+    return Answer(Kind.TIME, f"{hour:02} : {minute:02} : {second:02}", parts=parts, mark=known)
 
 
 _MODULUS = re.compile(
