@@ -1,14 +1,18 @@
 """How answers are judged and how fast: the tables of docs/answers.md, from files of GSM8K (JSON lines).
 
-python benchmarks/answers.py train.jsonl test.jsonl
+python benchmarks/answers.py train.jsonl test.jsonl [--solutions example_model_solutions.jsonl]
+
+The last file is OpenAI's, in github.com/openai/grade-school-math: four models' solutions of the 1,319 test problems,
+each labelled right or wrong.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -81,6 +85,39 @@ def verdicts(data: list[Pair], check: Checker) -> Iterator[str]:
         yield f"| {name} | {right:,.0f} of {len(data):,} | {shown} |"
 
 
+#: How a model's solution may end: its last line is `A: 18`.
+ENDS = {
+    "as it stands": "{body}\nA: {answer}",
+    "its last line is `#### 18`": "{body}\n#### {answer}",
+    "its last line is `The answer is 18.`": "{body}\nThe answer is {answer}.",
+    "without its last line": "{body}",
+}
+
+
+def labelled(path: str) -> list[tuple[str, str, bool]]:
+    """(solution, gold answer, whether it is labelled right) of every model and problem."""
+    problems = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return [
+        (model["solution"], problem["ground_truth"].rpartition("A:")[2].strip(), bool(model["is_correct"]))
+        for problem in problems
+        for model in problem.values()
+        if isinstance(model, dict)
+    ]
+
+
+def models(data: list[tuple[str, str, bool]], check: Checker) -> Iterator[str]:
+    """The table: how often the check disagrees with the labels of models' solutions."""
+    yield "| a model's solution | labelled wrong, scores 1 | labelled right, scores 0 |"
+    yield "|---|---|---|"
+    for name, form in ENDS.items():
+        counts = Counter[tuple[bool, float]]()
+        for solution, gold, right in data:
+            body, marked, answer = solution.rpartition("\nA: ")
+            counts[right, check(form.format(body=body, answer=answer) if marked else solution, gold)] += 1
+        wrong, right_ones = (sum(counts[right, score] for score in (0.0, 1.0)) for right in (False, True))
+        yield f"| {name} | {counts[False, 1.0]:,} of {wrong:,} | {counts[True, 0.0]:,} of {right_ones:,} |"
+
+
 def latex(count: int, seed: int) -> list[Pair]:
     """(completion, gold) with LaTeX on both sides, all different, every second one right."""
     rng = random.Random(seed)
@@ -148,8 +185,13 @@ def _whole(answer: str) -> int:
 
 
 def main() -> None:
-    data = rows(sys.argv[1:])
-    for lines in (verdicts(data, Numeric()), speeds(data)):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", nargs="+", help="files of GSM8K")
+    parser.add_argument("--solutions", help="models' solutions, labelled")
+    given = parser.parse_args()
+    data = rows(given.problems)
+    judged = [models(labelled(given.solutions), Numeric())] if given.solutions else []
+    for lines in (verdicts(data, Numeric()), *judged, speeds(data)):
         print("\n".join(lines), end="\n\n", flush=True)
 
 

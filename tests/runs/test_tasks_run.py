@@ -16,7 +16,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.models.load import load_policy
-from groupwise.rewards.verifiers.extract import claims
+from groupwise.rewards.verifiers.marks import claims
 
 
 def word_problems(path: Path, count: int, seed: int) -> Path:

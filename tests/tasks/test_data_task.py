@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -234,6 +235,34 @@ def test_a_template_puts_columns_together_and_letters_choices(path: Path) -> Non
     rows = [{"q": f"Which is {i}?", "choices": [str(i), "none"], "answer": "A"} for i in range(30)]
     task = _data(path, rows, prompt="{q} {{one}}\n{choices}", check="choice")
     assert "Which is 7? {one}\nA. 7\nB. none" in _prompts(task, "train") | _prompts(task, "heldout")
+
+
+def test_only_the_letters_of_a_recipe_are_options(path: Path) -> None:
+    rows = [{"prompt": f"Which is {i}?", "answer": "ABCD"[i % 4]} for i in range(30)]
+    wide, narrow = _data(path, rows, check="choice"), _data(path, rows, check="choice", letters="ABCD")
+    sample = next(sample for sample in narrow.samples("train") if sample.answer == "B")
+    stray = "The force is X and the field is B. Only B is a field; it is Y."
+    assert (wide.score(sample, stray), narrow.score(sample, stray)) == (0.0, 1.0)
+    assert narrow.score(sample, "B or C") == narrow.score(sample, "It is X.") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ({"check": "choice", "letters": "abc"}, "task.letters must be capital letters such as 'ABCD', not 'abc'"),
+        ({"check": "choice", "letters": ""}, "task.letters must be capital letters"),
+        ({"check": "math", "letters": "ABCD"}, "task.letters = 'ABCD': only task.check = "),
+    ],
+)
+def test_letters_that_mean_nothing_are_refused(path: Path, keys: dict[str, str], what: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(what)):
+        _data(path, **keys)
+
+
+def test_letters_that_a_gold_answer_has_and_the_recipe_has_not_are_counted(path: Path) -> None:
+    rows = [{"prompt": f"Which is {i}?", "answer": "ABCDE"[i % 5]} for i in range(30)]
+    with pytest.raises(UsageError, match="cannot read"):
+        _data(path, rows, check="choice", letters="ABCD").samples("train")
 
 
 def test_a_conversation_ends_where_the_policy_is_to_speak(path: Path) -> None:

@@ -32,7 +32,9 @@ LONG = [part * (100_000 // len(part)) for part in (
     "a", "a ", "a\n", "<", "<think>", "</think>", "<think></answer>", "<answer>1", "<a", "\\boxed{", "\\boxed{1}", "{",
     "1", "1,", "1 ", "1/", "1.", "1=", "1 or ", "#### 1\n", "####    \n", "The answer is 1 ", "answer ", "$", "$1$",
     "\\frac{1", "~", "<<1", "A or ", "(A) ", ", ", "- ",
+    "\n*", "wait ", "A is right ", "it is A ", "that is wrong. ", "A (x)\n", "1_000", "not $x$ but ",
 )]  # fmt: skip
+LONG += ["The answer is B" + text[20:] for text in LONG[-8:]]  # the end of a longer text is read
 CHECKED = {"numeric": lambda text: Numeric()(text, "1"), "exact": lambda text: Exact()(text, "1"),
            "choice": lambda text: Choice()(text, "B")}  # fmt: skip
 FORMED = {"tags": Tags(), "opened tags": Tags(opened=True), "words": Repetition(), "ids": Repetition(9, tokens=True)}

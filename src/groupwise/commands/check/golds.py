@@ -1,12 +1,14 @@
-"""Which kinds the gold answers of a data set have, and which of them are compared letter by letter alone."""
+"""Which kinds the gold answers of a data set have, and which verdicts of them are not safe."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from string import ascii_uppercase
 
 from groupwise.commands.check.findings import Finding, listed, note, ok
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
 from groupwise.rewards.verifiers.answers import gold_answer
+from groupwise.rewards.verifiers.choice import Choice
 from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
 from groupwise.rewards.verifiers.symbolic import parsed
 
@@ -15,7 +17,12 @@ MOST_WORDS = 4
 
 
 def kinds(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
-    """Where answers are compared by mathematics: the kinds of the gold ones, and those that no verdict is safe for."""
+    """Where answers are compared by mathematics: the kinds of the gold ones, and those that no verdict is safe for; of
+    options the letters.
+    """
+    if getattr(task, "check", "") == "choice":
+        letters = [letter for sample in samples if (letter := Choice().letter(sample.answer))]
+        yield from _options(letters, getattr(task, "letters", ascii_uppercase))
     if getattr(task, "check", "") != "math":
         return
     golds = [(sample, gold) for sample in samples if (gold := gold_answer(sample.answer)) is not None]
@@ -26,6 +33,18 @@ def kinds(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
         what = f"{len(unsafe):,} of {len(golds):,} gold answers are compared letter by letter"
         why = "a right answer in another form scores 0"
         yield note(f"{what}, so {why}: {listed([f'{s.key} {_short(s.answer)}' for s in unsafe])}")
+
+
+def _options(golds: Sequence[str], letters: str) -> Iterator[Finding]:
+    """How often each letter is right, and the setting that takes no others for options."""
+    counts = Counter(golds)
+    yield ok(f"gold letters: {', '.join(f'{counts[letter]:,} {letter}' for letter in sorted(counts))}")
+    if counts and letters == ascii_uppercase:
+        options = ascii_uppercase[: ascii_uppercase.index(max(counts)) + 1]
+        yield note(
+            f"any capital letter may be an option: letters = {options!r} under [task] takes no other for one; name all "
+            f"options that the problems have, also one that is never right"
+        )
 
 
 def safe(gold: Answer) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a completion's final answer (`extract`) is the gold one: by mathematics, as a number, a letter, or text."""
+"""Whether a final answer (`marks`, `stated`) is the gold one: by mathematics, as a number, as a letter, or as text."""
 
 import math
 import re
@@ -7,32 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from typing import Protocol
 
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Starting
 from groupwise.rewards.verifiers.choice import Choice
-from groupwise.rewards.verifiers.extract import (
-    BRACE,
-    LONGEST_CLAIM,
-    SPAN,
-    Claim,
-    boxed,
-    claimed,
-    claims,
-    denied,
-    ending,
-    signed,
-    spoken,
-    statement,
-    within,
-)
 from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
 from groupwise.rewards.verifiers.kinds.reading import read as read_answer
+from groupwise.rewards.verifiers.marks import BRACE, Claim, boxed, claims, spoken
 from groupwise.rewards.verifiers.numerals import close, read
 from groupwise.rewards.verifiers.same import Ask, Judge
 from groupwise.rewards.verifiers.spelling import untypeset
+from groupwise.rewards.verifiers.stated import claimed, ending, signed
 from groupwise.rewards.verifiers.verify import Guard, Tally
+from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SPAN, denied, statement
 
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt|infty)[A-Za-z]{4,}")
 #: What a sentence has and an answer in words does not.
@@ -82,13 +71,13 @@ class Numeric:
         return read(answer) is not None
 
     def __call__(self, completion: str, answer: str) -> float:
-        gold = read(answer)
-        if gold is None:
+        value, text = read(answer), spoken(completion)
+        if value is None:
             return 0.0
-        text = spoken(completion)
-        marked = claims(text, numeric=True)
-        values = [_number(claim) for claim in marked] if marked else [ending(text)]
-        return float(all(value is not None and close(value, gold, self.tolerance) for value in values))
+        if marked := claims(text, numeric=True):
+            judge, gold = Judge(_undecided, self.tolerance), Answer(Kind.NUMBER, str(value), number=value)
+            return float(all(_right(judge, gold, claim) for claim in marked))
+        return _ends_with(text, value, self.tolerance)
 
 
 @dataclass(frozen=True)
@@ -96,7 +85,7 @@ class Exact:
     """The completion, or what it marks as its answer, is the gold text: without outer space, one space between words.
 
     ignore_case  whether `Paris` and `paris` are the same
-    Around a marked answer a full stop, quotes and the marks of Markdown and LaTeX do not count; nor does how Unicode
+    Around an answer a full stop, quotes and the marks of Markdown and LaTeX do not count; nor does how Unicode
     puts an accent on its letter. Nothing else is changed.
 
     >>> Exact()("The answer is  New  York.", "New York"), Exact()("new york", "New York"), Exact(True)("a", "A")
@@ -112,10 +101,9 @@ class Exact:
 
     def __call__(self, completion: str, answer: str) -> float:
         text, gold = spoken(completion), self._normal(answer)
-        if self._normal(text) == gold:
-            return float(gold != "")
-        marked = [self._normal(claim.text) for claim in claims(text, numeric=False)]
-        return float(bool(marked) and all(gold in _unwrapped(claim) for claim in marked))
+        given = [claim.text for claim in claims(text, numeric=False)] or [text]
+        same = self._normal(text) == gold or all(gold in _unwrapped(self._normal(one)) for one in given)
+        return float(gold != "" and same)
 
     def _normal(self, text: str) -> str:
         joined = unicodedata.normalize("NFC", " ".join(text.split()))
@@ -169,27 +157,13 @@ class Math:
         judge = Judge(self._asker(), self.tolerance)
         marked = claims(text, numeric=gold.kind is Kind.NUMBER)
         if marked:
-            return float(all(self._right(judge, gold, claim) for claim in marked))
+            return float(all(_right(judge, gold, claim) for claim in marked))
         if whole := _whole_formula(text) or _bare(text):
             return float(judge.same(gold, _answer(whole)))
-        if gold.number is not None and not gold.name and (value := ending(text)) is not None:
-            return float(close(value, gold.number, self.tolerance))
-        formulas = _last_formula(text)
-        if not formulas and gold.number is not None and (value := ending(text)) is not None:
-            return float(close(value, gold.number, self.tolerance))
-        return float(bool(formulas) and all(judge.same(gold, _answer(formula)) for formula in formulas))
-
-    def _right(self, judge: Judge, gold: Answer, claim: Claim) -> bool:
-        text = statement(claim.text) if claim.prose else claim.text
-        if gold.kind is Kind.TEXT and not text:  # `does not exist` denies nothing
-            text = claim.text
-        given = _answer(signed(text.lstrip("*_ ").rstrip("*_. ")) if claim.prose else text)
-        if judge.same(gold, given) or (claim.prose and text[-1:] == "!" and judge.same(gold, _answer(text[:-1]))):
-            return True
-        if gold.number is None or given.kind not in _WORDY:
-            return False
-        value = _stated(claim, text)
-        return value is not None and not given.name and close(value, gold.number, self.tolerance)
+        formula = _last_formula(text)
+        if gold.number is not None and (not gold.name or not formula) and ending(text) is not None:
+            return _ends_with(text, gold.number, self.tolerance)
+        return float(formula != "" and judge.same(gold, _answer(formula)))
 
     def _asker(self) -> Ask:
         """Asks the questions of one answer, which have the deadline together."""
@@ -225,9 +199,8 @@ def gold_answer(text: str) -> Answer | None:
         return read_answer(statement(claim.text) if claim.prose else claim.text)
     if (value := ending(text)) is not None:
         return read_answer(str(value))
-    for formula in _last_formula(text):
-        if formula != text.strip():
-            return read_answer(formula)
+    if (formula := _last_formula(text)) not in ("", text.strip()):
+        return read_answer(formula)
     return answer if len(text.split()) <= _MOST_WORDS else None
 
 
@@ -238,26 +211,29 @@ def _answer(text: str) -> Answer:
     return read_answer(text)
 
 
-def _stated(claim: Claim, statement: str) -> Fraction | None:
-    """The number in a claim of words; a formula between delimiters is none."""
-    words = claim.prose and not SPAN.fullmatch(statement.strip().rstrip("."))
-    return claimed(claim.text) if words else within(claim.text)
-
-
-def _number(claim: Claim) -> Fraction | None:
-    """The plain number that a marked text gives."""
-    value = read(claim.text)
-    if value is not None:
-        return value
+def _right(judge: Judge, gold: Answer, claim: Claim) -> bool:
+    """Whether a claim is the gold answer, or words that state it."""
     text = statement(claim.text) if claim.prose else claim.text
-    if claim.prose and text.endswith("!"):
-        text = text[:-1]
-    given = _answer(text)
-    if given.kind is Kind.LETTER and given.parts:
-        return given.parts[0].number
-    if given.kind in _WORDY:
-        return _stated(claim, text)
-    return given.number if given.kind is Kind.NUMBER else None
+    if gold.kind is Kind.TEXT and not text:  # `does not exist` denies nothing
+        text = claim.text
+    given = _answer(signed(text.lstrip("*_ ").rstrip("*_. ")) if claim.prose else text)
+    if judge.same(gold, given) or (claim.prose and text[-1:] == "!" and judge.same(gold, _answer(text[:-1]))):
+        return True
+    if gold.number is None or given.kind not in _WORDY or given.name:
+        return False
+    value = claimed(claim.text, claim.prose and not SPAN.fullmatch(text.strip().rstrip(".")))
+    return value is not None and close(value, gold.number, judge.tolerance)
+
+
+def _ends_with(text: str, gold: Fraction, tolerance: float) -> float:
+    """1.0 where an unmarked text ends by stating the gold number, else 0.0."""
+    value = ending(text)
+    return float(value is not None and close(value, gold, tolerance))
+
+
+def _undecided(*question: str) -> bool:
+    """Nothing about expressions is known without mathematics."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -286,29 +262,32 @@ CHECKERS: Mapping[str, type[Checker]] = {
 WITHOUT_ANSWERS = frozenset(name for name, checker in CHECKERS.items() if checker is NoAnswer)
 
 
-def _last_formula(text: str) -> list[str]:
-    """The one formula of an unmarked text: of the last line that has some, or a line that is a formula itself."""
-    lines = [line for line in text.strip().split("\n") if line.strip()]
-    if not lines:
-        return []
-    spans = [match.group() for match in SPAN.finditer(lines[-1]) if not denied(lines[-1][: match.start()])]
-    if not spans and (rest := _behind_hence(lines[-1])):
-        return [rest]
-    if len(lines) == 1 and not spans:
-        return [lines[0]]
-    return spans if len(spans) == 1 else []
+def _last_formula(text: str) -> str:
+    """The one formula of an unmarked text: of its last line, behind a word such as `hence`, or all of the text."""
+    line = _last_line(text)
+    spans = [match.group() for match in SPAN.finditer(line) if not denied(line[: match.start()])]
+    if spans:
+        return spans[0] if len(spans) == 1 else ""
+    rest = _SAYS.sub("", line)
+    if rest != line and _answer(rest).kind not in _WORDY:
+        return rest
+    return line if line == text.strip() else ""
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2].strip()
 
 
 def _whole_formula(text: str) -> str:
     """The last line where it is one formula between its delimiters and nothing else."""
-    line = text.strip().rsplit("\n", 1)[-1].strip()
+    line = _last_line(text)
     match = SPAN.fullmatch(line.rstrip("."))
     return line if match and not re.fullmatch(r"\$[\d.,]+\$?", line) else ""
 
 
 def _bare(text: str) -> str:
     """The last line where it is a formula without delimiters, and no number, calculation or prose."""
-    line = text.strip().rsplit("\n", 1)[-1].strip()
+    line = _last_line(text)
     if len(line) > LONGEST_CLAIM or not _SIGNS.search(line) or _LONG_WORD.search(line) or read(line) is not None:
         return ""
     return line if _answer(line).kind not in (*_WORDY, Kind.EQUATION) else ""
@@ -320,12 +299,6 @@ _SAYS = re.compile(
 )
 
 
-def _behind_hence(line: str) -> str:
-    """A last line that is a formula behind a word such as `hence`."""
-    rest = _SAYS.sub("", line.strip())
-    return rest if rest != line.strip() and _answer(rest).kind not in _WORDY else ""
-
-
 def _unwrapped(claim: str) -> tuple[str, ...]:
     """A marked text as it stands, and without marks of Markdown and LaTeX, quotes and a full stop."""
     bare = claim.rstrip(".。")
@@ -335,12 +308,8 @@ def _unwrapped(claim: str) -> tuple[str, ...]:
 
 def _level(text: str) -> bool:
     """Whether braces open before they close, and all close."""
-    depth = 0
-    for brace in BRACE.findall(text):
-        depth += 1 if brace == "{" else -1
-        if depth < 0:
-            return False
-    return depth == 0
+    depths = list(accumulate(1 if brace == "{" else -1 for brace in BRACE.findall(text)))
+    return min(depths, default=0) >= 0 and depths[-1:] in ([], [0])
 
 
 def _fraction(tolerance: float) -> None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 
 from groupwise.core.errors import UsageError
-from groupwise.rewards.verifiers.extract import by_marker, spoken
+from groupwise.rewards.verifiers.marks import Claim, by_marker, spoken
 from groupwise.rewards.verifiers.spelling import untypeset
+from groupwise.rewards.verifiers.wording import SAYS_NOTHING
 
 
 @dataclass(frozen=True)
@@ -32,89 +33,138 @@ class Choice:
 
     def readable(self, answer: str) -> bool:
         """Whether the answer is one of the letters, bare or in brackets."""
-        return self._alone(answer) != ""
+        return self.letter(answer) != ""
 
     def __call__(self, completion: str, answer: str) -> float:
-        gold, text, phrases = self._alone(answer), spoken(completion), False
+        gold, text, phrases = self.letter(answer), spoken(completion), False
         for marked in by_marker(text, numeric=False):
-            if named := set().union(*(self._claimed(claim.text) for claim in marked)):
+            if named := set().union(*map(self._claimed, marked)):
                 return float(named == {gold})
             phrases = marked[-1].prose
         plain = untypeset(_BOX.sub(" ", text)).strip()
-        last = self._alone(plain.rpartition("\n")[2])
+        last = self.letter(plain.rpartition("\n")[2])
         named = {last} if last else set[str]() if phrases else self._named(plain)
         return float(gold != "" and named == {gold})
 
-    def _alone(self, answer: str) -> str:
+    def letter(self, answer: str) -> str:
+        """The letter that a text is, bare or in brackets; "" where it is none."""
         letter = untypeset(answer).strip("().:[]*<>`_ ").upper()
         letter = letter[1:-1] if letter[:1] in tuple("'\"‘“") else letter
         return letter if len(letter) == 1 and letter in self.letters else ""
 
-    def _claimed(self, text: str) -> set[str]:
-        """The letters that a marked text names; of a formula none."""
-        plain = untypeset(text)
-        if alone := self._alone(plain):
-            return {alone}
+    def _claimed(self, claim: Claim) -> set[str]:
+        """The letters that a claim names, and those that what follows names in their place; of a formula none."""
+        plain = untypeset(claim.text)
+        if alone := self.letter(plain):
+            return {alone} | self._instead(untypeset(claim.later))
         start = _SAYS_SO.match(plain)
         plain = plain[start.end() :] if start else plain
         first = re.match(rf"\W*([{self.letters}])(?![\w'])\W?", plain)
         if first and _SETTLED.match(plain, first.end(1)) and not _LETTERS.fullmatch(plain, first.end()):
-            return {first.group(1)}
+            return {first.group(1)} | self._instead(f"{plain[first.end(1) :]}\n{untypeset(claim.later)}")
         if _FORMULA.search(plain) or re.search(r"\d\s*[A-Z]\b", plain):
             return set()
         return self._in(plain) if first or _SAID_TO_BE.match(plain) else set()
 
+    def _instead(self, behind: str) -> set[str]:
+        """The letters that a text behind an answer puts in its place. If it calls several right, they explain what is
+        false, and none of them counts.
+        """
+        turns, right = re.finditer(rf"{_TURNS_TO}{self._letter}(?={_SETTLES})", behind), self._right(behind)
+        turned = {turn[1] for turn in turns if not _supposed(behind, turn.start())}
+        return turned | right if len(right) == 1 else turned
+
     def _named(self, plain: str) -> set[str]:
-        """The letters that an unmarked text names: at the beginning of a line, or behind a word for an option."""
-        letter = rf"\(?[{self.letters}]\)?(?![\w'+#])"
-        several = (
-            rf"({letter}(?:(?:\s*[,/]\s*|\s*(?:,\s*)?(?:or|and)\s+|(?<=\))\s*(?=\()){letter})*)"
-            rf"(?!\s*[=^+*/<>?])(?!\s+{_DENIES})"
-        )
-        begun = rf"^(?:[^\w\n]|_){{0,20}}(?:option\s+|choice\s+)?{several}(?:{_NAMES})"
+        """The letters that an unmarked text names: where a line begins, behind a word for an option, or as right."""
+        several = rf"{self._several}(?!\s*[=^+*/<>?])(?!\s+{_DENIES})"
+        begun = rf"^(?:[^\w\n]|_){{0,20}}(?:(?:option|choice|definitely|clearly|obviously)\s+)?{several}(?:{_NAMES})"
         chains = re.finditer(rf"{_CUES}{several}(?!\s+\S*\d)|{begun}", plain, re.MULTILINE | re.IGNORECASE)
-        named = [(chain.group(1) or chain.group(2), chain.start(1 if chain.group(1) else 2)) for chain in chains]
-        said = [chain for chain, at in named if not _DENIED.search(plain, max(0, at - 60), at)]
-        return set().union(*(self._in(chain) for chain in said))
+        named = [(chain[1] or chain[2], chain.start(1 if chain[1] else 2)) for chain in chains]
+        return self._right(plain).union(*(self._in(chain) for chain, at in named if not _denied(plain, at)))
+
+    def _right(self, plain: str) -> set[str]:
+        """The letters of which a text says that they are right, and does not only suppose it."""
+        found = re.finditer(rf"(?<![\w'(.]){self._several}{_RIGHT}", plain)
+        return set().union(*(self._in(one[1]) for one in found if not _supposed(plain, one.start())))
 
     def _in(self, plain: str) -> set[str]:
-        """The letters that stand alone in a text and are not denied; an article (`A dog`, `I think`) is none."""
-        token = re.compile(
-            rf"\(([{self.letters}])\)|(?<![\w'])([{self.letters}])(?![\w'+#])(?!(?<=[AI])\s+(?!or\b|and\b|is\b)[a-z])"
-        )
+        """The letters that stand alone in a text and are not denied."""
         return {
-            match.group(1) or match.group(2)
-            for match in token.finditer(plain)
-            if not _DENIED.search(plain, max(0, match.start() - 60), match.start())
-            and not re.match(rf"\)?\s+{_DENIES}", plain[match.end() :])
+            match[1]
+            for match in re.finditer(rf"(?<![\w']){self._letter}", plain)
+            if not _denied(plain, match.start()) and not re.match(rf"\)?\s+{_DENIES}", plain[match.end(1) :])
         }
 
+    @property
+    def _letter(self) -> str:
+        """The pattern of a letter, in brackets or not; an article or a pronoun (`A dog`, `I think`) is none."""
+        return rf"\(?([{self.letters}])\)?(?![\w'+#])(?!(?<=[AI])\s+(?!or\b|and\b|is\b)[a-z])"
 
+    @property
+    def _several(self) -> str:
+        """The pattern of one letter or more, with commas or words between them."""
+        one = rf"\(?[{self.letters}]\)?(?![\w'+#])"
+        return rf"({one}(?:(?:\s*[,/]\s*|\s*(?:,\s*)?(?:or|and)\s+|(?<=\))\s*(?=\()){one}){{0,9}})"
+
+
+def _denied(plain: str, at: int) -> bool:
+    """Whether the words in front of a letter deny it."""
+    return _DENIED.search(plain, max(0, at - 60), at) is not None
+
+
+def _supposed(plain: str, at: int) -> bool:
+    """Whether the clause in front of a letter supposes it and does not state it: `if B`, `some might say B`."""
+    return _SUPPOSED.search(plain, max(0, at - 80), at) is not None
+
+
+#: In front of a letter, behind an answer: then the letter takes its place.
+_TURNS_TO = (
+    r"(?i:(?:\b(?:it|that|this|answer|one|option|choice)"
+    r"(?:['’]s|\s+(?:is|was|(?:must|should|has\s+to|would|(?:could|may|might)\s+also)\s+be))"
+    r"|\bI(?:['’](?:d|ll))?\s+(?:now\s+|will\s+|would\s+)?(?:choose|chose|pick|select|mean|meant|go\s+with)"
+    r"|\b(?:change|switch)\b[^.\n]{0,20}\bto|\b(?:so|hence|thus|therefore),?"
+    r"|(?:^|[.;!?\n])\s{0,9}(?:or|rather|instead)(?:\s+\w+){0,2},?)"
+    r"\s+(?:actually\s+|really\s+|rather\s+)?(?:option\s+|choice\s+|letter\s+)?)"
+)
+#: Behind such a letter: an end, or a reason.
+_SETTLES = r"\)?\s*(?:[.,;:!?)\n]|$|(?:because|since|as|and|not|which|that)\b)"
+#: Behind a letter: then it is right.
+_RIGHT = (
+    r"\)?,?\s+(?:is|was|are|were)\s+(?:(?:actually|really|in fact|indeed|also|both)\s+)*"
+    r"(?:right|correct|better|the\s+(?:answer|(?:(?:right|correct|best|better|true|actual|only)\b)))(?! (?:only )?if)"
+)
+#: In front of a letter, in its clause: then it is only thought of.
+_SUPPOSED = re.compile(
+    r"(?:\b(?:if|whether|unless|might|may|could|not|never|mistake|tempt\w+|think|thought|say|claim\w*"
+    r"|suppos\w+|assum\w+|nobody|no one|doubt\w*)|n['’]t)\b[^.;:!?\n]*\Z",
+    re.IGNORECASE,
+)
 #: In front of a letter: then it is an option.
 _CUES = (
-    r"\b(?:(?:option|choice|answer|choose|chose|pick|select|is|be|with|only)(?:\s+is)?|(?<=['’])s"
+    r"\b(?:(?:option|choice|answer|choose|chose|pick|select|is|be|with|only|also|leaves|(?:response|solution)(?=:))"
+    r"(?:\s+is)?(?:\s+letter)?|(?<=['’])s"
     r"|(?:so|thus|hence|therefore)(?=,?\s+\S{1,4}\.?$))[,:]?\s+(?:[-–—]\s+)?[\"'*]*"
 )
 #: Behind a letter at the beginning of a line: then it is an option.
-_NAMES = r"[.:)\]!](?!\w)|(?<=\))|\s*$|\s+[-–—]\s|,?\s+(?:because|since|as)\b|,?\s+(?:is|are)\s+(?:right|correct|the)\b"
-_SAYS_SO = re.compile(
-    r"(?:\W*(?:option|choice|answer|letter|clearly|therefore|definitely|simply|just|indeed|certainly|obviously|that)\b)*\W*",
-    re.IGNORECASE,
+_NAMES = (
+    r"[.:)\]!](?!\w)|(?<=\))|\s*$|\s+[-–—]\s|,?\s+(?:because|since|as)\b"
+    r"|(?:\s+\([^()\n]*\)|,?\s+(?:obviously|clearly|of course|it is))\W*$"
 )
+_SAYS_SO = re.compile(rf"(?:\W*(?:option|choice|answer|letter|{SAYS_NOTHING})\b)*\W*", re.IGNORECASE)
 _SAID_TO_BE = re.compile(
     r"(?:it|this|the (?:right|correct|best)? ?(?:one|option|choice|answer))(?:['’]s| is| must be)\b", re.IGNORECASE
 )
 _BOX = re.compile(r"\\f?box(?:ed)?\s?\{(?:[^{}]|\{[^{}]*\})*\}")
 #: What stands behind a letter that is settled: the end of its mark, or a reason.
 _SETTLED = re.compile(
-    r"[*_]*\)?[.:)\]](?!\w)|\)?\s*(?:(?<=\s)\(|$|\n|[-–—]\s|!|['\"’”]|,?\s+(?:because|since|as|is|not|which)\b)"
+    r"[*_]*\)?[.:;)\]](?!\w)|\)?\s*(?:(?<=\s)\(|$|\n|[-–—]\s|!|['\"’”]|,?\s+(?:because|since|as|is|not|which)\b)"
 )
 _LETTERS = re.compile(r"[\W_]*(?:[A-Z](?![\w'])[\W_]*|(?:and|or)[\W_]+)+")
 _FORMULA = re.compile(r"[=^_\\<>+*/]|\d\.\d")
 _DENIED = re.compile(
     r"(?:\bnot|\bcannot|n't|n’t|\bnor|\bneither|\bexcept|\bnever|\bthan|\banything but|\bno longer)\s+"
     r"(?:think\s+(?:that\s+)?(?:it(?:['’]s|\s+is)|the\s+(?:right\s+|correct\s+)?answer\s+is)\s+)?"
-    r"(?:option\s+|choice\s+|answer\s+|be\s+)?\(?\Z",
+    r"(?:option\s+|choice\s+|answer\s+|be\s+)?\(?\Z|\b(?:nobody|no one|doubt\w*)\b[^.;:!?\n]*\Z",
     re.IGNORECASE,
 )
 _DENIES = (

@@ -8,14 +8,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from groupwise.rewards.verifiers.spelling import GREEK
+
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|\S")
-_GREEK = frozenset(
-    re.findall(
-        r"\w+",
-        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma "
-        "tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega",
-    )
-)
+_OTHERS = "varepsilon vartheta varrho varphi Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega"
+_GREEK = frozenset([*GREEK, *re.findall(r"\w+", _OTHERS)])
 #: What is written in LaTeX -> sympy's name.
 _CALLS = {
     "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "arcsin": "asin",
@@ -94,23 +91,14 @@ class _Reader:
     def sum(self, depth: int) -> Any:
         if depth > _DEEPEST:
             raise Unread("too deep")
-        value = self.product(depth)
+        value = self.sympy.Integer(0) if self.next in ("+", "-") else self.product(depth)
         while self.next in ("+", "-"):
-            sign = self.take()
-            if self.next in ("+", "-"):
-                raise Unread("two signs")
-            term = self.product(depth)
+            sign, term = self.take(), self.product(depth)
             value = value + term if sign == "+" else value - term
         return value
 
     def product(self, depth: int) -> Any:
-        """Factors; a sign stands before the first. Behind a slash two factors without a sign between are ambiguous."""
-        if self.next in ("+", "-"):
-            sign = self.take()
-            if self.next in ("+", "-"):
-                raise Unread("two signs")
-            value = self.product(depth)
-            return -value if sign == "-" else value
+        """Factors, no sign before the first. Behind a slash two factors without a sign between are ambiguous."""
         value, divided = self.power(depth), False
         while True:
             if self.next in ("\\cdot", "/", "\\div"):
@@ -191,10 +179,8 @@ class _Reader:
         return value
 
     def _plain_fraction(self) -> bool:
-        return (
-            re.match(r"\\frac \{ \d+ \} \{ \d+ \}(?! [\^!])", " ".join(self.tokens[self.place : self.place + 8]))
-            is not None
-        )
+        ahead = " ".join(self.tokens[self.place : self.place + 8])
+        return re.match(r"\\frac \{ \d+ \} \{ \d+ \}(?! [\^!])", ahead) is not None
 
     def _command(self, name: str, depth: int) -> Any:
         sympy = self.sympy
@@ -310,14 +296,10 @@ def _bits(value: Any) -> Any:
 _NAMES = frozenset({*_CALLS, "log"})
 #: Commands that are no factor.
 _ENDS = frozenset({"\\cdot", "\\div", "\\rfloor", "\\rceil", "\\}"})
-_KNOWN = "|".join(
-    sorted(
-        {*_GREEK, *_CALLS, "log", "frac", "sqrt", "binom", "pi", "cdot", "div", *["lfloor", "rfloor", "lceil", "rceil"]}
-    )
-)
+_KNOWN = "|".join([*sorted({*_GREEK, *_NAMES}), "frac|sqrt|binom|pi|cdot|div|[lr]floor|[lr]ceil"])
 _STRANGE = re.compile(rf"\\(?!(?:{_KNOWN})(?![A-Za-z]))|[^\\A-Za-z0-9\s.+\-/^_(){{}}\[\]!|]")
 #: Letters that are a word, not a product.
 _SPELT = re.compile(
     r"(?<![\\A-Za-z])(?:[A-Za-z]{4,}|(?:Var|Cov|Re|Im|[Tt]r|arg|deg|dim|max|min|sgn|lcm|gcd|mod)\s?[(\[])|"
-    r"^\s*(?:(?=[a-z]*[aeiou])[a-z]{3}|(?=.*[A-Z])[A-Za-z]{3})\s*$|[A-Z]{2}|^\s*[Nn]o\s*$|[A-Za-z]{2,}\s+[A-Za-z]{2,}|\.(?!\d)"
+    r"^\s*(?:(?=[a-z]*[aeiou])(?!abc)[a-z]{3}|(?=.*[A-Z])[A-Za-z]{3})\s*$|[A-Z]{2}|^\s*[Nn]o\s*$|[A-Za-z]{2,}\s+[A-Za-z]{2,}|\.(?!\d)"
 )

@@ -4,11 +4,11 @@ Nothing is evaluated: a number is recognised as text and becomes a Fraction, so 
 """
 
 import re
-import unicodedata
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from groupwise.rewards.verifiers.spelling import RAISED, TYPESETTING, VULGAR, rewriter
 from groupwise.rewards.verifiers.units import Unit, unit
 
 #: No single answer is longer; more digits than this are not a number.
@@ -26,7 +26,7 @@ _POWER = r"(?:[eE](?P<e>[+-]?\d{1,3})(?!\d)|\s?[×x*]\s?10\s?\^\s?\{?(?P<p>[+-]?
 
 def _number(decimal: str) -> str:
     return (
-        rf"(?P<sign>(?:(?<![\w)])[+-]\s?)?(?:{_CURRENCY}\s?)?(?:[+-])?)"
+        rf"(?P<sign>(?:(?<![\w)+-])[+-]\s?)?(?:{_CURRENCY}\s?)?(?:[+-])?)"
         rf"(?:(?:(?P<whole>\d{{1,9}})\s)?(?P<top>{_DECIMAL})\s?/\s?(?P<bottom>{_DECIMAL})"
         rf"|(?P<decimal>{decimal}){_POWER}?)"
     )
@@ -40,14 +40,14 @@ _NO_UNIT = frozenset(
         "maybe perhaps possibly half halves third thirds tenths hundredths thousandths k less fewer than greater "
         "except without squared cubed factorial remainder base am pm noon midnight yes no true false neither nor both "
         "infinity with i e bc bce modulo most least below above zero under beyond past fourths fifths sixths sevenths "
-        "eighths ninths",
+        "eighths ninths was were",
     )
 )
 #: A word for a size is a factor.
-_SIZES = {
+SIZES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
 }  # fmt: skip
-_SIZE = re.compile(rf"\s?({'|'.join(_SIZES)})s?\b(?:\s+of\b)?")
+_SIZE = re.compile(rf"\s?({'|'.join(SIZES)})s?\b(?:\s+of\b)?")
 _UNIT = re.compile(
     r"(?P<sign>\s?(?:[%€£¥₹$¢]|°(?:\s?[CF]\b)?))?"
     r"(?P<words>(?:(?:\s|\s?/\s?|\s?×\s?|-)?[A-Za-zΩμ][A-Za-z']{0,19}\.?(?:\^\s?\{?-?[123]\}?|[²³23](?!\d)|[⁻][¹²³])?){0,5})"
@@ -59,7 +59,7 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z']*")
 #: Letters that can be a word: two consonants behind a number are variables, unless they are a known unit.
 _SAID = re.compile(r"(?=[A-Za-z']*[aeiouyAEIOU])[A-Za-z][A-Za-z']{2,}")
 _READ = re.compile(_number(_ALONE))
-_SCAN = re.compile(rf"(?<![\w.\\]){_number(_DECIMAL)}(?!(?:st|nd|rd|th)\b)")
+_SCAN = re.compile(rf"(?<![\w.\\]){_number(_DECIMAL)}(?!(?:st|nd|rd|th)\b|\.?\d)")
 #: What may stand before the equals sign of a number: a symbol, a function's value, an angle, or words.
 _NAME = re.compile(
     r"(?:[A-Za-z]|\\(?!frac|sqrt|sin|cos|tan|ln|log|exp)[A-Za-z]+)(?:_\{[^{}=<>]{1,30}\}|_\w)?'{0,2}"
@@ -71,27 +71,10 @@ _OPERATES = re.compile(
     r"\b(?:plus|minus|times|over|divided|squared|cubed|not|mod|sin|cos|tan|log|ln|exp|sqrt|max|min)\b", re.IGNORECASE
 )
 
-_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
-#: ½ and its like, as Unicode itself spells them out.
-_VULGAR = {
-    chr(code): " " + unicodedata.normalize("NFKC", chr(code)).replace("⁄", "/")
-    for code in (*range(0xBC, 0xBF), *range(0x2150, 0x215F))
-}
-_SPELLED = str.maketrans(
-    _VULGAR
-    | {
-        "\u2212": "-",
-        "\u2013": "-",
-        "\u00a0": " ",
-        "\u2009": " ",
-        "\u202f": " ",
-        "\u2248": "=",
-        "\u00b2": "²",
-        "⁄": "/",
-        "℃": "°C",
-        "℉": "°F",
-    }
-)
+_SPELLED = str.maketrans({sign: f" {'/'.join(parts)}" for sign, parts in VULGAR.items()} | {
+    "\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2248": "=", "⁄": "/", "’": "'",
+    "℃": "°C", "℉": "°F",
+})  # fmt: skip
 
 
 def _repeated(match: re.Match[str]) -> str:
@@ -99,50 +82,43 @@ def _repeated(match: re.Match[str]) -> str:
     return f"({match.group(1) or re.sub('[^0-9]', '', match.group(2))})"
 
 
-_REWRITES = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\dot\s?\{?(\d)\}?(\d*)\\dot\s?\{?(\d)\}?", r"(\1\2\3)"),
-        (r"\\underline\s?\{([^{}]*)\}", r"\1"),
-        (r"\\(?:text)?color\s?\{\w+\}", ""),
-        (r"(?<!\\)\{\s*([-+:])\s*\}", r"\1"),
-        (r"10([⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda power: "10^" + power.group(1).translate(_RAISED)),
-        (r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!\s*", ""),
-        # A period that was seen often enough before the dots: once three times, two, three or six digits twice.
-        (
-            r"(?<![\d.])(\d*\.\d{0,20}?)(?:(\d)\2\2+|(\d{2,3}|\d{6})\3+)\s?(?:\.\.\.|…|\\[lc]?dots(?![A-Za-z]))",
-            lambda match: f"{match.group(1)}({match.group(2) or match.group(3)})",
-        ),
-        (r"(?<![\d'])\d{1,3}(?:'\d{3})+(?![\d'])", lambda match: match.group().replace("'", "")),
-        (
-            r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?(?![\d.,])",
-            lambda match: match.group().replace(".", "").replace(",", "."),
-        ),
-        (r"\\(?:overline|bar|dot)\s?\{?(\d+)\}?(?:\.\.\.)?|((?:\d\u0305)+|\d\u0307)", _repeated),
-        (r"(?<=\d)(?:\{,\}|\\,|\\ |\\!,|\\thinspace\s?)(?=\d{3})", ","),
-        (r"\\[,;: ]|~", " "),
-        (r"\\([$%{}])", r"\1"),
-        (r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{((?:[^{}]|\{[^{}]{0,9}\}){0,60})\}", r" \1"),
-        (r"\\Omega(?![A-Za-z])|\\ohm(?![A-Za-z])", "Ω"),
-        (r"\\mu(?![A-Za-z])\s?(?=[A-Za-z])", "μ"),
-        (r"\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+(?:\^?\d)?)\s*\}", r" \1/\2"),
-        (r"\^\s?\{?\s?\\circ\s?\}?|\\degree\b|(?<=\d)\^\s?\{?\s*o\s*\}?(?![A-Za-z])|º", "°"),
-        (r"\\(?:times|cdot)(?![A-Za-z])", "×"),
-        (r"\\approx(?![A-Za-z])", "="),
-        (r"(?<=\d)\s?\\[dt]?frac", r" \\frac"),
-        (r"\\[dt]?frac\s?(\d)\s?(\d)(?!\d)", r"\1/\2"),
-        (r"\\[dt]?frac\s?\{\s?(-?\d+)\s?\}\s?\{\s?(\d+)\s?\}", r"\1/\2"),
-        (r"\\[()\[\]]|\*\*|__|`", " "),
-        (r"[ \t]{2,}", " "),
-    )
+_rewrite = rewriter(
+    *TYPESETTING,
+    (r"\\dot\s?\{?(\d)\}?(\d*)\\dot\s?\{?(\d)\}?", r"(\1\2\3)"),
+    (r"10([⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda power: "10^" + power.group(1).translate(RAISED)),
+    # A period that was seen often enough before the dots: once three times, two, three or six digits twice.
+    (
+        r"(?<![\d.])(\d*\.\d{0,20}?)(?:(\d)\2\2+|(\d{2,3}|\d{6})\3+)\s?(?:\.\.\.|…|\\[lc]?dots(?![A-Za-z]))",
+        lambda match: f"{match.group(1)}({match.group(2) or match.group(3)})",
+    ),
+    (
+        r"(?<![\d'_])\d{1,3}(?:'\d{3})+(?![\d'])|(?<![\w'])\d{1,3}(?:_\d{3})+(?!\w)",
+        lambda match: re.sub("['_]", "", match[0]),
+    ),
+    (
+        r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?(?![\d.,])",
+        lambda match: match.group().replace(".", "").replace(",", "."),
+    ),
+    (r"\\(?:overline|bar|dot)\s?\{?(\d+)\}?(?:\.\.\.)?|((?:\d\u0305)+|\d\u0307)", _repeated),
+    (r"(?<=\d)(?:\{,\}|\\,|\\ |\\!,|\\thinspace\s?)(?=\d{3})", ","),
+    (r"\\[,;: ]|~", " "),
+    (r"\\([$%{}])", r"\1"),
+    (r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{((?:[^{}]|\{[^{}]{0,9}\}){0,60})\}", r" \1"),
+    (r"\\Omega(?![A-Za-z])|\\ohm(?![A-Za-z])", "Ω"),
+    (r"\\mu(?![A-Za-z])\s?(?=[A-Za-z])", "μ"),
+    (r"\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+(?:\^?\d)?)\s*\}", r" \1/\2"),
+    (r"\^\s?\{?\s?\\circ\s?\}?|\\degree\b|(?<=\d)\^\s?\{?\s*o\s*\}?(?![A-Za-z])|º", "°"),
+    (r"\\(?:times|cdot)(?![A-Za-z])", "×"),
+    (r"\\approx(?![A-Za-z])", "="),
+    (r"(?<=\d)\s?\\[dt]?frac", r" \\frac"),
+    (r"\\[dt]?frac\s?(\d)\s?(\d)(?!\d)", r"\1/\2"),
+    (r"\\[dt]?frac\s?\{\s?(-?\d+)\s?\}\s?\{\s?(\d+)\s?\}", r"\1/\2"),
+    (r"\\[()\[\]]|\*\*|__|`", " "),
+    (r"[ \t]{2,}", " "),
 )
-
-
 #: The calculator's notes of GSM8K, and a sign that something is to be rewritten: most texts have none.
 _NOTES = re.compile(r"<<[^<>\n]*>>")
-_LATEX = re.compile(r"[\\{}^~`º⁰¹²³⁴-⁹⁺⁻\u0305\u0307]|\*\*|__|[ \t]{2}|\d(?:'\d|…|\.{3}|\.\d{3}\.\d)")
-
-
+_LATEX = re.compile(r"[\\{}^~`º⁰¹²³⁴-⁹⁺⁻\u0305\u0307]|\*\*|__|[ \t]{2}|\d(?:['_]\d|…|\.{3}|\.\d{3}\.\d)")
 #: One sign at the end of a sentence; of several dots none is one.
 _END = re.compile(r"(?<![.,;:])[.,;:]$")
 _ORDINAL = re.compile(r"^\^?\{?\s?(?:st|nd|rd|th)\}?$")
@@ -168,10 +144,7 @@ def clean(text: str) -> str:
     text = text.translate(_SPELLED)
     if "<<" in text:
         text = _NOTES.sub("", text)
-    if _LATEX.search(text):
-        for pattern, replacement in _REWRITES:
-            text = pattern.sub(replacement, text)
-    return text
+    return _rewrite(text) if _LATEX.search(text) else text
 
 
 class Measure(NamedTuple):
@@ -231,12 +204,15 @@ def measure(text: str) -> Measure | None:
         return None
     behind = _ORDINAL.sub("", rest[match.end() :])
     if size := _SIZE.match(behind):
-        value, behind = value * _SIZES[size.group(1)], behind[size.end() :]
+        value, behind = value * SIZES[size.group(1)], behind[size.end() :]
     if behind and not is_unit(behind):
         return None
     currency = match.group("currency")
     found, words = _unit_and_words(behind)
-    return Measure(value, unit(currency[-1]) if currency else found, words, name.strip())
+    paid = unit(currency[-1]) if currency else None
+    if paid and found and found.measures != paid.measures and not re.match(r"\s?/|\sper\b|\san?\b", behind):
+        return None  # `$5%`
+    return Measure(value, paid or found, words, name.strip())
 
 
 @lru_cache(maxsize=2048)
@@ -275,7 +251,7 @@ def is_unit(text: str) -> bool:
     if match is None:
         return False
     words = _WORD.findall(match.group("words"))
-    if any(word.lower() in _NO_UNIT or word.lower() in _SIZES for word in words):
+    if any(word.lower() in _NO_UNIT or word.lower() in SIZES for word in words):
         return False
     if unit(re.sub("^-", " ", text)) is not None:
         # One letter directly behind a number is a variable, as in 2m.
@@ -312,7 +288,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
         size = Fraction(part["whole"] or 0) + _decimal(part["top"]) / bottom
     else:
         size = _decimal(part["decimal"]) * Fraction(10) ** int(part["e"] or part["p"] or 0)
-    return -size if "-" in part["sign"] else size
+    return -size if part["sign"].count("-") == 1 else size
 
 
 def _decimal(text: str) -> Fraction:

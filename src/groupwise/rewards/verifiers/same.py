@@ -87,7 +87,9 @@ class Judge:
         if interval is None or interval.kind is not Kind.INTERVAL:
             return False
         closed = [
-            _closed(end, bracket) for one in (gold, interval) for end, bracket in zip(one.parts, one.mark, strict=True)
+            bracket in "[]" and not end.infinite
+            for one in (gold, interval)
+            for end, bracket in zip(one.parts, one.mark, strict=True)
         ]
         return closed[:2] == closed[2:] and self.in_order(gold.parts, interval.parts)
 
@@ -98,9 +100,6 @@ class Judge:
             return gold.kind is claim.kind and self.in_order(gold.parts, claim.parts)
         if Kind.SET in (gold.kind, claim.kind) and not gold.mark and not claim.mark:
             return self._each_in(gold.parts, claim.parts) and self._each_in(claim.parts, gold.parts)
-        return self._in_any_order(gold.parts, claim.parts)
-
-    def _unions(self, gold: Answer, claim: Answer) -> bool:
         return self._in_any_order(gold.parts, claim.parts)
 
     def _tuples(self, gold: Answer, claim: Answer) -> bool:
@@ -115,9 +114,6 @@ class Judge:
             return False
         ordered = [by_name[name] for name in names]
         return self.in_order(pair.parts, ordered) if pair is gold else self.in_order(ordered, pair.parts)
-
-    def _matrices(self, gold: Answer, claim: Answer) -> bool:
-        return gold.mark == claim.mark and self.in_order(gold.parts, claim.parts)
 
     def _column(self, gold: Answer, claim: Answer) -> bool:
         """A column and a tuple in any brackets: a vector by its components."""
@@ -134,15 +130,13 @@ class Judge:
         one, other = ([part.number for part in a.parts[0].parts or a.parts[:1]] for a in (gold, claim))
         if not (gold.mark.isdigit() and int(gold.mark)) or None in one + other:
             return self.same(gold.parts[0], claim.parts[0])
-        modulus = int(gold.mark)
-        return {number % modulus for number in one if number is not None} == {
-            n % modulus for n in other if n is not None
-        }
+        residues = [{number % int(gold.mark) for number in some if number is not None} for some in (one, other)]
+        return residues[0] == residues[1]
 
     def _residue(self, gold: Answer, claim: Answer) -> bool:
         """The residue alone, where the gold answer names no unknown; or with its modulus, where the gold has none."""
         if claim.kind is Kind.CONGRUENCE:
-            return self.same(gold, claim.parts[0])
+            return not claim.name and self.same(gold, claim.parts[0])
         return not gold.name and self.same(gold.parts[0], claim)
 
     def _bases(self, gold: Answer, claim: Answer) -> bool:
@@ -235,10 +229,6 @@ def _sides(answer: Answer) -> tuple[str, str] | None:
     return (answer.name, _text(answer)) if answer.name and answer.one_value else None
 
 
-def _closed(end: Answer, bracket: str) -> bool:
-    return bracket in "[]" and not end.infinite
-
-
 _K = Kind
 _COMPARE: dict[tuple[Kind, Kind], Callable[[Judge, Answer, Answer], bool]] = {
     (_K.EQUATION, _K.EQUATION): Judge._equations,
@@ -248,7 +238,7 @@ _COMPARE: dict[tuple[Kind, Kind], Callable[[Judge, Answer, Answer], bool]] = {
     (_K.INEQUALITY, _K.INEQUALITY): Judge._inequalities,
     (_K.INTERVAL, _K.INTERVAL): Judge._intervals,
     (_K.INTERVAL, _K.TUPLE): Judge._intervals,
-    (_K.UNION, _K.UNION): Judge._unions,
+    (_K.UNION, _K.UNION): lambda judge, gold, claim: judge._in_any_order(gold.parts, claim.parts),
     (_K.SET, _K.SET): Judge._listed,
     (_K.SET, _K.LIST): Judge._listed,
     (_K.LIST, _K.SET): Judge._listed,
@@ -256,7 +246,7 @@ _COMPARE: dict[tuple[Kind, Kind], Callable[[Judge, Answer, Answer], bool]] = {
     (_K.TUPLE, _K.TUPLE): Judge._tuples,
     (_K.TUPLE, _K.LIST): Judge._named_entries,
     (_K.LIST, _K.TUPLE): Judge._named_entries,
-    (_K.MATRIX, _K.MATRIX): Judge._matrices,
+    (_K.MATRIX, _K.MATRIX): Judge._tuples,
     (_K.MATRIX, _K.TUPLE): Judge._column,
     (_K.TUPLE, _K.MATRIX): Judge._column,
     (_K.CONGRUENCE, _K.CONGRUENCE): Judge._congruences,

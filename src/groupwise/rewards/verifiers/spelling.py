@@ -5,6 +5,7 @@ r"""One spelling for mathematics: what LaTeX, Unicode and a keyboard write in ma
 
 import re
 import unicodedata
+from collections.abc import Callable
 from functools import lru_cache
 
 #: Functions that are also read without their backslash.
@@ -14,11 +15,14 @@ FUNCTIONS = (
 #: Ways to begin and end a formula.
 DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
-_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni")
+RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ", "0123456789+-()ni")
 _RAISED_RUN, _LOWERED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ]+")
 #: ½ and its like: Unicode itself says what they are.
-_VULGAR = re.compile("[¼-¾⅐-⅞↉]")
+VULGAR = {
+    chr(code): unicodedata.normalize("NFKC", chr(code)).split("⁄")
+    for code in (*range(0xBC, 0xBF), *range(0x2150, 0x215F))
+}
 _SIGNS = {
     "−": "-", "–": "-", "‐": "-", "‑": "-", "∕": "/", "⁄": "/", "÷": r"\div ", "×": r"\times ", "·": r"\cdot ",
     "⋅": r"\cdot ", "∙": r"\cdot ", "∗": r"\cdot ", "±": r"\pm ", "∓": r"\mp ", "∞": r"\infty ", "≤": r"\leq ",
@@ -33,14 +37,17 @@ _SIGNS = {
     "ℂ": r"\mathbb{C}", "∧": r"\land ", "∨": r"\lor ",
     "¬": r"\neg ", "ℵ": r"\aleph ", "\u200b": "", "\ufeff": "", "。": ".", "，": ", ",
 }  # fmt: skip
+#: The small letters from alpha on.
+GREEK = re.findall(
+    r"\w+",
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi "
+    "psi omega",
+)
 _LETTERS = {
-    **{chr(code): f"\\{name} " for code, name in zip(
-        (*range(0x3B1, 0x3C2), *range(0x3C3, 0x3CA)),
-        ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
-         "xi", "omicron", "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"), strict=True)},
+    **{chr(code): f"\\{name} " for code, name in zip((*range(0x3B1, 0x3C2), *range(0x3C3, 0x3CA)), GREEK, strict=True)},
     "Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\Sigma ", "Γ": r"\Gamma ", "Φ": r"\Phi ", "ϕ": r"\phi ", "ϵ": r"\epsilon ",
 }  # fmt: skip
-_SPELLED = str.maketrans(_SIGNS | _LETTERS)
+_SPELLED = str.maketrans(_SIGNS | _LETTERS | {sign: rf"\frac{{{one}}}{{{of}}}" for sign, (one, of) in VULGAR.items()})
 
 _NAMED = "|".join(FUNCTIONS)
 _WRAPPER = r"\\(?:text|textrm|textsf|mathrm|mathsf|mathit|textit|mbox|hbox|operatorname\*?)\s?"
@@ -51,55 +58,72 @@ _UPRIGHT = re.compile(_WRAPPER + rf"\{{\s*(?:([eid])|({_NAMED}))\s*\}}")
 _WORDS = re.compile(_WRAPPER + r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 _END = "(?![A-Za-z])"
-_REWRITES = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (rf"\\(?:left|right|[bB]igg?[lrm]?){_END}\s?\.?(?=[^\d]|$)", ""),
-        (rf"\\(?:displaystyle|textstyle|limits|nolimits){_END}|\\!\s*", ""),
-        (rf"(?<!\\)\\[,;:> ]|\\(?:q?quad|thinspace){_END}|~", " "),
-        (rf"\\wedge{_END}", r"\\land "),
-        (rf"\\vee{_END}", r"\\lor "),
-        (rf"\\lnot{_END}", r"\\neg "),
-        (rf"\\[dtc]frac{_END}", r"\\frac "),
-        (rf"\\[dt]binom{_END}", r"\\binom "),
-        (rf"\\(?:ast|cdotp){_END}", r"\\cdot "),
-        (r"\\underline\s?\{([^{}]*)\}", r"\1"),
-        (r"\\(?:text)?color\s?\{\w+\}", ""),
-        (r"\\text\{([A-Z][A-Za-z]*_[^{}]*)\}|\\text\{([A-Z][a-z]?)\}\s?(?=_)", r"\1\2"),
-        (r"(_\{?\d\}?)\s?\\text\{([A-Z][a-z]?)\}", r"\1\2"),
-        (rf"\\(?:rm|bf|it|sf|tt){_END}\s?", ""),
-        (r"(?<!\\)\{\s*([-+:])\s*\}", r"\1"),
-        (rf"\^\s?\{{?\s*(?:\\text\{{T\}}|\\top{_END}|\\intercal{_END})\s*\}}?", "^{T}"),
-        (r"\\text\{([^{}]+?),? (and|or)\}", r"\\text{\1} \\text{\2}"),
-        (r"(?<!\\)\{(\d{1,3}(?:,\d{3})+)\}", lambda number: "{" + number.group(1).replace(",", "") + "}"),
-        (rf"(?<!\\)\{{([^{{}}]*)\\over{_END}([^{{}}]*)\}}", r"\\frac{\1}{\2}"),
-        (rf"(?<!\\)\{{([^{{}}]*)\\choose{_END}([^{{}}]*)\}}", r"\\binom{\1}{\2}"),
-        (r"\\(?:hat|vec)\s?\{?\s?\\?([ijk])(?:math)?\s?\}?(?![A-Za-z])", r"\1"),
-        (r"(?<![A-Za-z\\])d([a-z])\s?/\s?d([a-z])(?![A-Za-z])", r"\\frac{d\1}{d\2}"),
-        (r"(?<=\d)\^\s?\{?\s*(?:o|\\text\{o\})\s*\}?(?![A-Za-z])", r"^\\circ "),
-        (r"(?<!\*)\*(?!\*)", r"\\cdot "),
-        (r"\*\*", "^"),
-        (rf"\\(?:le|leqslant){_END}|<\s?=", r"\\leq "),
-        (rf"\\(?:ge|geqslant){_END}|>\s?=", r"\\geq "),
-        (rf"\\lt{_END}", "<"),
-        (rf"\\gt{_END}", ">"),
-        (rf"\\ne{_END}|\\not\s?=|!=", r"\\neq "),
-        (rf"\\[cl]?dots[bcmio]?{_END}|\.\.\.", r"\\ldots "),
-        (rf"\\varnothing{_END}|\\\{{\s*\\\}}", r"\\emptyset "),
-        (rf"\\[lr]?vert{_END}|\\mid{_END}", "|"),
-        (rf"\\lbrace{_END}", r"\\{"),
-        (rf"\\rbrace{_END}", r"\\}"),
-        (rf"\\(?:long)?rightarrow{_END}|->", r"\\to "),
-        (rf"\\bar{_END}", r"\\overline "),
-        (rf"\\tfrac{_END}", r"\\frac "),
-        (rf"\^\s?\{{\s*((?:'|\\prime\s*)+)\}}|\^\s?(\\prime{_END})", r"\1\2"),
-        (rf"\\prime{_END}\s*", "'"),
-        (r"(?<=[fgh])\^\s?\{\s?\(\s?([123])\s?\)\s?\}", lambda times: "'" * int(times.group(1))),
-        (rf"\^\s?\{{?\s?\\circ\s?\}}?|\\degree{_END}", r"^\\circ "),
-        (rf"(?<![\\A-Za-z])({_NAMED}|sqrt|pi|infty){_END}", r"\\\1 "),
-        (rf"(?<![\\A-Za-z])infinity{_END}", r"\\infty "),
-        (r"\\mathbb\s?([A-Z])", r"\\mathbb{\1}"),
-    )
+#: A pattern, and what stands in place of what it matches.
+Rule = tuple[str, str | Callable[[re.Match[str]], str]]
+#: What only sets type, in numbers too.
+TYPESETTING: tuple[Rule, ...] = (
+    (rf"\\(?:left|right|[bB]igg?[lrm]?){_END}\s?\.?(?=[^\d]|$)", ""),
+    (rf"\\(?:displaystyle|textstyle|limits|nolimits){_END}|\\!\s*", ""),
+    (r"\\underline\s?\{([^{}]*)\}", r"\1"),
+    (r"\\(?:text)?color\s?\{\w+\}", ""),
+    (r"(?<!\\)\{\s*([-+:])\s*\}", r"\1"),
+)
+
+
+def rewriter(*rules: Rule) -> Callable[[str], str]:
+    """Applies rules to a text, one after the other."""
+    compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
+
+    def rewrite(text: str) -> str:
+        for pattern, replacement in compiled:
+            text = pattern.sub(replacement, text)
+        return text
+
+    return rewrite
+
+
+_rewrite = rewriter(
+    *TYPESETTING,
+    (rf"(?<!\\)\\[,;:> ]|\\(?:q?quad|thinspace){_END}|~", " "),
+    (rf"\\wedge{_END}", r"\\land "),
+    (rf"\\vee{_END}", r"\\lor "),
+    (rf"\\lnot{_END}", r"\\neg "),
+    (rf"\\[dtc]frac{_END}", r"\\frac "),
+    (rf"\\[dt]binom{_END}", r"\\binom "),
+    (rf"\\(?:ast|cdotp){_END}", r"\\cdot "),
+    (r"\\text\{([A-Z][A-Za-z]*_[^{}]*)\}|\\text\{([A-Z][a-z]?)\}\s?(?=_)", r"\1\2"),
+    (r"(_\{?\d\}?)\s?\\text\{([A-Z][a-z]?)\}", r"\1\2"),
+    (rf"\\(?:rm|bf|it|sf|tt){_END}\s?", ""),
+    (rf"\^\s?\{{?\s*(?:\\text\{{T\}}|\\top{_END}|\\intercal{_END})\s*\}}?", "^{T}"),
+    (r"\\text\{([^{}]+?),? (and|or)\}", r"\\text{\1} \\text{\2}"),
+    (r"(?<!\\)\{(\d{1,3}(?:,\d{3})+)\}", lambda number: "{" + number.group(1).replace(",", "") + "}"),
+    (rf"(?<!\\)\{{([^{{}}]*)\\over{_END}([^{{}}]*)\}}", r"\\frac{\1}{\2}"),
+    (rf"(?<!\\)\{{([^{{}}]*)\\choose{_END}([^{{}}]*)\}}", r"\\binom{\1}{\2}"),
+    (r"\\(?:hat|vec)\s?\{?\s?\\?([ijk])(?:math)?\s?\}?(?![A-Za-z])", r"\1"),
+    (r"(?<![A-Za-z\\])d([a-z])\s?/\s?d([a-z])(?![A-Za-z])", r"\\frac{d\1}{d\2}"),
+    (r"(?<=\d)\^\s?\{?\s*(?:o|\\text\{o\})\s*\}?(?![A-Za-z])", r"^\\circ "),
+    (r"(?<!\*)\*(?!\*)", r"\\cdot "),
+    (r"\*\*", "^"),
+    (rf"\\(?:le|leqslant){_END}|<\s?=", r"\\leq "),
+    (rf"\\(?:ge|geqslant){_END}|>\s?=", r"\\geq "),
+    (rf"\\lt{_END}", "<"),
+    (rf"\\gt{_END}", ">"),
+    (rf"\\ne{_END}|\\not\s?=|!=", r"\\neq "),
+    (rf"\\[cl]?dots[bcmio]?{_END}|\.\.\.", r"\\ldots "),
+    (rf"\\varnothing{_END}|\\\{{\s*\\\}}", r"\\emptyset "),
+    (rf"\\[lr]?vert{_END}|\\mid{_END}", "|"),
+    (rf"\\lbrace{_END}", r"\\{"),
+    (rf"\\rbrace{_END}", r"\\}"),
+    (rf"\\(?:long)?rightarrow{_END}|->", r"\\to "),
+    (rf"\\bar{_END}", r"\\overline "),
+    (rf"\\tfrac{_END}", r"\\frac "),
+    (rf"\^\s?\{{\s*((?:'|\\prime\s*)+)\}}|\^\s?(\\prime{_END})", r"\1\2"),
+    (rf"\\prime{_END}\s*", "'"),
+    (r"(?<=[fgh])\^\s?\{\s?\(\s?([123])\s?\)\s?\}", lambda times: "'" * int(times.group(1))),
+    (rf"\^\s?\{{?\s?\\circ\s?\}}?|\\degree{_END}", r"^\\circ "),
+    (rf"(?<![\\A-Za-z])({_NAMED}|sqrt|pi|infty){_END}", r"\\\1 "),
+    (rf"(?<![\\A-Za-z])infinity{_END}", r"\\infty "),
+    (r"\\mathbb\s?([A-Z])", r"\\mathbb{\1}"),
 )
 #: Of vectors the cross and the dot are two products, with nabla too.
 _VECTOR = re.compile(rf"\\(?:vec|overrightarrow|mathbf|boldsymbol|bm|nabla){_END}|∇")
@@ -127,17 +151,15 @@ def spelled(text: str) -> str:
     """
     text = outer(text)
     vectors = _VECTOR.search(text)
-    text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", text)
+    text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(RAISED) + "}", text)
     text = _LOWERED_RUN.sub(lambda run: "_{" + run.group().translate(_LOWERED) + "}", text)
-    text = _VULGAR.sub(_vulgar, text)
     text = unicodedata.normalize("NFKC", text.translate(_SPELLED))
     text = _BOLD.sub(lambda bold: bold.group(1) if not re.search("[A-Za-z]{2}", bold.group(1)) else _text(bold), text)
     text = _UPRIGHT.sub(lambda match: match.group(1) or f"\\{match.group(2)} ", text)
     text = _WORDS.sub(_text, text)
     if not vectors:
         text = _TIMES.sub(r"\\cdot ", text)
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
+    text = _rewrite(text)
     text = _both_arguments(_ROOT_SHORT.sub(r"\1{\2}", text))
     text = _SCRIPT.sub(r"\1{\2}", _in_braces(text))
     return _SPACE.sub(r"\1", " ".join(text.split()))
@@ -169,11 +191,6 @@ def untypeset(text: str) -> str:
 def _text(match: re.Match[str]) -> str:
     """Words stay words: `\\text{...}`, one blank between them."""
     return rf" \text{{{' '.join(match.group(1).replace('~', ' ').split())}}} "
-
-
-def _vulgar(match: re.Match[str]) -> str:
-    top, _, bottom = unicodedata.normalize("NFKC", match.group()).partition("⁄")
-    return rf"\frac{{{top}}}{{{bottom}}}"
 
 
 def _both_arguments(text: str) -> str:

@@ -68,13 +68,13 @@ def multiple(*sides: str) -> int:
     symbols = one.free_symbols
     if not symbols or symbols != other.free_symbols:
         return 0
-    pairs = [(a, b) for a, b in _values(one, other) if _finite(a) and _finite(b)]
+    pairs = _values(one, other)
     if len(pairs) < _NEEDED or any(abs(a) < 10**-_AGREE or abs(b) < 10**-_AGREE for a, b in pairs):
         return 0
     if not all(_near(a * d, b * c) for (a, b), (c, d) in combinations(pairs, 2)):
         return 0
-    ratio = pairs[0][1] / pairs[0][0]
-    return 0 if abs(_imaginary(ratio)) > 10**-_AGREE else 1 if ratio.as_real_imag()[0] > 0 else -1
+    real, imaginary = (pairs[0][1] / pairs[0][0]).as_real_imag()
+    return 0 if abs(imaginary) > 10**-_AGREE else 1 if real > 0 else -1
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -98,9 +98,9 @@ def equal(one: Any, other: Any) -> bool:
     polynomial = zero_polynomial(one - other)
     if polynomial is not None:
         return polynomial
-    pairs = [(a, b) for a, b in _values(one, other) if _finite(a) and _finite(b)]
+    pairs = _values(one, other)
     if not (one.has(I, log) or other.has(I, log)):  # of roots, those of negative numbers have no one meaning
-        pairs = [pair for pair in pairs if all(_imaginary(value) == 0 for value in pair)]
+        pairs = [pair for pair in pairs if all(value.as_real_imag()[1] == 0 for value in pair)]
     return len(pairs) >= _NEEDED and all(_near(a, b) for a, b in pairs)
 
 
@@ -117,7 +117,7 @@ def zero_polynomial(difference: Any) -> bool | None:
 
 
 def _values(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """Both at the same points."""
+    """Both at the same points, those where both are finite."""
     from sympy import Rational
 
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
@@ -128,7 +128,8 @@ def _values(one: Any, other: Any) -> list[tuple[Any, Any]]:
             for at in range(len(symbols))
         ]
         points.append({s: Rational(p.numerator, p.denominator) for s, p in zip(symbols, places, strict=True)})
-    return [(one.subs(point).evalf(_DIGITS), other.subs(point).evalf(_DIGITS)) for point in points]
+    pairs = [(one.subs(point).evalf(_DIGITS), other.subs(point).evalf(_DIGITS)) for point in points]
+    return [(a, b) for a, b in pairs if _finite(a) and _finite(b)]
 
 
 def _near(one: Any, other: Any) -> bool:
@@ -139,10 +140,6 @@ def _near(one: Any, other: Any) -> bool:
 
 def _finite(value: Any) -> bool:
     return bool(value.is_number and value.is_finite)
-
-
-def _imaginary(value: Any) -> Any:
-    return value.as_real_imag()[1]
 
 
 def _degree(expression: Any) -> float:

@@ -55,11 +55,8 @@ def _units() -> dict[str, Unit]:
     for measures, groups in _OTHER.items():
         for words, size in re.findall(r"([^=]+)=(\S+)\s?", groups):
             units |= {word: Unit(measures, Fraction(size)) for word in words.split()}
-    return (
-        units
-        | {word + "s": one for word, one in units.items() if len(word) > 2}
-        | {word + "s": units[word] for word in ("lb", "hr", "yr")}
-    )
+    plural = [*(word for word in units if len(word) > 2), "lb", "hr", "yr"]
+    return units | {word + "s": units[word] for word in plural}
 
 
 UNITS = _units()

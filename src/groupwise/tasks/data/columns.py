@@ -10,7 +10,7 @@ from typing import Any
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.rewards.verifiers.extract import balanced
+from groupwise.rewards.verifiers.marks import balanced
 from groupwise.tasks.data.conversations import (
     Turn,
     conversation,

@@ -5,10 +5,12 @@ import string
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from string import ascii_uppercase
 from typing import Any
 
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.rewards.verifiers.answers import CHECKERS, WITHOUT_ANSWERS
+from groupwise.rewards.verifiers.choice import Choice
 from groupwise.tasks.data.nested import value_at
 from groupwise.tasks.settings import PickledSettings, field_defaults
 
@@ -46,6 +48,7 @@ class DataSettings(PickledSettings):
     instruction       put after each prompt
     check             how a completion is compared with the gold answer: math, numeric, exact, choice; none: there is no
                       task's score, and rewards score it; learned: the same, and a reward model does
+    letters           the options' letters, for check = "choice", such as "ABCD": no other letter is taken for an option
     unreadable_limit  the largest share of gold answers that may be missing or that the check cannot read
     """
 
@@ -68,6 +71,7 @@ class DataSettings(PickledSettings):
     seed: int = 0
     instruction: str = ""
     check: str = "math"
+    letters: str = ascii_uppercase
     unreadable_limit: float = 0.01
 
     def __post_init__(self) -> None:
@@ -86,6 +90,13 @@ class DataSettings(PickledSettings):
         if self.check not in CHECKERS:
             near = nearest(self.check, CHECKERS)
             raise UsageError(f"task.check = {brief(self.check)}: there is no such check; {near}")
+        if self.check == "choice":
+            try:
+                Choice(self.letters)
+            except UsageError as error:
+                raise UsageError(f"task.{error}") from None
+        elif self.letters != ascii_uppercase:
+            raise UsageError(f'task.letters = {brief(self.letters)}: only task.check = "choice" compares letters')
         if not (self.prompt or self.messages):
             raise UsageError("task.prompt is empty: it must name a column, or task.messages one of conversations")
         if not self.answer and self.check not in WITHOUT_ANSWERS:

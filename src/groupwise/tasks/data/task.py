@@ -11,6 +11,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration, Starting
 from groupwise.rewards.verifiers.answers import CHECKERS, WITHOUT_ANSWERS, Numeric
+from groupwise.rewards.verifiers.choice import Choice
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.index import IndexedSamples
 from groupwise.tasks.data.problems import Problems, read_problems
@@ -117,7 +118,8 @@ class Data(DataSettings):
 
     @cached_property
     def _checker(self) -> Any:
-        return CHECKERS[self.check]()
+        checker = CHECKERS[self.check]
+        return Choice(self.letters) if checker is Choice else checker()
 
     @cached_property
     def _problems(self) -> Problems:

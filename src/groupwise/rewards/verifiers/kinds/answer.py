@@ -1,9 +1,4 @@
-r"""What kind of answer a text is: a number, an equation, a set, a time, ...; only answers of one kind are compared.
-
-    text -> `spelled` -> `read` -> Answer(kind, parts) -> `same.same(gold, claim)` -> right or wrong
-
-A text whose kind is not known is a formula: it is compared letter by letter, so that nothing in it is overlooked.
-"""
+"""An answer that was read, and what it is: a number, an equation, a set, a time, ..."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

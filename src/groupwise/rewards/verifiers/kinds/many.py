@@ -9,20 +9,12 @@ from groupwise.rewards.verifiers.kinds.values import part_of, words_of
 from groupwise.rewards.verifiers.units import Unit
 
 _OPENS = re.compile(r"\\\{|\\l(?:angle|floor|ceil)(?![A-Za-z])|\\begin(?![A-Za-z])|[({\[]")
-
-
 _CLOSES = re.compile(r"\\\}|\\r(?:angle|floor|ceil)(?![A-Za-z])|\\end(?![A-Za-z])|[)}\]]")
-
-
 COMMA = re.compile(
-    r"[,;]|\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:lor|land)(?![A-Za-z])|\\\\|&"
+    r"[,;]|\\text\{\s*(?:,|,?\s*(?:and|or)\s*,?)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
+    r"|\\(?:lor|land)(?![A-Za-z])|\\\\|&"
 )
-
-
 _NEVER = re.compile(r"(?!)")
-
-
-_CUP = re.compile(r"\\cup(?![A-Za-z])")
 
 
 def split(text: str, at: re.Pattern[str]) -> list[tuple[str, str]] | None:

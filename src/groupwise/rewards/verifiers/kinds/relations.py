@@ -10,7 +10,6 @@ from groupwise.rewards.verifiers.kinds.values import is_closed, is_constant, nam
 
 _TURNED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq"}
 
-
 _RELATION = re.compile(
     r"<|>|=|\\(?:leq|geq|neq|in|approx|equiv|to|notin|sim|subset|subseteq|cong|mapsto|implies|iff|Rightarrow|perp|parallel|propto)(?![A-Za-z])"
 )
@@ -67,11 +66,7 @@ def _equation(sides: list[str], read: Read) -> Answer | None:
 
 def _curve(name: str, value: Answer) -> bool:
     """Whether `y = 2x + 1` relates the coordinates x, y, z: then it is an equation, and no value with a name."""
-    return (
-        value.one_value
-        and bool({"x", "y", "z"} - {name} & set(value.letters.split()))
-        and bool(({"x", "y", "z"} - {name}) & set(value.letters.split()))
-    )
+    return value.one_value and not ({"x", "y", "z"} - {name}).isdisjoint(value.letters.split())
 
 
 def _chain(sides: list[str], signs: list[str], read: Read) -> Answer | None:

@@ -9,8 +9,6 @@ from groupwise.rewards.verifiers.kinds.answer import INFINITE, Answer, Kind, Rea
 from groupwise.rewards.verifiers.kinds.many import COMMA, entries_in, inside_of, split
 from groupwise.rewards.verifiers.kinds.values import name_of, part_of
 
-_CUP = re.compile(r"\\cup(?![A-Za-z])")
-
 
 def set_of(text: str, read: Read) -> Answer | None:
     r"""`\{1, 2\}`; with a bar or colon it is a condition: that of an interval, or a formula."""
@@ -87,7 +85,7 @@ def union(text: str, read: Read) -> Answer | None:
     operands = split(text, re.compile(r"\\c[ua]p(?![A-Za-z])")) or []
     if len(operands) == 2 and all(re.fullmatch("[A-Z]", part) for part, _ in operands):
         return Answer(Kind.FORMULA, operands[0][1].join(sorted(part for part, _ in operands)))
-    parts = split(text, _CUP)
+    parts = split(text, re.compile(r"\\cup(?![A-Za-z])"))
     if parts is None or len(parts) < 2 or not all(re.match(r"[(\[\]]|\\\{", part) for part, _ in parts):
         return None
     answers = [read(part) for part, _ in parts]

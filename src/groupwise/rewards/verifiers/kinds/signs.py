@@ -8,7 +8,6 @@ from groupwise.rewards.verifiers.kinds.values import is_closed, name_of
 
 _LETTER = re.compile(r"\(([A-Z])\)|([A-Z])(?=[.):]\s?\S)[.):]|([A-Z])")
 
-
 _JOINS = re.compile(r"[-+*/^=<>_!'(,|]|\\(?!text|frac|sqrt|pi|\$|infty)[A-Za-z]|[a-z]\b")
 
 
@@ -25,9 +24,8 @@ def letter(text: str, read: Read) -> Answer | None:
     if match.group(3) or _JOINS.match(behind):
         return None
     value = re.sub(rf"^(?:\\text\{{)?\s*\(?{letter}[.):]*\s*(?:\}})?\s*", "", text)
-    return Answer(
-        Kind.LETTER, "", parts=(read(value if value.count("{") == value.count("}") else behind),), mark=letter
-    )
+    value = value if value.count("{") == value.count("}") else behind
+    return Answer(Kind.LETTER, "", parts=(read(value),), mark=letter)
 
 
 _TIME = re.compile(r"(\d{1,2})(?::(\d{2}))?(?::(\d{2}))?\s?(?:o'clock)?\s?(a\.?m\.?|p\.?m\.?)?", re.IGNORECASE)
@@ -47,12 +45,8 @@ def time_of_day(text: str, read: Read) -> Answer | None:
     if half:
         hour = hour % 12 + 12 * (half == "pm")
     parts = tuple(read(part) for part in match.groups()[:3] if part)
-    return Answer(
-        Kind.TIME,
-        f"{hour:02} : {minute:02} : {second:02}",
-        parts=parts,
-        mark="half" if half or hour > 12 or hour == 0 else "",
-    )
+    known = "half" if half or hour > 12 or hour == 0 else ""
+    return Answer(Kind.TIME, f"{hour:02} : {minute:02} : {second:02}", parts=parts, mark=known)
 
 
 _MODULUS = re.compile(
@@ -93,12 +87,8 @@ def in_a_base(text: str, read: Read) -> Answer | None:
         return None
     base = _WORDS_FOR_BASES.get(match.group(3)) or (int(match.group(3)) if match.group(3).isdigit() else 0)
     digits = match.group(2).replace(" ", "")
-    if (
-        not 2 <= base <= 36
-        or (len(digits) == 1 and not digits.isdigit())
-        or any(int(digit, 36) >= base for digit in digits)
-    ):
+    alone = len(digits) == 1 and not digits.isdigit()
+    if not 2 <= base <= 36 or alone or any(int(digit, 36) >= base for digit in digits):
         return None
-    return Answer(
-        Kind.BASE, f"{match.group(1)}{digits} _ {base}", mark=str(base), parts=(read(match.group(1) + digits),)
-    )
+    number = match.group(1) + digits
+    return Answer(Kind.BASE, f"{number} _ {base}", mark=str(base), parts=(read(number),))

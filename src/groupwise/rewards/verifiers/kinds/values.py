@@ -20,11 +20,8 @@ def words_of(text: str, read: Read | None = None) -> Answer | None:
         return Answer(Kind.TEXT, "no")
     if not _SENTENCE.fullmatch(plain) or not re.search(r"[A-Za-z]{3}|[\u00c0-\uffff]", plain):
         return None
-    if (
-        "\\text" not in text
-        and re.search(r"[0-9]", plain)
-        and not re.match(r"[A-Z][a-z]{2}|\d+(?:th|st|nd|rd)? [A-Z]", plain)
-    ):
+    named = re.match(r"[A-Za-z][a-z]{2}|\d+(?:th|st|nd|rd)? [A-Z]", plain)
+    if "\\text" not in text and re.search(r"[0-9]", plain) and not named:
         return None
     return Answer(Kind.TEXT, re.sub(r"(?<=\w{4})s\b", "", plain.casefold().replace(",", "")))
 
@@ -45,13 +42,25 @@ def expression(text: str, read: Read | None = None) -> Answer | None:
     ):
         found, value = unit(bare.group(2)), bare.group(1)
     if value.startswith("\\$"):
-        found, value = unit("$"), value[2:].strip()
+        found, value, other = unit("$"), value[2:].strip(), found
+        if other and other != found:
+            return None
     letters = " ".join(formula.tokens(value))
     if value.startswith("[") and value.endswith("]"):
         return None
     if not formula.plausible(value) and not Answer(Kind.EXPRESSION, letters).infinite:
         return None
     return Answer(Kind.EXPRESSION, letters, unit=found)
+
+
+#: A name that is no symbol alone: an inverse or a transpose, several, a derivative, a limit or a sum, a norm or a
+#: determinant, and the value of a function.
+_NAME = re.compile(
+    r"[A-Z]\^\{(?:-1|T)\}|\(?(?:\s*[A-Za-z]\s*,)+\s*[A-Za-z]\s*\)?"
+    r"|\\frac\{d(?:\^\{\d\})?\s?[a-z]\}\{d\s?[a-z](?:\^\{\d\})?\}|\\(?:lim|int|sum|prod)(?![A-Za-z])[^=+]*"
+    r"|\\\|.*\\\||\\begin\{vmatrix\}.*\\end\{vmatrix\}|\\det\s?[({A-Z].*"
+    r"|[A-Za-z](?:\^\{(?:-1|\(\d\))\})?'*\s?\([^()]*\)"
+)
 
 
 def name_of(text: str) -> str:
@@ -62,22 +71,8 @@ def name_of(text: str) -> str:
     """
     text = text.strip()
     plain = re.sub(r"\\(?:text|overline|vec)\{([^{}]*)\}", r"\1", text).strip()
-    inverted = re.fullmatch(r"[A-Z]\^\{(?:-1|T)\}", plain)
-    several = re.fullmatch(r"\(?(\s*[A-Za-z]\s*,)+\s*[A-Za-z]\s*\)?", plain)
-    quotient = re.fullmatch(r"\\frac\{d(\^\{\d\})?\s?[a-z]\}\{d\s?[a-z](\^\{\d\})?\}", plain)
-    whole = re.fullmatch(r"\\(?:lim|int|sum|prod)(?![A-Za-z])[^=+]*", plain)
-    whole = whole or re.fullmatch(r"\\\|.*\\\||\\begin\{vmatrix\}.*\\end\{vmatrix\}|\\det\s?[({A-Z].*", plain)
-    inverse = re.fullmatch(r"[A-Za-z](?:\^\{(?:-1|\(\d\))\})?'*\s?\([^()]*\)", plain)
-    if (
-        is_name(plain)
-        or several
-        or quotient
-        or whole
-        or inverse
-        or inverted
-        or (text.startswith("\\text{") and text.endswith("}"))
-    ):
-        return " ".join(formula.tokens(text))
+    if is_name(plain) or _NAME.fullmatch(plain) or (text.startswith("\\text{") and text.endswith("}")):
+        return " ".join(formula.tokens(plain if len(plain) == 1 else text))
     return ""
 
 
