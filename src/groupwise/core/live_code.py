@@ -112,6 +112,11 @@ class _Text:
         if name in self.functions:
             return
         self.functions[name] = function
+        owner = function.__qualname__.removesuffix(function.__name__).removesuffix(".")
+        if owner and not owner.endswith("<locals>"):
+            raise self.refusal(function, f"stands in the class {owner}")
+        if hasattr(function, "__wrapped__"):
+            raise self.refusal(function, f"has a decorator around it ({function.__code__.co_qualname.split('.')[0]})")
         if outer := function.__code__.co_freevars:
             raise self.refusal(function, f"takes {', '.join(outer)} from the function around it")
         if own := ", ".join(vars(function)):
@@ -139,10 +144,16 @@ class _Text:
             return
         line = _line(name, value, source)
         if not line:
-            module = isinstance(value, ModuleType)
-            kind = f"the module {value.__name__}, which is not installed" if module else brief(value)
-            raise self.refusal(function, f"uses {name} of the program ({kind})")
+            raise self.refusal(function, f"uses {name} of the program ({_kind(value)})")
         self.lines[line] = None
+
+
+def _kind(value: Any) -> str:
+    """What a value of the program is that no line can give another one."""
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    elsewhere = isinstance(home, str) and home not in _OF_THE_PROGRAM and not _installed(home)
+    of = "" if isinstance(value, ModuleType) else f"{getattr(value, '__name__', type(value).__name__)} of "
+    return f"{of}the module {home}, which is not installed" if elsewhere else brief(value)
 
 
 def _imports_first(line: str) -> tuple[bool, str]:
@@ -274,4 +285,5 @@ def _defaults(function: Any, known: Mapping[str, Any]) -> str:
     positional, named = function.__defaults__ or (), function.__kwdefaults__ or {}
     each = {**dict(enumerate(positional)), **named}
     names = {key: getattr(value, "__name__", "") for key, value in each.items() if inspect.isfunction(value)}
-    return repr({key: names[key] if known.get(names.get(key, "")) is value else value for key, value in each.items()})
+    known_ones = {key: name for key, name in names.items() if known.get(name) is each[key]}
+    return repr({**each, **known_ones})
