@@ -9,6 +9,7 @@ from groupwise.core.user_code import NO_FILES, Files, offered, offered_name, use
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.chain import Chain
 from groupwise.tasks.code.task import Code
+from groupwise.tasks.data.settings import VERL_ANSWER
 from groupwise.tasks.data.task import Data
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.gym.task import Gym
@@ -31,7 +32,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
         "check": "math",
     },
     # verl's files, as its examples/data_preprocess write them: reward_model is {style, ground_truth}.
-    "verl": {"prompt": "prompt", "answer": "reward_model.ground_truth", "source": "data_source", "check": "math"},
+    "verl": {"prompt": "prompt", "answer": VERL_ANSWER, "source": "data_source", "check": "math"},
     # TRL's prompt-only sets: text or a conversation as `prompt`; every other column, a `solution` too, goes to rewards
     # by its name, and nothing says which of them is a gold answer.
     "trl": {"prompt": "prompt", "answer": "", "check": "none"},

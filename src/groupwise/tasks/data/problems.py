@@ -161,6 +161,8 @@ class _Scan:
         if isinstance(answer, (list, dict)) and answer and not self.remedy:
             inside = f"{name}.{next(iter(answer)) if isinstance(answer, dict) else 0}"
             self.remedy = f"; name one entry, as task.answer = {inside!r}, or let rewards read it, task.check = 'none'"
+        if isinstance(answer, bool) and not self.remedy:
+            self.remedy = "; write true and false as text, or let rewards read them, task.check = 'none'"
         return False
 
     def _require_columns(self, row: Row, where: str) -> None:
