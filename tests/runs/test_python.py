@@ -158,6 +158,11 @@ def test_a_run_shows_itself_in_a_notebook(run: groupwise.Run, place: Path):
         opened.rollouts()
 
 
+def test_a_list_of_runs_is_told_how_a_report_takes_them(run: groupwise.Run):
+    with pytest.raises(UsageError, match=r"^report takes each run by itself: groupwise.report\(\*runs\)$"):
+        groupwise.report([run, run])  # type: ignore[arg-type]
+
+
 def test_a_report_is_a_path_that_a_notebook_shows(run: groupwise.Run, tmp_path: Path):
     page = groupwise.report(run, out=tmp_path / "page.html")
     assert page == tmp_path / "page.html"
