@@ -181,6 +181,11 @@ GRPO = groupwise.algorithm("grpo")
             "rewards is a tensor of torch.sparse_coo; a dense",
         ),
         (lambda: groupwise.gae(ONES, ONES, ONES, gamma=torch.nan), "gamma = nan: must be from 0 to 1"),
+        (
+            lambda: GRPO.loss(ONES, ONES, ONES * 3e38, ONES),
+            "advantage[0, 0] is 3e+38, beyond 1e+15; finite numbers are",
+        ),
+        (lambda: GRPO.loss(ONES * -3e38, ONES, ONES, ONES), "logp_live[0, 0] is -3e+38, beyond 1e+15; finite numbers"),
         (lambda: groupwise.gae(ONES, ONES, ONES, lam=1.5), "lam = 1.5: must be from 0 to 1"),
         (lambda: GRPO.advantages(ONES[0, 0], [0]), "rewards has shape (); [N], or [N,T] per token, is due"),
         (lambda: GRPO.advantages(ONES[0] * 1j, [0, 0, 0]), "rewards holds complex numbers; real ones are due"),

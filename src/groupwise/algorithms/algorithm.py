@@ -264,7 +264,7 @@ class Algorithm:
         _same_shape(inside, **columns)
         for name, column in columns.items():
             if column is not None and name in self._reads:
-                require_finite(name, column, inside, "finite numbers are due at every trained token")
+                require_finite(name, column, inside, "finite numbers are due at every trained token", LARGEST)
         correction = self._correction(old, more.pop("logp_engine"), inside)
         return self.objective(self._weight(inside), live, old, advantage, inside, correction=correction, **more)
 
