@@ -101,6 +101,28 @@ def test_what_a_row_lacks_is_none_and_told_and_what_no_row_has_is_not_offered(tm
     assert "ground_truth" not in VERL.arguments([Attempt(bare, "")])
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_column_that_some_rows_lack_is_none_there_and_told(
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the run would end at the first of these rows, however late it comes."""
+    if again:
+        monkeypatch.setattr(formats, "SMALL_FILE", 0)
+    lines = rows(6)
+    for number in (1, 2, 4):
+        lines[number]["solution"] = f"so {number}"
+    lines[5]["level"] = 3
+    task = data(tmp_path, lines, answer="")
+    given = {s.key[-1]: TRL.arguments([Attempt(s, "")]) for s in task.samples("train")}
+    assert [given[number]["solution"] for number in "123456"] == [[None], ["so 1"], ["so 2"], [None], ["so 4"], [None]]
+    assert [given[number]["level"] for number in "56"] == [[None], [3]]
+    path = tmp_path / "rows.jsonl"
+    assert f"3 rows: no column 'solution': rewards get None (first: {path}, line 1)" in task.notes()
+    assert f"5 rows: no column 'level': rewards get None (first: {path}, line 1)" in task.notes()
+    whole = data(tmp_path, rows(3, solution="x"))
+    assert not any("no column" in note for note in whole.notes())
+
+
 def test_a_list_is_no_text_to_compare_with_and_the_refusal_says_what_to_do(tmp_path: Path) -> None:
     told = refusal(data(tmp_path, rows(answer=lambda i: bool(i % 2)), check="exact"))
     assert "line 1: False; " in told

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, listed
 from groupwise.rewards.verifiers.answers import WITHOUT_ANSWERS
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.conversations import has_turns
@@ -130,7 +130,16 @@ class _Scan:
         notes += [f"{_rows(count)}: {what} (first: {where})" for what, (count, where) in self.changes.items()]
         some = 0 < self.index.bare < len(self.index)
         no_column = f"no column {self.columns.settings.answer!r} of a gold answer: rewards get None"
-        return notes + [f"{_rows(self.index.bare)}: {no_column}"] * some
+        return [*notes, *[f"{_rows(self.index.bare)}: {no_column}"] * some, *self._lacking()]
+
+    def _lacking(self) -> Iterator[str]:
+        """A line for each column that some rows have and others lack, the first few."""
+        every = [(name, where) for name, where in self.index.lacking.items()]
+        for name, where in every[:_LISTED]:
+            count = len(self.index) - self.index.named[name]
+            yield f"{_rows(count)}: no column {name!r}: rewards get None (first: {where})"
+        if others := every[_LISTED:]:
+            yield f"{len(others):,} more columns that not every row has: {listed(name for name, _ in others)}"
 
     def _count(self, changes: Sequence[str], where: str) -> None:
         for what in changes:
