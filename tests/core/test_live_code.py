@@ -21,6 +21,7 @@ import json
 import re
 import math as m
 import xml.etree.ElementTree
+from random import Random, randint as draw
 from statistics import fmean as mean
 from groupwise import Sample
 import {neighbour}
@@ -107,6 +108,14 @@ def with_none(sample, completion, extra_info=None, *, scale=None):
     """A default of None is the most usual one: verl's compute_score has it."""
     return len(tidy(completion)) + (scale or 0)
 
+GENERATOR = Random(3)
+
+def by_drawing(sample, completion):
+    return float(draw(4, 4)) + len(tidy(completion))
+
+def by_a_generator(sample, completion):
+    return GENERATOR.random()
+
 def decorator(function):
     @functools.wraps(function)
     def around(*given):
@@ -177,10 +186,10 @@ def test_a_cell_whose_statements_are_compiled_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("closure", r"closure \(<ipython-input-1>, line 24\) takes limit from the function around it"),
+        ("closure", r"closure \(<ipython-input-1>, line 25\) takes limit from the function around it"),
         ("unnamed", r"has no name and no source of its own.*give 'rewards.py:NAME'"),
-        ("by_closure", r"closure \(<ipython-input-1>, line 24\), which by_closure uses, takes limit from the function"),
-        ("by_lambda", r"<lambda> \(<ipython-input-1>, line 30\), which by_lambda uses, has no name and no source"),
+        ("by_closure", r"closure \(<ipython-input-1>, line 25\), which by_closure uses, takes limit from the function"),
+        ("by_lambda", r"<lambda> \(<ipython-input-1>, line 31\), which by_lambda uses, has no name and no source"),
         ("attributed", r"attributed \(.*\) has attributes that its source does not give it \(weight\)"),
         ("by_class", r"by_class \(.*\) uses Judge of the program \(<class"),
         ("missing", r"uses not_there, which is not defined"),
@@ -191,6 +200,7 @@ def test_a_cell_whose_statements_are_compiled_one_by_one() -> None:
             "by_neighbours_function",
             r"uses score_of_\w+ of the program \(score of the module neighbour\w+, which is not",
         ),
+        ("by_a_generator", r"uses GENERATOR of the program \(<random.Random object"),
         ("decorated", r"decorated \(.*\) has a decorator around it \(decorator\)"),
         ("static", r"static \(.*\) stands in the class Judge"),
         ("Judge", r"Judge is a class of this program"),
@@ -229,6 +239,7 @@ def test_the_functions_that_it_uses_are_written_along(cell: dict[str, Any]) -> N
     assert "recursive" not in text
     assert written(cell["helped"])[1](None, "abc") == cell["whole"](None, "abc")
     assert written(cell["recursive"])[1](None, "abcd") == 4.0
+    assert written(cell["by_drawing"])[1](None, "a b") == 6.0
     assert written(cell["with_none"])[1](None, "a b") == cell["with_none"](None, "a b") == 2
 
 

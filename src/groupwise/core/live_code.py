@@ -233,12 +233,19 @@ def _line(name: str, value: Any, source: str) -> str:
     """The line that gives a module a global name; "" where no line does."""
     if isinstance(value, ModuleType):
         return _import(name, value, source) if _installed(value.__name__) else ""
-    home, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if home and own and _installed(home) and getattr(sys.modules.get(home), own, None) is value:
-        return f"from {home} import {own} as {name}\n"
+    for home, own in _homes(value):
+        if home and own and _installed(home) and getattr(sys.modules.get(home), own, None) is value:
+            return f"from {home} import {own} as {name}\n"
     if isinstance(value, re.Pattern):
         return f"{name} = __import__('re').compile({value.pattern!r}, {int(value.flags)})\n"
     return f"{name} = {value!r}\n" if _is_plain(value) else ""
+
+
+def _homes(value: Any) -> Iterator[tuple[str | None, str | None]]:
+    """Where a value may be found: (module, its name there). `random.random` is a method of what `random` holds."""
+    yield getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if (of := getattr(value, "__self__", None)) is not None:
+        yield type(of).__module__, getattr(value, "__name__", None)
 
 
 def _import(name: str, module: ModuleType, source: str) -> str:
