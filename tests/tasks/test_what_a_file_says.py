@@ -61,6 +61,7 @@ def changes(task: Data) -> list[str]:
 GOLDS: list[tuple[Any, str]] = [
     (["Paris", "paris"], '["Paris", "paris"]'),
     ([[1, 2], [3]], "[[1, 2], [3]]"),
+    ("  1 2\n", "1 2"),
     ({"is": "Größe", "or": None}, '{"is": "Größe", "or": null}'),
     ([], "[]"),
     (True, "true"),
@@ -328,6 +329,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         'turn 1: must have a "role", as text, and a "content"; it has from',
     ),
     "empty": ([user("2?"), assistant("4"), user(" ")], "what the user says last is empty"),
+    "no turn": ([], "a list, neither text nor a conversation; it is empty"),
+    "a list of lists": ([[user("2?")]], "a list, neither text nor a conversation; its first entry is a list"),
     "answer alone": ([assistant("4")], "this is the assistant's alone"),
     "call last": ([user("2?"), assistant("", tool_calls=[CALL])], "ends with a call of a tool"),
     "call of nothing": (

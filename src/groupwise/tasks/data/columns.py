@@ -11,7 +11,7 @@ from typing import Any
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.rewards.verifiers.extract import balanced
-from groupwise.tasks.data.conversations import Turn, conversation, frame, has_turns, question, without_prefill
+from groupwise.tasks.data.conversations import Turn, conversation, frame, has_turns, inside, question, without_prefill
 from groupwise.tasks.data.formats import kind_of
 from groupwise.tasks.data.nested import MissingColumn, has_value, value_at
 from groupwise.tasks.data.settings import DataSettings, template_columns
@@ -155,7 +155,7 @@ class Columns:
             return "", ()
         text, cut, value = self.gold(values), s.answer_after or s.answer_boxed, value_at(values, s.answer)
         if text:
-            return text, () if cut or isinstance(value, str) else (value,)
+            return text, () if cut or value == text else (value,)  # white space around a text is part of it
         if not cut and isinstance(value, (dict, list, bool)):
             return json.dumps(value, ensure_ascii=False), (value,)
         changes.append(f"no gold answer in the column {s.answer!r}: rewards get {None if cut else value!r}")
@@ -190,7 +190,9 @@ def _prompt_text(value: object, where: str, column: str) -> str:
         return value
     if isinstance(value, str):
         raise UsageError(f"{where}: task.prompt = {column!r}: empty; fill it or take the row out")
-    raise UsageError(f"{where}: task.prompt = {column!r}: {kind_of(value)}, neither text nor a conversation")
+    raise UsageError(
+        f"{where}: task.prompt = {column!r}: {kind_of(value)}, neither text nor a conversation{inside(value)}"
+    )
 
 
 def _filled(template: str, values: Mapping[str, Any]) -> tuple[str, list[str]]:

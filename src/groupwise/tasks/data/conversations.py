@@ -54,7 +54,7 @@ def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[
         changes.append(WRITTEN)
     turns = value if isinstance(value, list) else []
     if not has_turns(turns):
-        _refuse(place, kind_of(value))
+        _refuse(place, kind_of(value) + inside(value))
     read = [_turn(turn, f"{place}: turn {number}", changes) for number, turn in enumerate(turns, start=1)]
     asked = without_prefill(read)
     if not asked:
@@ -97,6 +97,17 @@ def question(turns: list[Turn]) -> str:
     said = [{key: turn[key] for key in _ASKED if key in turn} for turn in asked]
     alone = len(said) == 1 and not said[0].get("tool_calls")
     return said[0]["content"] if alone else json.dumps(said, ensure_ascii=False)
+
+
+def inside(value: object) -> str:
+    """What a list that is no conversation holds, as a message goes on; "" of anything else.
+
+    >>> inside([]), inside([[]]), inside(["1 + 1?"]), inside(3)
+    ('; it is empty', '; its first entry is a list', '', '')
+    """
+    if not isinstance(value, list) or (value and isinstance(value[0], str)):
+        return ""
+    return f"; its first entry is {kind_of(value[0])}" if value else "; it is empty"
 
 
 def _refuse(place: str, what: str) -> NoReturn:
