@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from groupwise.core.errors import UsageError, brief, nearest
+from groupwise.core.plain import of_program
 from groupwise.core.task import Task
 from groupwise.core.user_code import NO_FILES, Files, offered, offered_name, use_of
 from groupwise.tasks.arithmetic import Arithmetic
@@ -80,7 +81,7 @@ def task(name: str | None, settings: Mapping[str, object] | None = None, files: 
 
     Raises UsageError for a name or key that does not exist, and for a value of another type.
     """
-    keys = dict(settings or {})
+    keys = of_program(settings or {})
     if name is None:
         return own_task(keys.pop("use", None), keys, files)
     if name not in TASKS and name in offered(GROUP):
