@@ -127,7 +127,11 @@ def test_a_column_that_some_rows_lack_is_none_there_and_told(
 def test_a_list_is_no_text_to_compare_with_and_the_refusal_says_what_to_do(tmp_path: Path) -> None:
     told = refusal(data(tmp_path, rows(answer=lambda i: bool(i % 2)), check="exact"))
     assert "line 1: False; " in told
-    assert "; write true and false as text, or let rewards read them, task.check = 'none'; of 4" in told
+    assert "; write true and false as text, or let rewards read it, task.check = 'none'; of 4" in told
+    told = refusal(data(tmp_path, rows(), check="math", answer_boxed=True))
+    assert "...); task.answer_boxed = true, and the first has no \\boxed{}; of 4" in told
+    told = refusal(data(tmp_path, rows(), check="math", answer_after="####"))
+    assert "...); task.answer_after = '####', which the first has not; of 4" in told
     told = refusal(data(tmp_path, rows(answer=lambda i: ["1", i]), check="math"))
     assert "line 1: ['1', 0]; " in told
     assert "name one entry, as task.answer = 'answer.0', or let rewards read it, task.check = 'none'" in told

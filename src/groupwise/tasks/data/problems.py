@@ -167,12 +167,23 @@ class _Scan:
         answer = value_at(values, name) if gold is None else gold
         if len(self.examples) < _LISTED:
             self.examples.append(f"{where}: {_short(answer)}")
-        if isinstance(answer, (list, dict)) and answer and not self.remedy:
-            inside = f"{name}.{next(iter(answer)) if isinstance(answer, dict) else 0}"
-            self.remedy = f"; name one entry, as task.answer = {inside!r}, or let rewards read it, task.check = 'none'"
-        if isinstance(answer, bool) and not self.remedy:
-            self.remedy = "; write true and false as text, or let rewards read them, task.check = 'none'"
+        self.remedy = self.remedy or self._remedy(answer, nothing=gold is None)
         return False
+
+    def _remedy(self, answer: object, nothing: bool) -> str:
+        """What to do about a gold answer that cannot be read, as a message goes on; "" where that is not known.
+
+        nothing  whether the keys that cut an answer out of its column found none
+        """
+        settings, by_rewards = self.columns.settings, "or let rewards read it, task.check = 'none'"
+        if isinstance(answer, (list, dict)) and answer:
+            inside = f"{settings.answer}.{next(iter(answer)) if isinstance(answer, dict) else 0}"
+            return f"; name one entry, as task.answer = {inside!r}, {by_rewards}"
+        if isinstance(answer, bool):
+            return f"; write true and false as text, {by_rewards}"
+        if nothing and settings.answer_after and settings.answer_after not in str(answer):
+            return f"; task.answer_after = {settings.answer_after!r}, which the first has not"
+        return "; task.answer_boxed = true, and the first has no \\boxed{}" * (nothing and settings.answer_boxed)
 
     def _require_columns(self, row: Row, where: str) -> None:
         """Raises UsageError naming a column that is not there, or whose bytes are not read."""
