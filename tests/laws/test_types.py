@@ -186,6 +186,10 @@ GRPO = groupwise.algorithm("grpo")
             "advantage[0, 0] is 3e+38, beyond 1e+15; finite numbers are",
         ),
         (lambda: GRPO.loss(ONES * -3e38, ONES, ONES, ONES), "logp_live[0, 0] is -3e+38, beyond 1e+15; finite numbers"),
+        (
+            lambda: groupwise.algorithm("grpo-process").advantages(ONES, [0, 0], ONES),
+            "grpo-process: its advantages read where steps end; give step_end [N,T], True there",
+        ),
         (lambda: groupwise.gae(ONES, ONES, ONES, lam=1.5), "lam = 1.5: must be from 0 to 1"),
         (lambda: GRPO.advantages(ONES[0, 0], [0]), "rewards has shape (); [N], or [N,T] per token, is due"),
         (lambda: GRPO.advantages(ONES[0] * 1j, [0, 0, 0]), "rewards holds complex numbers; real ones are due"),
