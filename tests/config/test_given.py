@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import groupwise
@@ -127,6 +128,27 @@ def test_a_function_may_stand_wherever_a_recipe_says_use() -> None:
         given({**base, "rewards.mine.kind": "format"}, rewards={"mine": brief})
     single = table(given(base, named, rewards=brief))
     assert single["rewards"]["brief"]["use"].endswith("/code/brief.py:brief")
+
+
+def test_numbers_of_numpy_and_paths_are_values_of_a_recipe(tmp_path: Path) -> None:
+    """As loops over np.logspace and np.arange give them."""
+    changes = {
+        "steps": np.int64(3),
+        "learner": {"learning_rate": np.float32(1e-4)},
+        "task": {"name": "data", "path": tmp_path / "a.jsonl", "limit": np.int32(9), "repeats": np.bool_(True)},
+        "runs": tmp_path,
+    }
+    found = given("quickstart", changes).recipe
+    assert (found.steps, found.runs) == (3, str(tmp_path))
+    assert found.learner.learning_rate == 1e-4
+    assert found.task["path"] == str(tmp_path / "a.jsonl")
+    assert (found.task["limit"], found.task["repeats"]) == (9, True)
+    assert groupwise.algorithm("grpo", {"trust": {"epsilon_high": np.float32(0.28)}}).trust.epsilon_high == 0.28  # type: ignore[attr-defined]
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1?", "answer": "1"}\n')
+    task = groupwise.task("data", {"path": tmp_path / "a.jsonl", "heldout_share": np.float32(0.0)})
+    assert len(task.samples("train")) == 1
+    with pytest.raises(UsageError, match=r"steps = array\(\[3\]\): a ndarray is no value of a recipe"):
+        given("quickstart", {"steps": np.array([3])})
 
 
 def test_a_function_whose_file_was_edited_since_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -16,13 +16,16 @@ from groupwise.core.live_code import WRITTEN, extracted, located, require_as_in_
 from groupwise.core.user_code import Source, load
 
 CELL = '''
+import functools
 import json
 import re
 import math as m
 import xml.etree.ElementTree
+from random import Random, randint as draw
 from statistics import fmean as mean
 from groupwise import Sample
 import {neighbour}
+from {neighbour} import score as score_of_the_neighbour
 
 LIMIT, TABLE = 3, {{"a": (1, 2.5), "b": None}}
 NAN = float("nan")
@@ -96,6 +99,35 @@ def beside(sample, completion):
 class Judge:
     def __call__(self, sample, completion):
         return 1.0
+
+    @staticmethod
+    def static(sample, completion):
+        return 1.0
+
+def with_none(sample, completion, extra_info=None, *, scale=None):
+    """A default of None is the most usual one: verl's compute_score has it."""
+    return len(tidy(completion)) + (scale or 0)
+
+GENERATOR = Random(3)
+
+def by_drawing(sample, completion):
+    return float(draw(4, 4)) + len(tidy(completion))
+
+def by_a_generator(sample, completion):
+    return GENERATOR.random()
+
+def decorator(function):
+    @functools.wraps(function)
+    def around(*given):
+        return function(*given)
+    return around
+
+@decorator
+def decorated(sample, completion):
+    return 1.0
+
+def by_neighbours_function(sample, completion):
+    return score_of_the_neighbour(completion)
 '''
 
 
@@ -154,16 +186,23 @@ def test_a_cell_whose_statements_are_compiled_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("closure", r"closure \(<ipython-input-1>, line 22\) takes limit from the function around it"),
+        ("closure", r"closure \(<ipython-input-1>, line 25\) takes limit from the function around it"),
         ("unnamed", r"has no name and no source of its own.*give 'rewards.py:NAME'"),
-        ("by_closure", r"closure \(<ipython-input-1>, line 22\), which by_closure uses, takes limit from the function"),
-        ("by_lambda", r"<lambda> \(<ipython-input-1>, line 28\), which by_lambda uses, has no name and no source"),
+        ("by_closure", r"closure \(<ipython-input-1>, line 25\), which by_closure uses, takes limit from the function"),
+        ("by_lambda", r"<lambda> \(<ipython-input-1>, line 31\), which by_lambda uses, has no name and no source"),
         ("attributed", r"attributed \(.*\) has attributes that its source does not give it \(weight\)"),
         ("by_class", r"by_class \(.*\) uses Judge of the program \(<class"),
         ("missing", r"uses not_there, which is not defined"),
         ("counting", r"sets the variable LIMIT of the program"),
         ("not_a_number", r"uses NAN of the program \(nan\)"),
         ("beside", r"uses neighbour\w+ of the program \(the module neighbour\w+, which is not installed\)"),
+        (
+            "by_neighbours_function",
+            r"uses score_of_\w+ of the program \(score of the module neighbour\w+, which is not",
+        ),
+        ("by_a_generator", r"uses GENERATOR of the program \(<random.Random object"),
+        ("decorated", r"decorated \(.*\) has a decorator around it \(decorator\)"),
+        ("static", r"static \(.*\) stands in the class Judge"),
         ("Judge", r"Judge is a class of this program"),
         ("object", r"is an object of this program"),
         ("sourceless", r"has no source, or it was changed since"),
@@ -171,7 +210,7 @@ def test_a_cell_whose_statements_are_compiled_one_by_one() -> None:
 )
 def test_what_does_not_stand_by_itself_is_refused_in_one_line(name: str, why: str, cell: dict[str, Any]) -> None:
     cell["closure"], cell["object"] = cell["make"](5)[0], cell["Judge"]()
-    cell["made"] = cell["closure"]
+    cell["made"], cell["static"] = cell["closure"], cell["Judge"].static
     exec("def sourceless(sample, completion): return 1.0", cell)
     with pytest.raises(UsageError, match=why) as error:
         extracted(cell[name], "rewards.it.use", "rewards.py")
@@ -200,6 +239,8 @@ def test_the_functions_that_it_uses_are_written_along(cell: dict[str, Any]) -> N
     assert "recursive" not in text
     assert written(cell["helped"])[1](None, "abc") == cell["whole"](None, "abc")
     assert written(cell["recursive"])[1](None, "abcd") == 4.0
+    assert written(cell["by_drawing"])[1](None, "a b") == 6.0
+    assert written(cell["with_none"])[1](None, "a b") == cell["with_none"](None, "a b") == 2
 
 
 def test_functions_that_are_others_by_now_are_refused(cell: dict[str, Any]) -> None:

@@ -16,7 +16,9 @@ from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Sample
 from groupwise.environments.adapt import LONGEST, begun, ended, playable, roles, schemas, with_special
+from groupwise.environments.calls import Call
 from groupwise.environments.game import Game
+from groupwise.environments.tools import unanswered
 from tests.environments.environment_faults import Dice, half
 from tests.environments.trl_examples import EchoToolEnv, IncrementEnv, async_add, multiply, reward_func
 
@@ -353,3 +355,38 @@ def test_what_a_chat_must_know_of_each_form() -> None:
     assert game.schemas == schemas(Dice, (half,))
     assert game.with_special
     assert game.roles == ("tool",)
+
+
+BY_PYTHON = """Traceback (most recent call last):
+  File "/home/a/tools.py", line 9, in look_up
+    search(page)
+  File "/home/a/tools.py", line 4, in search
+    re.search(pattern, page)
+  File "/usr/lib/python3.11/re/__init__.py", line 176, in search
+SystemExit: 3"""
+BY_FAULTHANDLER = """Current thread 0x00007f (most recent call first):
+  File "/usr/lib/python3.11/subprocess.py", line 550 in run
+  File "/home/a/site/lib/python3.11/site-packages/shell.py", line 3 in call
+  File "/home/a/tools.py", line 9 in look_up
+  File "/usr/lib/python3.11/asyncio/runners.py", line 118 in run"""
+
+
+@pytest.mark.parametrize(("detail", "guilty"), [(BY_PYTHON, "look_up"), (BY_FAULTHANDLER, "look_up")])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_turn_without_an_answer_is_charged_to_the_tool_that_was_called(detail: str, guilty: str, first: bool) -> None:
+    """And not to another one that it calls in its turn, or that has the name of a function of Python."""
+    names = ["look_up", "search", "run", "call"]
+    calls = [Call(name, {}) for name in (names if first else names[::-1])]
+    fault = Reply(cause=Cause.TIMEOUT, detail=detail, seconds=10.0)
+    records = unanswered(calls, names, fault)
+    assert {record.tool: record.failure for record in records} == {
+        name: "timeout" if name == guilty else "unanswered" for name in names
+    }
+
+
+def test_frames_of_an_installed_package_of_tools_count() -> None:
+    detail = BY_FAULTHANDLER.replace("look_up", "helper")
+    (_, record) = unanswered(
+        [Call("run", {}), Call("call", {})], ["run", "call"], Reply(cause=Cause.TIMEOUT, detail=detail)
+    )
+    assert record.failure == "timeout"

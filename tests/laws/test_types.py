@@ -176,6 +176,21 @@ GRPO = groupwise.algorithm("grpo")
         (lambda: GRPO.advantages(ONES[0], ["a", "a", "b"]), "groups is a list (too many dimensions 'str'); a tensor, "),
         (lambda: GRPO.advantages(ONES[0], ONES[0].bfloat16()), "groups holds torch.bfloat16, which cannot tell all"),
         (lambda: GRPO.advantages([1.0, None], [0, 0]), "rewards is a list ("),
+        (
+            lambda: GRPO.advantages(ONES[0].to_sparse(), [0, 0, 0]),
+            "rewards is a tensor of torch.sparse_coo; a dense",
+        ),
+        (lambda: groupwise.gae(ONES, ONES, ONES, gamma=torch.nan), "gamma = nan: must be from 0 to 1"),
+        (
+            lambda: GRPO.loss(ONES, ONES, ONES * 3e38, ONES),
+            "advantage[0, 0] is 3e+38, beyond 1e+15; finite numbers are",
+        ),
+        (lambda: GRPO.loss(ONES * -3e38, ONES, ONES, ONES), "logp_live[0, 0] is -3e+38, beyond 1e+15; finite numbers"),
+        (
+            lambda: groupwise.algorithm("grpo-process").advantages(ONES, [0, 0], ONES),
+            "grpo-process: its advantages read where steps end; give step_end [N,T], True there",
+        ),
+        (lambda: groupwise.gae(ONES, ONES, ONES, lam=1.5), "lam = 1.5: must be from 0 to 1"),
         (lambda: GRPO.advantages(ONES[0, 0], [0]), "rewards has shape (); [N], or [N,T] per token, is due"),
         (lambda: GRPO.advantages(ONES[0] * 1j, [0, 0, 0]), "rewards holds complex numbers; real ones are due"),
         (lambda: GRPO.advantages(ONES[0], [0, 0, 0], ONES), "mask has shape (2, 3); [N,T] of the rewards: (3, 3) is"),
@@ -211,3 +226,28 @@ def test_arrays_and_batches_without_tokens_or_rows_are_columns() -> None:
     old, lists = -ONES.double(), [[-1, -1, -1]] * 2
     assert float(GRPO.loss(lists, old.numpy(), [1, 0], ONES, logp_ref=lists).value) == pytest.approx(-0.5)
     assert GRPO.loss(*[torch.ones(0, 3)] * 4, logp_ref=torch.ones(0, 3)).value == 0
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([1.0, 1.0, 0.0, 1.0])[::-1],
+        np.array([1.0, 0.0, 1.0, 1.0], ">f8"),
+        np.array([1.0, 0.0, 1.0, 1.0], np.longdouble),
+        np.array([[1.0, 2.0], [0.0, 2.0], [1.0, 2.0], [1.0, 2.0]], order="F")[:, 0],
+        np.frombuffer(np.array([1.0, 0.0, 1.0, 1.0]).tobytes()),
+    ],
+    ids=["reversed", "big-endian", "longdouble", "column", "read-only"],
+)
+@pytest.mark.filterwarnings("error")
+def test_an_array_of_any_layout_is_its_numbers(array: Any) -> None:
+    """torch itself reads none of the first three, and warns of the last."""
+    expected = GRPO.advantages(torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64), [0, 0, 0, 0])
+    assert torch.equal(GRPO.advantages(array, [0, 0, 0, 0]), expected)
+
+
+def test_lists_without_an_entry_are_ids_too() -> None:
+    assert GRPO.advantages([], []).tolist() == []
+    told = "; NaN stands for a number that is not there, None does not$"
+    with pytest.raises(ValueError, match=told):
+        GRPO.advantages([1.0, None], [0, 0])

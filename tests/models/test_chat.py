@@ -400,6 +400,22 @@ def test_dropped_earlier_turns_are_named_and_fatal_where_prompts_have_them() -> 
     assert "'What is 2 + 3?'" in str(lost)
 
 
+def test_a_turn_is_dropped_whatever_else_holds_its_words() -> None:
+    """Only the first prompts are looked at one by one: what is dropped later ends the run where it is encoded."""
+    known = CHATML.replace("message['content']", "message['content'] if message['role'] in ('system', 'user') else ''")
+    chat = Chat(tokenizer(known))
+    asked = [{"role": "user", "content": "Is it 4?"}]
+    for other in ({"role": "developer", "content": "Is it"}, {"role": "tool", "content": "4"}):
+        sample = Sample("t", "Is it 4?", "4", messages=(other, *asked))
+        (found,) = [f for f in check_chat(chat, ends(chat.tokenizer), (sample,)) if f.fatal]
+        assert f"the chat template drops the {other['role']}'s text: '{other['content']}'" in found.what
+        with pytest.raises(UsageError, match=f"^sample t: the chat template .* drops the {other['role']}'s text: '"):
+            chat.encode(sample)
+    chat.encode(Sample("u", "Is it 4?", "4", messages=({"role": "system", "content": "Is it"}, *asked)))
+    plain = Chat(tokenizer(None))
+    assert plain.dropped([{"role": "tool", "content": "4"}]) is None
+
+
 def test_a_dropped_question_is_fatal() -> None:
     made = tokenizer(CHATML.replace("message['content']", "''"))
     assert only(findings(made), "chat template: drops the user's text").fatal

@@ -160,6 +160,31 @@ def test_a_label_is_the_fewest_keys_that_tell_the_groups_apart(changes, labels):
     assert sorted(group.label for group in grouped(members)) == sorted(labels)
 
 
+def of_code(label: str, path: str, sha256: str, seed: int = 0) -> Member:
+    """A run with a reward and tools of a file, which said what has this hash."""
+    recipe = {"rewards": {"mine": {"use": f"{path}:f"}}, "task": {"tools": [f"{path}:tool"]}}
+    return member(label, seed=seed, recipe=recipe, about={"code": [{"path": path, "sha256": sha256 * 8}]})
+
+
+def test_a_file_that_was_edited_between_two_runs_is_another_recipe():
+    groups = grouped([of_code("before", "/a/r.py", "11aa22bb"), of_code("after", "/a/r.py", "33cc44dd")])
+    assert [group.label for group in groups] == ["use r.py@11aa22bb:f", "use r.py@33cc44dd:f"]
+    assert [len(group.counted) for group in groups] == [1, 1]
+    differs = what_differs(groups)
+    assert differs is not None
+    assert [line[0] for line in differs.rows][:2] == ["rewards.mine.use", "task.tools"]
+
+
+def test_seeds_whose_files_say_the_same_in_other_places_are_one_group():
+    """As the functions of a notebook, which each run has in its own folder."""
+    members = [of_code(f"run-{seed}", f"/runs/{seed}/code/f.py", "11aa22bb", seed) for seed in range(3)]
+    (group,) = grouped(members)
+    assert group.label == "grpo (3 seeds)"
+    for damaged in ({"code": 3}, {"code": ["x", {}]}, {}):
+        alone = member("alone", recipe={"task": {"use": "x.py:T"}}, about=damaged)
+        assert len(grouped([alone, member("plain")])) == 2
+
+
 def test_groups_stand_in_the_order_of_their_values():
     members = [member(f"run-{steps}", recipe={"steps": steps}) for steps in (100, 20, 3)]
     assert [group.label for group in grouped(members)] == ["steps 3", "steps 20", "steps 100"]

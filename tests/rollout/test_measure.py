@@ -272,17 +272,32 @@ def results(function, count: int = 2) -> list[ScoreResult]:
         return [one for part in bound(function, "mine", {}).score(attempts, finisher(runner)) for one in part]
 
 
+def test_all_numbers_of_one_name_that_a_call_logs_add_up() -> None:
+    def reward(completions, log_metric, **kwargs):
+        for cost in (0.25, 0.5):
+            log_metric("cost", cost)
+        return [1.0] * len(completions)
+
+    scorer = Scorer(ARITHMETIC, str)
+    for result in results(reward, 3):
+        scorer.note(Sample("k", "p", "a"), {"mine": result}, completion(1.0))
+    logged = scorer.take_logged()
+    assert logged.totals["mine.cost"].read() == 0.75
+    assert logged.means["mine.cost"].read() == 0.375
+
+
 def test_what_a_function_logs_stands_with_its_completions() -> None:
     def reward(completions, log_extra, log_metric, **kwargs):
         log_extra("length", [len(text) for text in completions])
         log_extra(column="text", values=["a" * 10_000, "\ud800"])
         log_metric(name="share", value=0.25)
+        log_metric("share", 0.5)  # the one does not take the place of the other
         return [1.0, None]
 
     first, second = results(reward)
     assert first.columns == {"length": 0.0, "text": "a" * LONGEST_TEXT}
     assert second.columns == {"length": 1.0, "text": "\ufffd"}
-    assert first.metrics == second.metrics == {"share": 0.25}
+    assert first.metrics == second.metrics == {"share": (0.25, 0.5)}
     assert first.of_call == second.of_call == 2
     assert (first.votes, second.votes) == (True, False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from groupwise.commands.selected import selected
 from groupwise.commands.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.core import jsonl
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.models.chat import Chat
@@ -63,6 +65,9 @@ def test_each_held_out_set_is_reported_under_its_name(changes: dict[str, object]
     }
     assert evaluation["problems"] == 7
     assert {"first", "second"} < set(done.summary["heldout_by_source"])
+    rows = [row for row in jsonl.rows(done.folder / "heldout.jsonl") if row["step"] == 0]
+    assert Counter(row["set"] for row in rows) == {"first": 4, "second": 3}
+    assert {row["source"] for row in rows} == {"openai/gsm8k", "own/doubles"}
 
 
 def test_a_run_that_evaluates_nothing_trains_resumes_and_says_so(changes: dict[str, object]) -> None:

@@ -154,6 +154,13 @@ def test_a_run_shows_itself_in_a_notebook(run: groupwise.Run, place: Path):
     assert "0 of 3 steps" in opened._repr_html_()
     shutil.rmtree(strange)
     assert "cannot be read" in opened._repr_html_()
+    with pytest.raises(UsageError, match="not a run folder"):
+        opened.rollouts()
+
+
+def test_a_list_of_runs_is_told_how_a_report_takes_them(run: groupwise.Run):
+    with pytest.raises(UsageError, match=r"^report takes each run by itself: groupwise.report\(\*runs\)$"):
+        groupwise.report([run, run])  # type: ignore[arg-type]
 
 
 def test_a_report_is_a_path_that_a_notebook_shows(run: groupwise.Run, tmp_path: Path):

@@ -125,6 +125,28 @@ BROKEN = {
         '{path}, entry 2: a number, not an object of columns; such as {{"prompt": ...}}',
     ),
     "broken.json": (b'[{"a": 1},\n {"a" 2}]', "{path}: not JSON: Expecting ':' delimiter at line 2, column 7"),
+    "data.json": (
+        b'{"data": [\n {"prompt": "a", "answer": "b"}\n]}',
+        "{path}: an object, not a list of objects; its 'data' holds 1: write that list alone",
+    ),
+    "line.json": (
+        b'{"version": 1, "rows": [{"prompt": "a"}, {}]}\n',
+        "{path}: an object, not a list of objects; its 'rows' h",
+    ),
+    "columns.json": (
+        b'{"prompt": {"0": "a", "1": "b"}, "answer": {"0": "1", "1": "2"}}',
+        "{path}: an object, not a list of objects but of columns; pandas writes rows with to_json(orient='records', li",
+    ),
+    "cut.json": (b'{"prompt": "a", "answer": "1"}\n{"prompt": "b', "{path}, line 2: not JSON: Unterminated string"),
+    "first.json": (b'{"prompt": "a", "ans\n{"prompt": "b"}\n', "{path}, line 1: not JSON: "),
+    "index.csv": (
+        b",prompt\n0,a\n",
+        "{path}, line 1: the header must name every column, each once; it says ['', 'prompt']; pa",
+    ),
+    "semicolons.csv": (
+        b"prompt;answer\na;1\n",
+        "{path}, line 1: one column whose name holds ';': columns stand between",
+    ),
     "value.json": (b"7", "{path}: a number, not a list of objects"),
     "digits.jsonl": (b'{"a": ' + b"9" * 5000 + b"}", "{path}, line 1: JSON that cannot be read: Exceeds the limit"),
     "deep.jsonl": (b"[" * 100_000, "{path}, line 1: JSON that cannot be read: maximum recursion depth exceeded"),
@@ -204,6 +226,19 @@ def test_a_folder_without_data_and_a_file_of_no_known_kind_are_named(tmp_path: P
         Data(path=str(tmp_path), check="exact").samples("train")
     with pytest.raises(UsageError, match=r"notes\.txt': of no known kind; known endings: \.jsonl"):
         Data(path=str(tmp_path / "notes.txt"), check="exact").samples("train")
+    (tmp_path / "data").mkdir()
+    _lines(tmp_path / "data" / "train.jsonl")
+    with pytest.raises(UsageError, match=r"; task.path = '.*/data' has some$"):
+        Data(path=str(tmp_path), check="exact").samples("train")
+
+
+@pytest.mark.parametrize("names", [("gsm_train.jsonl", "gsm_test.jsonl"), ("MATH-train.jsonl", "MATH.test.jsonl")])
+def test_a_word_inside_the_names_of_files_says_which_rows_are_held_out(names: tuple[str, str], tmp_path: Path) -> None:
+    for name in names:
+        _lines(tmp_path / name)
+    sources = sources_at("task.path", str(tmp_path))
+    found = [[Path(source.name).name for source in part] for part in (sources.train, sources.heldout)]
+    assert found == [[names[0]], [names[1]]]
 
 
 def test_names_of_files_say_which_rows_are_held_out(tmp_path: Path) -> None:

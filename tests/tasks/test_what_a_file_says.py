@@ -62,6 +62,7 @@ def changes(task: Data) -> list[str]:
 GOLDS: list[tuple[Any, str]] = [
     (["Paris", "paris"], '["Paris", "paris"]'),
     ([[1, 2], [3]], "[[1, 2], [3]]"),
+    ("  1 2\n", "1 2"),
     ({"is": "Größe", "or": None}, '{"is": "Größe", "or": null}'),
     ([], "[]"),
     (True, "true"),
@@ -102,7 +103,36 @@ def test_what_a_row_lacks_is_none_and_told_and_what_no_row_has_is_not_offered(tm
     assert "ground_truth" not in VERL.arguments([Attempt(bare, "")])
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_column_that_some_rows_lack_is_none_there_and_told(
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the run would end at the first of these rows, however late it comes."""
+    if again:
+        monkeypatch.setattr(formats, "SMALL_FILE", 0)
+    lines = rows(6)
+    for number in (1, 2, 4):
+        lines[number]["solution"] = f"so {number}"
+    lines[5]["level"] = 3
+    task = data(tmp_path, lines, answer="")
+    given = {s.key[-1]: TRL.arguments([Attempt(s, "")]) for s in task.samples("train")}
+    assert [given[number]["solution"] for number in "123456"] == [[None], ["so 1"], ["so 2"], [None], ["so 4"], [None]]
+    assert [given[number]["level"] for number in "56"] == [[None], [3]]
+    path = tmp_path / "rows.jsonl"
+    assert f"3 rows: no column 'solution': rewards get None (first: {path}, line 1)" in task.notes()
+    assert f"5 rows: no column 'level': rewards get None (first: {path}, line 1)" in task.notes()
+    whole = data(tmp_path, rows(3, solution="x"))
+    assert not any("no column" in note for note in whole.notes())
+
+
 def test_a_list_is_no_text_to_compare_with_and_the_refusal_says_what_to_do(tmp_path: Path) -> None:
+    told = refusal(data(tmp_path, rows(answer=lambda i: bool(i % 2)), check="exact"))
+    assert "line 1: False; " in told
+    assert "; write true and false as text, or let rewards read it, task.check = 'none'; of 4" in told
+    told = refusal(data(tmp_path, rows(), check="math", answer_boxed=True))
+    assert "...); task.answer_boxed = true, and the first has no \\boxed{}; of 4" in told
+    told = refusal(data(tmp_path, rows(), check="math", answer_after="####"))
+    assert "...); task.answer_after = '####', which the first has not; of 4" in told
     told = refusal(data(tmp_path, rows(answer=lambda i: ["1", i]), check="math"))
     assert "line 1: ['1', 0]; " in told
     assert "name one entry, as task.answer = 'answer.0', or let rewards read it, task.check = 'none'" in told
@@ -123,7 +153,9 @@ def test_a_float_of_any_width_is_the_decimal_that_was_written(kind: str, saved: 
     written = [0.1, 6.1, 2.5, 1e-3, None]
     own = pa.array(written, pa.type_for_alias(kind))
     lists = pa.array([[{"x": value}] for value in written], pa.list_(pa.struct([("x", own.type)])))
-    table = pa.table({"prompt": [f"{i}?" for i in range(5)], "answer": own, "inside": lists})
+    maps = pa.array([[("x", value)] for value in written], pa.map_(pa.string(), own.type))
+    columns = {"prompt": [f"{i}?" for i in range(5)], "answer": own, "inside": lists}
+    table = pa.table(columns if saved else {**columns, "map": maps})  # the library `datasets` knows no maps
     path = tmp_path / "rows.parquet"
     if saved:
         datasets = pytest.importorskip("datasets")
@@ -137,6 +169,7 @@ def test_a_float_of_any_width_is_the_decimal_that_was_written(kind: str, saved: 
     samples = sorted(task.samples("train"), key=lambda sample: sample.key)
     assert [sample.answer for sample in samples] == ["0.1", "6.1", "2.5", "0.001", ""]
     assert [sample.extra["inside"] for sample in samples] == [[{"x": value}] for value in written]
+    assert saved or [sample.extra["map"] for sample in samples] == [[["x", value]] for value in written]
 
 
 def test_dates_and_decimals_are_text_and_bytes_are_told(tmp_path: Path) -> None:
@@ -289,11 +322,38 @@ def test_a_prompt_that_ends_with_the_assistant_is_continued_and_a_whole_conversa
     assert words.gold(first(words)) == " 4"
     assert words.score(first(words), " 4") == 1.0
     assert changes(prefilled)[0].startswith("1 row: the prompt ends with the assistant's turn: the policy continues it")
+    thought = data(tmp_path, rows(1, prompt=[turns[0], assistant("So", reasoning_content="2 and 2", name=None)]))
+    lost = "1 row: the assistant's turn that ends the prompt holds reasoning_content beside its content: not read"
+    assert changes(thought)[0].startswith(lost)
     whole = data(tmp_path, rows(1, chat=turns), messages="chat")
     assert list(first(whole).messages) == [turns[0]]
     assert changes(whole)[0].startswith("1 row: the conversation ends with the assistant's turn: left out")
     unfinished = data(tmp_path, rows(1, prompt=[user("2?"), assistant("<think>")], answer="5"), check="numeric")
     assert unfinished.score(first(unfinished), "2 + 3 = 5") == 0.0
+
+
+def test_an_instruction_goes_to_the_user_and_not_into_what_a_tool_said(tmp_path: Path) -> None:
+    turns = [user("What time is it?"), assistant("", tool_calls=[CALL]), {"role": "tool", "content": "12:00"}]
+    sample = first(data(tmp_path, rows(1, prompt=turns), instruction=" Briefly."))
+    assert list(sample.messages) == [user("What time is it? Briefly."), *turns[1:]]
+    assert sample.prompt == "12:00"
+    ended = [user("Hm?"), {"role": "system", "content": "Answer."}]
+    assert first(data(tmp_path, rows(1, prompt=ended), instruction=" Go.")).messages[0] == user("Hm? Go.")
+
+
+def test_files_of_verl_that_a_model_judges_have_no_gold_answers(tmp_path: Path) -> None:
+    path = data(tmp_path, rows(prompt=lambda i: [user(f"{i}?")], reward_model={"style": "model"}, data_source="a")).path
+    task = groupwise.task("verl", {"path": path, "check": "none", "heldout_share": 0.0})
+    assert "ground_truth" not in VERL.arguments([Attempt(first(task), "")])
+    some = [{"style": "rule", "ground_truth": "4"}, {"style": "model"}]
+    path = data(tmp_path, rows(2, reward_model=lambda i: some[i], data_source="a")).path
+    task = groupwise.task("verl", {"path": path, "check": "none", "heldout_share": 0.0})
+    assert [VERL.arguments([Attempt(s, "")])["ground_truth"] for s in sorted(task.samples("train"), key=str)] == [
+        "4",
+        None,
+    ]
+    assert "1 row: no column 'reward_model.ground_truth' of a gold answer: rewards get None" in task.notes()
+    assert "has no 'ground_truth'" in refusal(groupwise.task("verl", {"path": path}))
 
 
 def test_a_demonstration_is_of_the_whole_conversation(tmp_path: Path) -> None:
@@ -316,7 +376,10 @@ def test_a_conversation_written_as_text_is_read_and_told(tmp_path: Path) -> None
         task = data(tmp_path, rows(2, prompt=lambda i: json.dumps([*turns, assistant("4"), user(f"{i}?")])), **keys)
         assert list(first(task).messages) == [*turns, assistant("4"), user("0?")]
         assert changes(task)[0].startswith("2 rows: a conversation, or calls of tools, written as text: read as JSON")
-    assert first(data(tmp_path, rows(prompt=lambda i: f"[{i}] is what?"))).prompt == "[0] is what?"
+    for text in ("[0] is what?", '{"role": "knight"}', '[{"id": 0}]', 'Is [{"role": "user"}] JSON?'):
+        assert first(data(tmp_path, rows(1, prompt=text))).prompt == text
+    numbered = data(tmp_path, rows(1, prompt=json.dumps([{"id": 7, **user("2 + 2?")}])))
+    assert list(first(numbered).messages) == [{**user("2 + 2?"), "id": 7}]
     called = assistant("", tool_calls=json.dumps([CALL]))
     task = data(tmp_path, rows(prompt=[*turns, called, {"role": "tool", "content": "1"}]))
     assert first(task).messages[1]["tool_calls"] == [CALL]
@@ -338,12 +401,21 @@ REFUSED: dict[str, tuple[Any, str]] = {
         'turn 1: must have a "role", as text, and a "content"; it has from',
     ),
     "empty": ([user("2?"), assistant("4"), user(" ")], "what the user says last is empty"),
+    "no turn": ([], "a list, neither text nor a conversation; it is empty"),
+    "a list of lists": ([[user("2?")]], "a list, neither text nor a conversation; its first entry is a list"),
     "answer alone": ([assistant("4")], "this is the assistant's alone"),
     "call last": ([user("2?"), assistant("", tool_calls=[CALL])], "ends with a call of a tool"),
     "call of nothing": (
         [user("2?"), assistant("", tool_calls=[{}]), user("3?")],
         "turn 2: tool_calls must be a list of",
     ),
+    "picture beside a text": ([user([{"type": "text", "text": "2?", "image": "a.png"}])], "a part with image; a text"),
+    "picture without a type": ([user([{"text": "2?", "image_url": {"url": "a"}}])], "holds a part with image_url; a"),
+    "part without its text": ([user([{"type": "text", "text": None}])], "the text of a part is nothing (null); fill"),
+    "ShareGPT's as text": (json.dumps([{"from": "human", "value": "2?"}]), "it has from, value; rename from and value"),
+    "a turn as text": (json.dumps(user("2?")), "this is an object"),
+    "a table of turns as text": (json.dumps({"messages": [user("2?")]}), "this is an object"),
+    "Python's, another key first": (str([{"id": 1, **user("2?")}]), "this is Python's spelling: write it with json."),
     "Python's": (str([user("2?")]), "task.prompt = 'prompt', a conversation written as text: not JSON: Expecting"),
 }
 
@@ -368,6 +440,8 @@ def test_a_turn_that_no_text_model_reads_is_refused_by_its_row(name: str, tmp_pa
         [{"role": "system", "content": "Be brief."}, user("Café: 1 + 1?")],
         [{"role": "developer", "content": "Be brief."}, user("Café: 1 + 1?"), assistant("It is")],
         json.dumps([user("Café: 1 + 1?")]),
+        [user("Café: 1 + 1?") | {"id": "c81", "name": "ann"}],
+        [user([{"type": "text", "text": "Café: 1 + 1?"}]) | {"tool_calls": []}],
     ],
 )
 def test_a_leak_is_found_behind_any_frame(other: Any, tmp_path: Path) -> None:
@@ -376,6 +450,13 @@ def test_a_leak_is_found_behind_any_frame(other: Any, tmp_path: Path) -> None:
     task = data(tmp_path, [*rows(3), *rows(1, prompt=other)], heldout=str(path))
     assert len(task.samples("heldout")) == 0
     assert len(task.leaked) == 1
+
+
+def test_rows_of_one_question_whose_turns_hold_other_things_stay_apart(tmp_path: Path) -> None:
+    thoughts = [[user("2?"), assistant("4", reasoning_content=text), user("Sure?")] for text in ("a", "b", "b")]
+    task = data(tmp_path, rows(3, prompt=lambda i: thoughts[i]))
+    assert len(task.samples("train")) == 2
+    assert len(task.repeated) == 1
 
 
 def test_one_question_in_two_frames_is_two_rows_of_one_split(tmp_path: Path) -> None:

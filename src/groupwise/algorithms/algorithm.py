@@ -226,6 +226,8 @@ class Algorithm:
         require_finite("rewards", rewards, voting, "finite numbers are due, or NaN where there is no reward", LARGEST)
         if rewards.dim() == 1:
             per_token = at_last_token(rewards, inside)
+        if self.advantage.reads_steps and step_end is None:
+            raise ValueError(f"{self.name}: its advantages read where steps end; give step_end [N,T], True there")
         ends = None if step_end is None else mask_of("step_end", step_end, rewards)
         states = None if step_state is None else whole_numbers("step_state", step_state, rewards)
         for name, column in (("step_end", ends), ("step_state", states)):
@@ -264,7 +266,7 @@ class Algorithm:
         _same_shape(inside, **columns)
         for name, column in columns.items():
             if column is not None and name in self._reads:
-                require_finite(name, column, inside, "finite numbers are due at every trained token")
+                require_finite(name, column, inside, "finite numbers are due at every trained token", LARGEST)
         correction = self._correction(old, more.pop("logp_engine"), inside)
         return self.objective(self._weight(inside), live, old, advantage, inside, correction=correction, **more)
 

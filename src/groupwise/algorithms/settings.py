@@ -19,6 +19,7 @@ from groupwise.algorithms.parts.shaping import Outcome, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
 from groupwise.core.errors import UsageError, brief, nearest
+from groupwise.core.plain import of_program
 from groupwise.core.settings import required
 from groupwise.core.user_code import NO_FILES, Files, load, offered_name, raised, use_of
 
@@ -101,7 +102,7 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None, files: Fi
     >>> algorithm("grpo", {"trust.epsilon_high": 0.28}).trust
     Clip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=0.0)
     """
-    row, slots = _row(name), _by_slot(settings or {})
+    row, slots = _row(name), _by_slot(of_program(settings or {}))
     changed: dict[str, object] = {}
     for slot, values in slots.items():
         if slot in KINDS:

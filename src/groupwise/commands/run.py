@@ -60,7 +60,7 @@ class Run:
         A row a completion, with its prompt, answer, text, score and advantage. What else there is: docs/metrics.md.
         Raises UsageError where there are none.
         """
-        path = self.folder / ROLLOUTS
+        path = whole_recipe(self.folder).with_name(ROLLOUTS)
         rows = list(jsonl.rows(path, step)) if path.is_file() else []
         if not rows:
             which = "" if step is None else f" of step {brief(step)}"

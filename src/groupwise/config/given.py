@@ -12,6 +12,7 @@ from groupwise.algorithms.settings import algorithm as row
 from groupwise.config.recipe import Recipe, find, parse, read_table, require_overrides, set_key
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.live_code import extracted, located, require_as_in_its_file
+from groupwise.core.plain import of_program
 from groupwise.core.user_code import Files, Source
 from groupwise.journal.code import CODE
 
@@ -65,7 +66,7 @@ def given(
     if algorithm is not None:
         _set_algorithm(table, algorithm)
     for key, value in changes.items():
-        set_key(table, key, _copied(value))
+        set_key(table, key, of_program(value))
     if rewards is not None:
         _add(table, _by_name(rewards))
     functions = _taken(table)
@@ -80,7 +81,7 @@ def _table(recipe: RecipeLike) -> tuple[dict[str, Any], str]:
     if isinstance(recipe, Mapping):
         table: dict[str, Any] = {"name": NAME}
         for key in sorted(map(_text, recipe), key=lambda key: "." in key):  # the tables that dotted keys lie in first
-            set_key(table, key, _copied(recipe[key]))
+            set_key(table, key, of_program(recipe[key]))
         return table, "a dictionary"
     if not isinstance(recipe, (str, os.PathLike)):
         raise UsageError(f"recipe {brief(recipe)}: give a recipe's name, its path, a dictionary or a groupwise.Recipe")
@@ -92,11 +93,6 @@ def _text(key: object) -> str:
     if not isinstance(key, str):
         raise UsageError(f"recipe: the key {brief(key)} is no text")
     return key
-
-
-def _copied(value: Any) -> Any:
-    """The value; tables in it are new ones, so that nothing of the caller's is changed."""
-    return {key: _copied(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 def _set_algorithm(table: dict[str, Any], algorithm: Algorithm) -> None:

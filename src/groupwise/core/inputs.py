@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,8 @@ def numbers(name: str, given: Column, beside: Tensor | None = None) -> Tensor:
 def whole_numbers(name: str, given: Column, beside: Tensor) -> Tensor:
     """A column of integer ids. Floating-point numbers are refused: in bfloat16, 256 and 257 are one id."""
     tensor = tensor_of(name, given, "integers", beside)
+    if not isinstance(given, Tensor) and not tensor.numel():
+        return tensor.long()  # an empty list is of no type
     if tensor.is_floating_point() or tensor.is_complex():
         raise ValueError(f"{name} holds {tensor.dtype}, which cannot tell all ids apart; give integers")
     return tensor
@@ -56,16 +59,24 @@ def tensor_of(name: str, given: Column, due: str, beside: Tensor | None = None) 
     """A tensor as it is, an array or lists as one beside another. Raises ValueError, with what is `due`, for others."""
     if not isinstance(given, Tensor):
         try:
-            given = torch.as_tensor(getattr(given, "__array__", lambda: given)())
+            given = _from_array(given) if hasattr(given, "__array__") else torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
-            kind = type(given).__name__
-            raise ValueError(
-                f"{name} is a {kind} ({one_line(error)}); a tensor, array or list, {due}, is due"
-            ) from None
+            kind, words = type(given).__name__, one_line(error)
+            nothing = "; NaN stands for a number that is not there, None does not" * ("NoneType" in words)
+            raise ValueError(f"{name} is a {kind} ({words}); a tensor, array or list, {due}, is due{nothing}") from None
         return given if beside is None else given.to(beside.device)
+    if given.layout != torch.strided:
+        raise ValueError(f"{name} is a tensor of {given.layout}; a dense one is due")
     if beside is not None and given.device != beside.device:
         raise ValueError(f"{name} is on {given.device}, what it is used with on {beside.device}; move one of them")
     return given
+
+
+def _from_array(given: Column) -> Tensor:
+    """A copy of an array: torch reads no reversed one, no foreign byte order and no float of more than 64 bits."""
+    array = np.array(given)
+    wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
+    return torch.from_numpy(array.astype(np.float64 if wide else array.dtype.newbyteorder("="), order="C"))
 
 
 def require_shape(name: str, column: Tensor, shape: torch.Size, words: str) -> None:

@@ -112,6 +112,11 @@ class _Text:
         if name in self.functions:
             return
         self.functions[name] = function
+        owner = function.__qualname__.removesuffix(function.__name__).removesuffix(".")
+        if owner and not owner.endswith("<locals>"):
+            raise self.refusal(function, f"stands in the class {owner}")
+        if hasattr(function, "__wrapped__"):
+            raise self.refusal(function, f"has a decorator around it ({function.__code__.co_qualname.split('.')[0]})")
         if outer := function.__code__.co_freevars:
             raise self.refusal(function, f"takes {', '.join(outer)} from the function around it")
         if own := ", ".join(vars(function)):
@@ -139,10 +144,16 @@ class _Text:
             return
         line = _line(name, value, source)
         if not line:
-            module = isinstance(value, ModuleType)
-            kind = f"the module {value.__name__}, which is not installed" if module else brief(value)
-            raise self.refusal(function, f"uses {name} of the program ({kind})")
+            raise self.refusal(function, f"uses {name} of the program ({_kind(value)})")
         self.lines[line] = None
+
+
+def _kind(value: Any) -> str:
+    """What a value of the program is that no line can give another one."""
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    elsewhere = isinstance(home, str) and home not in _OF_THE_PROGRAM and not _installed(home)
+    of = "" if isinstance(value, ModuleType) else f"{getattr(value, '__name__', type(value).__name__)} of "
+    return f"{of}the module {home}, which is not installed" if elsewhere else brief(value)
 
 
 def _imports_first(line: str) -> tuple[bool, str]:
@@ -222,12 +233,19 @@ def _line(name: str, value: Any, source: str) -> str:
     """The line that gives a module a global name; "" where no line does."""
     if isinstance(value, ModuleType):
         return _import(name, value, source) if _installed(value.__name__) else ""
-    home, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if home and own and _installed(home) and getattr(sys.modules.get(home), own, None) is value:
-        return f"from {home} import {own} as {name}\n"
+    for home, own in _homes(value):
+        if home and own and _installed(home) and getattr(sys.modules.get(home), own, None) is value:
+            return f"from {home} import {own} as {name}\n"
     if isinstance(value, re.Pattern):
         return f"{name} = __import__('re').compile({value.pattern!r}, {int(value.flags)})\n"
     return f"{name} = {value!r}\n" if _is_plain(value) else ""
+
+
+def _homes(value: Any) -> Iterator[tuple[str | None, str | None]]:
+    """Where a value may be found: (module, its name there). `random.random` is a method of what `random` holds."""
+    yield getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if (of := getattr(value, "__self__", None)) is not None:
+        yield type(of).__module__, getattr(value, "__name__", None)
 
 
 def _import(name: str, module: ModuleType, source: str) -> str:
@@ -274,4 +292,5 @@ def _defaults(function: Any, known: Mapping[str, Any]) -> str:
     positional, named = function.__defaults__ or (), function.__kwdefaults__ or {}
     each = {**dict(enumerate(positional)), **named}
     names = {key: getattr(value, "__name__", "") for key, value in each.items() if inspect.isfunction(value)}
-    return repr({key: names[key] if known.get(names.get(key, "")) is value else value for key, value in each.items()})
+    known_ones = {key: name for key, name in names.items() if known.get(name) is each[key]}
+    return repr({**each, **known_ones})

@@ -2,7 +2,9 @@
 
 import datetime
 import math
+import os
 from collections.abc import Mapping
+from typing import Any
 
 from groupwise.core.errors import UsageError, brief
 
@@ -22,6 +24,26 @@ def require_plain(key: str, value: object, depth: int = 0) -> None:
     elif isinstance(value, (list, tuple)):
         for inner in value:
             require_plain(key, inner, depth + 1)
+
+
+def of_program(value: Any) -> Any:
+    """A program's value as a recipe holds it, in new tables: a path is its text, a number of numpy is Python's, of 32
+    bits the shortest decimal that is the same.
+
+    >>> import numpy, pathlib
+    >>> of_program({"path": pathlib.Path("a.jsonl"), "rates": [numpy.float32(0.1), numpy.int64(3)]})
+    {'path': 'a.jsonl', 'rates': [0.1, 3]}
+    """
+    if isinstance(value, Mapping):
+        return {key: of_program(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(of_program, value))
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        own = value.item()
+        return float(str(value)) if isinstance(own, float) else own
+    if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
+        return path
+    return value
 
 
 def _refusal(value: object) -> str:

@@ -49,7 +49,7 @@ class ScoreResult:
     detail   for a person: the user's own traceback, the signal, the deadline; of a score, how the call for many failed
              that this completion was in before it was scored alone
     columns  what the function logs of this completion, by name
-    metrics  numbers that it logs of the whole call which this completion was in
+    metrics  numbers that it logs of the whole call which this completion was in, by name
     of_call  completions of that call
     """
 
@@ -57,7 +57,7 @@ class ScoreResult:
     cause: Cause | None = None
     detail: str = ""
     columns: Mapping[str, LoggedValue] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     of_call: int = 1
 
     @property

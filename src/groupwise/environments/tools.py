@@ -22,8 +22,10 @@ JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", l
 MALFORMED = "malformed"
 #: That of a call in a turn without an answer that another call, or nobody knows which, is at fault for.
 UNANSWERED = "unanswered"
-#: A frame of a traceback, of Python's or of faulthandler's: the function.
-_FRAME = re.compile(r"line \d+,? in (\w+)$", re.MULTILINE)
+#: A frame of a traceback: its file, a comma where Python wrote it and not faulthandler, the function.
+_FRAME = re.compile(r'File "([^"\n]*)", line \d+(,?) in (\w+)$', re.MULTILINE)
+#: Files of Python itself, whose functions are called run, search and read as tools are.
+_OF_PYTHON = re.compile(r"[/\\]lib[/\\]python3[^/\\]*[/\\](?!site-packages|dist-packages)|^<")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _EXAMPLE = 'write """What it does.\\n\\nArgs:\\n    NAME: what it is\\n"""'
 
@@ -159,8 +161,8 @@ def answer(call: Call | Malformed, known: Mapping[str, Tool], finish: Callable[[
 
 
 def unanswered(calls: Sequence[Call | Malformed], known: Collection[str], fault: Reply) -> list[ToolCall]:
-    """The records of the calls of a turn that has no answer: the one at fault, as far as the fault's traceback names
-    it, has its cause; what became of the others nobody heard.
+    """The records of the calls of a turn that has no answer: the one at fault, the outermost that the fault's traceback
+    names, has its cause; what became of the others nobody heard.
 
     >>> from groupwise.core.reward import Cause
     >>> fault = Reply(cause=Cause.TIMEOUT, detail='File "tools.py", line 3 in wait', seconds=10.0)
@@ -168,12 +170,23 @@ def unanswered(calls: Sequence[Call | Malformed], known: Collection[str], fault:
     [ToolCall(tool='add', failure='unanswered', seconds=0.0), ToolCall(tool='wait', failure='timeout', seconds=10.0)]
     """
     named = [call.name if isinstance(call, Call) and call.name in known else "" for call in calls]
-    frames = _FRAME.findall(fault.detail)
-    guilty = [i for i, name in enumerate(named) if name and name in frames] or [0] * (len(named) == 1)
+    first = next((name for name in _functions(fault.detail) if name in named), "")
+    guilty = [i for i, name in enumerate(named) if name and name == first] or [0] * (len(named) == 1)
     return [
         ToolCall(name, str(fault.cause), fault.seconds) if i in guilty[:1] else ToolCall(name, UNANSWERED)
         for i, name in enumerate(named)
     ]
+
+
+def _functions(detail: str) -> list[str]:
+    r"""The functions of a traceback, those of Python itself left out, the outermost first.
+
+    >>> _functions('File "t.py", line 2, in find\n  File "/usr/lib/python3.11/re/__init__.py", line 176, in search')
+    ['find']
+    """
+    frames = _FRAME.findall(detail)
+    by_python = bool(frames) and bool(frames[0][1])  # faulthandler has the most recent call first
+    return [name for file, _, name in (frames if by_python else frames[::-1]) if not _OF_PYTHON.search(file)]
 
 
 def as_text(result: Any, name: str) -> str:

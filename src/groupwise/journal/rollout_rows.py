@@ -99,6 +99,7 @@ def completion_columns(group: Group, completion: Completion, measure: Measure) -
     return {
         "key": sample.key,
         **({"source": sample.source} if sample.source else {}),
+        **({"set": sample.heldout_set} if sample.heldout_set else {}),
         "prompt": sample.prompt,
         "answer": sample.answer,
         "completion": completion.text,

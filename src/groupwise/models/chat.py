@@ -22,6 +22,8 @@ AUTO, NONE, TOKENIZER = "auto", "none", "tokenizer"
 
 Message = Mapping[str, Any]
 
+#: A word that no template has and no prompt.
+MARK = "Zq0"
 #: The shortest conversation that a template must be able to render.
 QUESTION: Sequence[Message] = ({"role": "user", "content": "?"},)
 
@@ -63,6 +65,7 @@ class Chat:
         self.adds_bos = _begins(tokenizer, tokenizer("")["input_ids"])
         self._variables: dict[str, bool] = {}
         self._reads_calls = self._reads_tools = False
+        self._written: set[tuple[object, ...]] = set()
         #: Whether prompts begin with the tokenizer's BOS, whoever writes it.
         self.has_bos = _begins(tokenizer, self.ids(self.render(QUESTION) if self.template is not None else ""))
         self._take_settings()
@@ -70,7 +73,14 @@ class Chat:
 
     def encode(self, sample: Sample) -> tuple[int, ...]:
         """The ids the engine is given: the rendered prompt with exactly one BOS where the tokenizer puts one."""
-        return self.ids(self.text(sample), f"sample {sample.key}: ")
+        where = f"sample {sample.key}: "
+        ids = self.ids(self.text(sample), where)
+        if lost := self.dropped(self.messages(sample), where, sample.tools):
+            raise UsageError(
+                f"{where}the chat template ({self._source()}) drops the {lost.get('role')}'s text: "
+                f"{str(lost.get('content'))[:40]!r}; set chat.template to a Jinja file that renders it, or take it out"
+            )
+        return ids
 
     def prompts(self, samples: Sequence[Sample]) -> list[list[int]]:
         """The ids of many prompts."""
@@ -108,6 +118,28 @@ class Chat:
         if self.settings.system and own[0].get("role") not in ("system", "developer"):
             return [{"role": "system", "content": self.settings.system}, *own]
         return list(own)
+
+    def dropped(
+        self, messages: Sequence[Message], where: str = "", tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Message | None:
+        """The first message whose text the template does not write, wherever else the same words stand.
+
+        What it writes of one it writes of all of the same role, at the same end of a conversation.
+        """
+        for place, message in enumerate(messages if self.template is not None else ()):
+            role, content = message.get("role"), message.get("content")
+            kind = (role, place == 0, place == len(messages) - 1, bool(message.get("tool_calls")))
+            if kind in self._written or not (isinstance(content, str) and content.strip()):
+                continue
+            marked = [*messages[:place], {**message, "content": f"{content.rstrip()} {MARK}"}, *messages[place + 1 :]]
+            try:
+                written = MARK.casefold() in self.render(marked, where, tools=tools).casefold()
+            except UsageError:  # of a content that is more than text to the template
+                written = True
+            if not written:
+                return message
+            self._written.add(kind)
+        return None
 
     def render(
         self,

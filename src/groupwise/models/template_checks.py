@@ -271,11 +271,13 @@ def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterator[tuple
 def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, Finding]]:
     """Each message's own text is in the prompt, and none of it is read as a control token."""
     plain = [{"role": "user", "content": sample.prompt}]
-    for message in plain if chat.template is None else chat.messages(sample):
+    messages = plain if chat.template is None else chat.messages(sample)
+    unwritten = chat.dropped(messages, tools=sample.tools)
+    for message in messages:
         role, content = str(message.get("role")), str(message.get("content"))
         own_text = split_thinking(content)[1] if role == "assistant" else content.strip()
-        if own_text not in text:
-            lost = _letters(own_text) not in _letters(text)
+        if own_text not in text or message is unwritten:
+            lost = _letters(own_text) not in _letters(text) or message is unwritten
             what = f"the chat template {'drops' if lost else 'changes'} {_whose(role)}: {own_text[:40]!r} is not in it"
             yield f"text {role}", Finding(what, where, _without(role) if lost else "see that it is meant", lost)
         control = [token for token in _special(chat).values() if token in content]

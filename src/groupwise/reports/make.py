@@ -68,6 +68,8 @@ def report(*runs: str | os.PathLike[str], out: str | os.PathLike[str] | None = N
     """
     if not runs:
         raise UsageError("report: name a run, or several to see them side by side")
+    if any(isinstance(run, (list, tuple, set, dict)) for run in runs):
+        raise UsageError("report takes each run by itself: groupwise.report(*runs)")
     place = None if out is None else location(out, "out")
     return Page(make([location(run, "run") for run in runs], place).path)
 

@@ -105,8 +105,9 @@ class Scorer:
         turns too, and the first fault of a call for many that cost no score; each is shown once.
         """
         for name, result in results.items():
-            for metric, value in result.metrics.items():
-                self._logged.setdefault(f"{name}.{metric}", []).append((value, result.of_call))
+            for metric, values in result.metrics.items():
+                of_call = [(value, result.of_call) for value in values]
+                self._logged.setdefault(f"{name}.{metric}", []).extend(of_call)
             if result.cause is not None:
                 self._note_once(_named(result.cause, name, completion), result.detail)
             elif result.detail:

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from groupwise.core.errors import UsageError, brief, nearest
+from groupwise.core.plain import of_program
 from groupwise.core.task import Task
 from groupwise.core.user_code import NO_FILES, Files, offered, offered_name, use_of
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.chain import Chain
 from groupwise.tasks.code.task import Code
+from groupwise.tasks.data.settings import VERL_ANSWER
 from groupwise.tasks.data.task import Data
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.gym.task import Gym
@@ -31,7 +33,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
         "check": "math",
     },
     # verl's files, as its examples/data_preprocess write them: reward_model is {style, ground_truth}.
-    "verl": {"prompt": "prompt", "answer": "reward_model.ground_truth", "source": "data_source", "check": "math"},
+    "verl": {"prompt": "prompt", "answer": VERL_ANSWER, "source": "data_source", "check": "math"},
     # TRL's prompt-only sets: text or a conversation as `prompt`; every other column, a `solution` too, goes to rewards
     # by its name, and nothing says which of them is a gold answer.
     "trl": {"prompt": "prompt", "answer": "", "check": "none"},
@@ -79,7 +81,7 @@ def task(name: str | None, settings: Mapping[str, object] | None = None, files: 
 
     Raises UsageError for a name or key that does not exist, and for a value of another type.
     """
-    keys = dict(settings or {})
+    keys = of_program(settings or {})
     if name is None:
         return own_task(keys.pop("use", None), keys, files)
     if name not in TASKS and name in offered(GROUP):

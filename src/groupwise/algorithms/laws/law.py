@@ -39,20 +39,30 @@ class Law:
             seen = self.seen(part, batch)
             return f"{seen}. {self.remedy}" if seen else ""
         except Exception as error:
-            at = f" ({place(error)})" if place(error) else ""
-            return f"it raised {type(error).__name__}: {one_line(error)}{at}"
+            return f"{raised(error)}. {self.remedy}"
+
+
+def raised(error: Exception) -> str:
+    """What a part raised, in words, with the line of its author's file."""
+    at = f" ({place(error)})" if place(error) else ""
+    return f"it raised {type(error).__name__}: {one_line(error).rstrip('.')}{at}"
 
 
 def differs(name: str, column: Tensor, expected: Tensor, rounding: float = ROUNDING) -> str:
     """How two columns differ; "" where they are equal up to rounding."""
     if column.shape != expected.shape:
         return f"{name} has the shape {list(column.shape)} instead of {list(expected.shape)}"
+    column, expected = column.detach(), expected.detach()
     gap = (column - expected).abs() - rounding * (1 + expected.abs())
-    wrong = ~(gap <= 0) & ~(column.isnan() & expected.isnan())  # NaN in both is what another law speaks of
+    same = (column == expected) | (column.isnan() & expected.isnan())  # NaN in both is what another law speaks of
+    wrong = ~(gap <= 0) & ~same
     if not wrong.any():
         return ""
     first = tuple(wrong.nonzero()[0].tolist())
-    return f"{name}{list(first) or ''} is {float(column[first]):g} instead of {float(expected[first]):g}"
+    here, due = float(column[first]), float(expected[first])
+    if f"{here:g}" != f"{due:g}":
+        return f"{name}{list(first) or ''} is {here:g} instead of {due:g}"
+    return f"{name}{list(first) or ''} is {here!r} instead of {due!r}, as float32 would be: compute in the type given"
 
 
 def first_of(*seen: str) -> str:

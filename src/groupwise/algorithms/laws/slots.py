@@ -1,11 +1,16 @@
 """Every slot's laws, and a part tried by them."""
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from groupwise.algorithms.laws import advantage, aggregate, filters, kl, ratio, shaping, trust
-from groupwise.algorithms.laws.law import Law
-from groupwise.algorithms.own_parts import slot_of
+from torch import Tensor
+
+from groupwise.algorithms.laws import advantage, aggregate, every, filters, kl, ratio, shaping, trust
+from groupwise.algorithms.laws.columns import Trial
+from groupwise.algorithms.laws.draws import Draw, draw
+from groupwise.algorithms.laws.law import Law, raised
+from groupwise.algorithms.own_parts import BASES, slot_of
 
 LAWS: Mapping[str, tuple[Law, ...]] = {
     "shaping": shaping.LAWS,
@@ -20,6 +25,51 @@ LAWS: Mapping[str, tuple[Law, ...]] = {
 }
 
 
+TRIALS: Mapping[str, Trial] = {
+    "shaping": shaping.TRIAL,
+    "advantage": advantage.TRIAL,
+    "ratio": ratio.RATIO,
+    "trust": trust.TRIAL,
+    "mismatch": ratio.MISMATCH,
+    "rejection": ratio.MISMATCH,
+    "kl": kl.TRIAL,
+    "aggregate": aggregate.TRIAL,
+}
+
+
 def tried(part: Any) -> Iterator[tuple[Law, str]]:
-    """Each law of the part's slot, and what was seen that breaks it: "" where it holds."""
-    return ((law, law.broken(part)) for law in LAWS[slot_of(type(part))])
+    """Each law of the part's slot, and what was seen that breaks it: "" where it holds.
+
+    Where the answer is none of the slot's, the law that says so is broken, and those after it are not tried.
+    """
+    slot = slot_of(type(part))
+    of_all, (first, *others) = LAWS[slot][: len(every.LAWS)], LAWS[slot][len(every.LAWS) :]
+    yield from ((law, law.broken(part)) for law in of_all)
+    undue = _undue(slot, part, first.remedy) if slot in TRIALS else ""
+    yield first, undue or first.broken(part)
+    later = f"not tried. Mend what breaks this first: {first.words}."
+    yield from ((law, later if undue else law.broken(part)) for law in others)
+
+
+def _undue(slot: str, part: Any, remedy: str) -> str:
+    """Why a part cannot be tried, with what to do: it takes other arguments, or its answer is of another kind."""
+    trial, batch = TRIALS[slot], draw(0, 0.05)
+    try:
+        answer = trial.call(part, trial.given(part, batch))
+    except Exception as error:
+        names = ", ".join(list(inspect.signature(BASES[slot].__call__).parameters)[1:])
+        return f"{raised(error)}. It is called as part({names}), on batches of any size: mend the line that raises."
+    several = answer if isinstance(answer, tuple) else (answer,)
+    if not all(isinstance(one, Tensor) for one in several) or len(several) != len(trial.answers):
+        kinds = ", ".join(type(one).__name__ for one in several)
+        return f"it answers with {kinds}. Return {', '.join(trial.answers)}: tensors [N,T] of floating-point numbers."
+    return _other_column(trial.answers, several, batch, remedy)
+
+
+def _other_column(names: Sequence[str], columns: Sequence[Tensor], batch: Draw, remedy: str) -> str:
+    for name, column in zip(names, columns, strict=True):
+        if column.shape != batch.mask.shape:
+            return f"{name} has the shape {list(column.shape)}; [N,T] is {list(batch.mask.shape)}. {remedy}"
+        if not column.is_floating_point():
+            return f"{name} is of {column.dtype}; floating-point numbers are due. Write mask.to(log_ratio.dtype), say."
+    return ""

@@ -17,8 +17,8 @@ def gae(rewards: Column, values: Column, mask: Column, gamma: float = 1.0, lam: 
 
     "next" is the next trained token, and what comes after the last one is worth 0. Masked positions are skipped, may
     hold anything, and get 0. Nothing is whitened. Columns are of any type of numbers, the mask bool or 0 and 1; results
-    are float32, or float64 where one is. Raises ValueError where shapes differ or a trained position is not finite.
-    Source: 1506.02438, eq 16.
+    are float32, or float64 where one is. Raises ValueError where shapes differ, a trained position is not
+    finite, or gamma or lam lies outside of 0 to 1. Source: 1506.02438, eq 16.
 
     With gamma = 1 and lam = 0.5, a hole at t = 1 and padding at t = 3:
 
@@ -42,6 +42,8 @@ def gae(rewards: Column, values: Column, mask: Column, gamma: float = 1.0, lam: 
         raise ValueError(f"rewards, values and mask must be of one shape [N,T], not {shapes}")
     for name, column in (("rewards", rewards), ("values", values)):
         require_finite(name, column, mask, "finite numbers are due at every trained position", LARGEST)
+    for name, share in (("gamma", gamma), ("lam", lam)):
+        _require_share(name, share)
     return token_gae(rewards, values, mask, gamma, lam)
 
 
@@ -81,6 +83,11 @@ def turn_gae(
     return advantages, returns
 
 
+def _require_share(name: str, share: float) -> None:
+    if not 0 <= share <= 1:
+        raise ValueError(f"{name} = {share}: must be from 0 to 1")
+
+
 class Discounted(Advantage):
     """`gae` with the fields of its subclasses, against a critic's values or, where they are not read, against 0.
 
@@ -100,8 +107,7 @@ class Discounted(Advantage):
 
     def __post_init__(self) -> None:
         for name in ("gamma", "lam"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be from 0 to 1")
+            _require_share(name, getattr(self, name))
         if self.level not in ("token", "turn"):
             raise ValueError(f'level = {self.level!r}: must be "token" or "turn"')
 

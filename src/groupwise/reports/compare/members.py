@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 
 from groupwise.core.errors import UsageError
 from groupwise.core.jsonl import flat
@@ -77,7 +78,7 @@ def grouped(members: Sequence[Member]) -> tuple[Group, ...]:
     by_kind: dict[str, list[Member]] = {}
     for member in sorted(members, key=_place):
         by_kind.setdefault(_kind(member), []).append(member)
-    recipes = [_trained(own[0].run.recipe) for own in by_kind.values()]
+    recipes = [_trained(own[0].run) for own in by_kind.values()]
     known = [recipe for recipe in recipes if recipe]
     keys = telling(known)
     ordered = sorted(
@@ -146,14 +147,32 @@ def _require_distinct(members: Iterable[Member]) -> None:
         seen.add(place)
 
 
-def _trained(recipe: Mapping[str, object]) -> dict[str, object]:
-    """The flat recipe without what a group's members may differ in."""
-    return {k: v for k, v in flat(recipe).items() if k not in APART and not k.startswith(JOURNAL)}
+def _trained(run: RunFolder) -> dict[str, object]:
+    """The flat recipe without what a group's members may differ in; a file of the user's own goes by what it said."""
+    contents = _contents(run.about.get("code"))
+    kept = {k: v for k, v in flat(run.recipe).items() if k not in APART and not k.startswith(JOURNAL)}
+    return {key: _by_content(value, contents) for key, value in kept.items()}
+
+
+def _contents(code: object) -> dict[str, str]:
+    """Path -> `my_parts.py@1a2b3c4d` of the files that about.json lists: a file may change between two runs, and that
+    of a notebook's function lies in each run's own folder.
+    """
+    rows = [row for row in (code if isinstance(code, list) else ()) if isinstance(row, Mapping)]
+    return {str(row.get("path")): f"{Path(str(row.get('path'))).name}@{str(row.get('sha256'))[:8]}" for row in rows}
+
+
+def _by_content(value: object, contents: Mapping[str, str]) -> object:
+    """A recipe's value with `path.py:Name` as `name.py@hash:Name`, in lists too."""
+    if isinstance(value, list):
+        return [_by_content(one, contents) for one in value]
+    path, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return f"{contents[path]}{colon}{name}" if path in contents else value
 
 
 def _kind(member: Member) -> str:
     """Equal for runs of one group. A run whose recipe is unknown is a group by itself."""
-    kind = _trained(member.run.recipe) if member.run.recipe else str(member.run.folder)
+    kind = _trained(member.run) if member.run.recipe else str(member.run.folder)
     return json.dumps(kind, sort_keys=True, default=str)
 
 

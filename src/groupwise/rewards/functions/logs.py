@@ -23,7 +23,7 @@ class CallLog:
     def __init__(self, count: int) -> None:
         self.count = count
         self.columns: dict[str, Sequence[object]] = {}
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, tuple[float, ...]] = {}
 
     def extra(self, column: str, values: Sequence[object]) -> None:
         """A value for each completion of the call. Raises ValueError where there are more or fewer."""
@@ -32,10 +32,11 @@ class CallLog:
         self.columns[_name(column, self.columns)] = list(values)
 
     def metric(self, name: str, value: float) -> None:
-        """A number of the whole call. Raises ValueError where it is none."""
+        """A number of the whole call; under one name there may be several. Raises ValueError where it is none."""
         if not math.isfinite(float(value)):
             raise ValueError(f"log_metric({name!r}): {value} is no finite number")
-        self.metrics[_name(name, self.metrics)] = float(value)
+        known = _name(name, self.metrics)
+        self.metrics[known] = (*self.metrics.get(known, ()), float(value))
 
     def added_to(self, results: Sequence[ScoreResult]) -> list[ScoreResult]:
         """The call's results with what it logged."""

@@ -17,11 +17,12 @@ from groupwise.tasks.data.conversations import (
     frame,
     functions,
     has_turns,
+    inside,
     question,
     without_prefill,
 )
 from groupwise.tasks.data.formats import kind_of
-from groupwise.tasks.data.nested import MissingColumn, value_at
+from groupwise.tasks.data.nested import MissingColumn, has_value, value_at
 from groupwise.tasks.data.settings import DataSettings, template_columns
 
 _LETTERS = string.ascii_uppercase
@@ -77,7 +78,7 @@ class Columns:
     def gold(self, values: Mapping[str, Any]) -> str | None:
         """The answer; None where the row has none (no text, no mark, no box), "" where it need not have one."""
         s = self.settings
-        if not s.answer or (s.answer not in values and not s.must_have_answer):
+        if self._lacks_answer(values):
             return ""
         value = value_at(values, s.answer)
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -99,8 +100,10 @@ class Columns:
         turns, changes = self._conversation(values, where)
         asked = len(without_prefill(turns)) if turns else 0
         if turns:
-            problem, text = question(turns), turns[asked - 1]["content"] + s.instruction
-            turns[asked - 1] = {**turns[asked - 1], "content": text}
+            problem, users = question(turns), [place for place in range(asked) if turns[place]["role"] == "user"]
+            last = users[-1] if users else asked - 1  # what a tool said last stays as it is
+            turns[last] = {**turns[last], "content": turns[last]["content"] + s.instruction}
+            text = turns[asked - 1]["content"]
         else:
             problem, changes = self._text(values, where)
             text = problem + s.instruction
@@ -149,9 +152,12 @@ class Columns:
                 return [], []
             turns, changes = conversation(prompt, where, f"task.prompt = {s.prompt!r}")
         asked = without_prefill(turns)
-        if len(asked) == len(turns) or not turns[-1]["content"]:
-            return asked, changes
-        return (asked, [*changes, LEFT_OUT]) if s.messages else (turns, [*changes, CONTINUED])
+        if s.messages:
+            return asked, [*changes, *[LEFT_OUT] * (len(asked) < len(turns) and bool(turns[-1]["content"]))]
+        if unread := ", ".join(sorted({key for turn in turns[len(asked) :] for key in turn} - {"role", "content"})):
+            changes.append(f"the assistant's turn that ends the prompt holds {unread} beside its content: not read")
+        begun = len(asked) < len(turns) and bool(turns[-1]["content"])
+        return (turns, [*changes, CONTINUED]) if begun else (asked, changes)
 
     def _text(self, values: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
         """The problem of a row whose prompt is a text, and what was changed."""
@@ -165,11 +171,11 @@ class Columns:
     def _answer(self, values: Mapping[str, Any], changes: list[str]) -> tuple[str, tuple[Any, ...]]:
         """The gold answer as text, and (as the row holds it,), or () where the text is all there is."""
         s = self.settings
-        if not s.answer or (s.answer not in values and not s.must_have_answer):
+        if self._lacks_answer(values):
             return "", ()
         text, cut, value = self.gold(values), s.answer_after or s.answer_boxed, value_at(values, s.answer)
         if text:
-            return text, () if cut or isinstance(value, str) else (value,)
+            return text, () if cut or value == text else (value,)  # white space around a text is part of it
         if not cut and isinstance(value, (dict, list, bool)):
             return json.dumps(value, ensure_ascii=False), (value,)
         changes.append(f"no gold answer in the column {s.answer!r}: rewards get {None if cut else value!r}")
@@ -194,6 +200,12 @@ class Columns:
         changes += own
         return tuple(schemas)
 
+    def _lacks_answer(self, values: Mapping[str, Any]) -> bool:
+        """Whether the row has no column of a gold answer, and need not have one."""
+        if self.settings.must_have_answer:
+            return False
+        return not self.settings.answer or not has_value(values, self.settings.answer)
+
     def _source(self, values: Mapping[str, Any], origin: str, changes: list[str]) -> str:
         value = value_at(values, self.settings.source) if self.settings.source else origin
         if _is_nothing(value):
@@ -217,7 +229,9 @@ def _prompt_text(value: object, where: str, column: str) -> str:
         return value
     if isinstance(value, str):
         raise UsageError(f"{where}: task.prompt = {column!r}: empty; fill it or take the row out")
-    raise UsageError(f"{where}: task.prompt = {column!r}: {kind_of(value)}, neither text nor a conversation")
+    raise UsageError(
+        f"{where}: task.prompt = {column!r}: {kind_of(value)}, neither text nor a conversation{inside(value)}"
+    )
 
 
 def _filled(template: str, values: Mapping[str, Any]) -> tuple[str, list[str]]:

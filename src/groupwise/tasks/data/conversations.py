@@ -19,6 +19,13 @@ FUNCTIONS_WRITTEN = "functions that the policy may call, written as text: read a
 FUNCTION_NULLS = "what the schema of a function holds as nothing (null): left out"
 #: How a text begins that is a conversation and was written into one column.
 _BEGINS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']\s*:""")
+#: What such a text says near its beginning where another key comes first, or where it is one object.
+_SPEAKER = re.compile(r"""["'](?:role|from)["']\s*:\s*["'](?:system|developer|user|human|assistant|gpt|tool)["']""")
+_NEAR = 2_000
+#: How Python spells such a list, which is no JSON.
+_OF_PYTHON = re.compile(r"\s*\[?\s*\{\s*'")
+#: What a part of a content holds that is no text.
+_MEDIA = re.compile(r"image|video|audio|file|url|bytes")
 
 Turn = dict[str, Any]
 
@@ -30,7 +37,8 @@ def has_turns(value: object) -> bool:
     (True, True, False)
     """
     if isinstance(value, str):
-        return _BEGINS.match(value) is not None
+        whole = value.strip()[:1] + value.strip()[-1:] in ("[]", "{}")
+        return _BEGINS.match(value) is not None or (whole and _SPEAKER.search(value[:_NEAR]) is not None)
     return isinstance(value, list) and bool(value) and all(isinstance(turn, dict) for turn in value)
 
 
@@ -42,11 +50,15 @@ def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[
     """
     place, changes = f"{where}: {key}", list[str]()
     if has_turns(value) and isinstance(value, str):
-        value = json_value(value.encode(errors="surrogatepass"), f"{place}, a conversation written as text")
+        try:
+            value = json_value(value.encode(errors="surrogatepass"), f"{place}, a conversation written as text")
+        except UsageError as error:
+            of_python = "; this is Python's spelling: write it with json.dumps" * bool(_OF_PYTHON.match(value))
+            raise UsageError(f"{error}{of_python}") from None
         changes.append(WRITTEN)
     turns = value if isinstance(value, list) else []
     if not has_turns(turns):
-        _refuse(place, kind_of(value))
+        _refuse(place, kind_of(value) + inside(value))
     read = [_turn(turn, f"{place}: turn {number}", changes) for number, turn in enumerate(turns, start=1)]
     asked = without_prefill(read)
     if not asked:
@@ -93,12 +105,19 @@ def without_prefill(turns: list[Turn]) -> list[Turn]:
 
 
 def frame(turns: list[Turn], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-    """What stands around the question: the system prompt, the beginning of the answer, and the functions that may be
-    called; "" where none does.
+    """What stands around the question: the system prompt, the beginning of the answer, what turns hold beside what they
+    say, and the functions that may be called; "" where there is none of these.
     """
-    begun = turns[len(without_prefill(turns)) :] if turns else []
-    around = [*(turn for turn in turns if turn["role"] in ("system", "developer")), *begun, *tools]
+    asked = without_prefill(turns) if turns else []
+    around = [turn for turn in asked if turn["role"] in _SYSTEM] + turns[len(asked) :]
+    beside = [{key: turn[key] for key in turn if key not in _ASKED} for turn in asked if turn["role"] not in _SYSTEM]
+    around += [*filter(None, beside), *tools]
     return json.dumps(around, ensure_ascii=False) if around else ""
+
+
+_SYSTEM = ("system", "developer")
+#: The keys of a turn that say what is asked; ids, names and times do not.
+_ASKED = ("role", "content", "tool_calls")
 
 
 def question(turns: list[Turn]) -> str:
@@ -108,9 +127,21 @@ def question(turns: list[Turn]) -> str:
     >>> question([user]), question([{"role": "system", "content": "Be brief."}, user])
     ('1 + 1?', '1 + 1?')
     """
-    asked = [turn for turn in without_prefill(turns) if turn["role"] not in ("system", "developer")] or turns
-    alone = len(asked) == 1 and asked[0].keys() == {"role", "content"}
-    return asked[0]["content"] if alone else json.dumps(asked, ensure_ascii=False)
+    asked = [turn for turn in without_prefill(turns) if turn["role"] not in _SYSTEM] or turns
+    said = [{key: turn[key] for key in _ASKED if key in turn} for turn in asked]
+    alone = len(said) == 1 and not said[0].get("tool_calls")
+    return said[0]["content"] if alone else json.dumps(said, ensure_ascii=False)
+
+
+def inside(value: object) -> str:
+    """What a list that is no conversation holds, as a message goes on; "" of anything else.
+
+    >>> inside([]), inside([[]]), inside(["1 + 1?"]), inside(3)
+    ('; it is empty', '; its first entry is a list', '', '')
+    """
+    if not isinstance(value, list) or (value and isinstance(value[0], str)):
+        return ""
+    return f"; its first entry is {kind_of(value[0])}" if value else "; it is empty"
 
 
 def _refuse(place: str, what: str) -> NoReturn:
@@ -124,7 +155,8 @@ def _turn(turn: Mapping[str, Any], place: str, changes: list[str]) -> Turn:
     """One turn with its content as one text."""
     role, content = turn.get("role"), turn.get("content")
     if not isinstance(role, str):
-        raise UsageError(f'{place}: must have a "role", as text, and a "content"; it has {listed(turn)}')
+        rename = "; rename from and value, and their human and gpt to user and assistant" * ("from" in turn)
+        raise UsageError(f'{place}: must have a "role", as text, and a "content"; it has {listed(turn)}{rename}')
     others = {name: entry for name, entry in turn.items() if name not in ("role", "content") and entry is not None}
     if "tool_calls" in others:
         others["tool_calls"] = _calls(others["tool_calls"], place, changes)
@@ -133,7 +165,8 @@ def _turn(turn: Mapping[str, Any], place: str, changes: list[str]) -> Turn:
     if isinstance(content, list):
         content = _joined(content, place, changes)
     if not isinstance(content, str):
-        raise UsageError(f"{place} ({brief(role)}): its content is {kind_of(content)}, not text")
+        remedy = "fill it or take the row out" if content is None else "write it as text or take the row out"
+        raise UsageError(f"{place} ({brief(role)}): its content is {kind_of(content)}, not text; {remedy}")
     return {"role": role, "content": content, **others}
 
 
@@ -142,10 +175,14 @@ def _joined(parts: Sequence[Any], place: str, changes: list[str]) -> str:
     texts = list[str]()
     for part in parts:
         own = part if isinstance(part, dict) else {"type": "text", "text": part}
-        text, kind = own.get("text"), own.get("type", "text")
-        if not isinstance(text, str) or not str(kind).endswith("text"):
-            what = f"holds a part of type {brief(kind)}; a text model reads text alone"
-            raise UsageError(f"{place}: {what}: take the row out")
+        text, kind = own.get("text"), own.get("type") or "text"
+        media = [name for name, entry in own.items() if entry is not None and _MEDIA.search(name)]
+        if media or not str(kind).endswith("text"):
+            of_text = str(kind).endswith("text")
+            what = f"holds a part {f'with {listed(media)}' if of_text else f'of type {brief(kind)}'}"
+            raise UsageError(f"{place}: {what}; a text model reads text alone: take the row out")
+        if not isinstance(text, str):
+            raise UsageError(f"{place}: the text of a part is {kind_of(text)}; fill it or take the row out")
         texts.append(text)
     changes.append(PARTS)
     return "\n".join(texts)

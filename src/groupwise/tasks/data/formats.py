@@ -113,9 +113,25 @@ class JsonList(Source):
         with open_bytes(self.path) as file:
             entries = json_value(file.read(), self.name)
         if not isinstance(entries, list):
-            raise UsageError(f"{self.path}: {kind_of(entries)}, not a list of objects")
+            inside = rows_inside(entries) if isinstance(entries, dict) else ""
+            raise UsageError(f"{self.path}: {kind_of(entries)}, not a list of objects{inside}")
         for number, entry in enumerate(entries, start=1):
             yield Row(number, IN_MEMORY, json_object(entry, self.where(number)))
+
+
+def rows_inside(table: dict[str, Any]) -> str:
+    """Where the rows are of an object that is a whole file, as a message goes on; "" where it may be a row itself.
+
+    >>> rows_inside({"data": [{"prompt": "1 + 1?"}]}), rows_inside({"prompt": "1 + 1?", "tags": ["a"]})
+    ("; its 'data' holds 1: write that list alone", '')
+    """
+    for name, value in table.items():
+        if isinstance(value, list) and value and all(isinstance(row, dict) and "role" not in row for row in value):
+            return f"; its {name!r} holds {len(value):,}: write that list alone"
+    columns = [value for value in table.values() if isinstance(value, (list, dict))]
+    if len(columns) == len(table) > 1 and len(columns[0]) > 1 and len({len(column) for column in columns}) == 1:
+        return " but of columns; pandas writes rows with to_json(orient='records', lines=True)"
+    return ""
 
 
 class Csv(Source):
@@ -155,7 +171,12 @@ class Csv(Source):
     def _header(self, records: Iterator[tuple[int, int, list[str]]]) -> list[str]:
         header = next((fields for _, _, fields in records), [])
         if header and (len(set(header)) < len(header) or "" in header):
-            raise UsageError(f"{self.where(1)}: the header must name every column, each once; it says {brief(header)}")
+            index = "; pandas leaves its index out with to_csv(index=False)" * (header[0] == "")
+            what = f"the header must name every column, each once; it says {brief(header)}"
+            raise UsageError(f"{self.where(1)}: {what}{index}")
+        if len(header) == 1 and (other := next((mark for mark in ";|\t" if mark in header[0]), None)):
+            what = f"one column whose name holds {other!r}: columns stand between commas, in a .tsv file between tabs"
+            raise UsageError(f"{self.where(1)}: {what}")
         return header
 
     def _columns(self, header: list[str], fields: list[str], number: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -38,6 +38,8 @@ class SampleIndex:
     sets      name of the held-out set of each source; "" where it has none
     contents  a hash of all the samples
     bare      rows without the column of gold answers, where rows need not have it
+    named     how many rows have each of the other columns
+    lacking   of a column that some rows have and others lack: where the first of these is
     """
 
     columns: Columns
@@ -52,6 +54,8 @@ class SampleIndex:
     samples: list[Sample] = field(default_factory=list)
     contents: Any = field(default_factory=lambda: blake2b(digest_size=16))
     bare: int = 0
+    named: dict[str, int] = field(default_factory=dict)
+    lacking: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -74,6 +78,7 @@ class SampleIndex:
         self.bare += _is_bare(sample)
         self.numbers.append(row.number)
         self.origins.append(origin)
+        self._count_columns(sample.extra, where)
         self.offsets.append(row.offset if row.offset != IN_MEMORY else -1 - len(self.samples))
         texts = f"{sample.prompt}\0{sample.answer}\0{self.columns.solution(sample)}\0"
         turns = json.dumps(sample.messages) if sample.messages else ""
@@ -87,7 +92,22 @@ class SampleIndex:
     def sample(self, index: int) -> Sample:
         """The sample of row `index`. Raises RunError where its file is no longer what it was."""
         sample = self.samples[-1 - self.offsets[index]] if self.offsets[index] < 0 else self._read_again(index)
+        if len(sample.extra) < len(self.named):
+            sample = replace(sample, extra={**dict.fromkeys(self.named), **sample.extra})
         return replace(sample, held_answer=(None,)) if _is_bare(sample) and self.bare < len(self) else sample
+
+    def _count_columns(self, row: Mapping[str, object], where: str) -> None:
+        """Count a row's columns. One that a row lacks is None there, as in a table, so that no run ends at that row."""
+        if row.keys() == self.named.keys():
+            for name in row:
+                self.named[name] += 1
+            return
+        for name in self.named.keys() - row.keys():
+            self.lacking.setdefault(name, where)
+        for name in row:
+            if name not in self.named and len(self) > 1:
+                self.lacking[name] = self.sources[self.origins[0]].where(self.numbers[0])
+            self.named[name] = self.named.get(name, 0) + 1
 
     def _read_again(self, index: int) -> Sample:
         origin, number = self.origins[index], self.numbers[index]

@@ -138,7 +138,12 @@ def _shorten(kind: Any) -> Shorten | None:
     if types.is_struct(kind):
         own = shortened(kind)
         return (lambda value: value and {k: own[k](v) if k in own else v for k, v in value.items()}) if own else None
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if types.is_map(kind):
+        item = _shorten(kind.item_type)
+        return (lambda value: value and [(name, item(one)) for name, one in value]) if item else None
+    if types.is_dictionary(kind):
+        return _shorten(kind.value_type)
+    if types.is_nested(kind) and hasattr(kind, "value_type"):  # a list of any layout
         entry = _shorten(kind.value_type)
         return (lambda value: value and [entry(one) for one in value]) if entry else None
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, listed
 from groupwise.rewards.verifiers.answers import WITHOUT_ANSWERS
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.conversations import has_turns
@@ -130,7 +130,16 @@ class _Scan:
         notes += [f"{_rows(count)}: {what} (first: {where})" for what, (count, where) in self.changes.items()]
         some = 0 < self.index.bare < len(self.index)
         no_column = f"no column {self.columns.settings.answer!r} of a gold answer: rewards get None"
-        return notes + [f"{_rows(self.index.bare)}: {no_column}"] * some
+        return [*notes, *[f"{_rows(self.index.bare)}: {no_column}"] * some, *self._lacking()]
+
+    def _lacking(self) -> Iterator[str]:
+        """A line for each column that some rows have and others lack, the first few."""
+        every = [(name, where) for name, where in self.index.lacking.items()]
+        for name, where in every[:_LISTED]:
+            count = len(self.index) - self.index.named[name]
+            yield f"{_rows(count)}: no column {name!r}: rewards get None (first: {where})"
+        if others := every[_LISTED:]:
+            yield f"{len(others):,} more columns that not every row has: {listed(name for name, _ in others)}"
 
     def _count(self, changes: Sequence[str], where: str) -> None:
         for what in changes:
@@ -158,10 +167,23 @@ class _Scan:
         answer = value_at(values, name) if gold is None else gold
         if len(self.examples) < _LISTED:
             self.examples.append(f"{where}: {_short(answer)}")
-        if isinstance(answer, (list, dict)) and answer and not self.remedy:
-            inside = f"{name}.{next(iter(answer)) if isinstance(answer, dict) else 0}"
-            self.remedy = f"; name one entry, as task.answer = {inside!r}, or let rewards read it, task.check = 'none'"
+        self.remedy = self.remedy or self._remedy(answer, nothing=gold is None)
         return False
+
+    def _remedy(self, answer: object, nothing: bool) -> str:
+        """What to do about a gold answer that cannot be read, as a message goes on; "" where that is not known.
+
+        nothing  whether the keys that cut an answer out of its column found none
+        """
+        settings, by_rewards = self.columns.settings, "or let rewards read it, task.check = 'none'"
+        if isinstance(answer, (list, dict)) and answer:
+            inside = f"{settings.answer}.{next(iter(answer)) if isinstance(answer, dict) else 0}"
+            return f"; name one entry, as task.answer = {inside!r}, {by_rewards}"
+        if isinstance(answer, bool):
+            return f"; write true and false as text, {by_rewards}"
+        if nothing and settings.answer_after and settings.answer_after not in str(answer):
+            return f"; task.answer_after = {settings.answer_after!r}, which the first has not"
+        return "; task.answer_boxed = true, and the first has no \\boxed{}" * (nothing and settings.answer_boxed)
 
     def _require_columns(self, row: Row, where: str) -> None:
         """Raises UsageError naming a column that is not there, or whose bytes are not read."""

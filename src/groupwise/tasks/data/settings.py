@@ -14,6 +14,8 @@ from groupwise.rewards.verifiers.choice import Choice
 from groupwise.tasks.data.nested import value_at
 from groupwise.tasks.settings import PickledSettings, field_defaults
 
+#: The column of gold answers in verl's files, of which those that a model judges have none.
+VERL_ANSWER = "reward_model.ground_truth"
 #: What a table under a column of the filter may say.
 _RANGE = ("min", "max")
 
@@ -115,7 +117,8 @@ class DataSettings(PickledSettings):
     @property
     def must_have_answer(self) -> bool:
         """Whether every row must have the column of the answer: something compares with it, or a person named it."""
-        return bool(self.answer) and (self.check not in WITHOUT_ANSWERS or self.answer != DataSettings.answer)
+        named = self.answer not in (DataSettings.answer, VERL_ANSWER)
+        return bool(self.answer) and (self.check not in WITHOUT_ANSWERS or named)
 
     @property
     def must_have_functions(self) -> bool:

@@ -1,14 +1,26 @@
 """Where rows come from: a path in a recipe -> sources of training rows, and of held-out rows where it has some."""
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from groupwise.core.errors import UsageError, brief, listed
+from groupwise.core.json_text import json_value
 from groupwise.core.paths import location, require_regular
 from groupwise.core.plain import require_plain
-from groupwise.tasks.data.formats import Csv, JsonLines, JsonList, Source, open_bytes
+from groupwise.tasks.data.formats import (
+    LARGEST_LIST,
+    Csv,
+    JsonLines,
+    JsonList,
+    Source,
+    numbered_lines,
+    open_bytes,
+    rows_inside,
+)
 from groupwise.tasks.data.libraries import Parquet, hub_splits, is_saved_dataset, saved_splits
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
@@ -70,15 +82,20 @@ def sources_at(key: str, path: str) -> Sources:
 
 
 def _folder(key: str, folder: Path) -> Sources:
-    """Files whose names begin with "train" and, say, "test" are what they say; other files are training rows all."""
+    """Files in whose names "train" or, say, "test" is the first such word are what they say, where both are there; else
+    all files are training rows.
+    """
     files = sorted(file for file in folder.glob("[!.]*") if not file.is_dir() and file.name.endswith(SUFFIXES))
     if not files:
-        raise UsageError(f"{key} = {brief(str(folder))}: no data file in this folder ({', '.join(SUFFIXES)})")
+        inside = sorted(one for one in folder.glob("[!.]*/*") if one.name.endswith(SUFFIXES))
+        there = f"; {key} = {str(inside[0].parent)!r} has some" if inside else ""
+        raise UsageError(f"{key} = {brief(str(folder))}: no data file in this folder ({', '.join(SUFFIXES)}){there}")
     if len(files) > MOST_FILES:
         raise UsageError(f"{key} = {brief(str(folder))}: {len(files)} data files; {MOST_FILES} are the most: join some")
     words: dict[str, list[Path]] = {}
     for file in files:
-        words.setdefault(re.split(r"[^a-z]", file.name.lower())[0], []).append(file)
+        named = [word for word in re.split(r"[^a-z]+", file.name.lower()) if word in ("train", *HELDOUT)]
+        words.setdefault(named[0] if named else "", []).append(file)
     heldout = next((word for word in HELDOUT if word in words), None)
     if "train" not in words or heldout is None:
         return Sources([_file(key, file) for file in files])
@@ -112,11 +129,25 @@ def _file(key: str, file: Path) -> Source:
     if name.endswith(".parquet"):
         return Parquet(path)
     if name.endswith(".json"):
-        return JsonLines(path) if _begins_object(file) else JsonList(path)
+        return JsonLines(path) if _object_a_line(file) else JsonList(path)
     raise UsageError(f"{key} = {brief(path)}: of no known kind; known endings: {', '.join(SUFFIXES)}")
 
 
-def _begins_object(file: Path) -> bool:
-    """Whether a .json file holds an object a line, as many do, and not a list."""
+def _object_a_line(file: Path) -> bool:
+    """Whether a .json file holds an object a line, as many do, and not a list or one object of all rows."""
     with open_bytes(file) as text:
-        return text.read(1024).lstrip().startswith(b"{")
+        lines = (line for _, _, line in numbered_lines(text, lambda number: f"{file}, line {number}") if line.strip())
+        line, alone = next(lines, b""), next(lines, None) is None
+    if not line.lstrip().startswith(b"{"):
+        return False
+    row = _value_or_none(line)
+    if row is None and file.stat().st_size <= LARGEST_LIST:  # one object over many lines, or a line that is damaged
+        return _value_or_none(file.read_bytes().removeprefix(BOM_UTF8)) is None
+    return not (alone and isinstance(row, dict) and rows_inside(row))
+
+
+def _value_or_none(text: bytes) -> Any:
+    try:
+        return json_value(text, "")
+    except UsageError:
+        return None
