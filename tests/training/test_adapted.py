@@ -74,7 +74,9 @@ def step(own: Learner, batch: Batch | None = None) -> Batch:
 
 
 def test_the_reference_is_the_base_to_the_bit_and_no_copy_of_it(either: Policy):
-    plain = Learner(copy.deepcopy(either.model), copy.deepcopy(either.model), SETTINGS, 1.0, 1)
+    model, routing = copy.deepcopy(either.model), RoutingSettings()
+    routers = routers_to_record(model, routing)  # both run the same rows: what experts round depends on their number
+    plain = Learner(model, copy.deepcopy(model), SETTINGS, 1.0, 1, routing=routing, routers=routers)
     own = learner(either)
     assert own.reference is None
     before = digest(plain.model)
