@@ -168,7 +168,9 @@ def test_wrong_use_is_one_line_and_nothing_is_measured(call: Call, words: list[s
     assert Path("mine/claims.md").read_text() == "what I claim\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGKILL))]
+)
 def test_stopped_and_gone_on_with_nothing_is_measured_twice(tmp_path: Path, number: int) -> None:
     (experiment,) = chosen(["toy-entropy"])[0].experiments
     rows, seeds = tmp_path / "rows.jsonl", list(experiment.seeds_of(Effort.QUICK))

@@ -67,6 +67,7 @@ def test_a_runs_memory_is_its_own(measured: dict[str, Any]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the most that was held can be counted anew on Linux alone")
+@pytest.mark.slow
 def test_the_run_that_makes_the_starting_policy_has_the_memory_of_one_that_finds_it(tmp_path: Path) -> None:
     """The first condition of a seed would look large beside the others, for the same training."""
     keys = {**TINY, "warm_start.steps": 2, "warm_start.batch_size": 1024, "warm_start.demonstrations": 1024}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from groupwise.claims.catalog import CLAIMS
 from groupwise.claims.report import report
 from groupwise.claims.run import current
@@ -15,6 +17,7 @@ EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "claims.jsonl"
 DESKTOP = (1280, 900)
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_in_light_and_dark_over_its_own_axis(look, tmp_path):
     known = current(CLAIMS, read_rows(EVIDENCE))
     page = report(CLAIMS, known, "claims.jsonl")

@@ -84,6 +84,7 @@ def test_grpo_with_its_engine_killed_ends_with_the_bits_of_the_run_inside(tmp_pa
     assert not engine_processes()
 
 
+@pytest.mark.slow
 def test_dapo_in_another_interpreter_resumes_with_the_bits_of_the_run_inside(tmp_path: Path) -> None:
     """The interpreter is this one, told as another: it gets groupwise from the run, and its libraries from its own."""
     changes = {"steps": 4, "algorithm__name": "dapo", "sampling__top_p": 0.95, "learner__learning_rate": 1e-3}

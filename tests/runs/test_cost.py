@@ -22,16 +22,14 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     return [row for row in read_metrics(folder) if row["step"] and "evaluation" not in row]
 
 
-def same(sample: object, completion: str) -> float:
-    """A reward that is the same for all, from which nothing can be learned."""
-    return 0.5
-
-
 @pytest.mark.parametrize("updates", [1, 2])
 def test_a_step_in_which_nothing_can_train_runs_one_row_of_the_first_update_and_says_so(
     updates: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own = tmp_path / "own.py"  # alone in its file, as who scores imports what stands beside it
+    own.write_text("def same(sample, completion):\n    return 0.5\n")
     changes = tiny_run(tmp_path, updates_per_batch=updates, algorithm__kl__beta=0.0, evaluation__problems=1)
+    changes["rewards.same.use"] = f"{own}:same"
     rows, real = [], Learner._forward
 
     def counted(learner: Learner, model: Any, piece: Any, entropy_gradient: bool) -> Any:
@@ -49,7 +47,7 @@ def test_a_step_in_which_nothing_can_train_runs_one_row_of_the_first_update_and_
 
     ran: list[list[int]] = []
     monkeypatch.setattr(Learner, "update", update)
-    run = groupwise.train("quickstart", changes, rewards=[same])
+    run = groupwise.train("quickstart", changes)
     assert ran == [[1]] + [[]] * (2 * updates - 1)
     for row in steps(run.folder):
         assert (row["gradient_norm"], row["loss"], row["updates"]) == (0, 0, updates)

@@ -217,7 +217,11 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+#: Those that cut into the return at its beginning, in the middle and at its end; the others are alike.
+QUICK = ("before later checkpoints go", "in the middle of that", "in the step after")
+
+
+@pytest.mark.parametrize("moment", [pytest.param(m, marks=[] if m in QUICK else pytest.mark.slow) for m in MOMENTS])
 def test_a_run_that_is_killed_at_a_return_is_resumed_as_the_same_run(
     moment: str, given, returned, monkeypatch: pytest.MonkeyPatch
 ):

@@ -180,7 +180,7 @@ def stopped_after(whole: Path, step: int) -> Path:
     return cut
 
 
-@pytest.mark.parametrize("cache", ["kept", "deleted"])
+@pytest.mark.parametrize("cache", [pytest.param("kept", marks=pytest.mark.slow), "deleted"])
 def test_a_stopped_run_goes_on_to_the_same_bits(cache: str, changes):
     whole = groupwise.train("rlhf", {**changes, "name": "whole"}).folder
     cut = stopped_after(whole, 1)

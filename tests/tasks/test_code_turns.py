@@ -355,6 +355,7 @@ def test_a_deadline_that_a_program_could_outlast_is_refused(tmp_path: Path) -> N
         groupwise.train("code-turns", changes)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
     whole_run = groupwise.train("code-turns", {**CHANGES, "runs": str(tmp_path), "name": "whole"}).folder
     lines = rows(whole_run)

@@ -183,6 +183,7 @@ def test_a_run_that_goes_away_in_the_middle_of_an_answer_leaves_the_engine_to_th
         second.close()
 
 
+@pytest.mark.slow
 def test_a_run_has_the_bits_of_the_run_inside_and_goes_on_when_its_server_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
