@@ -2,7 +2,7 @@
 
 import re
 from fractions import Fraction
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from groupwise.rewards.verifiers.numerals import SIZES, Number, clean, read, scan
 from groupwise.rewards.verifiers.units import unit
@@ -92,8 +92,8 @@ def ending(text: str) -> Fraction | None:
     [None, None, None, None]
     """
     text = signed(clean(text[-LONGEST_ENDING:]))
-    sentences = [sentence for sentence in SENTENCE.split(text) if _NUMERAL.search(sentence)]
-    return None if not sentences or _repeats(text) else stated(sentences[-1])
+    last = next((sentence for sentence in reversed(SENTENCE.split(text)) if _NUMERAL.search(sentence)), None)
+    return None if last is None or _repeats(text) else stated(last)
 
 
 def stated(sentence: str) -> Fraction | None:
@@ -206,7 +206,7 @@ def _calculates(text: str, pick: Number) -> bool:
 
 def _repeats(text: str) -> bool:
     """Whether the last two clauses with a number say the same of two different ones. A calculation is no guess."""
-    clauses = [clause for clause in _CLAUSE.split(text) if _NUMERAL.search(clause)][-2:]
+    clauses = list(islice(filter(_NUMERAL.search, reversed(_CLAUSE.split(text))), 2))[::-1]
     if len(clauses) < 2 or any(re.search(r"\d[^=]*=", clause) for clause in clauses):
         return False
     shapes = [" ".join(re.findall(r"\w+|#", _NUMERAL.sub("#", clause.lower()))) for clause in clauses]
