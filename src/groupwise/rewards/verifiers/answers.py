@@ -161,8 +161,9 @@ class Math:
         if whole := _whole_formula(text) or _bare(text):
             return float(judge.same(gold, _answer(whole)))
         formula = _last_formula(text)
-        if gold.number is not None and (not gold.name or not formula) and ending(text) is not None:
-            return _ends_with(text, gold.number, self.tolerance)
+        value = ending(text) if gold.number is not None and (not gold.name or not formula) else None
+        if gold.number is not None and value is not None:
+            return float(close(value, gold.number, self.tolerance))
         return float(formula != "" and judge.same(gold, _answer(formula)))
 
     def _asker(self) -> Ask:
