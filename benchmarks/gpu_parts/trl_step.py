@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 from functools import partial
 from typing import Any
@@ -15,8 +16,14 @@ from gpu_parts.measuring import Context, peak_gib
 from gpu_parts.reward import even
 from gpu_parts.sizes import Size, problems
 from gpu_parts.step import WARMUP
-from theirs import Steps, Timed, same_method
-from trl import GRPOConfig  # pyright: ignore  # of another environment
+
+try:
+    from theirs import Steps, Timed, same_method
+    from trl import GRPOConfig  # pyright: ignore  # of another environment
+except ImportError as error:
+    raise SystemExit(
+        f"no TRL in {sys.executable} ({error}): make .venv-trl/installed, or name another with --trl-python"
+    ) from None
 
 #: Completions that go through TRL's learner at once: the largest that fits is taken, and the others are not tried.
 AT_ONCE = (64, 32, 16, 8, 4)
