@@ -82,15 +82,8 @@ def build(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place = H
     return run
 
 
-def _built(
-    plan: Plan,
-    journal: Journal,
-    view: View,
-    stop: Stop,
-    place: Place,
-    started: ExitStack,
-) -> Training:
-    """The same; what holds processes or threads goes into `started`."""
+def _built(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place, started: ExitStack) -> Training:
+    """Build the run at step 0; what holds processes or threads is put into `started`, which closes it."""
     recipe, say = plan.recipe, partial(_say, journal, view)
     pool, environments = pool_of(plan, place, say), environments_of(plan, place, say)
     for each in (pool, environments):

@@ -1,4 +1,4 @@
-"""Where strangers may connect: whoever has not said who they are takes little room, and ends nothing."""
+"""A door at which strangers may connect: whoever has not said who they are takes little room, and ends nothing."""
 
 import contextlib
 import errno

@@ -242,7 +242,7 @@ def _line(name: str, value: Any, source: str) -> str:
 
 
 def _homes(value: Any) -> Iterator[tuple[str | None, str | None]]:
-    """Where a value may be found: (module, its name there). `random.random` is a method of what `random` holds."""
+    """List where a value may be found: (module, its name there). `random.random` is a method of what `random` holds."""
     yield getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if (of := getattr(value, "__self__", None)) is not None:
         yield type(of).__module__, getattr(value, "__name__", None)

@@ -17,8 +17,8 @@ MOST_WORDS = 4
 
 
 def kinds(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
-    """Where answers are compared by mathematics: the kinds of the gold ones, and those that no verdict is safe for; of
-    options the letters.
+    """Tell the kinds of gold answers that are compared by mathematics, and those that no verdict is safe for; for
+    options their letters.
     """
     if getattr(task, "check", "") == "choice":
         letters = [letter for sample in samples if (letter := Choice().letter(sample.answer))]

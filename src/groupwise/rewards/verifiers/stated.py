@@ -175,7 +175,7 @@ def claimed(claim: str, prose: bool = True) -> Fraction | None:
 
 
 def _picked(text: str, numbers: list[Number], after_equals: bool) -> Fraction | None:
-    """Of the numbers of a sentence the only one, the one right behind its equals sign, or the one at its end."""
+    """Pick a sentence's only number, the one right behind its equals sign, or the one at its end."""
     several = len({number.value for number in numbers}) > 1
     pick = numbers[0 if several and after_equals else -1]
     apart = text[: pick.start].strip() if after_equals else not _ENDING.fullmatch(text[pick.end :])

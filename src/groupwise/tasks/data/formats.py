@@ -120,7 +120,7 @@ class JsonList(Source):
 
 
 def rows_inside(table: dict[str, Any]) -> str:
-    """Where the rows are of an object that is a whole file, as a message goes on; "" where it may be a row itself.
+    """Say where the rows of an object are that is a whole file, as a message goes on; "" where it may be a row itself.
 
     >>> rows_inside({"data": [{"prompt": "1 + 1?"}]}), rows_inside({"prompt": "1 + 1?", "tags": ["a"]})
     ("; its 'data' holds 1: write that list alone", '')
