@@ -74,11 +74,12 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         "py.typed",
         "config/elsewhere.toml",
         "recipes/quickstart.toml",
+        "recipes/grid_world.py",
         "reports/page/pictures.toml",
         "planning/devices.toml",
     }
     assert {f"groupwise/{file}" for file in files} <= names
-    assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]
+    assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks")) or "__pycache__" in name]
     metadata = next(name for name in names if name.endswith("METADATA"))
     text = zipfile.ZipFile(wheel).read(metadata).decode()
     for field in (
@@ -117,6 +118,10 @@ def test_the_commands_work_from_an_empty_folder(installed: Path, tmp_path: Path)
     sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     assert "the run is in runs/quickstart " in output_of([program, "train", "quickstart", *sets], tmp_path)
     assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
+    # An example, whose code lies beside its recipe: the run keeps it.
+    sets += ["--set", "sampling.max_new_tokens=30"]
+    assert "the run is in runs/grid-world " in output_of([program, "train", "grid-world", *sets], tmp_path)
+    assert (tmp_path / "runs" / "grid-world" / "code" / "grid_world.py").is_file()
 
 
 def test_a_users_own_code_lives_on_from_the_wheel(installed: Path, tmp_path: Path) -> None:

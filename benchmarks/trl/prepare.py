@@ -20,7 +20,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from cases import CASES, SMOLLM2, Case, Shape
 from groupwise.models.load import save_policy
-from groupwise.tasks.products import question
 
 PAD, END = 0, 1
 #: Words whose probability is raised where there are many, and what they have together.
@@ -61,9 +60,12 @@ def words(case: Case, vocabulary: int) -> list[dict[str, str]]:
 
 
 def products() -> list[dict[str, str]]:
-    """Questions for SmolLM2, whose own end ids say where an answer ends; the last one is held out."""
+    """Questions as recipes/products.py asks them, for SmolLM2, whose own end ids say where an answer ends. The last one
+    is held out.
+    """
     pairs = [*((a, b) for a in range(2, 13) for b in range(2, 13)), (13, 13)]
-    return [{"prompt": question(a, b), "answer": str(a * b)} for a, b in pairs]
+    words = "What is {} times {}? Answer with the number only."
+    return [{"prompt": words.format(a, b), "answer": str(a * b)} for a, b in pairs]
 
 
 def build(case: Case, shape: Shape, target: Path) -> None:

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from groupwise.core.errors import CheckFailed, GroupwiseError, RunError, UsageError
     from groupwise.core.records import Batch, Completion, Group
     from groupwise.core.samples import Attempt, Sample
-    from groupwise.core.task import Task
+    from groupwise.core.task import Demonstration, Task
     from groupwise.models.moe.record import record_routes
     from groupwise.models.moe.replay import replay_routes
     from groupwise.reports.make import report
+    from groupwise.rewards.verifiers.answers import Numeric
     from groupwise.tasks.make import task
 
 __all__ = [
@@ -42,12 +43,14 @@ __all__ = [
     "Batch",
     "CheckFailed",
     "Completion",
+    "Demonstration",
     "Estimator",
     "Filter",
     "Group",
     "GroupwiseError",
     "LossOut",
     "Mismatch",
+    "Numeric",
     "Ratio",
     "Recipe",
     "Rejection",
@@ -84,12 +87,14 @@ _HOME = {
     "Batch": "core.records",
     "CheckFailed": "core.errors",
     "Completion": "core.records",
+    "Demonstration": "core.task",
     "Estimator": "algorithms.parts.kl",
     "Filter": "algorithms.parts.filters",
     "Group": "core.records",
     "GroupwiseError": "core.errors",
     "LossOut": "algorithms.algorithm",
     "Mismatch": "algorithms.parts.mismatch",
+    "Numeric": "rewards.verifiers.answers",
     "Ratio": "algorithms.parts.ratio",
     "Recipe": "config.recipe",
     "Rejection": "algorithms.parts.rejection",

@@ -15,30 +15,30 @@ from groupwise.config.recipe import Recipe, first_comment, section_type, shipped
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Settings
 from groupwise.rewards.functions import form
-from groupwise.tasks.make import TASKS
+from groupwise.tasks.make import kind_of, names
 
 EVERY = {(section.name, key.name): key for section in sections() for key in section.keys}
 
 
 def declared() -> set[str]:
     """Every key of every object that a recipe is read into."""
-    names = {f"task.{field.name}" for task in TASKS.values() for field in dataclasses.fields(task)}
-    names |= {f"rewards.NAME.{field.name}" for kind in form.KINDS.values() for field in dataclasses.fields(kind)}
-    names |= {
+    keys = {f"task.{field.name}" for name in names() for field in dataclasses.fields(kind_of(name))}
+    keys |= {f"rewards.NAME.{field.name}" for kind in form.KINDS.values() for field in dataclasses.fields(kind)}
+    keys |= {
         f"algorithm.{slot}.{field.name}"
         for slot, kinds in KINDS.items()
         for kind in kinds.values()
         for field in dataclasses.fields(kind)
     }
     for slot, values in settings(algorithm("grpo")).items():
-        names |= {f"algorithm.{slot}.{key}" for key in values} if isinstance(values, dict) else {f"algorithm.{slot}"}
+        keys |= {f"algorithm.{slot}.{key}" for key in values} if isinstance(values, dict) else {f"algorithm.{slot}"}
     for name, field in Recipe.model_fields.items():
         kind = section_type(field.annotation)
         if isinstance(kind, type) and issubclass(kind, Settings):
-            names |= {f"{name}.{key}" for key in kind.model_fields}
+            keys |= {f"{name}.{key}" for key in kind.model_fields}
         elif name not in ("task", "algorithm", "rewards"):
-            names.add(name)
-    return names
+            keys.add(name)
+    return keys
 
 
 def test_every_key_of_every_section_is_there_and_no_other() -> None:

@@ -14,8 +14,8 @@ from groupwise.environments.adapt import begun, ended
 from groupwise.models.chat import Chat, ChatSettings
 from groupwise.models.packaged import packaged_model, tool_use_template
 from groupwise.models.turn_checks import check_turns
-from groupwise.tasks.environment.calculator import EXAMPLES, Calculator
 from groupwise.tasks.make import task
+from recipes.calculator import EXAMPLES, Calculator
 from tests.models.turn_templates import SCHEMA, SMOLLM2_MAKE, ends_of, tokenizer_of
 
 TOOL_USE = tool_use_template(packaged_model("smollm2"))

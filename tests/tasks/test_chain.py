@@ -14,8 +14,8 @@ import pytest
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstrates, Demonstration
-from groupwise.tasks.chain import Chain, steps
 from groupwise.tasks.make import task as made
+from recipes.chain import Chain, steps
 
 SMALL = Chain(operations=(2, 3), heldout_share=0.2)
 TASKS = [Chain(), SMALL, Chain(operations=(5, 9), seed=5)]
@@ -77,7 +77,7 @@ def test_the_default_has_enough_heldout_problems_of_every_length() -> None:
 
 
 def test_samples_are_the_same_in_another_process() -> None:
-    code = "from groupwise.tasks.chain import Chain as C; print([s.key for s in C().samples('heldout')])"
+    code = "from recipes.chain import Chain as C; print([s.key for s in C().samples('heldout')])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.strip() == str([s.key for s in Chain().samples("heldout")])
 

@@ -23,7 +23,7 @@ from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.sandbox.words import LONGEST
 from groupwise.tasks.code import generated
 from groupwise.tasks.code.task import Code
-from groupwise.tasks.environment.code_turns import CodeTurns
+from recipes.code_turns import CodeTurns
 from tests.environments.test_live import said
 from tests.runs.test_ahead_run import rows
 from tests.runs.test_run import assert_same_run
@@ -311,7 +311,7 @@ def test_problems_of_a_file_are_those_of_the_task_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"settings": {"second": 1.0}}, "task.settings.second: code-turns has no such key; did you mean 'seconds'"),
+        ({"settings": {"second": 1.0}}, "task.settings.second: code has no such key; did you mean 'seconds'"),
         ({"settings": {"seconds": "5"}}, "task.settings.seconds = '5': must be a number"),
         ({"settings": {"seconds": 0.0}}, "task.settings.seconds must be from 0.05 to 3600 and task.settings.memory"),
         ({"settings": {"steps": [1, 9]}}, "task.settings.steps must be"),

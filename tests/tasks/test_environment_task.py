@@ -45,7 +45,7 @@ def test_other_settings_and_other_files_are_other_problems(tmp_path: Path) -> No
         contents(use=use, settings={"word": "b"}),
         contents(use=use, seed=1),
         contents(use=use, path=str(problems)),
-        contents(use="groupwise.tasks.environment.guess_number:GuessNumber"),
+        contents(use="recipes/guess_number.py:GuessNumber"),
     ]
     assert contents(use=use) == every[0]
     problems.write_text(problems.read_text().replace('"7"', '"8"'))

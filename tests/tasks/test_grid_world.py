@@ -29,10 +29,10 @@ from groupwise.environments.inline import InlineEnvironments
 from groupwise.environments.live import LiveEpisodes
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.turns import Turn
-from groupwise.tasks.environment.grid_world import MOVES, Grid, GridWorld
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.make import ENVIRONMENTS
 from groupwise.tasks.make import task as task_of
+from recipes.grid_world import MOVES, Grid, GridWorld
 
 SMALL = {"size": 3, "walls": 3, "distance": [2, 3], "turns": 5, "problems": 60, "heldout": 20}
 WIDE = {"size": 9, "walls": 40, "distance": [5, 12], "turns": 16, "problems": 40, "heldout": 10}
@@ -192,7 +192,7 @@ def test_a_prompt_does_not_say_where_the_walls_are() -> None:
 
 
 def test_problems_are_the_same_in_every_process() -> None:
-    code = "from groupwise.tasks.environment.grid_world import GridWorld as G; print([*map(str, G().samples('train'))])"
+    code = "from recipes.grid_world import GridWorld as G; print([*map(str, G().samples('train'))])"
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)

@@ -8,7 +8,7 @@ import pytest
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.tasks.environment.guess_number import GuessNumber
+from recipes.guess_number import GuessNumber
 
 TURNS = 4
 

@@ -6,7 +6,7 @@ import pytest
 
 from groupwise.core.errors import UsageError
 from groupwise.tasks.make import task
-from groupwise.tasks.products import Products
+from recipes.products import Products
 
 
 def pairs(products: Products, split: str) -> list[tuple[int, int]]:

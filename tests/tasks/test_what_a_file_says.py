@@ -305,7 +305,7 @@ def test_the_columns_of_a_table_do_not_leave_nulls_in_a_schema(tmp_path: Path) -
 
 def test_no_environment_offers_functions_that_it_does_not_answer(tmp_path: Path) -> None:
     path = data(tmp_path, rows(tools=[CLOCK])).path
-    keys = {"use": "groupwise.tasks.environment.guess_number:GuessNumber", "path": path, "check": "none"}
+    keys = {"use": "recipes/guess_number.py:GuessNumber", "path": path, "check": "none"}
     with pytest.raises(UsageError, match=r"functions of its own that the policy may call.*set task\.functions = \"\""):
         EnvironmentTask(**keys).samples("train")
     assert EnvironmentTask(**keys, functions="").samples("train")
@@ -365,7 +365,7 @@ def test_a_demonstration_is_of_the_whole_conversation(tmp_path: Path) -> None:
 
 def test_no_environment_plays_a_turn_that_the_data_has_begun(tmp_path: Path) -> None:
     path = data(tmp_path, rows(prompt=[user("2 + 2?"), assistant("It is")])).path
-    task = EnvironmentTask(use="groupwise.tasks.environment.guess_number:GuessNumber", path=path, check="none")
+    task = EnvironmentTask(use="recipes/guess_number.py:GuessNumber", path=path, check="none")
     with pytest.raises(UsageError, match="its prompt begins the policy's turn, which no environment reads"):
         task.samples("train")
 

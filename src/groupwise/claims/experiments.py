@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from groupwise.claims import readings, toys
-from groupwise.config.recipe import recipe_folder
 from groupwise.core.children import Child
 from groupwise.core.errors import RunError
+from groupwise.core.paths import recipe_folder
 from groupwise.core.peer import PeerLost
 
 #: Laid over every recipe: one thread, so that two runs side by side have the bits of one alone; no page; and as many

@@ -9,7 +9,7 @@ from typing import Any
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.as_keys import as_keys
 from groupwise.algorithms.settings import algorithm as row
-from groupwise.config.recipe import Recipe, find, parse, read_table, require_overrides, set_key
+from groupwise.config.recipe import Recipe, find, named_table, parse, require_overrides, set_key
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.live_code import extracted, located, require_as_in_its_file
 from groupwise.core.plain import of_program
@@ -86,7 +86,7 @@ def _table(recipe: RecipeLike) -> tuple[dict[str, Any], str]:
     if not isinstance(recipe, (str, os.PathLike)):
         raise UsageError(f"recipe {brief(recipe)}: give a recipe's name, its path, a dictionary or a groupwise.Recipe")
     path = find(os.fspath(recipe))
-    return {"name": path.stem, **read_table(path)}, path.name
+    return named_table(path), path.name
 
 
 def _text(key: object) -> str:

@@ -19,7 +19,7 @@ from groupwise.config.rewards import RewardTable
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.settings import Settings
 from groupwise.rewards.functions import form
-from groupwise.tasks.make import ENVIRONMENTS, PRESETS, TASKS
+from groupwise.tasks.make import ENVIRONMENTS, PRESETS, kind_of, names
 
 #: The section of the keys that stand in none.
 TOP = "recipe"
@@ -133,15 +133,15 @@ def _of_fields(kind: Any, prefix: str, presets: Mapping[str, object] | None = No
 
 
 def _tasks() -> Iterator[Section]:
-    name = _choice("task.name", TASKS, "", "which of the tasks below, or one that an installed package offers")
+    name = _choice("task.name", names(), "", "which of the tasks below, or one that an installed package offers")
     own = _use("task.use", "my_task.py:MyTask", "a task of your own, in place of `name`; its fields are keys beside it")
     presets = {**PRESETS, **ENVIRONMENTS}
     yield Section("task", "The problems that are asked: `name`, or `use`, and the keys of that task.", (name, own))
-    for name, kind in TASKS.items():
+    for name in names():
         if name not in presets:
-            yield Section(f"task.{name}", _title(kind), tuple(_of_fields(kind, "task.")))
+            yield Section(f"task.{name}", _title(kind_of(name)), tuple(_of_fields(kind_of(name), "task.")))
     for name, keys in presets.items():
-        described = meanings(TASKS[name])
+        described = meanings(kind_of(name))
         own = (Key(f"task.{key}", "", _toml(value), "", described[key]) for key, value in keys.items())
         base = "environment" if name in ENVIRONMENTS else "data"
         yield Section(f"task.{name}", f"The task `{base}` with these keys unless they are set.", tuple(own))

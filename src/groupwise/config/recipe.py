@@ -14,7 +14,7 @@ from groupwise.algorithms.settings import KINDS
 from groupwise.config.elsewhere import require_own_names
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError, brief, nearest, one_line
-from groupwise.core.paths import decoded, location, require_regular
+from groupwise.core.paths import decoded, location, recipe_folder, require_regular
 from groupwise.core.placement import PlacementSettings
 from groupwise.core.plain import require_plain
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
@@ -121,12 +121,6 @@ class Recipe(Settings):
         return load(recipe, overrides)
 
 
-def recipe_folder() -> Path:
-    """Where the recipes that come with groupwise lie: inside an installed package, or beside the source tree."""
-    packaged = Path(__file__).parents[1] / "recipes"
-    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
-
-
 def shipped() -> list[str]:
     """The names of the recipes that come with groupwise, those in folders of their own last."""
     every = (p.relative_to(recipe_folder()).with_suffix("").as_posix() for p in recipe_folder().rglob("*.toml"))
@@ -154,11 +148,23 @@ def find(recipe: str) -> Path:
 def load(recipe: str, overrides: Mapping[str, object] | None = None) -> Recipe:
     """The recipe with the overrides (dotted keys) laid over it. Raises UsageError, one line, where anything is off."""
     path = find(recipe)
-    table = read_table(path)
-    table.setdefault("name", path.stem)
+    table = named_table(path)
     for key, value in (overrides or {}).items():
         set_key(table, key, value)
     return parse(table, path.name)
+
+
+def named_table(path: Path) -> dict[str, Any]:
+    """Read the table of a recipe's file, with the file's name where it has none of its own.
+
+    Files of code that a recipe of groupwise's own names under [task] lie beside it, whatever the folder that a command
+    is given in.
+    """
+    table = {"name": path.stem, **read_table(path)}
+    if isinstance(task := table.get("task"), dict) and path.resolve().is_relative_to(recipe_folder().resolve()):
+        uses = {key: use for key in ("use", "reward") if isinstance(use := task.get(key), str) and ".py:" in use}
+        table["task"] = {**task, **{key: str(path.resolve().parent / use) for key, use in uses.items()}}
+    return table
 
 
 def read_table(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from groupwise.journal import code
 from groupwise.rewards.functions.user import FromFile
 from groupwise.rollout.scoring import Mix, has_answers
 from groupwise.tasks.environment.task import EnvironmentTask
-from groupwise.tasks.make import TASKS, chosen_by, task
+from groupwise.tasks.make import chosen_by, names, task
 from groupwise.training.critic import CriticSettings
 from groupwise.training.initial_policy import TINY
 from groupwise.training.rollback import Guard
@@ -46,7 +46,7 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
     critic = _critic(recipe) if row.advantage.reads_value else None
     _require_all_read(recipe, row, critic)
     keys = dataclasses.asdict(problems)  # type: ignore[call-overload]
-    chosen = {"name": recipe.task["name"]} if recipe.task.get("name") in TASKS else chosen_by(problems)
+    chosen = {"name": recipe.task["name"]} if recipe.task.get("name") in names() else chosen_by(problems)
     complete = recipe.replace(
         device=device,
         engine=recipe.engine.placed(),

@@ -2,6 +2,7 @@
 
 import codecs
 import os
+from importlib.resources import files
 from pathlib import Path
 
 from groupwise.core.errors import UsageError, brief
@@ -31,6 +32,13 @@ def location(path: str | os.PathLike[str], what: str = "path") -> Path:
         raise UsageError(f"{what} = {brief(path)}: this is no path") from None
     except ValueError as error:  # UnicodeEncodeError and "embedded null byte" among them
         raise UsageError(f"{what} = {brief(path)}: {error}") from None
+
+
+def recipe_folder() -> Path:
+    """Find where the recipes that come with groupwise lie: inside an installed package, or beside the source tree."""
+    package = Path(str(files("groupwise")))
+    packaged = package / "recipes"
+    return packaged if packaged.is_dir() else package.parents[1] / "recipes"
 
 
 def decoded(content: bytes) -> str:

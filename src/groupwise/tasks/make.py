@@ -4,18 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from groupwise.core.errors import UsageError, brief, nearest
+from groupwise.core.paths import recipe_folder
 from groupwise.core.plain import of_program
 from groupwise.core.task import Task
-from groupwise.core.user_code import NO_FILES, Files, offered, offered_name, use_of
+from groupwise.core.user_code import NO_FILES, Files, load, offered, offered_name, use_of
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.tasks.chain import Chain
 from groupwise.tasks.code.task import Code
 from groupwise.tasks.data.settings import VERL_ANSWER
 from groupwise.tasks.data.task import Data
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.gym.task import Gym
 from groupwise.tasks.own import GROUP, offered_task, own_task
-from groupwise.tasks.products import Products
 from groupwise.tasks.settings import field_defaults, require_type
 
 #: Well-known data sets: name -> keys of the task `data` that the name sets. Any key of a recipe replaces the one here.
@@ -50,22 +49,23 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     },
 }
 
-#: Environments that come along: name -> keys of the task `environment` that the name sets.
+#: Environments that lie beside their recipes: name -> keys of the task `environment` that the name sets.
 ENVIRONMENTS: Mapping[str, Mapping[str, object]] = {
-    "guess-number": {"use": "groupwise.tasks.environment.guess_number:GuessNumber", "max_turns": 4},
-    "grid-world": {"use": "groupwise.tasks.environment.grid_world:GridWorld", "max_turns": 10},
+    "guess-number": {"use": "guess_number.py:GuessNumber", "max_turns": 4},
+    "grid-world": {"use": "grid_world.py:GridWorld", "max_turns": 10},
     "calculator": {
-        "use": "groupwise.tasks.environment.calculator:Calculator",
-        "reward": "groupwise.tasks.environment.calculator:says_the_product",
+        "use": "calculator.py:Calculator",
+        "reward": "calculator.py:says_the_product",
         "max_turns": 3,
     },
-    "code-turns": {"use": "groupwise.tasks.environment.code_turns:CodeTurns", "max_turns": 2},
+    "code-turns": {"use": "code_turns.py:CodeTurns", "max_turns": 2},
 }
+
+#: Tasks that lie beside their recipes: name -> what `task.use` calls the class there.
+EXAMPLES: Mapping[str, str] = {"chain": "chain.py:Chain", "products": "products.py:Products"}
 
 TASKS: Mapping[str, Any] = {
     "arithmetic": Arithmetic,
-    "chain": Chain,
-    "products": Products,
     "reasoning_gym": Gym,
     "code": Code,
     "data": Data,
@@ -73,6 +73,21 @@ TASKS: Mapping[str, Any] = {
     "environment": EnvironmentTask,
     **dict.fromkeys(ENVIRONMENTS, EnvironmentTask),
 }
+
+
+def names() -> list[str]:
+    """List the tasks that come with groupwise."""
+    return [*TASKS, *EXAMPLES]
+
+
+def kind_of(name: str, files: Files = NO_FILES) -> Any:
+    """Find the class of the task `name`, one of `names()`. `files` are those that a run keeps."""
+    return load(beside_recipes(EXAMPLES[name]), f"task.name = {name!r}", files) if name in EXAMPLES else TASKS[name]
+
+
+def beside_recipes(use: str) -> str:
+    """Name what lies in a file beside the recipes that come with groupwise, as `task.use` names it."""
+    return str(recipe_folder() / use)
 
 
 def task(name: str | None, settings: Mapping[str, object] | None = None, files: Files = NO_FILES) -> Task:
@@ -84,24 +99,27 @@ def task(name: str | None, settings: Mapping[str, object] | None = None, files: 
     keys = of_program(settings or {})
     if name is None:
         return own_task(keys.pop("use", None), keys, files)
-    if name not in TASKS and name in offered(GROUP):
+    if name not in names() and name in offered(GROUP):
         return offered_task(name, keys)
-    if name not in TASKS:
+    if name not in names():
         raise UsageError(
-            f"task.name = {brief(name)}: there is no such task; {nearest(name, [*TASKS, *offered(GROUP)])}"
+            f"task.name = {brief(name)}: there is no such task; {nearest(name, [*names(), *offered(GROUP)])}"
         )
-    defaults = field_defaults(TASKS[name])
+    kind = kind_of(name, files)
+    defaults = field_defaults(kind)
     if "use" in keys and "use" not in defaults:
         raise UsageError("task: name and use both name the task; take one of them out")
     for key, value in keys.items():
         if key not in defaults:
             raise UsageError(f"task.{key}: {name} has no such key; {nearest(key, ['name', *defaults])}")
         require_type(f"task.{key}", value, defaults[key])
-    own_code = {"files": files} if TASKS[name] is EnvironmentTask else {}
-    return TASKS[name](**{**PRESETS.get(name, {}), **ENVIRONMENTS.get(name, {}), **keys}, **own_code)
+    preset = {**PRESETS.get(name, {}), **ENVIRONMENTS.get(name, {})}
+    preset |= {key: beside_recipes(str(preset[key])) for key in ("use", "reward") if key in preset}
+    own_code = {"files": files} if TASKS.get(name) is EnvironmentTask else {}
+    return kind(**{**preset, **keys}, **own_code)
 
 
 def chosen_by(problems: Task) -> dict[str, str]:
-    """The key under [task] that names a task of a class that is not in TASKS, and its value."""
+    """The key under [task] that names a task of a class that has no name here, and its value."""
     name = offered_name(GROUP, type(problems))
     return {"name": name} if name else {"use": use_of(type(problems))}

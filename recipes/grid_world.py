@@ -1,4 +1,6 @@
-"""The environment `grid-world`: walk to a goal past walls that are learned of by bumping into them.
+"""Grid world: walk to a goal past hidden walls; an environment that knows more than its prompts say.
+
+    groupwise train grid-world
 
     a1 c2          the prompt: the policy stands in a1, the goal is c2
     e              the policy's first turn: one place to the east
@@ -7,6 +9,8 @@
     a2             it stands in a2 now
     ...
 
+What this example shows beside guess_number.py: problems that are generated and checked, each with a layout of its own;
+an answer in the sample that no prompt has; a `state` that holds what was learned on the way.
 Letters go east and digits north. The goal within the turn limit is worth 1, and a move costs nothing but its turn: the
 limit makes detours lose already, and a goal that is reached late is solved as well, which a score below 1 is not. The
 demonstrations move at random.
@@ -19,11 +23,7 @@ from math import comb
 from string import ascii_lowercase
 from typing import ClassVar
 
-from groupwise.core.errors import UsageError
-from groupwise.core.samples import Sample
-from groupwise.core.task import Demonstration
-from groupwise.tasks.settings import field_defaults, require_type
-from groupwise.tasks.splits import SPLITS, require_split
+from groupwise import Demonstration, Sample, UsageError
 
 WALL, NO_MOVE = "wall\n", "no move\n"
 #: A move -> how far east and how far north it goes.
@@ -42,22 +42,22 @@ class Grid:
     walls: frozenset[str] = frozenset()
 
     def places(self) -> list[str]:
-        """All of them."""
+        """List all places."""
         return [f"{letter}{number + 1}" for letter in ascii_lowercase[: self.size] for number in range(self.size)]
 
     def beside(self, place: str, move: str) -> str | None:
-        """The place in that direction, whether or not there is a wall; None over the edge."""
+        """Find the place in that direction, whether or not there is a wall; None over the edge."""
         east, north = MOVES[move]
         column, row = ascii_lowercase.index(place[0]) + east, int(place[1]) + north
         return f"{ascii_lowercase[column]}{row}" if 0 <= column < self.size and 1 <= row <= self.size else None
 
     def after(self, place: str, move: str) -> str | None:
-        """Where a move leads; None where a wall or the edge is in the way."""
+        """Find the place that a move leads to; None if a wall or the edge is in the way."""
         there = self.beside(place, move)
         return None if there is None or between(place, there) in self.walls else there
 
     def shortest(self, start: str) -> dict[str, str]:
-        """Place -> the moves of a shortest path to it, for all places that can be reached."""
+        """Find the moves of a shortest path to each place that can be reached."""
         paths = {start: ""}
         for place in (queue := [start]):
             for move in MOVES:
@@ -70,7 +70,7 @@ class Grid:
 
 @dataclass
 class GridWorld:
-    """One episode; its settings are the same for all.
+    """An episode; its fields are the keys of [task.settings].
 
     size      places of each side
     walls     between places of a layout, beside the edge
@@ -90,8 +90,11 @@ class GridWorld:
     alphabet: ClassVar[str] = "".join(sorted({*"\n 123456789", *ascii_lowercase[:LARGEST], *MOVES, *WALL, *NO_MOVE}))
 
     def __post_init__(self) -> None:
-        for name, default in field_defaults(GridWorld).items():
-            require_type(f"task.settings.{name}", getattr(self, name), default)
+        for name in ("size", "walls", "turns", "problems", "heldout"):
+            if type(value := getattr(self, name)) is not int:
+                raise UsageError(f"task.settings.{name} = {value!r}: must be a whole number")
+        if not isinstance(self.distance, (list, tuple)) or [type(moves) for moves in self.distance] != [int, int]:
+            raise UsageError(f"task.settings.distance = {self.distance!r}: must be a list of 2 whole numbers")
         if not 2 <= self.size <= LARGEST:
             raise UsageError(f"task.settings.size must be from 2 to {LARGEST}, not {self.size}")
         fewest, most = self.distance
@@ -117,12 +120,14 @@ class GridWorld:
             )
 
     def samples(self, split: str) -> list[Sample]:
-        """The problems of "train" or "heldout", each of another layout. The walls are the answer, which no prompt has.
-        Raises UsageError where too few layouts have a goal at such a distance.
+        """List the problems of a split, each of another layout. The walls are the answer, which no prompt has.
+
+        Raises UsageError if too few layouts have a goal at such a distance.
         """
-        require_split(split, "grid-world")
+        if split not in ("train", "heldout"):
+            raise UsageError(f"grid-world has the splits train and heldout, not {split!r}")
         drawn = list(self._problems())
-        return drawn[: self.problems] if split == SPLITS[0] else drawn[self.problems :]
+        return drawn[: self.problems] if split == "train" else drawn[self.problems :]
 
     def _problems(self) -> Iterator[Sample]:
         rng, seen, wanted = random.Random(0), set[frozenset[str]](), self.problems + self.heldout
@@ -145,13 +150,13 @@ class GridWorld:
         return self.distance[0] <= len(path) <= self.distance[1]
 
     def reset(self, sample: Sample) -> None:
-        """The walls are the sample's answer, start and goal stand in its prompt."""
+        """Begin an episode: the walls are the sample's answer, start and goal stand in its prompt."""
         self._grid = Grid(self.size, frozenset(sample.answer.split()))
         self._place, self._goal = sample.prompt.split()
         self._known = set()
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """The place that the move leads to, or that there is a wall; 1 and the end at the goal."""
+        """Answer a move -> (the place it leads to or that there is a wall, reward of this turn, whether it is over)."""
         move = text.strip()
         if move not in MOVES:
             return NO_MOVE, 0.0, False
@@ -163,20 +168,20 @@ class GridWorld:
         return ("", 1.0, True) if there == self._goal else (f"{there}\n", 0.0, False)
 
     def _bump(self, move: str) -> None:
-        """The wall is known from here on. The edge is not noted: it is the same in every problem."""
+        """Note the wall, which is known from here on. The edge is not noted: it is the same in every problem."""
         there = self._grid.beside(self._place, move)
         if there is not None:
             self._known.add(between(self._place, there))
 
     def state(self) -> str:
-        """The place, and the walls bumped into: with other knowledge another move is right, so that turns of the same
-        place alone do not compare.
+        """Say the place and the walls bumped into: with other knowledge another move is right, so that turns of the
+        same place alone do not compare.
         """
         return " ".join([self._place, *sorted(self._known)])
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """Turns of `count` walks in which every move is any of the four, whatever is known already."""
-        rng, train = random.Random(seed), self.samples(SPLITS[0])
+        """Take `count` walks in which every move is any of the four, whatever is known already."""
+        rng, train = random.Random(seed), self.samples("train")
         return [turn for _ in range(count) for turn in self._walk(rng.choice(train), rng)]
 
     def _walk(self, sample: Sample, rng: random.Random) -> list[Demonstration]:
@@ -191,7 +196,7 @@ class GridWorld:
 
 
 def between(place: str, there: str) -> str:
-    """The wall between two neighbours.
+    """Name the wall between two neighbours.
 
     >>> between("b1", "a1")
     'a1-b1'
@@ -200,7 +205,7 @@ def between(place: str, there: str) -> str:
 
 
 def _inner_walls(size: int) -> set[str]:
-    """Wherever a wall may be: between any two neighbours."""
+    """List the places for walls: between any two neighbours."""
     grid = Grid(size)
     steps = ((place, grid.beside(place, move)) for place in grid.places() for move in MOVES)
     return {between(place, there) for place, there in steps if there is not None}

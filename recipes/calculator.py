@@ -1,10 +1,15 @@
-"""The environment `calculator`: products that a small model cannot work out, and a tool that can.
+"""Calculator: products that a small model cannot work out, and a tool that can; an environment of tools.
+
+    groupwise model smollm2 models/smollm2
+    groupwise train calculator
 
     What is 347 times 268?                                                          the prompt
     <tool_call>{"name": "multiply", "arguments": {"a": 347, "b": 268}}</tool_call>  the policy's first turn
     92996                                                                           the tool's answer
     92996                                                                           the policy's last turn
 
+A class without `step` is an environment of tools: its public methods are what the policy may call, and their type hints
+and docstrings are what the prompt says of them. `says_the_product` is a reward function as TRL has them.
 Two problems, each with its call, its result and its answer, stand before every question: a model that was trained on no
 tools still calls one sometimes, and from there it learns.
 """
@@ -14,10 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groupwise.core.errors import UsageError
-from groupwise.core.samples import Sample
-from groupwise.rewards.verifiers.answers import Numeric
-from groupwise.tasks.splits import SPLITS, require_split
+from groupwise import Numeric, Sample, UsageError
 
 #: The factors of the examples. No problem has them.
 EXAMPLES = ((31, 12), (702, 45))
@@ -25,7 +27,7 @@ EXAMPLES = ((31, 12), (702, 45))
 
 @dataclass(frozen=True)
 class Calculator:
-    """One episode; its settings are the same for all.
+    """An episode; its fields are the keys of [task.settings].
 
     factors   (smallest, largest)
     problems  of the train split
@@ -51,8 +53,9 @@ class Calculator:
             )
 
     def samples(self, split: str) -> list[Sample]:
-        """The problems of "train" or "heldout"; a pair of factors, in either order, is in one of them."""
-        require_split(split, "calculator")
+        """List the problems of "train" or "heldout"; a pair of factors, in either order, is in one of them."""
+        if split not in ("train", "heldout"):
+            raise UsageError(f"calculator has the splits train and heldout, not {split!r}")
         rng, pairs = random.Random(0), {frozenset(pair) for pair in EXAMPLES}
         drawn: list[Sample] = []
         while len(drawn) < self.problems + self.heldout:
@@ -60,10 +63,10 @@ class Calculator:
             if frozenset((a, b)) not in pairs:
                 pairs.add(frozenset((a, b)))
                 drawn.append(_problem(a, b))
-        return drawn[: self.problems] if split == SPLITS[0] else drawn[self.problems :]
+        return drawn[: self.problems] if split == "train" else drawn[self.problems :]
 
     def reset(self, **columns: Any) -> None:
-        """Nothing is added to the prompt."""
+        """Begin an episode: nothing is added to the prompt."""
 
     def multiply(self, a: int, b: int) -> int:
         """Multiplies two integers.
@@ -84,9 +87,7 @@ def says_the_product(
     answer: Sequence[str],
     **columns: Any,
 ) -> list[float]:
-    """What an episode brings, as a reward function of TRL's: 1.0 where its last message is the policy's and states the
-    product as its answer, else 0.0.
-    """
+    """Score episodes: 1.0 if the last message is the policy's and states the product as its answer, else 0.0."""
     return [_stated(messages, gold) for messages, gold in zip(completions, answer, strict=True)]
 
 
@@ -102,7 +103,7 @@ def _problem(a: int, b: int) -> Sample:
 
 
 def _worked(a: int, b: int) -> list[dict[str, str]]:
-    """A problem with its call, the tool's answer and the last turn."""
+    """Show a problem with its call, the tool's answer and the last turn."""
     call = f'<tool_call>{{"name": "multiply", "arguments": {{"a": {a}, "b": {b}}}}}</tool_call>'
     return [
         {"role": "user", "content": f"What is {a} times {b}?"},

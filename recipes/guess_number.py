@@ -1,30 +1,32 @@
-"""The environment `guess-number`: find one of the numbers that there are; each guess is answered higher or lower.
+"""Guess a number: a whole environment, each guess of which is answered higher or lower.
+
+    groupwise train guess-number
 
     7              the prompt: the number lies between 1 and 7
     4              the policy's first turn
     higher         the environment's answer
     6              ...
 
+An environment needs three methods: `samples` gives the problems, `reset` begins an episode, `step` answers a turn. The
+others are optional: `state` tells `advantage.kind = "gigpo"` which turns compare, `demonstrations` is for a warm start.
 A number found within the turn limit is worth 1. Of nine numbers, 4 turns that go through them one by one find 4, and
 halving what is left finds all. The demonstrations guess at random, also what is not there or was ruled out already.
 """
 
+import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from groupwise.core.errors import UsageError
-from groupwise.core.samples import Sample
-from groupwise.core.task import Demonstration
-from groupwise.tasks.splits import SPLITS, hash_fraction, require_split
+from groupwise import Demonstration, Sample, UsageError
 
 HIGHER, LOWER, NO_NUMBER = "higher\n", "lower\n", "what?\n"
 
 
 @dataclass
 class GuessNumber:
-    """One episode; its settings are the same for all.
+    """An episode; its fields are the keys of [task.settings].
 
     largest        numbers that games go up to
     problems       of the train split
@@ -38,7 +40,8 @@ class GuessNumber:
     heldout: int = 126
     guesses: int = 4
     wildest: int = 15
-    quick: ClassVar[bool] = True
+    quick: ClassVar[bool] = True  # an answer takes microseconds and cannot hang: no process is needed to play it
+    #: Every character that is said, for the tiny policy, whose tokens are characters; a real tokenizer needs none.
     alphabet: ClassVar[str] = "0123456789\n" + "".join(sorted(set("higherlowerwhat?")))
 
     def __post_init__(self) -> None:
@@ -54,23 +57,24 @@ class GuessNumber:
         self._low, self._high = 1, 0
 
     def samples(self, split: str) -> list[Sample]:
-        """Every number of every game as often as every other, shuffled. Both splits have the same games: no prompt says
-        which number it is.
+        """List every number of every game as often as every other, shuffled. Both splits have the same games, because
+        no prompt says which number it is.
         """
-        require_split(split, "guess-number")
+        if split not in ("train", "heldout"):
+            raise UsageError(f"guess-number has the splits train and heldout, not {split!r}")
         games = [(number, end) for end in self.largest for number in range(1, end + 1)]
-        first, count = (0, self.problems) if split == SPLITS[0] else (self.problems, self.heldout)
+        first, count = (0, self.problems) if split == "train" else (self.problems, self.heldout)
         drawn = [(i, *games[i % len(games)]) for i in range(first, first + count)]
         samples = [Sample(f"{i}: {number} of {end}", f"{end}\n", str(number)) for i, number, end in drawn]
-        return sorted(samples, key=lambda sample: hash_fraction(sample.key))
+        return sorted(samples, key=lambda sample: hashlib.sha256(sample.key.encode()).digest())
 
     def reset(self, sample: Sample) -> None:
-        """The number is the sample's answer; how far the game goes stands in the prompt."""
+        """Begin an episode: the number is the sample's answer; how far the game goes stands in the prompt."""
         self._number = int(sample.answer)
         self._low, self._high = 1, int(sample.prompt)
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """Where the number lies, seen from the guess; 1 and the end where it is the guess."""
+        """Answer a guess -> (where the number lies, reward of this turn, whether the episode is over)."""
         guess = text.removesuffix("\n")  # blanks are no part of a number: what costs nothing an entropy bonus buys
         if not (guess.isascii() and guess.isdecimal()):
             return NO_NUMBER, 0.0, False
@@ -83,11 +87,11 @@ class GuessNumber:
         return LOWER, 0.0, False
 
     def state(self) -> str:
-        """What is left: the range in which the number must lie."""
+        """Say what is left: the range in which the number must lie."""
         return f"{self._low}-{self._high}"
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """Turns of `count` games in which every guess is any number there is, whatever is known already."""
+        """Play `count` games in which every guess is any number there is, whatever is known already."""
         rng, train = random.Random(seed), self.samples("train")
         return [turn for _ in range(count) for turn in self._game(rng.choice(train), rng)]
 
