@@ -49,7 +49,7 @@ def test_norms_and_what_lies_around_the_layers_are_one_group() -> None:
 def test_rows_are_dealt_as_torch_cuts_them(rows: int, ranks: int) -> None:
     weight = Weight(rows, row=3)
     cut = [len(part) * 3 for part in torch.zeros(rows, 3).chunk(ranks)]
-    own = [weight.own(ranks, rank) for rank in range(ranks)]
+    own = [weight.part(ranks, rank) for rank in range(ranks)]
     assert own == cut + [0] * (ranks - len(cut))
     assert sum(own) == 3 * rows
     assert max(own) == own[0] == weight.part(ranks)

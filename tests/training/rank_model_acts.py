@@ -67,7 +67,7 @@ def held(mesh: Mesh) -> Pair:
     learner = Learner(model, None, LearnerSettings(), 0.8, 4, mesh=mesh)
     kept = {p.data_ptr(): p.untyped_storage().nbytes() for p in map(own_part, learner.model.parameters())}
     own = sum(own_part(p).numel() for p in learner.model.parameters())
-    planned = [held_bytes(groups.every, RANKS), sum(w.own(RANKS, mesh.rank) for w in groups.every)]
+    planned = [held_bytes(groups.every, RANKS), sum(w.part(RANKS, mesh.rank) for w in groups.every)]
     return [sum(kept.values()), own], planned
 
 

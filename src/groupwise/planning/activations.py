@@ -6,7 +6,7 @@ are alike is run, and counts for all of them.
 
 import copy
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -144,12 +144,10 @@ def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> M
 @lru_cache(maxsize=32)
 def _backbone_bytes(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> MicrobatchBytes:
     """Size all but the head; a run tries several ways to cut its logits over one result."""
-    if rows.tokens(in_line) > MOST_TOKENS:
-        return _rough(model, rows, in_line)
-    try:
-        return _simulated(model, rows, in_line, bf16, recompute, device)
-    except Exception:  # whatever a model does that needs numbers, such as a branch on one
-        return _rough(model, rows, in_line)
+    if rows.tokens(in_line) <= MOST_TOKENS:
+        with suppress(Exception):  # whatever a model does that needs numbers, such as a branch on one
+            return _simulated(model, rows, in_line, bf16, recompute, device)
+    return _rough(model, rows, in_line)
 
 
 def _rough(model: Any, rows: Rows, in_line: bool) -> MicrobatchBytes:
@@ -276,7 +274,9 @@ def _one_of_each_kind(model: Any) -> tuple[Any, list[int]]:
         for name, child in parent.named_children():
             if child is _layers(backbone):
                 layers = list(child.children())
-                kinds = [_kind(layer) for layer in layers]
+                # Two take the same memory if their weights have the same names and shapes.
+                shapes = (tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in layers)
+                kinds = [(type(layer), shape) for layer, shape in zip(layers, shapes, strict=True)]
                 number = Counter(kinds)
                 setattr(parent, name, nn.ModuleList(layers[kinds.index(kind)] for kind in number))
                 return model, list(number.values())
@@ -287,8 +287,3 @@ def _layers(backbone: nn.Module) -> Any:
     """Find the list of the backbone's layers; empty if it has none that is known."""
     lists = [m for m in backbone.modules() if isinstance(m, nn.ModuleList)]
     return max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=[])
-
-
-def _kind(layer: nn.Module) -> tuple[Any, ...]:
-    """Name what two layers have in common that take the same memory."""
-    return type(layer), tuple((name, parameter.shape) for name, parameter in layer.named_parameters())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM
-from groupwise.engines.local.engine import KEEP_BYTES, PREFILL_TOKENS, PREFILL_TOKENS_CPU
+from groupwise.engines.local.engine import KEEP_BYTES
 
 #: Bytes that a logit takes while a token is drawn: two steps' logits and a softmax; with top-p, top-k or min-p, ranks
 #: too; where a bias, a penalty or barred ends change logits, what they become and what a row has had.
@@ -36,11 +36,6 @@ def cache_bytes(widths: Sequence[int], rows: int, prompt: int, new: int, itemsiz
         window = columns
     size = (sum(buffers) + spare) * itemsize
     return CacheBytes(max(peak * itemsize, size), size if size <= KEEP_BYTES else 0)
-
-
-def prefill_tokens(device: str) -> int:
-    """Count the padded prompt tokens of one forward."""
-    return PREFILL_TOKENS_CPU if device == "cpu" else PREFILL_TOKENS
 
 
 def drawing_bytes(rows: int, vocabulary: int, truncates: bool, adjusts: bool = False) -> int:

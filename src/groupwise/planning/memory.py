@@ -4,20 +4,14 @@ A phase holds what always stands (weights, moments, copies) and what is its own.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Literal
 
 from groupwise.models.logprobs import CHUNK_ELEMENTS
-from groupwise.planning.parts import (
-    Cuts,
-    PlannedRun,
-    held_in,
-    other_rank_parts,
-    phases_of,
-    policy_update,
-    rank_0_parts,
-)
-from groupwise.training.optimizer import AUTO, OptimizerSettings
+from groupwise.planning.parts import Cuts, PlannedRun, other_rank_parts, phases_of, policy_update, rank_0_parts
+from groupwise.training.optimizer import AUTO
 
 #: Logits of a chunk, and log-probabilities held, elements: what is taken where it fits, and less.
 LOGITS = ((1 << 24, 1 << 26), (1 << 22, 1 << 24), (1 << 20, 0))
@@ -82,7 +76,7 @@ def plan(run: PlannedRun, held: int, free: int) -> MemoryPlan:
 
     held, free  what the process holds, and what it can take beside that; nothing here looks at the machine
     """
-    preferred = list(_cuts(run))
+    preferred = _cuts(run)
     largest = _plan(run, preferred[0], held, free)
     if largest.fits or not (smallest := _plan(run, preferred[-1], held, free)).fits:
         return largest if largest.fits else smallest
@@ -100,15 +94,10 @@ def fewest_ranks(run: PlannedRun, held: int, free: int) -> int | None:
 
 
 def _plan(run: PlannedRun, cuts: Cuts, held: int, free: int) -> MemoryPlan:
-    parts, table = rank_0_parts(run, cuts, held), held_in(run.shape.ahead)
-    phases, theirs = (
-        {phase: tuple(part for part in table if phase in table[part][rank > 0]) for phase in phases_of(run)}
-        for rank in (0, 1)
-    )
-    others = run.shape.ranks - 1
+    parts, phases, others = rank_0_parts(run, cuts, held), phases_of(run, rank=0), run.shape.ranks - 1
     if not others:
         return MemoryPlan(parts, phases, held, free, cuts)
-    follower = MemoryPlan(other_rank_parts(run, parts, held), theirs, held, free, cuts)
+    follower = MemoryPlan(other_rank_parts(run, parts, held), phases_of(run, rank=1), held, free, cuts)
     if run.on_cpu:  # one machine has all of them
         each = {phase: f"{OTHER_RANKS}{phase}" for phase in phases}
         parts |= {each[phase]: others * follower.bytes_of(phase) for phase in phases}
@@ -116,35 +105,30 @@ def _plan(run: PlannedRun, cuts: Cuts, held: int, free: int) -> MemoryPlan:
     return MemoryPlan(parts, phases, held, free, cuts, follower)
 
 
-def _cuts(run: PlannedRun) -> Iterator[Cuts]:
+def _cuts(run: PlannedRun) -> list[Cuts]:
     """List what may be tried, in the order of preference; none comes twice. A number of the settings stays as it is."""
-    learner, critic, tried = run.learner, run.critic_settings, set()
-    logits = LOGITS_ON_CPU if run.on_cpu else LOGITS
+    learner, critic, logits = run.learner, run.critic_settings, LOGITS_ON_CPU if run.on_cpu else LOGITS
     most = _most_tokens(run, logits)
-    for tokens in (count for count in TOKENS if count <= most):
-        for chunk, held in logits:
-            cuts = Cuts(
-                learner=_or_number(tokens, learner),
-                critic=0 if critic is None else _or_number(tokens, critic),
-                chunk_logits=chunk if learner.chunk_logits == AUTO else learner.chunk_logits,
-                held_logits=held if learner.held_logits == AUTO else learner.held_logits,
-            )
-            if cuts not in tried:
-                yield cuts
-            tried.add(cuts)
+    every = (
+        Cuts(
+            learner=_number(learner.tokens_per_microbatch, tokens),
+            critic=0 if critic is None else _number(critic.tokens_per_microbatch, tokens),
+            chunk_logits=_number(learner.chunk_logits, chunk),
+            held_logits=_number(learner.held_logits, held),
+        )
+        for tokens, (chunk, held) in product((count for count in TOKENS if count <= most), logits)
+    )
+    return list(dict.fromkeys(every))
 
 
-def _or_number(tokens: int, settings: OptimizerSettings) -> int:
-    return tokens if settings.tokens_per_microbatch == AUTO else settings.tokens_per_microbatch
+def _number(setting: int | Literal["auto"], tried: int) -> int:
+    return tried if setting == AUTO else setting
 
 
 def _most_tokens(run: PlannedRun, logits: Sequence[tuple[int, int]]) -> int:
     """Find the tokens of a microbatch of which more would pay nothing."""
     if not run.on_cpu:
         return max(TOKENS)
-    chunk, held = logits[0]
-    for tokens in (count for count in TOKENS if count <= TOKENS_ON_CPU):
-        update = policy_update(run, Cuts(learner=tokens, critic=0, chunk_logits=chunk, held_logits=held))
-        if update.activations <= ACTIVATIONS_ON_CPU:
-            return tokens
-    return min(TOKENS)
+    tried = (Cuts(count, 0, *logits[0]) for count in TOKENS if count <= TOKENS_ON_CPU)
+    enough = (cuts.learner for cuts in tried if policy_update(run, cuts).activations <= ACTIVATIONS_ON_CPU)
+    return next(enough, min(TOKENS))

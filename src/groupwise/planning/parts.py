@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 
+from groupwise.engines.local.engine import PREFILL_TOKENS, PREFILL_TOKENS_CPU
 from groupwise.engines.vllm import cache as vllm
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
@@ -19,10 +20,11 @@ from groupwise.planning.activations import (
     weight_bytes,
     with_value_head,
 )
-from groupwise.planning.engine_memory import cache_bytes, drawing_bytes, prefill_tokens
+from groupwise.planning.engine_memory import cache_bytes, drawing_bytes
 from groupwise.planning.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes, scored_sizes
 from groupwise.planning.shard_groups import (
     FLOAT32,
+    Group,
     GroupedModel,
     UpdateBytes,
     gathered,
@@ -139,11 +141,12 @@ def planned_run(
     )
 
 
-def phases_of(run: PlannedRun) -> tuple[str, ...]:
-    """List the phases that a run has."""
-    over = run.shape.ranks > 1
+def phases_of(run: PlannedRun, rank: int) -> dict[str, tuple[str, ...]]:
+    """Map each phase that a run has to the parts that a rank holds in it: rank 0, or 1, which stands for all others."""
+    over, table = run.shape.ranks > 1, held_in(run.shape.ahead)
     there = {SCORING: run.reward is not None, UPDATING_CRITIC: run.critic is not None, STARTING: over, SAVING: over}
-    return tuple(phase for phase in PHASES if there.get(phase, True))
+    phases = (phase for phase in PHASES if there.get(phase, True))
+    return {phase: tuple(part for part in table if phase in table[part][rank]) for phase in phases}
 
 
 def held_in(ahead: bool) -> dict[str, tuple[Set[str], Set[str]]]:
@@ -191,16 +194,9 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
     policy, critic, ranks = run.policy, run.critic, run.shape.ranks
     own = policy_update(run, cuts)
     critics = UpdateBytes(0, 0) if critic is None else _update(run, critic, cuts, cuts.critic)
-    trained, critic_trained = (0 if one is None else trained_part(one.groups.every, ranks) for one in (policy, critic))
-    dealt = {
-        name: 0 if one is None else held_bytes(one.groups.every, ranks)
-        for name, one in (
-            ("weights", policy),
-            ("reference", run.reference),
-            ("critic", critic),
-            ("reward model", run.reward),
-        )
-    }
+    trained, critic_trained = (trained_part(weights_of(one), ranks) for one in (policy, critic))
+    models = {"weights": policy, "reference": run.reference, "critic": critic, "reward model": run.reward}
+    dealt = {name: held_bytes(weights_of(one), ranks) for name, one in models.items()}
     return {
         "process": held + LATER if run.on_cpu else WORKSPACES,
         **dealt,
@@ -226,19 +222,21 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
 
 def other_rank_parts(run: PlannedRun, parts: dict[str, int], held: int) -> dict[str, int]:
     """Size the parts of rank 1 from those of rank 0: columns alone of a batch, and the moments of its own rows."""
-    ranks = run.shape.ranks
-
-    def moments(of: GroupedModel | None) -> int:
-        every = () if of is None else of.groups.every
-        return 2 * sum(weight.own(ranks, 1) for weight in every if weight.trains) * FLOAT32
-
+    moments, critic_moments = (
+        2 * trained_part(weights_of(one), run.shape.ranks, rank=1) for one in (run.policy, run.critic)
+    )
     return {
         **parts,
         "process": min(held, LIBRARIES) if run.on_cpu else WORKSPACES,  # what comes later is an engine's
         "batch": parts["columns"],
-        "moments": moments(run.policy),
-        "critic": parts["critic"] - 2 * parts["critic's gradients"] + moments(run.critic),
+        "moments": moments,
+        "critic": parts["critic"] - 2 * parts["critic's gradients"] + critic_moments,
     }
+
+
+def weights_of(model: GroupedModel | None) -> Group:
+    """List the weights of a model; none if there is no such model."""
+    return () if model is None else model.groups.every
 
 
 def policy_update(run: PlannedRun, cuts: Cuts) -> UpdateBytes:
@@ -327,7 +325,7 @@ def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
         taken = shape.engines * own
         return {"engine's cache": taken, "held turns": 0, "cache between steps": taken, "drawing": 0}
     cache = cache_bytes(widths, shape.rows, shape.prompt, shape.completion, shape.engine)
-    prompts = max(prefill_tokens(run.device), shape.prompt)
+    prompts = max(PREFILL_TOKENS_CPU if run.on_cpu else PREFILL_TOKENS, shape.prompt)
     drawing = drawing_bytes(shape.rows, config.get_text_config().vocab_size, shape.truncates, shape.adjusts)
     passing = prompts * sum(widths) * shape.engine + int(max(prompts, shape.rows) * layer_token)
     return {

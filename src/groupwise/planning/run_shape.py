@@ -130,8 +130,7 @@ def microbatch_sizes(shape: RunShape, tokens: int, line: bool) -> MicrobatchSize
             again = (rows - row) // (row - was[0])
             row, count, total = (a + again * (a - b) for a, b in zip((row, count, total), was, strict=True))
             seen = {}
-            if row == rows:
-                break
+            continue
         seen[place] = (row, count, total)
         n = max(1, bisect_right(range(1, rows - row + 1), tokens, key=partial(size, place)))
         row, count, total, largest = row + n, count + 1, total + size(place, n), max(largest, size(place, n))

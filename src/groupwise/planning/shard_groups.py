@@ -34,19 +34,11 @@ class Weight:
     passed: int = FLOAT32
     trains: bool = True
 
-    def part(self, ranks: int) -> int:
-        """Count the numbers that rank 0 holds, and no rank more.
+    def part(self, ranks: int, rank: int = 0) -> int:
+        """Count the numbers that a rank holds; none holds more than rank 0.
 
-        >>> [Weight(rows=15, row=20).part(ranks) for ranks in (1, 2, 64)]
-        [300, 160, 20]
-        """
-        return -(-self.rows // ranks) * self.row
-
-    def own(self, ranks: int, rank: int) -> int:
-        """Count the numbers that a rank holds.
-
-        >>> [Weight(rows=15, row=20).own(2, rank) for rank in (0, 1)]
-        [160, 140]
+        >>> [Weight(rows=15, row=20).part(ranks) for ranks in (1, 2, 64)], Weight(rows=15, row=20).part(2, rank=1)
+        ([300, 160, 20], 140)
         """
         each = -(-self.rows // ranks)
         return max(0, min(each, self.rows - rank * each)) * self.row
@@ -108,9 +100,9 @@ def held_bytes(group: Iterable[Weight], ranks: int) -> int:
     return sum(weight.part(ranks) * weight.held for weight in group)
 
 
-def trained_part(group: Iterable[Weight], ranks: int) -> int:
+def trained_part(group: Iterable[Weight], ranks: int, rank: int = 0) -> int:
     """Size a rank's gradients, which are float32 as its masters are."""
-    return sum(weight.part(ranks) * FLOAT32 for weight in group if weight.trains)
+    return sum(weight.part(ranks, rank) * FLOAT32 for weight in group if weight.trains)
 
 
 def gathered(group: Iterable[Weight], ranks: int) -> int:
@@ -161,13 +153,12 @@ def update_bytes(
     several  whether microbatches came before: else gradients come while activations go
     copies   whether a sum over the ranks takes the tensors once more, as gloo's does
     """
-    gradients = sum(trained_part(group, ranks) for group in (*groups.layers, groups.outer))
-    before = 0 if several else gradients
+    before = 0 if several else trained_part(groups.every, ranks)
     alone = max(max(at.head, at.first) - before, at.last)
     if ranks == 1:
         return UpdateBytes(alone, 0)
     layer = gathered(groups.largest, ranks)
-    layer_gradients = ranks * sum(w.part(ranks) * w.passed for w in groups.largest if w.trains)
+    layer_gradients = gathered((weight for weight in groups.largest if weight.trains), ranks)
     on_its_way = summed(groups.largest, ranks)
     outer, outer_gradients = gathered(groups.outer, ranks), summed(groups.outer, ranks)
     apart = 0 if tied else outer_gradients
