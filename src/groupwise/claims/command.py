@@ -99,12 +99,8 @@ def _numbers(claims: Sequence[Claim], known: Measurements, seed: int) -> Iterato
         for quantity in claim.quantities:
             value = known.numbers(quantity.experiment.name, quantity.name).get(seed)
             yield f"  {quantity.words}: {'not measured' if value is None else f'{value:.6g}'}"
-        yield f"  over {_seeds(claim, known)}: {shortened(str(claim.verdict(known)))}"
-
-
-def _seeds(claim: Claim, known: Measurements) -> str:
-    count = min(len(known.of(experiment.name)) for experiment in claim.experiments)
-    return f"{count} seed{'' if count == 1 else 's'}"
+        count = min(len(known.of(experiment.name)) for experiment in claim.experiments)
+        yield f"  over {count} seed{'' if count == 1 else 's'}: {shortened(str(claim.verdict(known)))}"
 
 
 def _write_pages(rows: Path, out: Path) -> list[Path]:

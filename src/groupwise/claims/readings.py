@@ -7,6 +7,7 @@ written (journal.token_budget), of updates after the first on a batch, for in th
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -144,6 +145,11 @@ class Seen:
     score: float
     reference: np.ndarray | None = None
 
+    @property
+    def z(self) -> np.ndarray:
+        """The log-ratios of its tokens."""
+        return self.live - self.old
+
 
 def seen_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Seen]:
     """Read the completions of rollouts.jsonl that an update after the first on their batch trained."""
@@ -152,12 +158,9 @@ def seen_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Seen]:
         for update in row.get("updates") or ():
             if update["update"] > 1 and "logp_old" in given and row["advantage"]:
                 told, count = {**given, **update}, len(row["pieces"])
-                columns = {field: _column(told[name], count) for name, field in COLUMNS.items() if name in told}
-                yield Seen(**columns, advantage=row["advantage"], score=row["score"])
-
-
-def _column(value: Any, count: int) -> np.ndarray:
-    return np.asarray(expand(value, count), dtype=float)
+                columns = {field: expand(told[name], count) for name, field in COLUMNS.items() if name in told}
+                arrays = {field: np.asarray(column, dtype=float) for field, column in columns.items()}
+                yield Seen(**arrays, advantage=row["advantage"], score=row["score"])
 
 
 def of_tokens(seen: Iterable[Seen]) -> dict[str, Any]:
@@ -190,9 +193,9 @@ def stopped_tokens(every: Sequence[Seen]) -> dict[str, Any]:
 
 def spreads(every: Sequence[Seen]) -> dict[str, Any]:
     """Check what SAPO assumes: token ratios near 1, and log-ratios that vary little inside a completion."""
-    z = np.concatenate([each.live - each.old for each in every])
-    variances = np.array([(each.live - each.old).var() for each in every])
-    gaps = np.array([abs(gate(each.live - each.old).mean() - gate((each.live - each.old).mean())) for each in every])
+    z = np.concatenate([each.z for each in every])
+    variances = np.array([each.z.var() for each in every])
+    gaps = np.array([abs(gate(each.z).mean() - gate(each.z.mean())) for each in every])
     return {
         "ratio_far": float((np.abs(np.expm1(z)) > 0.2).mean()),
         "variance_median": short(np.median(variances)),
@@ -219,16 +222,12 @@ def kept_completions(every: Sequence[Seen]) -> dict[str, Any]:
         chosen = [each for each, is_stopped in zip(every, stopped, strict=True) if is_stopped is which]
         told[f"completions_{name}"] = len(chosen)
         told[f"score_{name}"] = writable(mean([each.score for each in chosen]))
-    for sign in ("positive", "negative"):
-        for way in ("up", "down"):
-            chosen = [e for e in every if (e.advantage > 0) == (sign == "positive") and _rose(e) == (way == "up")]
-            told[f"completions_{sign}_{way}"] = len(chosen)
-            told[f"passed_{sign}_{way}"] = writable(mean([float(each.share.mean()) for each in chosen]))
+    for sign, way in product(("positive", "negative"), ("up", "down")):
+        signed = [each for each in every if (each.advantage > 0) == (sign == "positive")]
+        chosen = [each for each in signed if bool(each.z.mean() > 0) == (way == "up")]
+        told[f"completions_{sign}_{way}"] = len(chosen)
+        told[f"passed_{sign}_{way}"] = writable(mean([float(each.share.mean()) for each in chosen]))
     return told
-
-
-def _rose(seen: Seen) -> bool:
-    return bool((seen.live - seen.old).mean() > 0)
 
 
 def distances(every: Sequence[Seen]) -> dict[str, Any]:
