@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Demonstration
-from groupwise.models.chat import Chat
+from groupwise.models.chat.prompts import Chat
 from groupwise.models.moe.record import record_routes
 from groupwise.models.tiny import MoeSpec, TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.training.warm_start import WarmStart, fingerprint, warm_start
+from groupwise.training.start.warm_start import WarmStart, fingerprint, warm_start
 
 TASK = Arithmetic(operands=(2, 3), largest=3)
 SETTINGS = WarmStart(steps=12, batch_size=16).fitted(tiny=True)
