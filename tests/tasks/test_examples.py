@@ -12,7 +12,7 @@ import groupwise
 from groupwise.config.recipe import load, parse, read_table
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import UsageError
-from groupwise.core.paths import recipe_folder
+from groupwise.core.files.paths import recipe_folder
 from groupwise.tasks.make import ENVIRONMENTS, EXAMPLES, task
 
 FILES = sorted(path.stem for path in recipe_folder().glob("*.py"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from groupwise.models.logprobs import CHUNK_ELEMENTS
+from groupwise.models.forward.logprobs import CHUNK_ELEMENTS
 from groupwise.planning.parts import Cuts, PlannedRun, other_rank_parts, phases_of, policy_update, rank_0_parts
 from groupwise.training.optimizer import AUTO
 
