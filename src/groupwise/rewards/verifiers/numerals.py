@@ -17,7 +17,7 @@ LONGEST = 100
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?![\d])(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 #: Alone, a number may also have its groups of digits apart by blanks, as in India, or repeat its last decimals.
 _ALONE = (
-    r"(?:\d{1,3}(?:\s\d{3})+(?!\d)(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)(?:\.\d+)?|\d*\.\d*\(\d{1,40}\)|"
+    r"(?:\d{1,3}(?: \d{3})+(?!\d)(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)(?:\.\d+)?|\d*\.\d*\(\d{1,40}\)|"
     + _DECIMAL[3:]
 )
 _CURRENCY = r"(?P<currency>US\$|[$€£¥₹]|(?:USD|EUR|GBP|Rs\.?)(?=[\s\d]))"
