@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,16 @@ from groupwise.models.tiny import TinySpec
 
 # Tensors here are tiny: a second thread costs more than it brings. Runs in processes of their own use the default.
 torch.set_num_threads(1)
+
+# What is imported and collected stays to the end: to look through it again and again took half of the collection.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of every later search for garbage."""
+    gc.freeze()
+    gc.enable()
+
 
 #: A run of seconds: sums of two small operands, a short warm start, four small steps.
 SMALL: dict[str, Any] = {
