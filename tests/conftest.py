@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,17 @@ SMALL: dict[str, Any] = {
     "journal.report": False,
     "learner.learning_rate": 1e-3,
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _unsynced() -> Iterator[None]:
+    """Write no file through to the disk: that a machine loses its power is in no test, and a killed process loses none.
+
+    Processes that tests start write through as users' do.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")
