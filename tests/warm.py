@@ -26,8 +26,8 @@ from typing import Any, ClassVar, NoReturn
 import pytest
 import torch
 
-from groupwise.core import children
 from groupwise.core.channel import Channel
+from groupwise.core.processes import children
 
 #: The modules whose children are forked: each is imported once, before the first of them.
 MODULES = ("groupwise.engines.outside.server", "groupwise.claims.training_process")

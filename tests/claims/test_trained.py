@@ -15,7 +15,7 @@ import pytest
 
 from groupwise.claims.experiments import COSTS, Effort, Experiment, trained
 from groupwise.core.errors import RunError
-from groupwise.core.machine import peak_bytes
+from groupwise.core.machine.facts import peak_bytes
 from tests.runs.tiny_runs import own_processes
 from tests.warm import warm_starts
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.engine import Finished, Request, Sampling
+from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.peer import Line
 from groupwise.core.records import Completion, Span, Support
 

@@ -16,7 +16,7 @@ from typing import Any
 from groupwise.core.environment import Conversation
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.peer import PeerLost
-from groupwise.core.place import Place, Process, Role, last_line
+from groupwise.core.processes.place import Place, Process, Role, last_line
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.pool.dispatch import Limits
