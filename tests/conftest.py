@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,16 @@ from groupwise.models.tiny import TinySpec
 
 # Tensors here are tiny: a second thread costs more than it brings. Runs in processes of their own use the default.
 torch.set_num_threads(1)
+
+# What is imported and collected stays to the end: to look through it again and again took half of the collection.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of every later search for garbage."""
+    gc.freeze()
+    gc.enable()
+
 
 #: A run of seconds: sums of two small operands, a short warm start, four small steps.
 SMALL: dict[str, Any] = {
@@ -34,6 +46,17 @@ SMALL: dict[str, Any] = {
     "journal.report": False,
     "learner.learning_rate": 1e-3,
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _unsynced() -> Iterator[None]:
+    """Write no file through to the disk: that a machine loses its power is in no test, and a killed process loses none.
+
+    Processes that tests start write through as users' do.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import pytest
 from groupwise.claims.experiments import COSTS, Effort, Experiment, trained
 from groupwise.core.errors import RunError
 from groupwise.core.machine.facts import peak_bytes
+from tests.runs.tiny_runs import own_processes
+from tests.warm import warm_starts
 
 SEEDS = {Effort.STANDARD: 1}
 #: Bytes, more than a tiny run holds.
@@ -37,6 +39,13 @@ TINY: dict[str, object] = {
 
 def tiny(name: str = "a/run", **keys: object) -> Experiment:
     return trained(name, "quickstart", {**TINY, **keys}, SEEDS)
+
+
+@pytest.fixture
+def forked(measured: dict[str, Any]) -> Iterator[None]:
+    """Later runs in forks of one process that has imported everything; `measured` was in a fresh one."""
+    with warm_starts():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +85,7 @@ def test_the_run_that_makes_the_starting_policy_has_the_memory_of_one_that_finds
     assert makes == pytest.approx(finds, rel=0.1)
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_a_kill_left_is_gone_on_with_and_gives_the_same_numbers(measured: dict[str, Any], work: Path) -> None:
     """All but what the machine decides."""
     killing = threading.Thread(target=kill_after_the_first_evaluation, args=(work,))
@@ -93,11 +103,8 @@ def kill_after_the_first_evaluation(work: Path) -> None:
     """The process of the run, which the system knows by the folder in its command."""
     while not any(path.stat().st_size for path in work.glob("killed-*/metrics.jsonl")):
         time.sleep(0.005)
-    commands = {int(path.parent.name): path for path in Path("/proc").glob("[0-9]*/cmdline")}
-    for process, command in commands.items():
-        with suppress(OSError):
-            if b"training_process" in (text := command.read_bytes()) and b"killed-" in text:
-                os.kill(process, signal.SIGKILL)
+    for process in own_processes("killed-"):
+        os.kill(process, signal.SIGKILL)
 
 
 def test_another_key_another_recipe_and_another_reading_are_other_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +115,7 @@ def test_another_key_another_recipe_and_another_reading_are_other_experiments(mo
     assert tiny().fingerprint != same.fingerprint
 
 
+@pytest.mark.usefixtures("forked")
 def test_runs_of_one_seed_share_their_warm_start(measured: dict[str, Any], work: Path) -> None:
     made = list((work / ".cache").glob("*"))
     other = dict(tiny("b", **{"algorithm.name": "gspo"}).measure(0, work))
@@ -116,6 +124,7 @@ def test_runs_of_one_seed_share_their_warm_start(measured: dict[str, Any], work:
     assert len(made) == 1
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_that_fails_says_why_in_one_line(work: Path) -> None:
     with pytest.raises(RunError, match="there is no such algorithm") as refusal:
         tiny("c", **{"algorithm.name": "grop"}).measure(0, work)

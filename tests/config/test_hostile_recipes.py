@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -161,6 +162,21 @@ def test_values_that_python_cannot_read_are_refused(value: str, tmp_path: Path) 
     with pytest.raises(UsageError, match=r"^--set 'steps=.*: cannot be read: ") as caught:
         recipe.assignment(f"steps={value}")
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'steps = 2\nname = "a\0b"\n', "line 2 holds a NUL byte (0x00); take it out"),
+        (b"\xef\xbb\xbf\xef\xbb\xbfsteps = 2\n", "line 1 begins with a second byte order mark (EF BB BF); take it out"),
+        (b"steps = 2\n\xef\xbb\xbfseed = 1\n", "line 2 begins with a byte order mark (EF BB BF); take it out"),
+    ],
+)
+def test_what_an_editor_does_not_show_is_named_with_its_line(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "unseen.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=re.escape(f"unseen.toml: not a TOML file: {words}")):
+        recipe.load(str(path))
 
 
 def test_numbers_of_hundreds_of_digits_and_tables_thousands_deep_are_refused(tmp_path: Path) -> None:

@@ -243,6 +243,45 @@ def test_the_functions_that_it_uses_are_written_along(cell: dict[str, Any]) -> N
     assert written(cell["with_none"])[1](None, "a b") == cell["with_none"](None, "a b") == 2
 
 
+BY_TEXT = """
+NAME, OTHER, DRAWS = "b", {"a": 2}, [object()]
+
+def evaluated(sample, completion):
+    return completion.count(eval("NAME")) + globals()["OTHER"]["a"] + globals().get("NOT_THERE", 3)
+
+def of_its_own(sample, completion, limit=1):
+    return eval("max(limit, *(n for n in [2]))") + eval("a", {"a": 1})
+
+def missed(sample, completion):
+    return eval("NOT_THERE")
+
+def not_plain(sample, completion):
+    return len(globals()["DRAWS"])
+"""
+
+
+def test_a_name_that_is_looked_up_by_its_text_is_written_along_or_refused() -> None:
+    names = notebook(BY_TEXT)
+    for name in ("evaluated", "of_its_own"):
+        assert written(names[name])[1](None, "abba") == names[name](None, "abba")
+    for name, why in (("missed", "uses NOT_THERE, which is not defined"), ("not_plain", "uses DRAWS of the program")):
+        with pytest.raises(UsageError, match=why):
+            extracted(names[name], "rewards.it.use", "rewards.py")
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\x0c", "\x85"])
+def test_a_sign_at_which_a_notebook_cuts_a_source_is_named(sign: str) -> None:
+    text = f"def lines(sample, completion):\n    return completion.count('a{sign}b')\n"
+    function = notebook(text)["lines"]
+    # IPython keeps a cell without the ends of its lines.
+    linecache.cache["<ipython-input-1>"] = (len(text), None, [f"{line}\n" for line in text.splitlines()], "")
+    with pytest.raises(
+        UsageError, match=rf"holds the line separator U\+{ord(sign):04X}.*write it as an escape"
+    ) as error:
+        extracted(function, "rewards.it.use", "rewards.py")
+    assert "\n" not in str(error.value)
+
+
 def test_functions_that_are_others_by_now_are_refused(cell: dict[str, Any]) -> None:
     """Of two of one name a file could hold one; a default that was redefined since is not what its name is now."""
     again = notebook("def tidy(text):\n    return text\n", "<ipython-input-7>")["tidy"]

@@ -19,6 +19,7 @@ from groupwise.planning.activations import (
     cached_widths,
     microbatch_bytes,
     weight_bytes,
+    with_value_head,
     without_memory,
 )
 from groupwise.planning.live_bytes import LiveBytes
@@ -146,6 +147,16 @@ def test_a_model_that_cannot_be_run_on_shapes_is_estimated(monkeypatch: pytest.M
     rough = microbatch_bytes(copy.deepcopy(model), ROWS, how, "cpu")
     assert rough != measured
     assert rough.first == pytest.approx(measured.first, rel=0.6)
+
+
+def test_what_is_found_of_a_configuration_does_not_depend_on_where_its_weights_lie():
+    here, there, wider = (copy.deepcopy(CONFIGS["llama"]) for _ in range(3))
+    here.name_or_path, there.name_or_path, wider.hidden_size = "/runs/a", "/runs/b", 128
+    model = without_memory(here)
+    assert without_memory(there) is model, "so a second run of it plans nothing anew"
+    assert without_memory(wider) is not model
+    assert with_value_head(model) is with_value_head(without_memory(there))
+    assert here.name_or_path == "/runs/a"
 
 
 def test_widths_of_keys_and_values():

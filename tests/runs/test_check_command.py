@@ -261,7 +261,7 @@ def test_rewards_of_one_recipe_are_told_apart(check: Check, own: str) -> None:
 
 def test_a_reward_that_hangs_is_counted_and_not_waited_for(check: Check, own: str) -> None:
     started = time.perf_counter()
-    code, lines, _ = check(f"rewards.mine.use={own}:hang", "scoring.deadline=0.5")
+    code, lines, _ = check(f"rewards.mine.use={own}:hang", "scoring.deadline=0.2")
     assert time.perf_counter() - started < 10
     assert code == 1
     (told,) = faults(lines)
@@ -269,7 +269,7 @@ def test_a_reward_that_hangs_is_counted_and_not_waited_for(check: Check, own: st
 
 
 def test_a_pattern_that_hangs_is_counted_and_not_waited_for(check: Check) -> None:
-    code, lines, _ = check("rewards.format.pattern='(.|.)*#### x'", "scoring.deadline=0.5")
+    code, lines, _ = check("rewards.format.pattern='(.|.)*#### x'", "scoring.deadline=0.2")
     assert code == 1
     (told,) = faults(lines)
     assert re.match(r"rewards: format: \d of 6 completions could not be scored: \d timeout; ", told)

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,15 @@ from groupwise.journal.journal import read_metrics
 from tests.runs.test_ahead_run import rows
 from tests.runs.test_run import assert_same_run
 from tests.runs.tiny_runs import cut_back, own_processes, tiny_run
+from tests.warm import warm_starts
 
 SERVER = "groupwise.engines.outside.server"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    with warm_starts():
+        yield
 
 
 def engine_processes() -> list[int]:

@@ -222,6 +222,14 @@ def test_the_policy_of_a_run_and_of_a_step_answers(run: groupwise.Run):
         run.policy(7)
 
 
+def test_a_run_is_found_whatever_folder_the_program_goes_to(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = groupwise.Run(Path("runs/one"), {})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert one.folder == Path(one) == tmp_path / "runs" / "one"
+
+
 def test_a_run_is_found_again_and_stands_for_its_folder(run: groupwise.Run, place: Path, monkeypatch, capsys):
     again = groupwise.Run.open(str(run.folder))
     assert (again.summary, again.finished, again.metrics()) == (run.summary, True, run.metrics())

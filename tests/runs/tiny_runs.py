@@ -10,6 +10,7 @@ from typing import Any
 from groupwise.models.load import digest, load_policy
 from groupwise.models.tiny import TinySpec
 from groupwise.training import checkpoint
+from tests.warm import WarmPopen
 
 #: Laid over the recipe quickstart.
 TINY_RUN: dict[str, Any] = {
@@ -66,7 +67,7 @@ def own_processes(words: str) -> list[int]:
     for entry in Path("/proc").iterdir():
         try:
             ours = f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text()
-            if ours and words in (entry / "cmdline").read_text():
+            if ours and words in (WarmPopen.forked.get(int(entry.name)) or (entry / "cmdline").read_text()):
                 living.append(int(entry.name))
         except (OSError, ValueError):
             pass

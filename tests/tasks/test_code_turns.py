@@ -42,6 +42,12 @@ def turns() -> CodeTurns:
     return CodeTurns(problems=400, seconds=3.0)
 
 
+@pytest.fixture(scope="module")
+def impatient() -> CodeTurns:
+    """What waits a sixth as long, for programs that would take any time."""
+    return CodeTurns(problems=400, seconds=0.5)
+
+
 def body(*calls: tuple[int, int]) -> Sample:
     """A function f(x) of these arguments and values, whose body is to be written."""
     tests = [{"call": "f", "args": [x], "expected": value} for x, value in calls]
@@ -95,8 +101,8 @@ ADDS = body((1, 8), (4, 14))
         ("\n class Mine(Exception): pass\n raise Mine(x)", "an exception of its own"),
     ],
 )  # fmt: skip
-def test_the_answer_says_how_a_program_failed(turns: CodeTurns, program: str, words: str) -> None:
-    assert answer(turns, ADDS, program) == words
+def test_the_answer_says_how_a_program_failed(turns: CodeTurns, impatient: CodeTurns, program: str, words: str) -> None:
+    assert answer(impatient if program == HANGS else turns, ADDS, program) == words
 
 
 @pytest.mark.parametrize(
@@ -118,8 +124,10 @@ def test_the_answer_says_how_a_program_failed(turns: CodeTurns, program: str, wo
         ([{"input": "1\n", "output": "2\n"}], "while True: pass", "timeout"),
     ],
 )  # fmt: skip
-def test_all_forms_of_tests_are_answered(turns: CodeTurns, tests: list[object], program: str, words: str) -> None:
-    assert answer(turns, whole(tests), program) == words
+def test_all_forms_of_tests_are_answered(
+    turns: CodeTurns, impatient: CodeTurns, tests: list[object], program: str, words: str
+) -> None:
+    assert answer(impatient if "while True" in program else turns, whole(tests), program) == words
 
 
 TELLS = (

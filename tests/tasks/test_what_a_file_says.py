@@ -385,6 +385,20 @@ def test_a_conversation_written_as_text_is_read_and_told(tmp_path: Path) -> None
     assert first(task).messages[1]["tool_calls"] == [CALL]
 
 
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_conversation_that_was_encoded_again_is_read_and_told(times: int, tmp_path: Path) -> None:
+    written: Any = [user("2 + 2?")]
+    for _ in range(times):
+        written = json.dumps(written)
+    task = data(tmp_path, rows(2, prompt=written))
+    assert list(first(task).messages) == [user("2 + 2?")]
+    assert changes(task)[0].startswith("2 rows: a conversation written as text that was encoded as JSON again: read as")
+    for text in ('"Two" or "2"?', json.dumps("2 + 2?"), json.dumps('Is [{"role": "user"}] JSON?')):
+        assert first(data(tmp_path, rows(1, prompt=text))).prompt == text
+    with pytest.raises(UsageError, match="a conversation written as text: not JSON"):
+        data(tmp_path, rows(1, prompt=json.dumps(str([user("2?")])))).samples("train")
+
+
 def test_parts_of_text_are_one_text_and_told(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "2 + 2"}, {"type": "input_text", "text": "is?"}]
     task = data(tmp_path, rows(1, prompt=[user(parts)]))

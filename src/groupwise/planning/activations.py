@@ -82,9 +82,11 @@ class MicrobatchBytes:
 def without_memory(config: Any) -> Any:
     """Make the causal language model of a configuration, its weights with a shape only; not to be changed.
 
-    Runs of one configuration share the model, and what is found of it.
+    Runs of one configuration share the model, and what is found of it, wherever the weights lie.
     """
-    return _shapes(_Configuration(config.to_json_string(use_diff=False), config))
+    placeless = copy.deepcopy(config)
+    placeless.name_or_path = ""
+    return _shapes(_Configuration(placeless.to_json_string(use_diff=False), placeless))
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,12 @@ def _shapes(of: _Configuration) -> Any:
         return AutoModelForCausalLM.from_config(copy.deepcopy(of.config), dtype=torch.float32, trust_remote_code=False)
 
 
+@lru_cache(maxsize=8)
 def with_value_head(model: Any, bias: bool = True) -> Any:
-    """Copy a model without memory, with a head that gives one number: a critic's has a bias, a reward model's none."""
+    """Copy a model without memory, with a head that gives one number: a critic's has a bias, a reward model's none.
+
+    The copy is shared as the model is, and not to be changed either.
+    """
     model = copy.deepcopy(model)
     model.config.get_text_config().tie_word_embeddings = False
     model.set_output_embeddings(nn.Linear(halves(model)[1].in_features, 1, bias=bias, device="meta"))
@@ -134,14 +140,15 @@ def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> M
     _, head = halves(model)
     tokens = sum(rows.completions) * rows.completion
     inside = _backbone_bytes(model, rows, how.in_line, how.bf16, how.recompute, device)
-    logits = _head_bytes(head, tokens, how, device)
+    shape = _Head(*head.weight.shape, bias=head.bias is not None, trains=head.weight.requires_grad)
+    logits = _head_bytes(shape, tokens, how, device)
     # A weight that is embedding and head waits for its second gradient until the backward pass is through.
     tied = head.weight is model.get_input_embeddings().weight and head.weight.requires_grad
     waiting = head.weight.numel() * 4 if tied else 0
     return replace(inside, head=inside.head + logits, first=inside.first + waiting, last=inside.last + waiting)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def _backbone_bytes(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> MicrobatchBytes:
     """Size all but the head; a run tries several ways to cut its logits over one result."""
     if rows.tokens(in_line) <= MOST_TOKENS:
@@ -184,17 +191,28 @@ def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: boo
     return MicrobatchBytes(held + others, first + others, live.peak, max((each.held for each in layers), default=held))
 
 
-def _head_bytes(head: nn.Linear, tokens: int, how: Computation, device: str) -> int:
+@dataclass(frozen=True)
+class _Head:
+    """The shape of a linear layer from hidden states to logits, and whether it is trained."""
+
+    vocabulary: int
+    width: int
+    bias: bool
+    trains: bool
+
+
+@lru_cache(maxsize=128)
+def _head_bytes(head: _Head, tokens: int, how: Computation, device: str) -> int:
     """Find the most that log-probabilities of `tokens` tokens take, backward too. Chunks are alike: three are run."""
-    vocabulary, width = head.weight.shape
+    vocabulary = head.vocabulary
     holds = tokens * vocabulary <= how.held_elements
     run = min(tokens, 3 * max(1, how.chunk_elements // vocabulary))
     with FakeTensorMode():
-        same = nn.Linear(width, vocabulary, bias=head.bias is not None, device=device)
-        same.requires_grad_(head.weight.requires_grad)
+        same = nn.Linear(head.width, vocabulary, bias=head.bias, device=device)
+        same.requires_grad_(head.trains)
         for parameter in same.parameters():
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-        hidden = torch.empty(tokens, width, device=device, requires_grad=True)
+        hidden = torch.empty(tokens, head.width, device=device, requires_grad=True)
         with LiveBytes() as live, torch.autocast(hidden.device.type, torch.bfloat16, enabled=how.bf16):
             states = hidden.index_select(0, torch.arange(tokens, device=device))[:run]
             logp, _ = token_logprobs(

@@ -27,6 +27,7 @@ from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 from tests.core.test_children import ended
 from tests.engines.outside.completions import assert_same, fields
+from tests.warm import warm_starts
 
 REQUESTS = [
     Request((4, 5, 6), samples=3, seed=1),
@@ -46,6 +47,12 @@ SAMPLINGS = {
     "greedy with biases": Sampling(max_new_tokens=9, temperature=0, logit_bias={5: -100.0, 7: 0.1}),
     "penalised": Sampling(max_new_tokens=9, repetition_penalty=1.3),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    with warm_starts():
+        yield
 
 
 @pytest.fixture(scope="module")

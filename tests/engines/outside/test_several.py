@@ -24,8 +24,15 @@ from groupwise.models.load import Policy
 from tests.engines.outside.test_address import listening, noted
 from tests.engines.outside.test_outside_engine import REQUESTS, SAMPLINGS, weights
 from tests.runs.tiny_runs import own_processes, tiny_run
+from tests.warm import warm_starts
 
 MANY = [Request((2 + i, 5, 6 + i % 4), samples=1 + i % 3, seed=i) for i in range(11)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    with warm_starts():
+        yield
 
 
 @pytest.fixture(scope="module")

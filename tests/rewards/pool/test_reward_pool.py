@@ -244,13 +244,18 @@ def test_the_users_own_lines_are_told() -> None:
         assert "groupwise/rewards" not in one.detail
 
 
+# No more is imported than these need: torch and this file would take 2.5 s.
 SCRIPT = """
-import sys, time
-sys.path.insert(0, {tests!r})
-from tests.rewards.pool.test_reward_pool import ONE, Limits, Pool, Walls, attempts, score
-pool = Pool({{"mine": ONE}}, Limits(workers=2, seconds=60, walls=Walls({walls!r})))
-print(score(pool, "mine", attempts("daemon", "good"))[0].value, flush=True)
-pool.wait(pool.submit("mine", attempts("sleep", "daemon", "sleep")))
+from groupwise.core.samples import Attempt, Sample
+from groupwise.rewards.functions.user import User
+from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.isolate import Walls
+from groupwise.rewards.pool.pool import Pool
+pool = Pool({{"mine": User({use!r})}}, Limits(workers=2, seconds=60, walls=Walls({walls!r})))
+def asked(*acts):
+    return pool.submit("mine", [Attempt(Sample("k", "p", "good"), act) for act in acts])
+print(pool.wait(asked("daemon", "good"))[0].value, flush=True)
+pool.wait(asked("sleep", "daemon", "sleep"))
 """
 
 
@@ -259,7 +264,7 @@ pool.wait(pool.submit("mine", attempts("sleep", "daemon", "sleep")))
 @pytest.mark.parametrize("walls", ["found", "reaper"])
 def test_a_run_that_is_killed_leaves_no_worker(number: int, walls: str, left: Callable[[], list[int]]) -> None:
     chosen = isolate.find_walls() if walls == "found" else Walls.REAPER
-    script = SCRIPT.format(tests=str(FILE.parents[3]), walls=chosen.value)
+    script = SCRIPT.format(use=f"{FILE}:one", walls=chosen.value)
     run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert run.stdout is not None
     with run.stdout:

@@ -23,6 +23,7 @@ from groupwise.models.load import Policy
 class Run:
     """A run: one that has ended, or `Run.open(folder)` of any. It stands for its folder wherever a path does.
 
+    folder      absolute, so that it is found whatever folder the program goes to
     summary     also summary.json in the folder; empty where the run has not come to its last step
     stopped_by  the signal that stopped it early; 0 where none did
     """
@@ -30,6 +31,9 @@ class Run:
     folder: Path
     summary: dict[str, Any]
     stopped_by: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", self.folder.absolute())
 
     def __fspath__(self) -> str:
         return str(self.folder)

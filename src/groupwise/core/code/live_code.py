@@ -122,9 +122,15 @@ class _Text:
         if own := ", ".join(vars(function)):
             raise self.refusal(function, f"has attributes that its source does not give it ({own})")
         source = _source(function)
+        if source is None and (sign := _line_separator(function)):
+            raise self.refusal(
+                function,
+                f"holds the line separator U+{ord(sign):04X}, at which a notebook cuts its source: write it "
+                f"as an escape ({sign.encode('unicode_escape').decode()})",
+            )
         if source is None:
             raise self.refusal(function, "has no source, or it was changed since")
-        for one in _outside(source):
+        for one in (*_outside(source), *_looked_up(source, function)):
             self._use(one, function, source)
         self.sources.append(source)
 
@@ -220,6 +226,42 @@ def _outside(source: str) -> list[str]:
             elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 names[f"global {step.argval}"] = None
     return [one for one in names if one not in ("annotations", "__name__", "__module__", "__qualname__")]
+
+
+def _looked_up(source: str, function: Any) -> list[str]:
+    """The global names that a definition reads by a text: `eval("NAME")`, `globals()["NAME"]`, `globals().get("NAME")`.
+
+    A text that is made when it runs is not known, and one with a table of names of its own has what it needs.
+    """
+    names: dict[str, None] = {}
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(ast.Name("eval" | "exec"), [ast.Constant(str(text))], []):
+                names |= dict.fromkeys(_names_in(text))
+            case ast.Subscript(ast.Call(ast.Name("globals"), [], []), ast.Constant(str(name))):
+                names[name] = None
+            case ast.Call(ast.Attribute(ast.Call(ast.Name("globals"), [], []), "get"), [ast.Constant(str(name)), *_]):
+                names |= {name: None} if name in function.__globals__ else {}
+    own = {name for code in _codes(function.__code__) for name in code.co_varnames + code.co_cellvars}
+    return [name for name in names if name not in own]
+
+
+def _names_in(text: str) -> list[str]:
+    """The names that an expression or statements read; none of a text that is neither."""
+    try:
+        nodes = list(ast.walk(ast.parse(text.strip())))
+    except (SyntaxError, ValueError):
+        return []
+    named = [node for node in nodes if isinstance(node, ast.Name)]
+    made = {node.id for node in named if not isinstance(node.ctx, ast.Load)}
+    made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return [node.id for node in named if node.id not in made]
+
+
+def _line_separator(function: Any) -> str:
+    """A sign in the texts of a function at which `str.splitlines` ends a line, and Python's grammar does not."""
+    constants = "".join(one for code in _codes(function.__code__) for one in code.co_consts if isinstance(one, str))
+    return next((sign for sign in "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029" if sign in constants), "")
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

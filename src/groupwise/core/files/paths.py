@@ -44,7 +44,8 @@ def recipe_folder() -> Path:
 def decoded(content: bytes) -> str:
     """The text of a person's file in UTF-8, with or without a byte order mark; lines end with a newline alone.
 
-    Raises ValueError, in words, for UTF-16, UTF-32 and what else is not UTF-8.
+    Raises ValueError, in words, for UTF-16, UTF-32 and what else is not UTF-8, and for what an editor does not show: a
+    NUL byte, or another byte order mark at the beginning of a line.
 
     >>> decoded(b"\\xef\\xbb\\xbfsteps = 1")
     'steps = 1'
@@ -52,9 +53,16 @@ def decoded(content: bytes) -> str:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:4]:
         raise ValueError("it is saved as UTF-16 or UTF-32; save it as UTF-8")
     try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if "\0" in line:
+            raise ValueError(f"line {number} holds a NUL byte (0x00); take it out")
+        if line.startswith("\ufeff"):
+            again = "a second" if number == 1 else "a"
+            raise ValueError(f"line {number} begins with {again} byte order mark (EF BB BF); take it out")
+    return text
 
 
 def existing_parent(path: Path) -> Path:

@@ -160,10 +160,11 @@ class Math:
             return float(all(_right(judge, gold, claim) for claim in marked))
         if whole := _whole_formula(text) or _bare(text):
             return float(judge.same(gold, _answer(whole)))
+        if gold.number is not None and not (gold.name and _last_formula(text)):
+            value = ending(text)
+            if value is not None:
+                return float(close(value, gold.number, self.tolerance))
         formula = _last_formula(text)
-        value = ending(text) if gold.number is not None and (not gold.name or not formula) else None
-        if gold.number is not None and value is not None:
-            return float(close(value, gold.number, self.tolerance))
         return float(formula != "" and judge.same(gold, _answer(formula)))
 
     def _asker(self) -> Ask:

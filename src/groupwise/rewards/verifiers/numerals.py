@@ -17,7 +17,7 @@ LONGEST = 100
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?![\d])(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 #: Alone, a number may also have its groups of digits apart by blanks, as in India, or repeat its last decimals.
 _ALONE = (
-    r"(?:\d{1,3}(?:\s\d{3})+(?!\d)(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)(?:\.\d+)?|\d*\.\d*\(\d{1,40}\)|"
+    r"(?:\d{1,3}(?: \d{3})+(?!\d)(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)(?:\.\d+)?|\d*\.\d*\(\d{1,40}\)|"
     + _DECIMAL[3:]
 )
 _CURRENCY = r"(?P<currency>US\$|[$€£¥₹]|(?:USD|EUR|GBP|Rs\.?)(?=[\s\d]))"
@@ -118,9 +118,13 @@ _rewrite = rewriter(
 )
 #: The calculator's notes of GSM8K, and a sign that something is to be rewritten: most texts have none.
 _NOTES = re.compile(r"<<[^<>\n]*>>")
-_LATEX = re.compile(r"[\\{}^~`º⁰¹²³⁴-⁹⁺⁻\u0305\u0307]|\*\*|__|[ \t]{2}|\d(?:['_]\d|…|\.{3}|\.\d{3}\.\d)")
+_LATEX = re.compile(
+    r"[\\{}^~`º⁰¹²³⁴-⁹⁺⁻\u0305\u0307*_\t'.…]"  # one set of signs, which is found fast; then what each needs around it
+    r"(?:(?<=[^*_\t'.…])|(?<=\*)\*|(?<=_)_|(?<=\t)[ \t]|(?<=[ \t]\t)"
+    r"|(?<=\d['_])\d|(?<=\d…)|(?<=\d\.)(?:\.\.|\d{3}\.\d))"
+)
 #: One sign at the end of a sentence; of several dots none is one.
-_END = re.compile(r"(?<![.,;:])[.,;:]$")
+_END = re.compile(r"[.,;:](?<![.,;:].)$")
 _ORDINAL = re.compile(r"^\^?\{?\s?(?:st|nd|rd|th)\}?$")
 #: Words directly before a number that are its sign, or say nothing; and a share in words.
 _SAID_BEFORE = re.compile(r"^(?:(minus|negative)|exactly|just|only|a total of)\s+(?=[\d.$])", re.IGNORECASE)
@@ -144,7 +148,7 @@ def clean(text: str) -> str:
     text = text.translate(_SPELLED)
     if "<<" in text:
         text = _NOTES.sub("", text)
-    return _rewrite(text) if _LATEX.search(text) else text
+    return _rewrite(text) if "  " in text or _LATEX.search(text) else text
 
 
 class Measure(NamedTuple):
@@ -192,8 +196,10 @@ def measure(text: str) -> Measure | None:
     for sign in ("$$", "$", '"', "'"):
         if len(text) > 2 * len(sign) and text.startswith(sign) and text.endswith(sign):
             text = text[len(sign) : -len(sign)].strip()
-    text = _SAID_BEFORE.sub(lambda said: "-" if said.group(1) else "", text)
-    text = _SHARE.sub(r"\1/\2", text)
+    if said := _SAID_BEFORE.match(text):
+        text = ("-" if said.group(1) else "") + text[said.end() :]
+    if share := _SHARE.match(text):
+        text = "/".join(share.groups())
     name, equals, rest = text.rpartition("=")
     if equals and not is_name(name):
         return None
@@ -202,7 +208,9 @@ def measure(text: str) -> Measure | None:
     value = _value(match) if match else None
     if match is None or value is None:
         return None
-    behind = _ORDINAL.sub("", rest[match.end() :])
+    behind = rest[match.end() :]
+    if ordinal := _ORDINAL.match(behind):
+        behind = behind[ordinal.end() :]
     if size := _SIZE.match(behind):
         value, behind = value * SIZES[size.group(1)], behind[size.end() :]
     if behind and not is_unit(behind):

@@ -124,6 +124,11 @@ _rewrite = rewriter(
     (rf"(?<![\\A-Za-z])({_NAMED}|sqrt|pi|infty){_END}", r"\\\1 "),
     (rf"(?<![\\A-Za-z])infinity{_END}", r"\\infty "),
     (r"\\mathbb\s?([A-Z])", r"\\mathbb{\1}"),
+    # Degrees are a unit elsewhere; those of a function are a part of its value.
+    (
+        r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?\d\}?)?)\s*(\()?(-?\d+(?:\.\d+)?)\s?\^\\circ(?![A-Za-z])(?(2)\s?\))",
+        r"\1(\\frac{\3\\pi}{180})",
+    ),
 )
 #: Of vectors the cross and the dot are two products, with nabla too.
 _VECTOR = re.compile(rf"\\(?:vec|overrightarrow|mathbf|boldsymbol|bm|nabla){_END}|∇")

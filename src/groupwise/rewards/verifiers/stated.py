@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 
 from groupwise.rewards.verifiers.numerals import SIZES, Number, clean, read, scan
 from groupwise.rewards.verifiers.units import unit
-from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SAYS_NOTHING, SENTENCE, denied
+from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SAYS_NOTHING, SENTENCE, backwards, denied
 
 #: Of an unmarked completion the end is read: characters.
 LONGEST_ENDING = 4_000
@@ -92,7 +92,7 @@ def ending(text: str) -> Fraction | None:
     [None, None, None, None]
     """
     text = signed(clean(text[-LONGEST_ENDING:]))
-    last = next((sentence for sentence in reversed(SENTENCE.split(text)) if _NUMERAL.search(sentence)), None)
+    last = next(filter(_NUMERAL.search, backwards(SENTENCE, text)), None)
     return None if last is None or _repeats(text) else stated(last)
 
 
@@ -108,7 +108,8 @@ def stated(sentence: str) -> Fraction | None:
     if number is not None:
         return number
     left, equals, text = clean(sentence).rpartition("=")
-    if not equals and (measured := _measured(text)) is not None:
+    numbers = scan(text)
+    if not equals and (measured := _measured(text, numbers)) is not None:
         return measured
     if _ALGEBRA.search(text) or (equals and _unknown(left.rpartition("=")[2])):
         return None
@@ -116,10 +117,9 @@ def stated(sentence: str) -> Fraction | None:
         return None
     if equals and (later := _LATER.search(text)) and text[: later.start()].strip():
         return stated(later.group(1))
-    numbers = scan(text)
     if not equals and text.rstrip("*_ )\"'").endswith("?"):
         return None
-    return None if not numbers or listed(text) else _picked(text, numbers, equals != "")
+    return None if not numbers or listed(text, numbers) else _picked(text, numbers, equals != "")
 
 
 def _unequal(left: str, right: str) -> bool:
@@ -128,21 +128,20 @@ def _unequal(left: str, right: str) -> bool:
     return len(set(sides)) == 2 and all(side is not None and side.denominator == 1 for side in sides)
 
 
-def _measured(text: str) -> Fraction | None:
+def _measured(text: str, numbers: list[Number]) -> Fraction | None:
     """The one number of a sentence, which ends with its unit: also with a quotient or a power of units."""
-    numbers = scan(text)
     if not numbers or _ALGEBRA.search(text[: numbers[0].start]) or unit(text[numbers[0].end :].strip(" .!")) is None:
         return None
     return _picked(text[: numbers[0].end], numbers[:1], after_equals=False)
 
 
-def listed(text: str) -> bool:
-    """Whether two numbers that follow each other in a cleaned text are alternatives, or entries of a list.
+def listed(text: str, numbers: list[Number]) -> bool:
+    """Whether two of its numbers that follow each other in a cleaned text are alternatives, or entries of a list.
 
-    >>> listed("17 or 18"), listed("16, 17"), listed("After 3 days she has 18")
-    (True, True, False)
+    >>> [listed(text, scan(text)) for text in ("17 or 18", "16, 17", "After 3 days she has 18")]
+    [True, True, False]
     """
-    return any(_LISTED.fullmatch(text[number.end : following.start]) for number, following in pairwise(scan(text)))
+    return any(_LISTED.fullmatch(text[number.end : following.start]) for number, following in pairwise(numbers))
 
 
 def claimed(claim: str, prose: bool = True) -> Fraction | None:
@@ -206,7 +205,7 @@ def _calculates(text: str, pick: Number) -> bool:
 
 def _repeats(text: str) -> bool:
     """Whether the last two clauses with a number say the same of two different ones. A calculation is no guess."""
-    clauses = list(islice(filter(_NUMERAL.search, reversed(_CLAUSE.split(text))), 2))[::-1]
+    clauses = list(islice(filter(_NUMERAL.search, backwards(_CLAUSE, text)), 2))[::-1]
     if len(clauses) < 2 or any(re.search(r"\d[^=]*=", clause) for clause in clauses):
         return False
     shapes = [" ".join(re.findall(r"\w+|#", _NUMERAL.sub("#", clause.lower()))) for clause in clauses]

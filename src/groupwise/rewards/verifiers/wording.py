@@ -1,6 +1,7 @@
 """What the words around an answer say: that it is so, is not, or is taken back (rule 6 of docs/answers.md)."""
 
 import re
+from collections.abc import Iterator
 
 #: An answer is not longer: characters.
 LONGEST_CLAIM = 1_000
@@ -35,6 +36,7 @@ _DOUBTED = re.compile(
     r"|\b(?:might|may|could|would)\s+(?:think|say|guess|believe)|\bwithout(?! (?:a )?doubt\b))\b[^.,;:!?\n]*\Z",
     re.IGNORECASE,
 )
+#: A line break that follows no blank is one end, as `backwards` asks.
 SENTENCE = re.compile(r"\n|(?<=[.!?])(?<![ap]\.m\.)\s+|(?<=[.!?]\$)\s+")
 #: Between a number and what stands before it: then the number is not what is stated.
 _NEGATED = re.compile(
@@ -73,13 +75,34 @@ _NOT_BUT = re.compile(rf"\Anot\s+(?:{SPAN.pattern}),?\s+but\s+")
 _ALTERNATIVE = re.compile(r"\s*,?\s*(?:or|and|maybe|perhaps)\b")
 
 
+def backwards(pattern: re.Pattern[str], text: str) -> Iterator[str]:
+    """Splits a text as `pattern.split` does, its end first: most readers need the last part alone.
+
+    pattern  its first alternative is a line break, and another one may hold a line break only behind a blank, a comma
+             or a semicolon, so that a part may begin behind any other line break
+
+    >>> list(backwards(SENTENCE, "One. Two,\\nthree.\\nFour! Five"))
+    ['Five', 'Four!', 'three.', 'Two,', 'One.']
+    """
+    end = len(text)
+    while end >= 0:
+        start = text.rfind("\n", 0, end)
+        while start > 0 and (text[start - 1] in ",;" or text[start - 1].isspace()):
+            start = text.rfind("\n", 0, start)
+        yield from reversed(pattern.split(text[start + 1 : end]))
+        end = start
+
+
 def doubted(before: str) -> bool:
     """Whether the clause before a phrase such as `answer is` says that it does not hold.
 
     >>> doubted("I do not think that the "), doubted("If the "), doubted("It is not 5, so the ")
     (True, True, False)
     """
-    return _DOUBTED.search(before) is not None
+    # The clause alone is searched. Of the line before it, `might` may belong to `might think`.
+    line = before.rfind("\n")
+    wrapped = len(before[:line].rstrip()) - len("might") if line >= 0 else 0
+    return _DOUBTED.search(before, max(wrapped, 1 + max(map(before.rfind, ".,;:!?")))) is not None
 
 
 def taken_back(claim: str, later: str = "") -> bool:

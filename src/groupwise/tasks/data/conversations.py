@@ -13,6 +13,7 @@ from groupwise.tasks.data.formats import kind_of
 
 #: What may be changed on the way, as a note says it.
 WRITTEN = "a conversation, or calls of tools, written as text: read as JSON"
+WRITTEN_AGAIN = "a conversation written as text that was encoded as JSON again: read as JSON each time"
 PARTS = "what a turn says comes in parts: put together into one text, one a line"
 NULLS = "arguments of a tool's call that are nothing (null): left out"
 FUNCTIONS_WRITTEN = "functions that the policy may call, written as text: read as JSON"
@@ -31,15 +32,32 @@ Turn = dict[str, Any]
 
 
 def has_turns(value: object) -> bool:
-    """Whether a prompt is a conversation: a list of objects, one at least, or such a list written as text.
+    """Whether a prompt is a conversation: a list of objects, one at least, or such a list written as text, also as text
+    that was encoded again.
 
     >>> has_turns([{"role": "user", "content": "1 + 1?"}]), has_turns('[{"role": "user"'), has_turns("[1]")
     (True, True, False)
     """
     if isinstance(value, str):
+        value = _unquoted(value)
         whole = value.strip()[:1] + value.strip()[-1:] in ("[]", "{}")
         return _BEGINS.match(value) is not None or (whole and _SPEAKER.search(value[:_NEAR]) is not None)
     return isinstance(value, list) and bool(value) and all(isinstance(turn, dict) for turn in value)
+
+
+def _unquoted(text: str) -> str:
+    """The text inside a text that is one JSON string, however often it was encoded; a text that is none as it stands.
+
+    >>> _unquoted(json.dumps(json.dumps("[]"))), _unquoted('"One" or "two"?')
+    ('[]', '"One" or "two"?')
+    """
+    while text.strip()[:1] == '"':
+        try:
+            inner = json.loads(text)
+        except ValueError:
+            return text
+        text = inner
+    return text
 
 
 def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[str]]:
@@ -50,12 +68,13 @@ def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[
     """
     place, changes = f"{where}: {key}", list[str]()
     if has_turns(value) and isinstance(value, str):
+        inner = _unquoted(value)
+        changes.append(WRITTEN if inner == value else WRITTEN_AGAIN)
         try:
-            value = json_value(value.encode(errors="surrogatepass"), f"{place}, a conversation written as text")
+            value = json_value(inner.encode(errors="surrogatepass"), f"{place}, a conversation written as text")
         except UsageError as error:
-            of_python = "; this is Python's spelling: write it with json.dumps" * bool(_OF_PYTHON.match(value))
+            of_python = "; this is Python's spelling: write it with json.dumps" * bool(_OF_PYTHON.match(inner))
             raise UsageError(f"{error}{of_python}") from None
-        changes.append(WRITTEN)
     turns = value if isinstance(value, list) else []
     if not has_turns(turns):
         _refuse(place, kind_of(value) + inside(value))

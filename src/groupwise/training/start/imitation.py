@@ -80,7 +80,8 @@ def imitate(
     """Train in place, adapters alone where there are to be any, which are merged then; a seed gives the same bits.
 
     The weights with the least held-out loss stay, those of the start where no step has a smaller one, and where it
-    rises training is stopped. A second copy of what is trained is held.
+    rises training is stopped: a run is compared with its own best. One whose loss ends at its least goes to its end,
+    also where a lower rate would have come to less. A second copy of what is trained is held.
     """
     assert settings.learning_rate is not None, "the settings are fitted to the policy"
     adapters = Adapters(model, adapter, seed) if adapter.rank else None

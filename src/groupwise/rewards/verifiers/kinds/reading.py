@@ -26,6 +26,8 @@ def read(text: str) -> Answer:
     >>> [str(read(text).kind) for text in ("11:30 a.m.", r"3 \pmod 5", "2516_8", "(B) 12", "Evelyn", "f'(x)")]
     ['time of day', 'congruence', 'number in a base', 'letter of an option', 'words', 'formula']
     """
+    if said := signs.date(text):
+        return said
     measured = measure(text)
     if measured is not None:
         name = values.name_of(spelled(outer(text)).rpartition("=")[0]) if measured.name else ""

@@ -49,6 +49,28 @@ def time_of_day(text: str, read: Read) -> Answer | None:
     return Answer(Kind.TIME, f"{hour:02} : {minute:02} : {second:02}", parts=parts, mark=known)
 
 
+#: The months, which are known by three letters.
+_MONTHS = re.findall(r"\w+", "january february march april may june july august september october november december")
+#: With a capital letter: `12 march` counts.
+_MONTH = "|".join(rf"{month[:3].title()}(?:{month[3:]})?" for month in _MONTHS)
+_DAY = r"(\d{1,2})(?:st|nd|rd|th)?"
+_DATE = re.compile(rf"(?:the\s)?(?:{_DAY}\s(?:of\s)?({_MONTH})|({_MONTH})\.?\s(?:the\s)?{_DAY})\.?(?:,?\s(\d{{4}}))?")
+
+
+def date(text: str) -> Answer | None:
+    """A day and its month, in either order, with its year or without: words, the month first.
+
+    >>> [date(text).letters for text in ("4 July", "July 4th", "the 4th of July, 1776")], date("14 eggs")
+    (['july 4', 'july 4', 'july 4 1776'], None)
+    """
+    match = _DATE.fullmatch(" ".join(re.sub(r"\\text\{([^{}]*)\}|[$~]|\\ ", r" \1 ", text).split()))
+    if match is None:
+        return None
+    day, month = match[1] or match[4], (match[2] or match[3])[:3].lower()
+    whole = next(name for name in _MONTHS if name.startswith(month))
+    return Answer(Kind.TEXT, " ".join(filter(None, (whole, day.lstrip("0"), match[5]))))
+
+
 _MODULUS = re.compile(
     r"(.+?)\s*(?:\(\s*\\?(?:text\{)?(?:bmod|mod)\}?\s*(.+?)\)|\\[pb]?mod\s*(?:\{(.+)\}|(.+))|(?:\\text\{)?\(?mod\}?\s*([^)]+)\)?)"
 )
