@@ -25,9 +25,9 @@ def test_every_block_runs_and_does_what_the_page_says(
         exec(cached(text, f"<cell {number}>"), names)
         after.append(dict(names))
     first, checked, mixed, rewarded, stopped, seen, last = after
-    assert first["run"].folder == Path("runs/sums")
+    assert first["run"].folder == tmp_path / "runs" / "sums"
     assert checked["found"].faults == []
-    assert mixed["run"].folder == Path("runs/sums-2")
+    assert mixed["run"].folder == tmp_path / "runs" / "sums-2"
     assert mixed["run"].summary["algorithm"] == "sapo"
     assert rewarded["run"].summary["heldout_by_reward"].keys() == {"task", "brief"}
     assert stopped["run"].finished
