@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum
@@ -81,18 +81,20 @@ def computed(name: str, seeds: int) -> Callable[[Callable[[int], Mapping[str, An
     """
 
     def made(measure: Callable[[int], Mapping[str, Any]]) -> Experiment:
-        text = _reached(measure.__name__, sys.modules[measure.__module__]) + inspect.getsource(toys)
+        text = _reached(sys.modules[measure.__module__], {measure.__name__}) + _reached(toys)
         fingerprint, code = _digest(text.encode()), _groupwise()
         return Experiment(name, lambda seed, work: measure(seed), fingerprint, {Effort.QUICK: seeds}, code)
 
     return made
 
 
-def _reached(start: str, module: ModuleType) -> str:
-    """Join the texts of a function and of all functions, classes and constants of its module that it comes to use."""
+def _reached(module: ModuleType, start: Set[str] = frozenset()) -> str:
+    """Join the texts of the functions, classes and constants of a module that those named come to use; of all that it
+    defines, if none is named. Imports are no part of it: where another module lies changes no number.
+    """
     source = inspect.getsource(module)
     defined = {name: node for node in ast.parse(source).body for name in _names(node)}
-    reached, new = set[str](), {start}
+    reached, new = set[str](), set(start or defined)
     while new:
         reached |= new
         used = {each.id for name in new for each in ast.walk(defined[name]) if isinstance(each, ast.Name)}
