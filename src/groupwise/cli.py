@@ -12,7 +12,7 @@ from groupwise.config.elsewhere import in_words
 from groupwise.core import VERSION
 from groupwise.core.code.boundary import unexpected
 from groupwise.core.errors import LONGEST_MESSAGE, GroupwiseError, UsageError, shortened
-from groupwise.core.files.paths import location
+from groupwise.core.files.paths import from_here, location
 from groupwise.core.machine.terminal import Terminal, clean
 
 app = typer.Typer(
@@ -88,10 +88,11 @@ def train(
             say(f"checked on {check['steps']} step{'s' * (check['steps'] != 1)}: {name} ({far})")
         else:
             say(f"not measured: {name}")
-    files = [name for name in ("rollouts.jsonl", "heldout.jsonl", "checkpoints") if (done.folder / name).exists()]
-    say(f"the run is in {done.folder} ({', '.join(['summary.json', 'metrics.jsonl', *files])})")
-    if (done.folder / "report.html").is_file():
-        say(f"read it in a browser: {done.folder / 'report.html'}")
+    folder = from_here(done.folder)
+    files = [name for name in ("rollouts.jsonl", "heldout.jsonl", "checkpoints") if (folder / name).exists()]
+    say(f"the run is in {folder} ({', '.join(['summary.json', 'metrics.jsonl', *files])})")
+    if (folder / "report.html").is_file():
+        say(f"read it in a browser: {folder / 'report.html'}")
 
 
 @app.command("eval")

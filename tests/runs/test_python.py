@@ -21,6 +21,7 @@ import torch
 import groupwise
 from groupwise.config import recipe as recipes
 from groupwise.core.errors import UsageError
+from groupwise.core.files.paths import from_here
 from groupwise.journal.journal import read_metrics
 from groupwise.models.load import digest
 from tests.command_process import CommandProcess
@@ -225,9 +226,10 @@ def test_the_policy_of_a_run_and_of_a_step_answers(run: groupwise.Run):
 def test_a_run_is_found_whatever_folder_the_program_goes_to(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     one = groupwise.Run(Path("runs/one"), {})
+    assert from_here(one.folder) == Path("runs/one"), "as a terminal shows it"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert one.folder == Path(one) == tmp_path / "runs" / "one"
+    assert one.folder == Path(one) == from_here(one.folder) == tmp_path / "runs" / "one"
 
 
 def test_a_run_is_found_again_and_stands_for_its_folder(run: groupwise.Run, place: Path, monkeypatch, capsys):

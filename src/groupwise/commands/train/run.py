@@ -10,7 +10,7 @@ from groupwise.commands.build.policies import policy_after
 from groupwise.config.recipe import read_table
 from groupwise.core.errors import GroupwiseError, UsageError, brief
 from groupwise.core.files import jsonl
-from groupwise.core.files.paths import location
+from groupwise.core.files.paths import from_here, location
 from groupwise.core.machine.terminal import Terminal
 from groupwise.journal.journal import ROLLOUTS, read_metrics, read_summary, sound_metrics
 from groupwise.journal.metric_columns import metric_columns
@@ -93,7 +93,8 @@ class Run:
         cells = "".join(
             f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(value)}</td></tr>" for name, value in about.items()
         )
-        return f"<table><tr><th {left}>run</th><th {left}>{escape(str(self.folder))}</th></tr>{cells}</table>"
+        folder = escape(str(from_here(self.folder)))
+        return f"<table><tr><th {left}>run</th><th {left}>{folder}</th></tr>{cells}</table>"
 
     def _facts(self) -> dict[str, str]:
         recipe, s = read_table(whole_recipe(self.folder)), self.summary

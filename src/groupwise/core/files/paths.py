@@ -34,6 +34,12 @@ def location(path: str | os.PathLike[str], what: str = "path") -> Path:
         raise UsageError(f"{what} = {brief(path)}: {error}") from None
 
 
+def from_here(path: Path) -> Path:
+    """Shorten a path that lies below the current folder to what it is from there, as a person would name it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def recipe_folder() -> Path:
     """Find where the recipes that come with groupwise lie: inside an installed package, or beside the source tree."""
     package = Path(str(files("groupwise")))
