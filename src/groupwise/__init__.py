@@ -93,12 +93,12 @@ _HOME = {
     "Ratio": "algorithms.parts.ratio",
     "Recipe": "config.recipe",
     "Rejection": "algorithms.parts.rejection",
-    "Run": "commands.run",
+    "Run": "commands.train.run",
     "RunError": "core.errors",
     "Sample": "core.samples",
     "Shaping": "algorithms.parts.shaping",
     "Signal": "algorithms.parts.filters",
-    "StepRecord": "commands.callbacks",
+    "StepRecord": "commands.train.callbacks",
     "Surrogate": "algorithms.parts.trust",
     "Task": "core.task",
     "Totals": "algorithms.parts.aggregate",
@@ -113,9 +113,9 @@ _HOME = {
     "record_routes": "models.moe.record",
     "replay_routes": "models.moe.replay",
     "report": "reports.make",
-    "resume": "commands.train",
+    "resume": "commands.train.train",
     "task": "tasks.make",
-    "train": "commands.train",
+    "train": "commands.train.train",
 }
 
 
