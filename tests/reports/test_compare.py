@@ -74,7 +74,6 @@ def member(label="grpo-0", after=0.9, seed=0, before=0.5, error=0.01, status=FIN
             "step_rows": [],
             "evaluation_rows": rows,
             "machine_rows": [],
-            "log_lines": [],
             "notes": (),
             "status": status,
             **changes,

@@ -94,12 +94,9 @@ def short(value: Number) -> Number:
 
 def _curves(rows: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Mapping[str, Number]]) -> Curves:
     """A name that only some rows have is a gap in the others; one without any number is no column."""
-    columns: dict[str, list[Number]] = {}
-    for i, row in enumerate(rows):
-        for name, value in read(row).items():
-            if value is not None:
-                columns.setdefault(name, [None] * len(rows))[i] = value
-    return Curves([row["step"] for row in rows], columns)
+    made = [read(row) for row in rows]
+    names = dict.fromkeys(name for row in made for name, value in row.items() if value is not None)
+    return Curves([row["step"] for row in rows], {name: [row.get(name) for row in made] for name in names})
 
 
 def _step(row: Mapping[str, Any]) -> dict[str, Number]:

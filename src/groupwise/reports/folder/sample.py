@@ -3,7 +3,6 @@
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -34,17 +33,16 @@ _FIRST = ("mixed", DIFFER, "all right", "all wrong", EQUAL, "dropped", "fault", 
 
 
 def sample(
-    path: Path, bytes_budget: int = 4_000_000, most_groups: int = MOST_GROUPS, last: int | None = None
+    path: Path, bytes_budget: int = 4_000_000, most_groups: int = MOST_GROUPS, last: int | None = None, start: int = 0
 ) -> tuple[Rollouts, int]:
     """Whole groups of a rollouts.jsonl that take at most `bytes_budget` bytes of a page; the same ones every time.
 
     Steps are spread evenly over the run up to step `last`, the first and the last among them; of each, first a group of
-    every kind. With it the byte that the file was read up to: where a Tail takes over.
+    every kind. The file is read from the byte `start` up to the byte that is returned: the next `start`.
     """
     try:
         with open_regular(path) as file:
-            scanned = scan(file)
-            scanned = scanned if last is None else scanned.until(last)
+            scanned = scan(file, start).until(last)
             return _sample(file, scanned, bytes_budget, most_groups), scanned.end
     except FileNotFoundError:
         return Rollouts("no rollouts were written", []), 0
@@ -64,13 +62,6 @@ def with_heldout(rollouts: Rollouts, path: Path) -> Rollouts:
     if len(kept) > room:
         kept = [kept[i] for i in spaced(len(kept), room)]
     return Rollouts(f"{rollouts.words}; of evaluations {held.words}", [*kept, *held.groups])
-
-
-def fresh(lines: Sequence[bytes], bytes_budget: int = 200_000, most_groups: int = 40) -> Rollouts:
-    """A sample of lines that were appended since the last time, as Tail.take_lines gives them."""
-    file = BytesIO(b"".join(line + b"\n" for line in lines))
-    scanned = scan(file)
-    return _sample(file, scanned, bytes_budget, most_groups)
 
 
 def spread(count: int) -> list[int]:

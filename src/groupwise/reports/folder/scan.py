@@ -48,8 +48,10 @@ class Scan:
     def rows(self) -> int:
         return sum(span.rows for span in self.spans.values())
 
-    def until(self, last: int) -> Scan:
-        """The file up to where the steps after `last` begin."""
+    def until(self, last: int | None) -> Scan:
+        """The file up to where the steps after `last` begin; all of it for None."""
+        if last is None:
+            return self
         later = [span.start for step, span in self.spans.items() if step > last]
         spans = {step: span for step, span in self.spans.items() if step <= last}
         return replace(self, spans=spans, end=min([self.end, *later]))
@@ -105,9 +107,10 @@ def kind_of(right: int, scored: int) -> str:
     return "all wrong" if not right else "all right" if right == scored else "mixed"
 
 
-def scan(file: IO[bytes]) -> Scan:
-    """One pass over every line, in memory that grows with the number of steps only."""
-    scanned, at = Scan(), 0
+def scan(file: IO[bytes], start: int = 0) -> Scan:
+    """Find the steps from the byte `start` on: one pass over the lines, in memory that grows with the steps alone."""
+    file.seek(start)
+    scanned, at = Scan(end=start), start
     span, group, size = Span(-1, 0, 0), -1, 0
     for line in file:
         begin = _BEGIN.match(line)

@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 
 from groupwise.core.files.atomic import whole_file
-from groupwise.reports.records import Fresh, Page
+from groupwise.reports.records import Page
 
 #: In the order they load: each builds on those before it.
 SCRIPTS = (
@@ -117,8 +117,8 @@ def _script(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def as_json(content: Page | Fresh) -> bytes:
-    """What a page is drawn from, or what came after; a character that is none, as a file's name may hold, is a "?"."""
+def as_json(content: Page) -> bytes:
+    """Encode what a page is drawn from; half a character, as a file's name may hold it, becomes a "?"."""
     try:
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # half a surrogate pair, which no file of text can hold
