@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.diagnostics.timeline import WORK
+from groupwise.diagnostics.step import WORK
 from groupwise.reports.page import page as pages
 from groupwise.reports.page.plots import DASHES, PLOTS, SECTIONS, plots_for, static_columns
 from groupwise.reports.records import Curves, Live, Page, Plot, RunPage, Series, Status, Text
