@@ -53,7 +53,7 @@ _LARGEST_STEP = 2**53
 
 
 def oddities(name: str, odd: Counter[str]) -> list[str]:
-    """The oddities of a file, a line for each kind.
+    """Tell the oddities of a file, a line for each kind.
 
     >>> oddities("metrics.jsonl", Counter({"no step": 2}))
     ['metrics.jsonl: 2 rows have no whole number as their step and were left out']
@@ -65,12 +65,17 @@ def oddities(name: str, odd: Counter[str]) -> list[str]:
 
 
 def table(value: object) -> dict[str, Any]:
-    """A table as it is; an empty one for everything else."""
+    """Take a table as it is, and everything else as an empty one."""
     return value if isinstance(value, dict) else {}
 
 
+def tables(value: object) -> list[dict[str, Any]]:
+    """Take the entries of a list, each as a table; none if it is no list."""
+    return [table(entry) for entry in value] if isinstance(value, list) else []
+
+
 def number(value: object) -> Number:
-    """A number as it is; None for everything else, such as truth values and what is too large to have been measured.
+    """Take a number as it is; everything else, such as truth values and what is too large to be measured, as None.
 
     >>> number(0.5), number(float("nan")), number("0.5"), number(True)
     (0.5, None, None, None)
@@ -81,7 +86,7 @@ def number(value: object) -> Number:
 
 
 def count_of(value: object) -> int | None:
-    """A number that counts something: 0, 1, 2, ..., also where it is written 2.0."""
+    """Take a number that counts something: 0, 1, 2, ..., also if it is written 2.0."""
     count = number(value)
     if count is None or count < 0 or count != int(count) or count > _LARGEST_STEP:
         return None
@@ -89,7 +94,7 @@ def count_of(value: object) -> int | None:
 
 
 def parsed(text: bytes, odd: Counter[str]) -> Any:
-    """One JSON value. Raises ValueError where it is none."""
+    """Read one JSON value. Raises ValueError if the text is none."""
     try:
         return shallow(orjson.loads(text))
     except ValueError:
@@ -97,7 +102,7 @@ def parsed(text: bytes, odd: Counter[str]) -> Any:
 
 
 def rows_of(line: bytes, odd: Counter[str]) -> list[Row]:
-    """The rows of one line: one as a rule, none where it holds no object, and what is whole in a damaged line."""
+    """Read the rows of one line: one as a rule, none if it holds no object, and what is whole in a damaged line."""
     if not line.strip():
         return []
     try:
@@ -111,7 +116,7 @@ def rows_of(line: bytes, odd: Counter[str]) -> list[Row]:
 
 
 def all_rows(path: Path, odd: Counter[str]) -> tuple[list[Row], str]:
-    """Every row of a file as it is now, and why the file cannot be read, in the system's words, if it cannot."""
+    """Read every row of a file as it is now -> the rows, and why the file cannot be read, in the system's words."""
     try:
         with open_regular(path) as file:
             *lines, half = file.read().split(b"\n")
@@ -132,7 +137,7 @@ def all_rows(path: Path, odd: Counter[str]) -> tuple[list[Row], str]:
 
 
 def by_step(rows: Iterable[Row], odd: Counter[str]) -> list[Row]:
-    """The rows in the order of their steps; of a step that is there twice, the later row."""
+    """Put rows in the order of their steps; of a step that is there twice, the later row is kept."""
     found: dict[int, Row] = {}
     for row in rows:
         step = count_of(row.get("step"))
@@ -145,7 +150,7 @@ def by_step(rows: Iterable[Row], odd: Counter[str]) -> list[Row]:
 
 
 def _foreign(text: bytes, odd: Counter[str]) -> Any:
-    """What another tool wrote: NaN as a word, bytes that are not UTF-8, halves of surrogate pairs."""
+    """Read what another tool wrote: NaN as a word, bytes that are not UTF-8, halves of surrogate pairs."""
     text = text.removeprefix(b"\xef\xbb\xbf")
     words = text.decode("utf-8", errors="replace")
     gaps: list[str] = []
@@ -161,7 +166,7 @@ def _foreign(text: bytes, odd: Counter[str]) -> Any:
 
 
 def _rescued(line: bytes, odd: Counter[str]) -> list[Row]:
-    """The rows in a damaged line: a killed run leaves half a line, and the next row may stand right behind it."""
+    """Read the rows in a damaged line: a killed run leaves half a line, and the next row may stand right behind it."""
     odd["broken"] += 1
     rows: list[Row] = []
     for piece in line.split(STEP)[1:]:

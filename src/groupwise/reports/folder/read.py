@@ -88,7 +88,7 @@ def read(folder: Path) -> RunFolder:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process is writing the run. The lock is shared and given back at once: the run must not notice."""
+    """Tell whether a process is writing the run. The lock is shared and given back at once: the run must not notice."""
     try:
         with open_regular(lock) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -102,7 +102,7 @@ def is_held(lock: Path) -> bool:
 def _status(
     folder: Path, held: bool, summary: Mapping[str, Any] | None, steps: int | None, last: int | None, log: str
 ) -> Status:
-    """finished, going, failed, stopped or empty.
+    """Tell finished, going, failed, stopped or empty.
 
     steps  how many the recipe asks for
     last   the newest step with a row; None without any
@@ -129,7 +129,7 @@ def _finished(summary: Mapping[str, Any]) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """A time as a person says it.
+    """Write a time as a person says it.
 
     >>> in_words(73.8), in_words(200), in_words(4000)
     ('74 s', '3 min 20 s', '1 h 6 min')
@@ -160,7 +160,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _rows_of_steps(path: Path, held: bool, notes: list[str]) -> tuple[list[Row], list[Row]]:
-    """The rows of steps, and those of evaluations, which have steps of their own."""
+    """Read the rows of steps, and those of evaluations, which have steps of their own."""
     odd: Counter[str] = Counter()
     rows, error = all_rows(path, odd)
     sound = [each for row in rows if (each := _sound(row, odd)) is not None]
@@ -173,7 +173,7 @@ def _rows_of_steps(path: Path, held: bool, notes: list[str]) -> tuple[list[Row],
 
 
 def _sound(row: Row, odd: Counter[str]) -> Row | None:
-    """The row without what a run does not write there; None if its evaluation is no table."""
+    """Take from a row what a run does not write there; None if its evaluation is no table."""
     wrong = [key for key in TABLES if key in row and not isinstance(row[key], dict)]
     odd["no table"] += bool(wrong)
     if "evaluation" in wrong:
@@ -185,7 +185,7 @@ def _sound(row: Row, odd: Counter[str]) -> Row | None:
 
 
 def _numbers_and_tables(row: Row) -> Row:
-    """The row without texts, lists and what cannot be measured: no run writes them there."""
+    """Take texts, lists and what cannot be measured from a row: no run writes them there."""
     return {k: v for k, v in row.items() if v is None or k == "step" or isinstance(v, dict) or is_number(v)}
 
 
@@ -219,7 +219,7 @@ def _recipe(text: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _object(path: Path, notes: list[str]) -> dict[str, Any] | None:
-    """A file with one JSON object."""
+    """Read a file with one JSON object."""
     text = _text(path, notes)
     if text is None:
         return None
