@@ -224,14 +224,14 @@ def engine_restarted(h: History) -> Seen | None:
 
 
 def _engine_limit(h: History) -> float:
-    """Nats that the check 'learner = engine' allows in the recent steps; 0 where it was not measured."""
+    """Find the nats that the check 'learner = engine' allows in the recent steps; 0 if it was not measured."""
     tables = (row.get("checks") for row in h.recent)
     checks = (table.get(LEARNER_IS_ENGINE.name) for table in tables if isinstance(table, Mapping))
     return max(numbers("limit", (check for check in checks if isinstance(check, Mapping))), default=0.0)
 
 
 def ends(h: History, name: str) -> tuple[float | None, float | None]:
-    """Means of the first and the last three of the recent steps; None where there are not six."""
+    """Take the means of the first and the last three of the recent steps; None if there are not six."""
     values = h.numbers(name)
     return (fmean(values[:3]), fmean(values[-3:])) if len(values) >= 6 else (None, None)
 

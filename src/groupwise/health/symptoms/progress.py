@@ -229,7 +229,7 @@ class _Side(NamedTuple):
 
 
 def _sides(h: History, step: int) -> list[_Side]:
-    """The rates of the weights before an evaluation's and of those from it on; empty if too few steps are known.
+    """Gather the rates of the weights before an evaluation's and of those from it on; empty if too few are known.
 
     Step s + 1 trains on samples of the weights that the evaluation after step s has. If the steps after it are not
     known, the rates of those before, reflected about the last of them, stand for them: in a run whose rate rises or
@@ -250,12 +250,12 @@ def _sides(h: History, step: int) -> list[_Side]:
 
 
 def _weights(row: Row) -> float:
-    """The step after which the weights that sampled a step's tokens were made; the mean of the tokens."""
+    """Find the step after which the weights that sampled a step's tokens were made; the mean over the tokens."""
     return row.get("step", 0) - 1 - sum(numbers("token_age_mean", [row]))
 
 
 def _error_held_out(h: History, evaluation: Row, train: float) -> float:
-    """The standard error of what was measured held out; infinite if it is not known.
+    """Estimate the standard error of what was measured held out; infinite if it is not known.
 
     Of a share at least what it can be for problems that pass as those of training do: of eight problems that are all
     wrong the error seems to be 0.
@@ -268,7 +268,7 @@ def _error_held_out(h: History, evaluation: Row, train: float) -> float:
 
 
 def _beyond(h: History, apart: float, *errors: float) -> float:
-    """How far a difference lies beyond what is let pass, from the standard errors of both sides."""
+    """Compute how far a difference lies beyond what is let pass, from the standard errors of both sides."""
     return apart - max(APART if h.has_scale else 0.0, SURE * math.hypot(*errors))
 
 
@@ -290,13 +290,13 @@ def never_measured(h: History) -> Seen | None:
 
 
 def may_go(h: History, reward: str) -> bool:
-    """Whether a recipe without this reward still has one that trains, and names it nowhere else."""
+    """Tell whether a recipe without this reward still has one that trains, and names this one nowhere else."""
     named = {h.setting("evaluation.metric"), h.setting("algorithm.filter.metric")}
     return reward not in named and bool(h.rewards.keys() - {reward})
 
 
 def quarters(h: History) -> tuple[list[float], list[float]]:
-    """What was measured in the third and of the last quarter; empty where a quarter has fewer than three."""
+    """Gather what was measured in the third and in the last quarter; empty if a quarter has fewer than three."""
     n = len(h.rows) // 4
     if n < 3:
         return [], []
@@ -315,15 +315,15 @@ def fallen(h: History, then: list[float], now: list[float]) -> bool:
 
 
 def error_of(rates: list[float]) -> float:
-    """The standard error of their mean; of a single one, whose error is not known, infinite: nothing differs from it.
+    """Compute the standard error of the mean; infinite for a single number: nothing differs from it.
 
-    core.statistics has it too, but health stands on the ground beside core and imports nothing.
+    core.statistics has it too, but health imports nothing of core.
     """
     return stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else math.inf
 
 
 def _explained(h: History) -> set[str]:
-    """Metrics that are empty for a reason which the page shows anyway."""
+    """Name the metrics that are empty for a reason which the page shows anyway."""
     names = {"share_passed_positive", "share_passed_negative"}  # no advantage had that sign
     rates = h.numbers("pass_rate", h.rows)
     if not rates or max(rates) == 0:

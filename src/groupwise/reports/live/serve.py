@@ -64,7 +64,7 @@ def watch(
 ) -> None:
     """Serve the page on 127.0.0.1 until `stop` is set, Ctrl-C or SIGTERM; `ready` gets the address.
 
-    Port 0 is any free one. Raises UsageError where the port is taken or not allowed.
+    Port 0 is any free one. Raises UsageError if the port is taken or not allowed.
     """
     stopped = stop or threading.Event()
     with _listen(port, Desk(source, html, seconds)) as server, _signals() as signals:
@@ -131,7 +131,7 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = HOST, self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that left in the middle is no error."""
+        """Pass over a browser that left in the middle."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -150,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(self.server.desk.reply(self.path))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What could not be read as a request, and other methods than GET."""
+        """Answer what could not be read as a request, and other methods than GET."""
         self.request_version = self.protocol_version  # else what was no request is answered without a head
         method = code == 501
         self._send(line(405 if method else code, "only GET is answered here" if method else message or "refused"))
@@ -178,11 +178,11 @@ class _Handler(BaseHTTPRequestHandler):
         return "groupwise"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The terminal is the user's."""
+        """Write nothing: the terminal is the user's."""
 
 
 def line(code: int, text: str) -> Reply:
-    """One line of text, whatever was in it."""
+    """Reply with one line of text, whatever was in it."""
     return Reply(code, "text/plain; charset=utf-8", (" ".join(text.split())[:1000] + "\n").encode("utf-8", "replace"))
 
 
@@ -198,7 +198,7 @@ def _listen(port: int, desk: Desk) -> _Server:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """The list of Ctrl-C and SIGTERM that came. It is looked at; nothing is done inside a signal handler."""
+    """Collect Ctrl-C and SIGTERM in a list that is looked at; nothing is done inside a signal handler."""
     signals: list[int] = []
 
     def remember(number: int, frame: object) -> None:

@@ -63,13 +63,13 @@ class Known:
 
 
 def answers(known: Known) -> tuple[Answer, ...]:
-    """One answer to each of QUESTIONS, in their order, each of at most two sentences."""
+    """Answer each of QUESTIONS, in their order, in at most two sentences each."""
     makers = (learned, on_what, healthy, silent_groups, next_try)
     return tuple(Answer(question, *answer(known)) for question, answer in zip(QUESTIONS, makers, strict=True))
 
 
 def learned(known: Known) -> tuple[str, str]:
-    """Held out before and after: rose, fell, or cannot be told; (words, tone)."""
+    """Compare held out before and after: rose, fell, or cannot be told; (words, tone)."""
     what = known.history.measured
     rows = [row for row in known.history.evaluations if _has(row.get("evaluation"), what)]
     if len(rows) < 2 or rows[-1].get("step") == rows[0].get("step"):
@@ -94,7 +94,7 @@ def learned(known: Known) -> tuple[str, str]:
 
 
 def on_what(known: Known) -> tuple[str, str]:
-    """Task, policy, algorithm, batch, rewards; one example."""
+    """Name task, policy, algorithm, batch and rewards, and give an example."""
     h = known.history
     if not h.recipe:
         return "Not known: the folder has no recipe.toml.", WARN
@@ -120,7 +120,7 @@ def _s(count: object) -> str:
 
 
 def healthy(known: Known) -> tuple[str, str]:
-    """The checks first, then the worst findings."""
+    """Tell of the checks first, then of the worst findings."""
     if not known.history.rows:
         return "Not known yet: no step has been logged.", NEUTRAL
     checks = check_lines(known.history.rows)
@@ -170,7 +170,7 @@ def silent_groups(known: Known) -> tuple[str, str]:
 
 
 def next_try(known: Known) -> tuple[str, str]:
-    """The advice of the worst findings, at most two; none that another one holds already."""
+    """Give the advice of the worst findings, at most two; none that another one holds already."""
     if not known.history.rows:
         return "Wait for the first steps, or look at log.txt.", NEUTRAL
     findings = [finding for finding in known.findings if finding.advice and not _past(finding)]
@@ -189,7 +189,7 @@ def next_try(known: Known) -> tuple[str, str]:
 
 
 def check_lines(steps: Sequence[Row]) -> tuple[CheckLine, ...]:
-    """Each check over all of the steps: failed if it failed once, passed if it was measured once."""
+    """Judge each check over all of the steps: failed if it failed once, passed if it was measured once."""
     by_name: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}
     for row in steps:
         for name, check in (row.get("checks") or {}).items():
@@ -199,7 +199,7 @@ def check_lines(steps: Sequence[Row]) -> tuple[CheckLine, ...]:
 
 
 def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> CheckLine:
-    """`checks` are (step, what metrics.jsonl has of the check); of one that no version here knows, no meaning."""
+    """Judge one check; `checks` are (step, what metrics.jsonl has of it)."""
     held, cause, unmeasured = "It held.", "It does not hold.", "It was not measured."
     for invariant in (each for each in INVARIANTS if each.name == name):
         held, cause, unmeasured = invariant.held, _sentence(invariant.cause), _sentence(invariant.unmeasured)
@@ -219,7 +219,7 @@ def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> C
 
 
 def _groups_by_reward(h: History) -> tuple[str, str]:
-    """Of a run whose groups are told apart by rewards."""
+    """Tell of the groups of a run that compares their rewards."""
     signal = h.mean("groups_signal_share") or 0.0
     of = (
         f"In {percent(signal)} of the groups generated in {h.over} rewards differ, in {percent(1 - signal)} they do not"
@@ -232,7 +232,7 @@ def _groups_by_reward(h: History) -> tuple[str, str]:
 
 
 def _all_train(h: History) -> str:
-    """Of an algorithm that does not compare within a group: what trains."""
+    """Tell what trains if the algorithm does not compare within a group."""
     name, silent = h.setting("algorithm.name", "this algorithm"), h.mean("zero_advantage_share")
     if silent:
         return f"{name} does not compare within a group, and {what_ties_train(h)}."
@@ -240,13 +240,13 @@ def _all_train(h: History) -> str:
 
 
 def _of_ties(h: History, tied: str) -> str:
-    """What tied groups train, behind a sentence on how many there are."""
+    """Tell what tied groups train, behind a sentence on how many there are."""
     words = what_ties_train(h)
     return f": where {tied} {words}" if words.startswith(("their ", "only ")) else f"; {words}"
 
 
 def _dropped(h: History, of: str, kind: str) -> tuple[str, str]:
-    """What a filter did to the groups without signal."""
+    """Tell what a filter did to the groups without signal."""
     cost = dropped_share(h, h.recent)
     spent = "" if cost is None else f", which took {percent(cost)} of the generation"
     filled = h.total("groups_fallback", h.recent)
@@ -258,7 +258,7 @@ def _dropped(h: History, of: str, kind: str) -> tuple[str, str]:
 
 
 def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[str, str]:
-    """No second evaluation: what there is instead."""
+    """Tell what there is instead of a second evaluation."""
     held = f" Held out at the start: {what.words} {short(rows[0]['evaluation'][what.column])}." if rows else ""
     begun = f"Not measured{'' if known.finished else ' yet'}"
     if known.history.setting("evaluation.problems", 1) == 0:
@@ -274,12 +274,12 @@ def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[st
 
 
 def _has(evaluation: object, what: Measured) -> bool:
-    """Whether an evaluation has a number of what is measured."""
+    """Tell whether an evaluation has a number of what is measured."""
     return isinstance(evaluation, Mapping) and bool(numbers(what.column, [evaluation]))
 
 
 def _size(evaluation: Mapping[str, Any]) -> str:
-    """`64 problems x 2 samples`, as far as the evaluation says."""
+    """Write `64 problems x 2 samples`, as far as the evaluation says."""
     return " x ".join(many(n, thing) for thing in ("problem", "sample") for n in numbers(f"{thing}s", [evaluation]))
 
 
@@ -319,13 +319,13 @@ def _past(finding: Finding) -> bool:
 
 
 def _first(text: str) -> str:
-    """The first sentence."""
+    """Take the first sentence."""
     head, point, _ = text.partition(". ")
     return head + ("." if point else "")
 
 
 def _sentence(text: str) -> str:
-    """With a capital at its beginning, unless a recipe's key stands there."""
+    """Write a text with a capital at its beginning, unless a recipe's key stands there."""
     key = text.split(" ", 1)[0]
     begins_with_key = "." in key or "_" in key or " = " in text[: len(key) + 3]
     return f"{text if begins_with_key else text[:1].upper() + text[1:]}."

@@ -44,7 +44,7 @@ REPEATED = {"measured": "pass_rate", "sources-measured": "pass_rate", "signal": 
 
 
 def _catalog() -> Iterator[Plot]:
-    """The pictures as the file has them, in its order."""
+    """Read the pictures in the order of the file."""
     text = files("groupwise.reports.page").joinpath("pictures.toml").read_text(encoding="utf-8")
     for section, pictures in tomllib.loads(text).items():
         yield from (_plot(section, id, **picture) for id, picture in pictures.items())
@@ -59,7 +59,7 @@ def _plot(
     reach: Sequence[Number] = (),
     **rest: Any,
 ) -> Plot:
-    """A picture of the file; an upper end that is not there is open."""
+    """Make a picture of its entry in the file; an upper end that is not there is open."""
     (low, high), (least, most) = ((*ends, None, None)[:2] for ends in (limits, reach))
     dashes = iter(DASHES)
     drawn = [next(dashes) if "*" not in each.get("column", "*") else "solid" for each in series]
@@ -78,7 +78,7 @@ PLOTS = tuple(_catalog())
 
 
 def plots_for(step_columns: Columns, evaluation_columns: Columns, points: Collection[str]) -> tuple[Plot, ...]:
-    """The plots that these columns have numbers for, with every star filled in.
+    """Choose the plots that these columns have numbers for, with every star filled in.
 
     points   ids of the plots that have a table of points
 
@@ -93,7 +93,7 @@ def plots_for(step_columns: Columns, evaluation_columns: Columns, points: Collec
 
 
 def static_columns() -> frozenset[str]:
-    """Every column of steps and evaluations that the catalog names, stars included.
+    """Name every column of steps and evaluations that the catalog has, stars included.
 
     >>> "entropy_mean" in static_columns(), "rewards.*.mean" in static_columns()
     (True, True)
@@ -104,7 +104,7 @@ def static_columns() -> frozenset[str]:
 
 @cache
 def limits(column: str) -> tuple[Number, Number]:
-    """Where the picture of a column ends, low and high; None where it is open.
+    """Tell the ends of a column's picture, low and high; None if it is open.
 
     >>> limits("pass_rate"), limits("sources.gcd.pass_rate"), limits("entropy_mean")
     ((0, 1), (0, 1), (None, None))
@@ -118,14 +118,14 @@ def _fits(column: str, pattern: str) -> bool:
 
 
 def _measured(columns: Columns) -> Columns:
-    """Without those that hold no number."""
+    """Leave out the columns that hold no number."""
     if not isinstance(columns, Mapping):
         return columns
     return {name: column for name, column in columns.items() if any(value is not None for value in column)}
 
 
 def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) -> Plot:
-    """The plot with the series that there are numbers for."""
+    """Give the plot the series that there are numbers for."""
     if plot.kind == "points":
         return plot if plot.id in points else replace(plot, series=())
     if (needed := NEEDED.get(plot.id)) and needed not in tables[plot.table]:
@@ -137,7 +137,7 @@ def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) 
 
 
 def _expanded(series: Series, columns: Columns) -> Iterator[Series]:
-    """One series per column that fits; none where there is none."""
+    """Make a series of each column that fits."""
     has_band = series.low in columns and series.high in columns
     if not series.column:
         yield from [series] if has_band else []
@@ -151,7 +151,7 @@ def _expanded(series: Series, columns: Columns) -> Iterator[Series]:
 
 
 def _star(column: str, before: str, after: str) -> str:
-    """What the star stood for, "" where the column does not fit.
+    """Find what the star stood for, "" if the column does not fit.
 
     >>> _star("sources.gsm8k.main.pass_rate", "sources.", ".pass_rate")
     'gsm8k.main'
@@ -161,12 +161,12 @@ def _star(column: str, before: str, after: str) -> str:
 
 
 def _place(name: str) -> int:
-    """Phases in the order of a step, what is left over last; anything else stays as it comes."""
+    """Sort phases in the order of a step, what is left over last; anything else stays as it comes."""
     return PHASES.index(name) if name in PHASES else len(PHASES) + (name == "other")
 
 
 def _distinct(series: Sequence[Series]) -> Iterator[Series]:
-    """No two lines of a plot with the same dash, as long as the dashes last."""
+    """Give no two lines of a plot the same dash, as long as the dashes last."""
     taken: list[str] = []
     for one in series:
         if not one.column:
@@ -178,7 +178,7 @@ def _distinct(series: Sequence[Series]) -> Iterator[Series]:
 
 
 def _silent(plot: Plot, tables: Mapping[str, Columns]) -> bool:
-    """A count of trouble in which there was none."""
+    """Tell whether the plot counts trouble and there was none."""
     if plot.id not in LEFT_OUT_AT_ZERO:
         return False
     columns = tables[plot.table]
