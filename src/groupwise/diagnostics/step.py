@@ -47,12 +47,12 @@ from groupwise.models.moe.settings import ReplayFrom
 
 @dataclass(frozen=True)
 class Expected:
-    """What must hold of a batch's first update.
+    """Expectations of a batch's first update.
 
     newest           the version of the weights that are trained, before the update
-    at_start         whether these are the starting policy's
-    old_from_engine  whether logp_old is the engine's, so that the learner's own is not measured
-    other_reference  why the reference is not the starting policy, on purpose; "" where it is
+    at_start         these are the starting policy's
+    old_from_engine  logp_old is the engine's, so that the learner's own is not measured
+    other_reference  why the reference is not the starting policy, on purpose; "" if it is
     """
 
     newest: int
@@ -62,7 +62,7 @@ class Expected:
 
 
 class RoutingLog:
-    """Of one batch while it trains. For a dense policy it says nothing."""
+    """The record of one batch's routes while it trains; empty for a dense policy."""
 
     def __init__(self, batch: Batch, replay: ReplayFrom, routers: Sequence[Router]) -> None:
         self._replay, self._experts = replay, [router.experts for router in routers]
@@ -72,7 +72,7 @@ class RoutingLog:
         self.checks: list[Check] = []
 
     def update(self, minibatch: Batch, seen: UpdateRecord) -> Metrics:
-        """The metrics of the next update on the batch."""
+        """Measure the next update on the batch."""
         if seen.routing is None:
             return {}
         self._updates += 1
@@ -85,7 +85,7 @@ class RoutingLog:
         return {**used, **drift, **_removed(minibatch, seen.routing, self._replay)}
 
     def metrics(self, newest: int) -> Metrics:
-        """Of the whole batch, once it has trained; `newest` is the version of the weights that sampled it."""
+        """Measure the whole batch, once it has trained; `newest` is the version of the weights that sampled it."""
         if self._own is None:
             return {}
         return {**load_metrics(torch.cat(self._own), self._experts), **engine_metrics(self._own, self._of, newest)}
@@ -100,12 +100,12 @@ class RoutingLog:
 
 
 def own_of(batch: Batch, replay: ReplayFrom) -> RowRoutes | None:
-    """What the routers would have chosen under the old policy; None where no pass says so."""
+    """Choose what the routers would have chosen under the old policy; None if no pass says so."""
     return batch.routes_own if replay is ReplayFrom.ENGINE else batch.routes
 
 
 def used_metrics(minibatch: Batch, routing: RoutingRecord, replay: ReplayFrom) -> dict[str, Value]:
-    """Of the experts that computed in an update: the share that the old policy's pass, or the engine, did not use."""
+    """Measure the share of an update's experts that the old policy's pass, or the engine, did not use."""
     changed: dict[str, Value] = {}
     if minibatch.routes is not None:
         changed["routing.used_changed"] = Max(difference(routing.used, minibatch.routes))
@@ -122,7 +122,7 @@ def _removed(minibatch: Batch, routing: RoutingRecord, replay: ReplayFrom) -> di
 
 
 class StepLog:
-    """Of one batch: gathers what each update on it gives, and makes the step's metrics and checks of it at the end."""
+    """The record of one batch: gathers what each update gives, and makes the step's metrics and checks at the end."""
 
     def __init__(
         self, batch: Batch, algorithm: Algorithm, replay: ReplayFrom, routers: Sequence[Router], expected: Expected
@@ -135,15 +135,15 @@ class StepLog:
         self._checks: list[Check] = []
 
     def critic_updated(self, metrics: Metrics) -> None:
-        """The critic has learned from a minibatch."""
+        """Note that the critic has learned from a minibatch."""
         self._updates.append(metrics)
 
     def policy_waited(self) -> None:
-        """The critic learns alone, and the policy had no update on the minibatch: no number where there is one else."""
+        """Note that the critic learns alone and the policy had no update on the minibatch: its numbers are missing."""
         self._updates.append({"updates": Sum(0), "updates_skipped": Sum(0), "share_passed": Mean(0.0, 0.0)})
 
     def policy_updated(self, minibatch: Batch, update: UpdateResult) -> None:
-        """The policy had an update on the minibatch; the first on a batch is the one that checks can be made of."""
+        """Note the policy's update on a minibatch; the first on a batch is the one that checks can be made of."""
         if self._compare is None:
             self._first_update(minibatch, update.seen)
         self._checks.append(weights_reach_total(minibatch.need("weight"), minibatch.mask, self._algorithm.aggregate))
@@ -152,7 +152,7 @@ class StepLog:
             self._updates.append(self._routing.update(minibatch, update.seen))
 
     def _first_update(self, minibatch: Batch, seen: UpdateRecord | None) -> None:
-        """What the live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
+        """Note what live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
         expected, used = self._expected, None if seen is None or seen.routing is None else seen.routing.used
         old = None if expected.old_from_engine else self._batch.logp_old
         live = None if seen is None else seen.logp_live
@@ -182,12 +182,12 @@ class StepLog:
             self._updates.append(engine_gap(learner, rows.logp_engine, fresh))
 
     def checks(self, tolerance: Tolerance) -> list[Check]:
-        """One of each name, the worst; `tolerance` is what rounding may do."""
+        """Make the checks, the worst of each name; `tolerance` is the numerical noise that they may have."""
         compared = self._compare(tolerance) if self._compare else []
         return worst([*compared, *self._checks, *self._routing.checks])
 
     def metrics(self, generation: Metrics) -> dict[str, float]:
-        """The whole step's, after those of what it generated."""
+        """Read the whole step's metrics, after those of what it generated."""
         newest = self._expected.newest
         trained = {
             **batch_metrics(self._batch),
@@ -198,7 +198,7 @@ class StepLog:
 
 
 def sampled_by(batch: Batch, version: int) -> Tensor:
-    """[N,T] bool, the tokens that these weights sampled; with routes only rows that are theirs from the first token on,
+    """Find the tokens [N,T] that these weights sampled; with routes only rows that are theirs from the first token on,
     for what other weights routed is replayed and was not what the engine computed later tokens on.
     """
     whole = (batch.version == version)[:, None]
@@ -210,7 +210,7 @@ def sampled_by(batch: Batch, version: int) -> Tensor:
 def step_row(
     step: int, metrics: Mapping[str, float], checks: Sequence[Check], seconds: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The step's row of metrics.jsonl."""
+    """Make the step's row of metrics.jsonl."""
     measured = {c.name: {"verdict": c.verdict.value, "value": c.value, "limit": c.limit} for c in checks}
     return {"step": step, **metrics, "checks": measured, "seconds": seconds}
 
@@ -229,7 +229,7 @@ WORK = {
 
 
 def timeline(phases: Mapping[str, Extent], beside: Mapping[str, Extent]) -> dict[str, dict[str, float]]:
-    """{kind of work: {"begin", "end"}} in seconds from the step's beginning.
+    """Tell when each kind of work began and ended: {kind: {"begin", "end"}}, seconds from the step's beginning.
 
     phases  of the run's own clock, of which some belong to the step
     beside  of the batch that was sampled ahead meanwhile
