@@ -89,12 +89,12 @@ def worst(checks: Sequence[Check]) -> list[Check]:
     """Choose one check per name: a failed one before any other, then the one with the largest value."""
     by_name: dict[str, Check] = {}
     for check in checks:
-        by_name[check.name] = max(by_name.get(check.name, check), check, key=_badness)
+        by_name[check.name] = max(by_name.get(check.name, check), check, key=_rank)
     return list(by_name.values())
 
 
-def _badness(check: Check) -> tuple[bool, float]:
-    return check.verdict is Verdict.FAIL, -math.inf if math.isnan(check.value) else check.value
+def _rank(check: Check) -> tuple[bool, float]:
+    return check.failed, -math.inf if math.isnan(check.value) else check.value
 
 
 def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, rounding: Rounding | None) -> Check:

@@ -70,15 +70,6 @@ class History:
     def step(self) -> int:
         return int(self.rows[-1].get("step", 0)) if self.rows else 0
 
-    @property
-    def from_start(self) -> bool:
-        """True if the first row is the run's first step."""
-        return bool(self.rows) and self.rows[0].get("step") == 1
-
-    @property
-    def ended(self) -> bool:
-        return self.step >= self.setting("steps", math.inf)
-
     def setting(self, key: str, default: Any = None) -> Any:
         """Look up the recipe's value under a dotted key; a default that is a number or a table takes the like alone."""
         value: Any = self.recipe

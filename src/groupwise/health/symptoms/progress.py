@@ -125,9 +125,9 @@ def solved(h: History) -> Seen | None:
 )
 def still_rising(h: History) -> Seen | None:
     then, now = quarters(h)
-    if not then or not h.ended or h.solved or not risen(h, then, now):
+    steps = h.setting("steps", math.inf)
+    if not then or h.step < steps or h.solved or not risen(h, then, now):
         return None
-    steps = h.setting("steps", h.step)
     return Seen(
         f"The {h.measured.words} was still rising at the end: {short(fmean(then))} in the third quarter of the run, "
         f"{short(fmean(now))} in the last.",

@@ -50,7 +50,8 @@ def groups_all_right(h: History) -> Seen | None:
         return None
     words = f"{percent(share)} of the groups of {h.over} were all right: {what_ties_train(h)}."
     beginning = h.mean("groups_all_right_share", h.rows[:RECENT])
-    easy = h.from_start and beginning is not None and beginning > NO_SIGNAL and len(h.rows) >= RECENT
+    from_start = h.rows[0].get("step") == 1 and len(h.rows) >= RECENT
+    easy = from_start and beginning is not None and beginning > NO_SIGNAL
     if easy:
         words += " It was so from the beginning: the problems are too easy for this policy."
     few_left = h.solved or not h.compares_within_group

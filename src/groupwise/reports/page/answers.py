@@ -71,7 +71,8 @@ def answers(known: Known) -> tuple[Answer, ...]:
 def learned(known: Known) -> tuple[str, str]:
     """Compare held out before and after: rose, fell, or cannot be told; (words, tone)."""
     what = known.history.measured
-    rows = [row for row in known.history.evaluations if _has(row.get("evaluation"), what)]
+    evaluated = [row for row in known.history.evaluations if isinstance(row.get("evaluation"), Mapping)]
+    rows = [row for row in evaluated if numbers(what.column, [row["evaluation"]])]
     if len(rows) < 2 or rows[-1].get("step") == rows[0].get("step"):
         return _not_measured(known, rows, what)
     first, last = rows[0], rows[-1]
@@ -134,7 +135,9 @@ def healthy(known: Known) -> tuple[str, str]:
         if worst:
             rest = sum(finding.tone in (WARN, BAD) for finding in known.findings) - 1
             more = f" ({rest} more below)" if rest else ""
-            return f"{start}{known.so_far}, though {checked}: {worst.name}{more}. {_first(worst.words)}", tone
+            sentence, point, _ = worst.words.partition(". ")
+            words = f"{start}{known.so_far}, though {checked}: {worst.name}{more}. {sentence}{'.' if point else ''}"
+            return words, tone
     past = [finding for finding in known.findings if _past(finding)]
     was = f" Earlier there was a warning: {past[0].name}." if past else ""
     words = f"Yes{known.so_far}: {checked}, and nothing in the metrics of {known.history.over} warns.{was}"
@@ -273,11 +276,6 @@ def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[st
     return f"{begun}.{held}", NEUTRAL
 
 
-def _has(evaluation: object, what: Measured) -> bool:
-    """Tell whether an evaluation has a number of what is measured."""
-    return isinstance(evaluation, Mapping) and bool(numbers(what.column, [evaluation]))
-
-
 def _size(evaluation: Mapping[str, Any]) -> str:
     """Write `64 problems x 2 samples`, as far as the evaluation says."""
     return " x ".join(many(n, thing) for thing in ("problem", "sample") for n in numbers(f"{thing}s", [evaluation]))
@@ -316,12 +314,6 @@ def _one_line(text: str) -> str:
 
 def _past(finding: Finding) -> bool:
     return finding.words.startswith("Earlier")
-
-
-def _first(text: str) -> str:
-    """Take the first sentence."""
-    head, point, _ = text.partition(". ")
-    return head + ("." if point else "")
 
 
 def _sentence(text: str) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 
 from groupwise.reports.records import Mark, Number, Plot, Section, Series
 
-#: The names of columns, or the columns themselves: then one that holds no number counts as absent.
-Columns = Collection[str] | Mapping[str, Sequence[Number]]
+Columns = Mapping[str, Sequence[Number]]
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
@@ -43,13 +42,6 @@ NEEDED = {"reward-model": "learned_mean"}
 REPEATED = {"measured": "pass_rate", "sources-measured": "pass_rate", "signal": "groups_mixed_share"}
 
 
-def _catalog() -> Iterator[Plot]:
-    """Read the pictures in the order of the file."""
-    text = files("groupwise.reports.page").joinpath("pictures.toml").read_text(encoding="utf-8")
-    for section, pictures in tomllib.loads(text).items():
-        yield from (_plot(section, id, **picture) for id, picture in pictures.items())
-
-
 def _plot(
     section: str,
     id: str,
@@ -74,7 +66,12 @@ def _plot(
     )
 
 
-PLOTS = tuple(_catalog())
+_CATALOG = tomllib.loads(files("groupwise.reports.page").joinpath("pictures.toml").read_text(encoding="utf-8"))
+
+#: The pictures in the order of the file.
+PLOTS = tuple(
+    _plot(section, id, **picture) for section, pictures in _CATALOG.items() for id, picture in pictures.items()
+)
 
 
 def plots_for(step_columns: Columns, evaluation_columns: Columns, points: Collection[str]) -> tuple[Plot, ...]:
@@ -82,12 +79,15 @@ def plots_for(step_columns: Columns, evaluation_columns: Columns, points: Collec
 
     points   ids of the plots that have a table of points
 
-    >>> [plot.id for plot in plots_for(["pass_rate", "seconds.generate"], [], [])]
+    >>> [plot.id for plot in plots_for({"pass_rate": [0.5], "seconds.generate": [1]}, {}, [])]
     ['pass-rate', 'seconds']
-    >>> plots_for({"entropy_mean": [None, None]}, [], [])
+    >>> plots_for({"entropy_mean": [None, None]}, {}, [])
     ()
     """
-    tables: dict[str, Columns] = {"steps": _measured(step_columns), "evaluations": _measured(evaluation_columns)}
+    tables = {
+        name: {column: values for column, values in columns.items() if any(value is not None for value in values)}
+        for name, columns in (("steps", step_columns), ("evaluations", evaluation_columns))
+    }
     filled = (_filled(plot, tables, points) for plot in PLOTS)
     return tuple(plot for plot in filled if plot.series and not _silent(plot, tables))
 
@@ -115,13 +115,6 @@ def limits(column: str) -> tuple[Number, Number]:
 
 def _fits(column: str, pattern: str) -> bool:
     return column == pattern or ("*" in pattern and bool(_star(column, *pattern.split("*"))))
-
-
-def _measured(columns: Columns) -> Columns:
-    """Leave out the columns that hold no number."""
-    if not isinstance(columns, Mapping):
-        return columns
-    return {name: column for name, column in columns.items() if any(value is not None for value in column)}
 
 
 def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) -> Plot:
@@ -181,5 +174,4 @@ def _silent(plot: Plot, tables: Mapping[str, Columns]) -> bool:
     """Tell whether the plot counts trouble and there was none."""
     if plot.id not in LEFT_OUT_AT_ZERO:
         return False
-    columns = tables[plot.table]
-    return isinstance(columns, Mapping) and not any(any(columns[series.column]) for series in plot.series)
+    return not any(any(tables[plot.table][series.column]) for series in plot.series)
